@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-    from gpufleet.planning.multinode.reachability import Reach, Way
+    from gpufleet.planning.multinode.reachability import ReachabilityResult, Route
 
 
 @click.command()
@@ -70,7 +70,7 @@ def reach(inventory_file: str, replica: str | None, *, as_json: bool) -> int:
     return int(any(each.problems for each in found))
 
 
-def reach_table(found: Reach) -> RenderableType:
+def reach_table(found: ReachabilityResult) -> RenderableType:
     """Return one line a node, with what arrives at each other one, then what is wrong."""
     from rich.console import Group
     from rich.text import Text
@@ -91,7 +91,7 @@ def reach_table(found: Reach) -> RenderableType:
     return Group(*parts, Text(), verdict, Text())
 
 
-def _way(way: Way | None, itself: bool) -> Text:
+def _way(way: Route | None, itself: bool) -> Text:
     """Say what passes from one node to another."""
     from rich.text import Text
 
@@ -99,11 +99,11 @@ def _way(way: Way | None, itself: bool) -> Text:
         return Text("")
     if way is None:
         return Text("unknown", style="red")
-    if way.nothing:
+    if way.is_dead:
         return Text("nothing", style="red")
     said = [f"{way.ports - len(way.failed)}/{way.ports} ports"]
     if way.bytes is not None:
         said.append(f"{way.bytes} B")
     if way.ahead is not None:
         said.append(f"{way.ahead:+.3f} s")
-    return Text(", ".join(said), style="green" if way.good else "red")
+    return Text(", ".join(said), style="green" if way.is_good else "red")

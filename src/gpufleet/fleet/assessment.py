@@ -23,17 +23,17 @@ from gpufleet.node import cordon
 from gpufleet.node.nic_affinity import nearest_nics
 from gpufleet.node.topology import Node, node_from_probe, value_or
 from gpufleet.planning import planner
-from gpufleet.planning.explanation import Change, difference, rows
+from gpufleet.planning.explanation import Change, candidate_rows, plan_changes
 from gpufleet.planning.flag_layers import (
     LayeredFlag,
-    layers_of,
-    version_of,
-    with_layers,
-    without_yours,
+    apply_layers,
+    preset_flags,
+    resolve_layers,
+    vllm_version,
 )
 from gpufleet.planning.multinode import consistency, disaggregation
 from gpufleet.planning.multinode.disaggregation import Pairs
-from gpufleet.planning.multinode.rank_groups import joined, sentences
+from gpufleet.planning.multinode.rank_groups import join_ranks, network_sentences
 from gpufleet.planning.planner import FleetPlan
 from gpufleet.planning.quantization_advice import advice
 from gpufleet.planning.stage import Running
@@ -62,7 +62,7 @@ class Assessment:
     @property
     def changes(self) -> tuple[Change, ...]:
         """What carrying the plan out does to what runs."""
-        return difference(self.plan, self.running, self.restarts, self.nodes.values())
+        return plan_changes(self.plan, self.running, self.restarts, self.nodes.values())
 
     def as_json(self) -> dict[str, Any]:
         """
@@ -72,7 +72,7 @@ class Assessment:
         """
         return {
             **self.plan.as_json(),
-            "candidates": [asdict(row) for row in rows(self.plan)],
+            "candidates": [asdict(row) for row in candidate_rows(self.plan)],
             "changes": [each.as_json() for each in self.changes],
             "flags": {
                 f"{model} {vllm}".strip(): [asdict(each) for each in flags]
@@ -138,12 +138,12 @@ def plan_fleet(
     if unfit_stops:
         nodes, remarks = admitted_nodes(report, nodes.values(), settings), ()
     models = describe_models(declared, documents)
-    layers = layers_of(settings, models, nodes)
+    layers = resolve_layers(settings, models, nodes)
     locks = _locks(settings)
-    pairs = disaggregation.declared(settings, layers, models, locks)
+    pairs = disaggregation.handover_pairs(settings, layers, models, locks)
     layers = _with_roles(layers, pairs, models)
     runs = tuple(running_stages(documents))
-    effective = with_layers(settings, layers)
+    effective = apply_layers(settings, layers)
     plan = planner.plan(
         nodes.values(),
         effective,
@@ -161,23 +161,23 @@ def plan_fleet(
         stages=tuple(
             replace(
                 stage,
-                flags=without_yours(layers[stage.model, version_of(settings[stage.node])]),
+                flags=preset_flags(layers[stage.model, vllm_version(settings[stage.node])]),
             )
             for stage in plan.stages
         ),
     )
-    handed = disaggregation.divided(plan.stages, pairs, layers, models)
+    handed = disaggregation.check_divisions(plan.stages, pairs, layers, models)
     plan = replace(
         plan,
         reasons=(*plan.reasons, *handed),
-        stages=joined(plan.stages, documents, settings, models, pairs, runs=runs),
+        stages=join_ranks(plan.stages, documents, settings, models, pairs, runs=runs),
     )
-    plan = replace(plan, reasons=(*plan.reasons, *sentences(plan.stages)))
+    plan = replace(plan, reasons=(*plan.reasons, *network_sentences(plan.stages)))
     if unfit_stops:
         origins = {name: each.origins for name, each in declared.items()}
         remarks = (
             *disaggregation.remarks(pairs, layers),
-            *consistency.judged(plan.stages, settings, nodes, locks),
+            *consistency.check_consistency(plan.stages, settings, nodes, locks),
             *flag_check.judge_plan(plan.stages, settings, origins),
         )
     remarks = (*unknown, *remarks)

@@ -101,7 +101,7 @@ def node_plan(*, unfit_stops: bool = True) -> NodePlan | None:
     return NodePlan(
         node=fleet.nodes[host.name],
         settings=declared.settings,
-        stages=fleet.plan.on(host.name),
+        stages=fleet.plan.stages_on(host.name),
         origins=declared.origins,
         running=tuple(each for each in fleet.running if each.node == host.name),
         everyone=fleet.plan.stages,

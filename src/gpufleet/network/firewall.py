@@ -257,7 +257,7 @@ def _endpoints(
     found = {each.port for each in running if each.port and _serves(each)}
     for stage in stages:
         model = settings.serving[stage.model]
-        found.update(ranks.endpoints(stage, model) if stage.group else (stage.port,))
+        found.update(ranks.endpoint_ports(stage, model) if stage.group else (stage.port,))
     return [(port, port) for port in sorted(found)]
 
 

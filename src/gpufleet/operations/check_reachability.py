@@ -28,7 +28,7 @@ from gpufleet.fleet.live import Ask
 from gpufleet.inventory import loader
 from gpufleet.operations.converge import Converge, foretell
 from gpufleet.planning.multinode import reachability
-from gpufleet.planning.multinode.reachability import Member, Reach, Replica
+from gpufleet.planning.multinode.reachability import Member, ReachabilityResult, Replica
 from gpufleet.planning.stage import Stage
 from gpufleet.remote import payload
 from gpufleet.remote.query import ask
@@ -71,18 +71,18 @@ def describe_replica(stage: Stage, settings: Mapping[str, NodeSettings]) -> Repl
     )
 
 
-def prove_reachability(wanted: Replica, asking: Ask) -> Reach:
+def prove_reachability(wanted: Replica, asking: Ask) -> ReachabilityResult:
     """Have the nodes of a replica prove that they reach each other; at most 20 s."""
     began = time.monotonic()
-    looks = reachability.looks(wanted)
+    looks = reachability.preflight_parameters(wanted)
 
     def look(node: str) -> str | None:
         return payload.program("reach/preflight", **looks[node]) if node in looks else None
 
-    seen = reachability.sound_looks(
+    seen = reachability.check_preflights(
         asking(look, reachability.LOOK_SECONDS, "the look at what it has")
     )
-    given = reachability.exchanges(wanted, seen, secrets.token_hex(16))
+    given = reachability.exchange_parameters(wanted, seen, secrets.token_hex(16))
 
     def exchange(node: str) -> str | None:
         return payload.program("reach/reach", **given[node]) if node in given else None
@@ -134,7 +134,7 @@ def _may_start(state: State, host: Host, stage: Stage) -> bool:
         # No yield between looking and storing: under gevent this is atomic.
         run.proofs[stage.id] = AsyncResult()
         run.proofs[stage.id].set(_proof(state, stage))
-    found: Reach | FleetError = run.proofs[stage.id].get()
+    found: ReachabilityResult | FleetError = run.proofs[stage.id].get()
     problems = found.problems
     if first:
         remarks = () if isinstance(found, FleetError) else found.remarks
@@ -142,7 +142,7 @@ def _may_start(state: State, host: Host, stage: Stage) -> bool:
             logger.warning("    %s", printable(sentence))
         for problem in problems:
             logger.error("%s%s", host.print_prefix, printable(problem))
-        if isinstance(found, Reach) and not problems:
+        if isinstance(found, ReachabilityResult) and not problems:
             logger.info(
                 "%s%s: %d nodes reach each other, proven in %.1f s",
                 host.print_prefix,
@@ -160,7 +160,7 @@ def _may_start(state: State, host: Host, stage: Stage) -> bool:
     return not problems
 
 
-def _proof(state: State, stage: Stage) -> Reach | FleetError:
+def _proof(state: State, stage: Stage) -> ReachabilityResult | FleetError:
     """Return what the proof comes to; it raises nothing, for others wait for it."""
     failed = sorted(each.name for each in state.failed_hosts if each.name in stage.nodes)
     if failed:

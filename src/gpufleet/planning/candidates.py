@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from gpufleet.catalog.gpu_models import cuda_total_gib
 from gpufleet.errors import FleetError, NotKnownError
 from gpufleet.flags.normalize import human_readable
-from gpufleet.planning.flag_layers import context
-from gpufleet.planning.parallelism import Division, Kind, held, room, spread
+from gpufleet.planning.flag_layers import requested_context
+from gpufleet.planning.parallelism import Division, Kind, parts_per_node, replica_capacity, spread
 from gpufleet.settings.serving_settings import Served
 from gpufleet.sizing.options import AUTO_LENGTH, Options, Sizing
 from gpufleet.versions import numbers
@@ -93,7 +93,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Considered:
+class CandidateSet:
     """What was considered for one model on one kind of node."""
 
     model: str
@@ -109,7 +109,7 @@ class Considered:
         return next((each for each in self.candidates if each.chosen), None)
 
 
-def consider(
+def evaluate_divisions(
     name: str,
     served: Served,
     description: Description | str | None,
@@ -117,7 +117,7 @@ def consider(
     nodes: int,
     *,
     sizer: Sizer,
-) -> Considered:
+) -> CandidateSet:
     """
     Judge every division of `served` that `nodes` nodes of a kind allow, and choose one.
 
@@ -127,16 +127,18 @@ def consider(
     the fleet grows or shrinks.
     """
     if description is None or isinstance(description, str):
-        found = _unjudged(served, kind, nodes, description)
+        found = _unchecked_candidates(served, kind, nodes, description)
     else:
         try:
-            found = _judged(served, description, kind, nodes, sizer)
+            found = _checked_candidates(served, description, kind, nodes, sizer)
         except NotKnownError as error:
-            found = _unjudged(served, kind, nodes, "; ".join(error.problems))
-    return Considered(name, kind, nodes, tuple(found))
+            found = _unchecked_candidates(served, kind, nodes, "; ".join(error.problems))
+    return CandidateSet(name, kind, nodes, tuple(found))
 
 
-def _unjudged(served: Served, kind: Kind, nodes: int, why: str | None) -> list[Candidate]:
+def _unchecked_candidates(
+    served: Served, kind: Kind, nodes: int, why: str | None
+) -> list[Candidate]:
     if served.tensor_parallel is None:
         return []
     division = spread(
@@ -150,19 +152,19 @@ def _unjudged(served: Served, kind: Kind, nodes: int, why: str | None) -> list[C
         kind,
     )
     reason = f"memory not checked: {why or 'nothing is known of the model'}"
-    replicas = room(division, served, kind, nodes)
+    replicas = replica_capacity(division, served, kind, nodes)
     return [Candidate(division, Verdict.UNKNOWN, reason, replicas=replicas, chosen=True)]
 
 
-def _judged(
+def _checked_candidates(
     served: Served, description: Description, kind: Kind, nodes: int, sizer: Sizer
 ) -> list[Candidate]:
     """Return the candidates, one of them chosen where one may be."""
 
-    def judged(division: Division) -> Candidate:
-        replicas = room(division, served, kind, nodes)
+    def check(division: Division) -> Candidate:
+        replicas = replica_capacity(division, served, kind, nodes)
         try:
-            sizing = sizer(description, options(served, kind, division))
+            sizing = sizer(description, sizing_options(served, kind, division))
         except NotKnownError:
             raise
         except FleetError as error:  # what no release takes, or what this model cannot have
@@ -172,47 +174,54 @@ def _judged(
 
     island, node = max(kind.islands, default=0), kind.gpus
     own = served.tensor_parallel
-    found = [judged(each) for each in _divisions(served, description, kind, 1, island)]
+    found = [check(each) for each in _divisions(served, description, kind, 1, island)]
     if own is None:
-        found = _on_fewest(found, served, kind, nodes)
+        found = _keep_fewest_nodes(found, served, kind, nodes)
     fitting = [each for each in found if each.fits]
     if not fitting and served.allow_pcie and own is None and node > island:
-        found += (judged(each) for each in _divisions(served, description, kind, island + 1, node))
-        found = _on_fewest(found, served, kind, nodes)
+        found += (check(each) for each in _divisions(served, description, kind, island + 1, node))
+        found = _keep_fewest_nodes(found, served, kind, nodes)
         fitting = [each for each in found if each.fits]
     if not fitting and served.span_nodes and served.pipeline_parallel is None:
         for deep in _pipelines(
             served, description, kind, nodes, node if served.allow_pcie else island
         ):
-            candidate = judged(deep)
+            candidate = check(deep)
             found.append(candidate)
             if candidate.fits:
                 fitting = [candidate]
                 break
     if own is not None and not fitting:
-        return [_as_asked(each) for each in found]
+        return [_accept_explicit(each) for each in found]
     return _choose(found, fitting, served, description) if fitting else found
 
 
-def _on_fewest(found: list[Candidate], served: Served, kind: Kind, nodes: int) -> list[Candidate]:
+def _keep_fewest_nodes(
+    found: list[Candidate], served: Served, kind: Kind, nodes: int
+) -> list[Candidate]:
     """
     Leave of what fits only what lies on the fewest nodes, and say of the others why not.
 
     Else a replica would spread as the fleet grows, unasked.
     """
 
-    def takes(candidate: Candidate) -> float:
-        return candidate.division.nodes if held(candidate.division, served, kind) else math.inf
+    def node_count(candidate: Candidate) -> float:
+        return (
+            candidate.division.nodes
+            if parts_per_node(candidate.division, served, kind)
+            else math.inf
+        )
 
-    fewest = min((takes(each) for each in found if each.fits), default=math.inf)
+    fewest = min((node_count(each) for each in found if each.fits), default=math.inf)
     if fewest == math.inf:
         return found
     return [
-        _placed_or_not(each, takes(each), fewest, nodes) if each.fits else each for each in found
+        _check_node_count(each, node_count(each), fewest, nodes) if each.fits else each
+        for each in found
     ]
 
 
-def _placed_or_not(candidate: Candidate, takes: float, fewest: float, nodes: int) -> Candidate:
+def _check_node_count(candidate: Candidate, takes: float, fewest: float, nodes: int) -> Candidate:
     if takes == math.inf:
         gpus = candidate.division.gpus
         return replace(
@@ -226,7 +235,7 @@ def _placed_or_not(candidate: Candidate, takes: float, fewest: float, nodes: int
     return candidate
 
 
-def _as_asked(candidate: Candidate) -> Candidate:
+def _accept_explicit(candidate: Candidate) -> Candidate:
     """Take what the operator set, near the edge too, and say so; not what is certain to fail."""
     if candidate.verdict is not Verdict.NEAR:
         return candidate
@@ -242,7 +251,7 @@ def _divisions(
 ) -> Iterator[Division]:
     """Yield the divisions on one node whose groups have `least` to `most` GPUs, smallest first."""
     own = served.tensor_parallel
-    tensors = [own] if own is not None else powers(1, most)
+    tensors = [own] if own is not None else powers_of_two(1, most)
     experts = description.architecture.experts > 0
     for tensor in tensors:
         pipeline = served.pipeline_parallel or 1
@@ -255,9 +264,9 @@ def _divisions(
             and experts
             and pipeline == 1
         ):
-            engines = [each for each in powers(1, most) if tensor * each <= most]
+            engines = [each for each in powers_of_two(1, most) if tensor * each <= most]
         for data in engines:
-            expert = _with_experts(served, description, data)
+            expert = _uses_expert_parallel(served, description, data)
             division = Division(tensor, pipeline, data, expert)
             if own is not None or division.group >= least:
                 yield spread(division, served, kind)
@@ -268,9 +277,9 @@ def _pipelines(
 ) -> list[Division]:
     """Return pipelines of more GPUs than a group can have: over few nodes, of few stages first."""
     own = served.tensor_parallel
-    tensors = powers(1, widest) if own is None else [own]
+    tensors = powers_of_two(1, widest) if own is None else [own]
     data = served.data_parallel or 1
-    expert = _with_experts(served, description, data)
+    expert = _uses_expert_parallel(served, description, data)
     every = (
         spread(Division(tensor, stages, data, expert), served, kind)
         for stages in range(2, MOST_STAGES + 1)
@@ -278,18 +287,18 @@ def _pipelines(
         if tensor * stages > max(tensors)
     )
     return sorted(
-        (each for each in every if room(each, served, kind, nodes)),
+        (each for each in every if replica_capacity(each, served, kind, nodes)),
         key=lambda each: (each.nodes, each.pipeline_parallel, each.gpus),
     )
 
 
-def _with_experts(served: Served, description: Description, data: int) -> bool:
+def _uses_expert_parallel(served: Served, description: Description, data: int) -> bool:
     if served.expert_parallel is not None:
         return served.expert_parallel
     return data > 1 and description.architecture.experts > 0
 
 
-def powers(least: int, most: int) -> list[int]:
+def powers_of_two(least: int, most: int) -> list[int]:
     """Return the powers of two from `least` to `most`."""
     return [1 << power for power in range(most.bit_length()) if least <= 1 << power <= most]
 
@@ -327,13 +336,13 @@ def _choose(
     """Return `found` with the choice marked, and a reason for each of those that fit."""
     by_size = sorted(fitting, key=_smallest_first)
     if served.objective == "latency":
-        best, why, others = _soonest(by_size, description)
+        best, why, others = _choose_fastest(by_size, description)
     elif served.objective == "throughput":
-        best, why, others = _most_tokens(by_size)
+        best, why, others = _choose_most_tokens(by_size)
     elif served.objective == "memory":
-        best, why, others = _fewest(by_size)
+        best, why, others = _choose_fewest_gpus(by_size)
     else:
-        best, why, others = _balanced(by_size)
+        best, why, others = _choose_balanced(by_size)
     if len(fitting) == 1:
         own = served.tensor_parallel is not None
         why = "`tensor_parallel` is set, and it fits" if own else "the only one that fits"
@@ -358,7 +367,7 @@ def _smallest_first(candidate: Candidate) -> tuple[int, int, int]:
     )
 
 
-def _balanced(by_size: list[Candidate]) -> Choice:
+def _choose_balanced(by_size: list[Candidate]) -> Choice:
     roomy = [each for each in by_size if _cache_share(each) >= CACHE_SHARE]
     best = roomy[0] if roomy else max(by_size, key=_cache_share)
     share = f"{_cache_share(best):.0%} of a GPU's memory is left for its KV cache"
@@ -377,7 +386,7 @@ def _balanced(by_size: list[Candidate]) -> Choice:
     return best, why, others
 
 
-def _fewest(by_size: list[Candidate]) -> Choice:
+def _choose_fewest_gpus(by_size: list[Candidate]) -> Choice:
     best = by_size[0]
     return (
         best,
@@ -386,7 +395,7 @@ def _fewest(by_size: list[Candidate]) -> Choice:
     )
 
 
-def _soonest(by_size: list[Candidate], description: Description) -> Choice:
+def _choose_fastest(by_size: list[Candidate], description: Description) -> Choice:
     """The widest group, as long as widening still divides what a step has to read."""
     alone = [each for each in by_size if each.division.data_parallel == 1] or by_size
     best, why = alone[0], "the widest group that there is room for"
@@ -414,7 +423,7 @@ def _soonest(by_size: list[Candidate], description: Description) -> Choice:
     return best, why, others
 
 
-def _most_tokens(by_size: list[Candidate]) -> Choice:
+def _choose_most_tokens(by_size: list[Candidate]) -> Choice:
     def each_gpu(candidate: Candidate) -> float:
         return candidate.kv_tokens / candidate.division.gpus
 
@@ -458,7 +467,7 @@ def _heads(count: int) -> str:
 # How it would be started
 
 
-def options(served: Served, kind: Kind, division: Division) -> Options:
+def sizing_options(served: Served, kind: Kind, division: Division) -> Options:
     """Return vLLM's options of one replica, as far as they decide what it takes."""
     flags = {name.replace("_", "-"): value for name, value in served.flags.items()}
     return Options(
@@ -469,7 +478,7 @@ def options(served: Served, kind: Kind, division: Division) -> Options:
         data_parallel=division.data_parallel,
         expert_parallel=division.expert_parallel,
         decode_context_parallel=_integer(flags.get("decode-context-parallel-size")) or 1,
-        max_model_len=_length(context(served)),
+        max_model_len=_length(requested_context(served)),
         gpu_memory_utilization=_fraction(flags.get("gpu-memory-utilization")),
         kv_cache_dtype=str(flags.get("kv-cache-dtype") or "auto"),
         quantization=_text(flags.get("quantization")),

@@ -14,7 +14,7 @@ from typing import Any
 
 from gpufleet.formatting import node_ranges, ranges
 from gpufleet.node.topology import Node
-from gpufleet.planning.candidates import GIB, Considered
+from gpufleet.planning.candidates import GIB, CandidateSet
 from gpufleet.planning.planner import FleetPlan
 from gpufleet.planning.stage import Running, Stage
 
@@ -48,12 +48,12 @@ class Row:
     """Nodes of each replica."""
 
 
-def rows(plan: FleetPlan) -> tuple[Row, ...]:
+def candidate_rows(plan: FleetPlan) -> tuple[Row, ...]:
     """Return every candidate that was considered, in the order in which they were tried."""
     return tuple(row for considered in plan.candidates for row in _rows(considered))
 
 
-def _rows(considered: Considered) -> Iterable[Row]:
+def _rows(considered: CandidateSet) -> Iterable[Row]:
     where = f"{node_ranges(considered.names)}: {considered.kind}"
     for each in considered.candidates:
         sizing, division = each.sizing, each.division
@@ -90,14 +90,14 @@ def explain(plan: FleetPlan, nodes: Iterable[Node] = ()) -> str:
     reason; then the sentences of the plan; then, of the given `nodes`, which rank is on which GPU.
     """
     tables: dict[tuple[str, str], list[Row]] = defaultdict(list)
-    for row in rows(plan):
+    for row in candidate_rows(plan):
         tables[row.model, row.nodes].append(row)
     lines: list[str] = []
     for (model, where), found in tables.items():
         lines += [f"{model} on {where}", *_table(found), ""]
     lines += plan.reasons
     for node in sorted(nodes, key=lambda node: node.name):
-        lines += ["", *picture(plan, node)]
+        lines += ["", *draw_node(plan, node)]
     return "\n".join(lines) + "\n"
 
 
@@ -114,9 +114,9 @@ def _table(found: Sequence[Row]) -> list[str]:
                 str(row.over_nodes),
                 str(row.replicas),
                 row.verdict,
-                _known(row.weights_gib_per_gpu, ".1f", " GiB"),
-                _known(row.kv_cache_tokens, ","),
-                _known(row.max_concurrency, ".1f"),
+                _format_value(row.weights_gib_per_gpu, ".1f", " GiB"),
+                _format_value(row.kv_cache_tokens, ","),
+                _format_value(row.max_concurrency, ".1f"),
             )
             for row in found
         ),
@@ -133,14 +133,14 @@ def _table(found: Sequence[Row]) -> list[str]:
     ]
 
 
-def _known(value: float | None, form: str, unit: str = "") -> str:
+def _format_value(value: float | None, form: str, unit: str = "") -> str:
     return "?" if value is None else f"{value:{form}}{unit}"
 
 
 # Pictures
 
 
-def picture(plan: FleetPlan, node: Node) -> list[str]:
+def draw_node(plan: FleetPlan, node: Node) -> list[str]:
     """
     Return lines: what each GPU of a node serves, and how it reaches the others of its group.
 
@@ -150,7 +150,7 @@ def picture(plan: FleetPlan, node: Node) -> list[str]:
           GPU 2  free
     """
     serving: dict[int, tuple[Stage, int]] = {}
-    for stage in plan.on(node.name):
+    for stage in plan.stages_on(node.name):
         for rank, gpu in enumerate(stage.gpus, stage.node_rank * len(stage.gpus)):
             serving[gpu] = (stage, rank)
     lines = [node.name]
@@ -161,21 +161,21 @@ def picture(plan: FleetPlan, node: Node) -> list[str]:
         elif gpu in serving:
             stage, rank = serving[gpu]
             lines.append(
-                f"  GPU {gpu}  {stage.id:{width}}  rank {rank}{_listens(stage)}"
-                f"{_link(node, stage, gpu)}"
+                f"  GPU {gpu}  {stage.id:{width}}  rank {rank}{_port_text(stage)}"
+                f"{_link_text(node, stage, gpu)}"
             )
         else:
             lines.append(f"  GPU {gpu}  free")
     return lines
 
 
-def _listens(stage: Stage) -> str:
+def _port_text(stage: Stage) -> str:
     """Its ports; a node of a replica that has no server answers nowhere."""
     ports = stage.ports
     return f"  port{'s' if len(ports) > 1 else ''} {ranges(ports)}" if ports else ""
 
 
-def _link(node: Node, stage: Stage, gpu: int) -> str:
+def _link_text(node: Node, stage: Stage, gpu: int) -> str:
     """What it has in common with the farthest of its tensor-parallel group on this node."""
     size = stage.tensor_parallel
     experts = stage.expert_parallel and stage.data_parallel > 1 and len(stage.nodes) > 1
@@ -220,7 +220,7 @@ class Change:
         return {**asdict(self), "action": str(self.action)}
 
 
-def difference(
+def plan_changes(
     plan: FleetPlan,
     running: Iterable[Running],
     restarts: Mapping[str, str] | None = None,

@@ -37,7 +37,7 @@ class LayeredFlag:
     because: str = ""
 
 
-def context(served: Served) -> Argument | None:
+def requested_context(served: Served) -> Argument | None:
     """
     Return the length of a request that an entry asks for; None: its release decides.
 
@@ -56,7 +56,7 @@ def objective(served: Served) -> str:
     return presets.load(served.presets[-1]).objective
 
 
-def layered(served: Served, subject: presets.Subject) -> tuple[LayeredFlag, ...]:
+def resolve_flags(served: Served, subject: presets.Subject) -> tuple[LayeredFlag, ...]:
     """
     Return every flag that a layer sets, the strongest layer's, by name.
 
@@ -85,13 +85,13 @@ def layered(served: Served, subject: presets.Subject) -> tuple[LayeredFlag, ...]
         ]
     if problems:
         raise FleetError(*problems)
-    if LENGTH not in own and (length := context(served)) is not None:
+    if LENGTH not in own and (length := requested_context(served)) is not None:
         found[LENGTH] = LayeredFlag(LENGTH, length, "context")
     found |= {name: LayeredFlag(name, value, YOURS) for name, value in served.flags.items()}
     return tuple(sorted(found.values(), key=lambda each: each.name))
 
 
-def layers_of(
+def resolve_layers(
     settings: Mapping[str, NodeSettings],
     models: Mapping[str, Description | str | None],
     nodes: Mapping[str, Node],
@@ -100,7 +100,7 @@ def layers_of(
     declared: dict[tuple[str, str], tuple[Served, list[Node]]] = {}
     for name, wanted in sorted(settings.items()):
         for model, served in wanted.serving.items():
-            entry = declared.setdefault((model, version_of(wanted)), (served, []))
+            entry = declared.setdefault((model, vllm_version(wanted)), (served, []))
             entry[1].extend([nodes[name]] if name in nodes else [])
     found: dict[tuple[str, str], tuple[LayeredFlag, ...]] = {}
     problems: list[str] = []
@@ -116,7 +116,9 @@ def layers_of(
             )
         gpus = [gpu.compute_capability for node in on for gpu in node.gpus]
         try:
-            found[model, vllm] = layered(served, replace(about, capability=min(gpus, default=None)))
+            found[model, vllm] = resolve_flags(
+                served, replace(about, capability=min(gpus, default=None))
+            )
         except FleetError as error:
             problems += (f"serving.{model}.presets: {problem}" for problem in error.problems)
     if problems:
@@ -124,7 +126,7 @@ def layers_of(
     return found
 
 
-def with_layers(
+def apply_layers(
     settings: Mapping[str, NodeSettings],
     layers: Mapping[tuple[str, str], tuple[LayeredFlag, ...]],
 ) -> dict[str, NodeSettings]:
@@ -136,7 +138,8 @@ def with_layers(
                     model: served.model_copy(
                         update={
                             "flags": {
-                                each.name: each.value for each in layers[model, version_of(wanted)]
+                                each.name: each.value
+                                for each in layers[model, vllm_version(wanted)]
                             },
                             "objective": objective(served),
                         }
@@ -151,11 +154,11 @@ def with_layers(
     }
 
 
-def without_yours(flags: Iterable[LayeredFlag]) -> tuple[LayeredFlag, ...]:
+def preset_flags(flags: Iterable[LayeredFlag]) -> tuple[LayeredFlag, ...]:
     """Return the flags that another layer than the operator's own sets."""
     return tuple(each for each in flags if each.layer != YOURS)
 
 
-def version_of(settings: NodeSettings) -> str:
+def vllm_version(settings: NodeSettings) -> str:
     """Return the release of vLLM that a node is to serve with; "": it serves nothing."""
     return settings.vllm.version if settings.vllm else ""

@@ -123,7 +123,7 @@ class Layout:
             (part.bit_count() for parts in self._partitions(pcie) for part in parts), default=0
         )
 
-    def way(self, gpus: tuple[int, ...]) -> str:
+    def slowest_link(self, gpus: tuple[int, ...]) -> str:
         """Return what the slowest pair talks over: `NVLink (NV18)`, `PCIe (PHB)`."""
         pairs = [(one, other) for one in gpus for other in gpus if one < other]
         links = min(self._nvlink.get(pair, 0) for pair in pairs)
@@ -167,7 +167,7 @@ def _best_fit(free: Mask, parts: Iterable[Mask], size: int) -> Mask:
     return min(pools, key=lambda pool: (pool.bit_count(), indices(pool)), default=0)
 
 
-class Room:
+class NodeCapacity:
     """One node, and which of its GPUs no stage has yet."""
 
     __slots__ = (
@@ -268,11 +268,11 @@ class Room:
         return needed, len(found) - needed
 
 
-Part = tuple[Room, tuple[int, ...]]
+Part = tuple[NodeCapacity, tuple[int, ...]]
 """A node and the GPUs that a replica gets there, in the order of ranks."""
 
 
-_Entry = tuple[tuple[int, ...], Room, Division]
+_Entry = tuple[tuple[int, ...], NodeCapacity, Division]
 
 
 class Picker:
@@ -287,7 +287,7 @@ class Picker:
 
     def __init__(
         self,
-        rooms: Iterable[tuple[Room, Division]],
+        rooms: Iterable[tuple[NodeCapacity, Division]],
         on: Counter[str],
         *,
         pcie: bool,
@@ -341,7 +341,7 @@ class Picker:
                 heapq.heappush(line, entry)
         return None
 
-    def _first(self, line: list[_Entry]) -> tuple[Room, Division, tuple[int, ...]]:
+    def _first(self, line: list[_Entry]) -> tuple[NodeCapacity, Division, tuple[int, ...]]:
         """Return the first room that has a group, and leave it in line; no GPUs without one."""
         while True:
             key, room, division = line[0]
@@ -356,7 +356,7 @@ class Picker:
             if not line:
                 return room, division, ()
 
-    def _key(self, room: Room, division: Division) -> tuple[int, ...]:
+    def _key(self, room: NodeCapacity, division: Division) -> tuple[int, ...]:
         """The last number is the room's own, so that no two keys are alike."""
         if not self._displace:
             return self._on[room.name], -room.open.bit_count(), room.order

@@ -24,7 +24,7 @@ _SIZES = {
 }
 
 
-def lost(
+def lost_nodes(
     stages: Sequence[Running],
     fleet: Collection[str],
     usable: Mapping[str, Collection[str]],
@@ -64,7 +64,7 @@ def refusals(
     """
     Return a sentence for each replica of a model that would lose a node that it needs.
 
-    `running` are its running replicas by number, `losing` what `lost` says of each. A replica
+    `running` are its running replicas by number, `losing` what `lost_nodes` says of each. A replica
     that the settings do not ask for any more, or ask for in another shape, needs no node.
     """
     if served.when_a_node_leaves == "replan" or not served.span_nodes:
@@ -73,7 +73,7 @@ def refusals(
     needed = [
         number
         for number in sorted(running)
-        if losing.get(number) and not _reshaped(served, running[number])
+        if losing.get(number) and not _is_reshaped(served, running[number])
     ]
     if served.replicas != "fit":
         needed = needed[: max(0, served.replicas - kept)]
@@ -96,12 +96,12 @@ def _sentence(
     )
 
 
-def _reshaped(served: Served, stages: Sequence[Running]) -> bool:
+def _is_reshaped(served: Served, stages: Sequence[Running]) -> bool:
     """Say whether the operator asks for another division than the one that runs."""
     arguments = next((each.arguments for each in stages if each.arguments), ())
     if not arguments:
         return False
-    runs = {flag: int(size) for flag, size in map(_halves, arguments) if size.isdigit()}
+    runs = {flag: int(size) for flag, size in map(_split_argument, arguments) if size.isdigit()}
     return any(
         wanted is not None and wanted != runs.get(flag, 1)
         for setting, flag in _SIZES.items()
@@ -109,6 +109,6 @@ def _reshaped(served: Served, stages: Sequence[Running]) -> bool:
     )
 
 
-def _halves(line: str) -> tuple[str, str]:
+def _split_argument(line: str) -> tuple[str, str]:
     flag, _, value = line.partition(" ")
     return flag, value

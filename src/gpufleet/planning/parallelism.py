@@ -108,17 +108,19 @@ class Division:
         return self.share // self.unit
 
     @property
-    def crosses(self) -> bool:
+    def spans_nodes(self) -> bool:
         """Say whether a group is wider than a node, so that every layer waits for the network."""
         return self.group > self.share
 
     @property
-    def wide(self) -> str:
+    def width_reason(self) -> str:
         """
         Say what makes a group as wide as it is.
 
-        >>> Division(16).wide, Division(1, data_parallel=32, expert_parallel=True).wide
-        ('TP 16', 'DP 32 with EP')
+        >>> Division(16).width_reason
+        'TP 16'
+        >>> Division(1, data_parallel=32, expert_parallel=True).width_reason
+        'DP 32 with EP'
         """
         return (
             f"TP {self.tensor_parallel}"
@@ -146,17 +148,17 @@ def spread(division: Division, served: Served, kind: Kind) -> Division:
     Return a division that one node holds as it is, any other over as few nodes as hold it.
 
     As it is, too, where it may not span nodes, where no number of nodes holds it in equal shares,
-    and where a group would have to be cut that need not be: `held` is 0 then.
+    and where a group would have to be cut that need not be: `parts_per_node` is 0 then.
     """
-    if not served.span_nodes or held(division, served, kind):
+    if not served.span_nodes or parts_per_node(division, served, kind):
         return division
     found = next(_spreads(division, served, kind), division)
-    if found.crosses and not served.allow_pcie:
+    if found.spans_nodes and not served.allow_pcie:
         # PCIe is nearer than a network: what fewer nodes would hold over PCIe is not cut.
         beside = served.model_copy(update={"allow_pcie": True})
-        if held(division, beside, kind) or next(_spreads(division, beside, kind)).nodes < (
-            found.nodes
-        ):
+        if parts_per_node(division, beside, kind) or next(
+            _spreads(division, beside, kind)
+        ).nodes < (found.nodes):
             return division
     return found
 
@@ -168,16 +170,16 @@ def _spreads(division: Division, served: Served, kind: Kind) -> Iterator[Divisio
         if division.gpus % nodes:
             continue
         found = replace(division, nodes=nodes)
-        even = _even(found.share, engine) and _even(found.share, division.tensor_parallel)
-        if even and held(found, served, kind):
+        even = _is_even(found.share, engine) and _is_even(found.share, division.tensor_parallel)
+        if even and parts_per_node(found, served, kind):
             yield found
 
 
-def _even(share: int, part: int) -> bool:
+def _is_even(share: int, part: int) -> bool:
     return share % part == 0 or part % share == 0
 
 
-def held(division: Division, served: Served, kind: Kind) -> int:
+def parts_per_node(division: Division, served: Served, kind: Kind) -> int:
     """Return how many replicas' parts an empty node holds."""
     groups = sum(island // division.unit for island in kind.islands)
     if served.allow_pcie:
@@ -185,16 +187,17 @@ def held(division: Division, served: Served, kind: Kind) -> int:
     return groups // max(1, division.units)
 
 
-def room(division: Division, served: Served, kind: Kind, nodes: int) -> int:
+def replica_capacity(division: Division, served: Served, kind: Kind, nodes: int) -> int:
     """
     Return how many replicas as many empty nodes of a kind hold.
 
     >>> pairs = Kind("NVIDIA A100 80GB PCIe", 81920, (8, 0), (2, 2), "0.32.0")
-    >>> room(Division(2, pipeline_parallel=2, nodes=2), Served(model="/srv/m"), pairs, 3)
+    >>> two_nodes = Division(2, pipeline_parallel=2, nodes=2)
+    >>> replica_capacity(two_nodes, Served(model="/srv/m"), pairs, 3)
     3
     """
     if nodes < division.nodes:
         return 0
     # Each takes distinct nodes. With one part on the emptiest nodes first, no part is left over
     # but those that are too few for a replica.
-    return held(division, served, kind) * nodes // division.nodes
+    return parts_per_node(division, served, kind) * nodes // division.nodes

@@ -37,18 +37,18 @@ from gpufleet.errors import FleetError
 from gpufleet.formatting import join_names
 from gpufleet.node.cordon import describe_cordon
 from gpufleet.node.topology import Node
-from gpufleet.planning.candidates import Considered, Sizer
-from gpufleet.planning.gpu_placement import Layout, NearNics, Room
+from gpufleet.planning.candidates import CandidateSet, Sizer
+from gpufleet.planning.gpu_placement import Layout, NearNics, NodeCapacity
 from gpufleet.planning.parallelism import Kind
-from gpufleet.planning.ports import assigned
+from gpufleet.planning.ports import assign_ports
 from gpufleet.planning.replica_allocation import (
     ModelAllocation,
     Replica,
-    in_order,
-    left_out,
     place,
+    placement_order,
+    unused_gpus,
 )
-from gpufleet.planning.stage import Move, Running, Stage
+from gpufleet.planning.stage import ReplicaMove, Running, Stage
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Served
 from gpufleet.sizing.fit import size
@@ -67,12 +67,12 @@ class FleetPlan:
 
     stages: tuple[Stage, ...]
     reasons: tuple[str, ...]
-    candidates: tuple[Considered, ...] = ()
+    candidates: tuple[CandidateSet, ...] = ()
     """For each model and kind of node: the divisions that were considered."""
-    moves: tuple[Move, ...] = ()
+    moves: tuple[ReplicaMove, ...] = ()
     """What does not stay as it runs; empty where nothing runs yet."""
 
-    def on(self, node: str) -> tuple[Stage, ...]:
+    def stages_on(self, node: str) -> tuple[Stage, ...]:
         """The stages `node` must run, and nothing else."""
         return tuple(stage for stage in self.stages if stage.node == node)
 
@@ -140,19 +140,21 @@ def plan(
 
     Raises `FleetError` with everything that stands in the way, over all nodes and models.
     """
-    fleet = {node.name: _without(node, (reserved or {}).get(node.name, ())) for node in nodes}
+    fleet = {
+        node.name: _without_reserved(node, (reserved or {}).get(node.name, ())) for node in nodes
+    }
     declared = _declarations(settings)
     runs = _by_replica(running)
     problems, usable = _validate(fleet, settings, declared)
     allocations = _allocations(
         {name: declared[name] for name in usable},
-        _rooms(fleet, settings, nics or {}),
+        _node_capacities(fleet, settings, nics or {}),
         described or {},
         runs,
         fleet.keys(),
     )
     more, allocations, placed = _place(allocations)
-    clashes, remarks = assigned(
+    clashes, remarks = assign_ports(
         [each.endpoint for each in placed],
         {name: wanted for name, wanted in settings.items() if name in fleet},
         ports or {},
@@ -169,7 +171,7 @@ def _validate(
     declared: Mapping[str, Mapping[str, Served]],
 ) -> tuple[list[str], list[str]]:
     """Return what is wrong with nodes and declarations, and the models that can be placed."""
-    faults = dict(_faults(fleet, settings))
+    faults = dict(_node_problems(fleet, settings))
     disagreements = dict(_disagreements(declared))
     problems = [sentence for sentences in faults.values() for sentence in sentences]
     # Whether the others fit can only be said once these are put right.
@@ -183,13 +185,13 @@ def _validate(
 
 def _allocations(
     declared: Mapping[str, Mapping[str, Served]],
-    rooms: Mapping[str, Room],
+    rooms: Mapping[str, NodeCapacity],
     described: Mapping[str, Description | str],
     running: Mapping[str, Mapping[int, tuple[Running, ...]]],
     fleet: Collection[str],
 ) -> list[ModelAllocation]:
     """Return what each model asks for, and what runs of it."""
-    sizer = _remembered(size)
+    sizer = _cached_sizer(size)
     found = []
     for name, by_node in declared.items():
         allocation = ModelAllocation(
@@ -212,14 +214,14 @@ def _place(
     problems: list[str] = []
     staying = []
     for allocation in allocations:
-        if sentences := allocation.left_behind:
+        if sentences := allocation.removal_refusals:
             problems += sentences
         else:
             staying.append(allocation)
     divided = [each for each in staying if each.divisions]
     problems += (each.refusal for each in staying if not each.divisions)
     place(divided)
-    problems += (each.misfit for each in divided if len(each.placed) < each.required)
+    problems += (each.shortfall for each in divided if len(each.placed) < each.required)
     placed = [replica for each in divided for _, replica in sorted(each.placed.items())]
     return problems, staying, placed
 
@@ -234,15 +236,15 @@ def _report(
     """Return the plan of what was placed, with a sentence for each choice."""
     moves = [move for allocation in allocations for move in allocation.moves()]
     moves += (
-        Move(model, number, "no node declares it", stages)
+        ReplicaMove(model, number, "no node declares it", stages)
         for model, replicas in undeclared.items()
         for number, stages in replicas.items()
     )
-    hurt = [f"{name}: {left_out(node)}" for name, node in sorted(fleet.items()) if node.unfit]
+    hurt = [f"{name}: {unused_gpus(node)}" for name, node in sorted(fleet.items()) if node.unfit]
     closed = [
         describe_cordon(name, node.cordon) for name, node in sorted(fleet.items()) if node.cordon
     ]
-    choices = [reason for each in in_order(allocations) for reason in each.reasons()]
+    choices = [reason for each in placement_order(allocations) for reason in each.reasons()]
     return FleetPlan(
         stages=tuple(
             stage
@@ -258,7 +260,7 @@ def _report(
 # What stands in the way before anything is placed
 
 
-def _without(node: Node, reserved: Collection[int]) -> Node:
+def _without_reserved(node: Node, reserved: Collection[int]) -> Node:
     """Take GPUs that others use for unfit ones: nothing of ours may be placed on them."""
     if not any(gpu.index in reserved for gpu in node.gpus):
         return node
@@ -267,7 +269,7 @@ def _without(node: Node, reserved: Collection[int]) -> Node:
     return replace(node, gpus=left, unfit=dict(sorted({**node.unfit, **taken}.items())))
 
 
-def _faults(
+def _node_problems(
     fleet: Mapping[str, Node], settings: Mapping[str, NodeSettings]
 ) -> Iterator[tuple[str, list[str]]]:
     """Each node that cannot be planned with, and the sentences that say why."""
@@ -281,7 +283,7 @@ def _faults(
                 "elsewhere"
             ]
         elif not fleet[name].gpus:
-            why = ": " + left_out(fleet[name]) if fleet[name].unfit else ""
+            why = ": " + unused_gpus(fleet[name]) if fleet[name].unfit else ""
             sentences = [
                 f"{name}: no GPU to use, and it declares {join_names(wanted.serving)}{why}"
             ]
@@ -323,11 +325,11 @@ def _disagreements(
 # What there is to place, and on what
 
 
-def _rooms(
+def _node_capacities(
     fleet: Mapping[str, Node],
     settings: Mapping[str, NodeSettings],
     nics: Mapping[str, NearNics],
-) -> dict[str, Room]:
+) -> dict[str, NodeCapacity]:
     """Return a room for each node; nodes that are alike share their layout and their kind."""
     layouts: dict[tuple[object, ...], Layout] = {}
     kinds: dict[tuple[object, ...], Kind] = {}
@@ -351,21 +353,21 @@ def _rooms(
                 vllm=vllm.version if vllm else "",
                 device=vllm.device if vllm else "cuda",
             )
-        rooms[name] = Room(node, kinds[alike], layout, order)
+        rooms[name] = NodeCapacity(node, kinds[alike], layout, order)
     return rooms
 
 
-def _remembered(sizer: Sizer) -> Sizer:
+def _cached_sizer(sizer: Sizer) -> Sizer:
     """Ask once for each model and set of options: kinds of node share GPUs."""
     known: dict[tuple[int, Options], Sizing] = {}
 
-    def sized(description: Description, options: Options) -> Sizing:
+    def cached_sizer(description: Description, options: Options) -> Sizing:
         key = (id(description), options)
         if key not in known:
             known[key] = sizer(description, options)
         return known[key]
 
-    return sized
+    return cached_sizer
 
 
 def _by_replica(running: Iterable[Running]) -> dict[str, dict[int, tuple[Running, ...]]]:

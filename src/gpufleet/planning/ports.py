@@ -49,7 +49,7 @@ class Endpoint:
         return range(first, first + self.width)
 
 
-def assigned(
+def assign_ports(
     endpoints: Sequence[Endpoint],
     settings: Mapping[str, NodeSettings],
     others: Mapping[str, Collection[int]],
@@ -90,7 +90,7 @@ class _Ports:
         here: set[tuple[str, str]] = set()
         left = []
         for endpoint in sorted(endpoints, key=_by_name):
-            if self._keeps(endpoint):
+            if self._may_keep(endpoint):
                 self._take(endpoint, endpoint.wished or 0)
                 here.update((endpoint.model, node) for node in endpoint.nodes)
             else:
@@ -102,7 +102,7 @@ class _Ports:
             self._find(endpoint, first=first)
         return tuple(self._problems()), tuple(self._remarks())
 
-    def _keeps(self, endpoint: Endpoint) -> bool:
+    def _may_keep(self, endpoint: Endpoint) -> bool:
         """Say whether a running replica's port is one that it could have got."""
         port = endpoint.wished
         if port is None or port < endpoint.declared or self._in_use(endpoint, port):
@@ -110,30 +110,30 @@ class _Ports:
         if endpoint.ports(port)[-1] > LAST_PORT:
             return False
         if port == endpoint.declared:
-            return endpoint.explicit or not self._promised(endpoint, port, written=True)
+            return endpoint.explicit or not self._is_reserved(endpoint, port, written=True)
         passed = sum(
-            self._others(endpoint, at) or self._promises(endpoint, at)
+            self._has_other_user(endpoint, at) or self._is_port_reserved(endpoint, at)
             for at in range(endpoint.declared, min(port, endpoint.declared + 1000))
         )
         near = port - endpoint.declared < endpoint.room * endpoint.width + passed
-        return near and not self._promised(endpoint, port)
+        return near and not self._is_reserved(endpoint, port)
 
     def _find(self, endpoint: Endpoint, *, first: bool) -> None:
         port = endpoint.declared
-        written = not endpoint.explicit and self._promised(endpoint, port, written=True)
+        written = not endpoint.explicit and self._is_reserved(endpoint, port, written=True)
         fits = endpoint.ports(port)[-1] <= LAST_PORT
         if first and not written and fits and not self._in_use(endpoint, port):
             self._take(endpoint, port)
             return
-        users = self._written(endpoint, *endpoint.ports(port))
+        users = self._conflicting_keys(endpoint, *endpoint.ports(port))
         if first and endpoint.explicit and users:
             keys = tuple(sorted({f"serving.{endpoint.model}.port", *users}))
-            taken = next(at for at in endpoint.ports(port) if self._written(endpoint, at))
+            taken = next(at for at in endpoint.ports(port) if self._conflicting_keys(endpoint, at))
             self.clashes[taken, keys] += endpoint.nodes
             endpoint.port = port
             return
         while (last := endpoint.ports(port)[-1]) <= LAST_PORT and (
-            self._in_use(endpoint, port) or self._promised(endpoint, port)
+            self._in_use(endpoint, port) or self._is_reserved(endpoint, port)
         ):
             port += 1
         if last > LAST_PORT:
@@ -146,7 +146,7 @@ class _Ports:
                 for node in endpoint.nodes
                 for at in endpoint.ports(endpoint.declared)
             }
-            user = " and ".join(sorted(having - {""})) or self._writer(endpoint)
+            user = " and ".join(sorted(having - {""})) or self._explicit_key(endpoint)
             self.stepped[endpoint.model, port, user] += endpoint.nodes
         self._take(endpoint, port)
 
@@ -154,7 +154,7 @@ class _Ports:
         wanted = endpoint.ports(port)
         return any(at in self.users[node] for node in endpoint.nodes for at in wanted)
 
-    def _others(self, endpoint: Endpoint, port: int) -> bool:
+    def _has_other_user(self, endpoint: Endpoint, port: int) -> bool:
         """Say whether the port has a user who is no replica of the same model."""
         users = (self.users[node].get(port) for node in endpoint.nodes)
         own = f"serving.{endpoint.model}.port"
@@ -162,18 +162,20 @@ class _Ports:
             user and user != own and user[: user.rfind("-")] != endpoint.model for user in users
         )
 
-    def _promised(self, endpoint: Endpoint, port: int, *, written: bool = False) -> bool:
+    def _is_reserved(self, endpoint: Endpoint, port: int, *, written: bool = False) -> bool:
         """Say whether another model of a node declares one of its ports, or has it `written`."""
-        return any(self._promises(endpoint, at, written=written) for at in endpoint.ports(port))
+        return any(
+            self._is_port_reserved(endpoint, at, written=written) for at in endpoint.ports(port)
+        )
 
-    def _promises(self, endpoint: Endpoint, port: int, *, written: bool = False) -> bool:
+    def _is_port_reserved(self, endpoint: Endpoint, port: int, *, written: bool = False) -> bool:
         return any(
             model != endpoint.model and (explicit or not written)
             for node in endpoint.nodes
             for model, explicit in self.declared[node].get(port, {}).items()
         )
 
-    def _writer(self, endpoint: Endpoint) -> str:
+    def _explicit_key(self, endpoint: Endpoint) -> str:
         """Return the key of another model that has one of the declared ports written."""
         return next(
             f"serving.{model}.port"
@@ -183,7 +185,7 @@ class _Ports:
             if model != endpoint.model and explicit
         )
 
-    def _written(self, endpoint: Endpoint, *ports: int) -> set[str]:
+    def _conflicting_keys(self, endpoint: Endpoint, *ports: int) -> set[str]:
         """Return the keys that give one of the ports to somebody else."""
         users = (self.users[node].get(port, "") for node in endpoint.nodes for port in ports)
         return {user for user in users if user.endswith("port") or user == OTHERS}

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from gpufleet.errors import FleetError
 from gpufleet.planning import candidates
-from gpufleet.planning.candidates import Considered, Sizer
+from gpufleet.planning.candidates import CandidateSet, Sizer
 from gpufleet.settings.serving_settings import Served
 from gpufleet.sizing.architectures.description import Description
 from gpufleet.sizing.architectures.quantization import online_quantization
@@ -23,7 +23,7 @@ FP8 = ("fp8_per_tensor", "fp8")
 
 
 def advice(
-    considered: tuple[Considered, ...],
+    considered: tuple[CandidateSet, ...],
     serving: Mapping[str, Served],
     described: Mapping[str, Description | str],
     sizer: Sizer,
@@ -44,14 +44,14 @@ def advice(
         if served.tensor_parallel is not None:
             continue  # the operator's own word, whatever would do
         now = each.chosen.division
-        method = _method(each)
+        method = _fp8_method(each)
         if now.gpus == 1 or method is None:
             continue
         quantized = served.model_copy(
             update={"flags": {**served.flags, "quantization": method}, "tensor_parallel": None}
         )
         try:
-            found = candidates.consider(
+            found = candidates.evaluate_divisions(
                 each.model, quantized, description, each.kind, each.nodes, sizer=sizer
             ).chosen
         except FleetError:
@@ -64,7 +64,7 @@ def advice(
             )
 
 
-def _method(considered: Considered) -> str | None:
+def _fp8_method(considered: CandidateSet) -> str | None:
     """Return the name by which the release quantizes to FP8 while loading, if the GPU has it."""
     if considered.kind.compute_capability < FP8_CAPABILITY:
         return None

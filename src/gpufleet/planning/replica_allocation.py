@@ -16,12 +16,12 @@ from gpufleet.formatting import count_of, join_names
 from gpufleet.node.cordon import uncordon_command
 from gpufleet.node.topology import Node
 from gpufleet.planning import candidates, node_removal, suggestions
-from gpufleet.planning.candidates import Candidate, Considered, Sizer, Verdict
-from gpufleet.planning.gpu_placement import Part, Picker, Room, mask
+from gpufleet.planning.candidates import Candidate, CandidateSet, Sizer, Verdict
+from gpufleet.planning.gpu_placement import NodeCapacity, Part, Picker, mask
 from gpufleet.planning.parallelism import Division, Kind
 from gpufleet.planning.ports import Endpoint
-from gpufleet.planning.stage import Balancing, Move, Running, Stage
-from gpufleet.planning.too_large import Oversize
+from gpufleet.planning.stage import Balancing, ReplicaMove, Running, Stage
+from gpufleet.planning.too_large import SizeRefusal
 from gpufleet.settings.serving_settings import Served
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class ModelAllocation:
         name: str,
         served: Served,
         description: Description | str | None,
-        rooms: list[Room],
+        rooms: list[NodeCapacity],
         *,
         fleet: Collection[str],
         sizer: Sizer,
@@ -87,9 +87,11 @@ class ModelAllocation:
         kinds: dict[Kind, list[str]] = defaultdict(list)
         for room in rooms:
             kinds[room.kind].append(room.name)
-        self.considered: dict[Kind, Considered] = {
+        self.considered: dict[Kind, CandidateSet] = {
             kind: replace(
-                candidates.consider(name, served, description, kind, len(names), sizer=sizer),
+                candidates.evaluate_divisions(
+                    name, served, description, kind, len(names), sizer=sizer
+                ),
                 names=tuple(names),
             )
             for kind, names in kinds.items()
@@ -98,11 +100,11 @@ class ModelAllocation:
             kind: each.chosen.division for kind, each in self.considered.items() if each.chosen
         }
         whole = any(
-            each.chosen.replicas and not each.chosen.division.crosses
+            each.chosen.replicas and not each.chosen.division.spans_nodes
             for each in self.considered.values()
             if each.chosen
         )
-        self.apart = [kind for kind, each in self.divisions.items() if whole and each.crosses]
+        self.apart = [kind for kind, each in self.divisions.items() if whole and each.spans_nodes]
         """Kinds whose nodes get no new replica: every layer would wait for the network there, and
         not on others."""
         self.placed: dict[int, Replica] = {}
@@ -112,7 +114,7 @@ class ModelAllocation:
         self.why: dict[int, str] = {}
         """Of running replicas that do not stay."""
         self.free_before = 0
-        self.twice: list[Move] = []
+        self.twice: list[ReplicaMove] = []
         """Of replicas that run at two places: what stops."""
         self.keeping: dict[int, list[Part]] = {}
         """Running replicas that may stay, and are not placed yet."""
@@ -135,7 +137,7 @@ class ModelAllocation:
         """
         stages = self.running[number]
         found = self._may_stay(stages)
-        places = _places(stages)
+        places = _group_by_nodes(stages)
         if isinstance(found, str) and len(places) > 1:
             for place in places:
                 parts = self._may_stay(place)
@@ -143,7 +145,9 @@ class ModelAllocation:
                     others = tuple(each for each in stages if each not in place)
                     where = join_names({each.node for each in place})
                     runs = "run" if len(place) > 1 else "runs"
-                    self.twice.append(Move(self.name, number, f"{where} {runs} it too", others))
+                    self.twice.append(
+                        ReplicaMove(self.name, number, f"{where} {runs} it too", others)
+                    )
                     self.running[number] = place
                     return parts
         return found
@@ -159,7 +163,7 @@ class ModelAllocation:
             if room.kind not in self.divisions:
                 return f"it does not fit on {stage.node} any more"
             if any(uuid not in room.indices for uuid in stage.gpu_uuids):
-                left = f" ({left_out(room.node)})" if room.node.unfit else ""
+                left = f" ({unused_gpus(room.node)})" if room.node.unfit else ""
                 return f"a GPU of {stage.node} cannot be used any more{left}"
             parts.append((room, tuple(room.indices[uuid] for uuid in stage.gpu_uuids)))
         division = self.divisions[parts[0][0].kind]
@@ -232,14 +236,15 @@ class ModelAllocation:
     # What became of it
 
     @property
-    def left_behind(self) -> list[str]:
+    def removal_refusals(self) -> list[str]:
         """Why running replicas over nodes may not lose a node, unless a new plan is asked for."""
         usable = {room.name: room.indices for room in self.rooms}
-        without = {room.name: left_out(room.node) for room in self.rooms}
+        without = {room.name: unused_gpus(room.node) for room in self.rooms}
         losing = {}
         for number, stages in self.running.items():
             losses = [
-                node_removal.lost(place, self.fleet, usable, without) for place in _places(stages)
+                node_removal.lost_nodes(place, self.fleet, usable, without)
+                for place in _group_by_nodes(stages)
             ]
             # One that runs twice needs one place.
             losing[number] = {} if {} in losses else losses[0]
@@ -276,12 +281,12 @@ class ModelAllocation:
         )
 
     @property
-    def misfit(self) -> str:
+    def shortfall(self) -> str:
         """Why not all replicas fit, and what to change."""
         if not any(each.chosen and each.chosen.replicas for each in self.considered.values()):
             considered = self.considered.values()
             return str(
-                Oversize(self.name, self.served, self.description, considered, sizer=self.sizer)
+                SizeRefusal(self.name, self.served, self.description, considered, sizer=self.sizer)
             )
         nodes = join_names(room.name for room in self.rooms)
         width = min(division.unit for division in self.divisions.values())
@@ -290,7 +295,7 @@ class ModelAllocation:
         others = f", {taken} of them taken by models placed before" if taken else ""
         count = len(self.placed)
         lower = f"lower `replicas` to {count}" if count else "lower another model's `replicas`"
-        apart = "".join(f"; {each}" for each in self._kept_apart())
+        apart = "".join(f"; {each}" for each in self._separated_nodes())
         groups = " or ".join(
             _gpus(count) for count in sorted({each.gpus for each in self.divisions.values()})
         )
@@ -313,21 +318,21 @@ class ModelAllocation:
         ]
         return f", or lift the cordon of {join_names(closed)}" if closed else ""
 
-    def moves(self) -> Iterator[Move]:
+    def moves(self) -> Iterator[ReplicaMove]:
         """Yield what does not stay as it runs."""
         yield from self.twice
         for number, ran in self.running.items():
             now = self.placed.get(number)
             if now is None:
                 why = self.why.get(number, f"`replicas` is {self.served.replicas}")
-                yield Move(self.name, number, why, ran)
+                yield ReplicaMove(self.name, number, why, ran)
                 continue
             after = tuple(now.stages())
             if number in self.why:
-                yield Move(self.name, number, self.why[number], ran, after)
+                yield ReplicaMove(self.name, number, self.why[number], ran, after)
             elif ran[0].port not in (None, now.endpoint.port):
                 why = f"port {ran[0].port} cannot stay, it is {now.endpoint.port} now"
-                yield Move(self.name, number, why, ran, after)
+                yield ReplicaMove(self.name, number, why, ran, after)
 
     def reasons(self) -> Iterator[str]:
         """Yield sentences: how many, where, over which links, and how it is divided and why."""
@@ -352,20 +357,20 @@ class ModelAllocation:
                 for room, gpus in grouped
                 for start in range(0, len(gpus), self.divisions[room.kind].unit)
             }
-            ways = sorted({layout.way(group) for layout, group in groups})
-            cut = any(replica.division.crosses for replica in replicas)
+            ways = sorted({layout.slowest_link(group) for layout, group in groups})
+            cut = any(replica.division.spans_nodes for replica in replicas)
             each = "each node's part of a group" if cut else "each group"
             clauses.append(f"{each} linked by {' or '.join(ways)}")
         clauses += self._crossing(replicas)
-        clauses += self._passed_over()
+        clauses += self._excluded_nodes()
         yield "; ".join(clauses)
-        yield from dict.fromkeys(self._chosen())
+        yield from dict.fromkeys(self._chosen_divisions())
 
     def _crossing(self, replicas: Iterable[Replica]) -> Iterator[str]:
         """Yield what joins the nodes of groups that are wider than a node."""
         found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         for each in replicas:
-            if each.division.crosses:
+            if each.division.spans_nodes:
                 domains = {room.node.domain for room, _ in each.parts}
                 if domains == {None}:
                     how = "every layer waits for the network"
@@ -373,7 +378,7 @@ class ModelAllocation:
                     how = f"within {domains.pop()}"
                 else:
                     how = "every layer waits for the network, no NVLink clique has room"
-                found[each.division.wide][how].append(each.id)
+                found[each.division.width_reason][how].append(each.id)
         for wide, ways in found.items():
             said = (
                 f"{how} ({join_names(ids)})" if len(ways) > 1 else how for how, ids in ways.items()
@@ -388,7 +393,7 @@ class ModelAllocation:
         for count, nodes in sorted(by_count.items(), reverse=True):
             yield f"{count}{' each' if len(nodes) > 1 else ''} on {join_names(nodes)}"
 
-    def _passed_over(self) -> Iterator[str]:
+    def _excluded_nodes(self) -> Iterator[str]:
         """Nodes that declare the model and that can never have a replica."""
         for considered in self.considered.values():
             kind, nodes = considered.kind, join_names(considered.names)
@@ -404,23 +409,24 @@ class ModelAllocation:
                     yield f"none on {nodes}, where no NVLink island has {_gpus(division.unit)}"
                 else:
                     yield f"none on {nodes}, where no node has room for {division}"
-        yield from self._kept_apart()
+        yield from self._separated_nodes()
 
-    def _kept_apart(self) -> Iterator[str]:
+    def _separated_nodes(self) -> Iterator[str]:
         for kind in self.apart:
             nodes = join_names(self.considered[kind].names)
-            yield f"none on {nodes}, where the network would cut {self.divisions[kind].wide}"
+            width = self.divisions[kind].width_reason
+            yield f"none on {nodes}, where the network would cut {width}"
 
-    def _chosen(self) -> Iterator[str]:
+    def _chosen_divisions(self) -> Iterator[str]:
         for kind, each in self.considered.items():
             if chosen := each.chosen:
                 if chosen.verdict is Verdict.UNKNOWN:
                     yield f"{self.name}: {chosen.reason}"
                 else:
-                    yield f"{self.name} on {kind}: {chosen.division}, {_numbers(chosen)}"
+                    yield f"{self.name} on {kind}: {chosen.division}, {_numbers_text(chosen)}"
 
 
-def _numbers(chosen: Candidate) -> str:
+def _numbers_text(chosen: Candidate) -> str:
     sizing = chosen.sizing
     if sizing is None:
         return chosen.reason
@@ -433,17 +439,17 @@ def _numbers(chosen: Candidate) -> str:
 # Placing
 
 
-def in_order(allocations: Iterable[ModelAllocation]) -> list[ModelAllocation]:
+def placement_order(allocations: Iterable[ModelAllocation]) -> list[ModelAllocation]:
     """The models as they are placed: largest group first, then by name."""
     return sorted(allocations, key=lambda allocation: (-allocation.width, allocation.name))
 
 
 def place(allocations: Sequence[ModelAllocation]) -> None:
     """Place as many replicas of each as are asked for and fit."""
-    ordered = in_order(allocations)
+    ordered = placement_order(allocations)
     by_name = {allocation.name: allocation for allocation in ordered}
     for allocation in ordered:
-        _hold(allocation)
+        _hold_running(allocation)
     for allocation in ordered:
         allocation.free_before = sum(room.free.bit_count() for room in allocation.rooms)
         for number in sorted(allocation.keeping):
@@ -457,14 +463,14 @@ def place(allocations: Sequence[ModelAllocation]) -> None:
         for displace in (False, True):
             if len(allocation.placed) < allocation.required:
                 picker = _picker(allocation, displace=displace)
-                while len(allocation.placed) < allocation.required and _add(
+                while len(allocation.placed) < allocation.required and _add_replica(
                     allocation, picker, by_name
                 ):
                     pass
-    _fill([each for each in ordered if each.served.replicas == "fit"], by_name)
+    _fill_free_gpus([each for each in ordered if each.served.replicas == "fit"], by_name)
 
 
-def _hold(allocation: ModelAllocation) -> None:
+def _hold_running(allocation: ModelAllocation) -> None:
     """Mark the GPUs on which replicas run that may stay there."""
     for number in sorted(allocation.running):
         parts = allocation.may_stay(number)
@@ -491,7 +497,7 @@ def _picker(allocation: ModelAllocation, *, displace: bool = False) -> Picker:
     )
 
 
-def _add(
+def _add_replica(
     allocation: ModelAllocation, picker: Picker, by_name: Mapping[str, ModelAllocation]
 ) -> bool:
     """Place one more replica; what runs on its GPUs makes way. False without room."""
@@ -509,7 +515,9 @@ def _add(
     return True
 
 
-def _fill(allocations: Sequence[ModelAllocation], by_name: Mapping[str, ModelAllocation]) -> None:
+def _fill_free_gpus(
+    allocations: Sequence[ModelAllocation], by_name: Mapping[str, ModelAllocation]
+) -> None:
     """Give models of which as many are asked for as fit what is left, in turns."""
     for allocation in allocations:
         for number in sorted(allocation.keeping):
@@ -517,11 +525,11 @@ def _fill(allocations: Sequence[ModelAllocation], by_name: Mapping[str, ModelAll
     growing = [(allocation, _picker(allocation)) for allocation in allocations]
     while growing:
         allocation, picker = min(growing, key=lambda turn: len(turn[0].placed))
-        if not _add(allocation, picker, by_name):
+        if not _add_replica(allocation, picker, by_name):
             growing = [turn for turn in growing if turn[0] is not allocation]
 
 
-def _places(stages: Sequence[Running]) -> list[tuple[Running, ...]]:
+def _group_by_nodes(stages: Sequence[Running]) -> list[tuple[Running, ...]]:
     """Take apart what runs of a replica by the nodes that belong together."""
     found: dict[tuple[str, ...], list[Running]] = defaultdict(list)
     for stage in stages:
@@ -529,7 +537,7 @@ def _places(stages: Sequence[Running]) -> list[tuple[Running, ...]]:
     return [tuple(each) for each in found.values()]
 
 
-def left_out(node: Node) -> str:
+def unused_gpus(node: Node) -> str:
     """Return which GPUs of a node serve nothing, and why."""
     return "; ".join(f"GPU {index} is left out ({why})" for index, why in node.unfit.items())
 

@@ -173,7 +173,7 @@ class Running:
 
 
 @dataclass(frozen=True)
-class Move:
+class ReplicaMove:
     """A replica that does not stay as it runs, and why."""
 
     model: str

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gpufleet.planning.candidates import Candidate, Considered, Sizer, Verdict, consider, powers
+from gpufleet.planning.candidates import (
+    Candidate,
+    CandidateSet,
+    Sizer,
+    Verdict,
+    evaluate_divisions,
+    powers_of_two,
+)
 from gpufleet.planning.parallelism import Kind
 from gpufleet.settings.serving_settings import Served
 
@@ -28,35 +35,35 @@ def remedies(
     is named helps by itself.
     """
 
-    def considered(changes: Mapping[str, Any]) -> Considered:
-        changed = _changed(served, changes)
-        return consider("", changed, description, kind, nodes, sizer=sizer)
+    def evaluate(changes: Mapping[str, Any]) -> CandidateSet:
+        changed = _apply_changes(served, changes)
+        return evaluate_divisions("", changed, description, kind, nodes, sizer=sizer)
 
-    def helps(changes: Mapping[str, Any]) -> bool:
-        chosen = considered(changes).chosen
+    def is_enough(changes: Mapping[str, Any]) -> bool:
+        chosen = evaluate(changes).chosen
         return chosen is not None and chosen.replicas > 0 and chosen.verdict is not Verdict.UNKNOWN
 
-    found = [each for each in _one_change(served, considered({}).candidates) if helps(each)]
+    found = [each for each in _single_changes(served, evaluate({}).candidates) if is_enough(each)]
     wider: dict[str, Any] = {}
     if served.tensor_parallel is not None:
-        free = considered({"tensor_parallel": None})
+        free = evaluate({"tensor_parallel": None})
         tensor = (
             free.chosen.division.tensor_parallel
             if free.chosen
-            else max(powers(1, max(kind.islands)))
+            else max(powers_of_two(1, max(kind.islands)))
         )
         wider = {"tensor_parallel": tensor}
-        if helps(wider):
+        if is_enough(wider):
             found.insert(0, wider)
     if not found and wider:
-        changed = _changed(served, wider)
-        more = _one_change(changed, considered(wider).candidates)
-        found = [both for each in more if helps(both := {**wider, **each})]
+        changed = _apply_changes(served, wider)
+        more = _single_changes(changed, evaluate(wider).candidates)
+        found = [both for each in more if is_enough(both := {**wider, **each})]
     if not found:
         least = {**wider, "concurrency": 1}
-        changed = _changed(served, least)
-        more = _one_change(changed, considered(least).candidates)
-        found = [both for each in more if helps(both := {**least, **each})]
+        changed = _apply_changes(served, least)
+        more = _single_changes(changed, evaluate(least).candidates)
+        found = [both for each in more if is_enough(both := {**least, **each})]
     first: dict[tuple[str, ...], str] = {}
     for changes in found:  # of several values of one key the nearest, which comes first
         words = " and ".join(_yaml(key, value) for key, value in changes.items())
@@ -64,7 +71,7 @@ def remedies(
     return tuple(first.values())
 
 
-def _one_change(served: Served, judged: tuple[Candidate, ...]) -> Iterator[dict[str, Any]]:
+def _single_changes(served: Served, judged: tuple[Candidate, ...]) -> Iterator[dict[str, Any]]:
     """Yield what might help, for each key the smallest change first."""
     most = int(max((each.concurrency for each in judged), default=0))
     for fewer in dict.fromkeys((most, int(most * 0.8), 1)):
@@ -93,13 +100,13 @@ def _one_change(served: Served, judged: tuple[Candidate, ...]) -> Iterator[dict[
         yield {"expert_parallel": False}
     for key in ("data_parallel", "pipeline_parallel"):
         if (own := getattr(served, key) or 1) > 1:
-            yield from ({key: fewer} for fewer in powers(2, own - 1)[::-1])
+            yield from ({key: fewer} for fewer in powers_of_two(2, own - 1)[::-1])
             yield {key: 1}
     if "kv-cache-dtype" not in served.flags:
         yield {"flags.kv-cache-dtype": "fp8"}
 
 
-def _changed(served: Served, changes: Mapping[str, Any]) -> Served:
+def _apply_changes(served: Served, changes: Mapping[str, Any]) -> Served:
     """Write settings, and flags where a key begins so."""
     flags = {
         key.removeprefix("flags."): value

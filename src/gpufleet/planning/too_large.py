@@ -12,7 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from gpufleet.formatting import count_of, join_names
-from gpufleet.planning.candidates import Considered, Sizer, consider
+from gpufleet.planning.candidates import CandidateSet, Sizer, evaluate_divisions
 from gpufleet.planning.parallelism import Division
 from gpufleet.settings.serving_settings import Served
 
@@ -29,7 +29,7 @@ _ALLOWED = {
 }
 
 
-class Oversize:
+class SizeRefusal:
     """One model of which no replica fits on any kind of node that declares it."""
 
     def __init__(
@@ -37,7 +37,7 @@ class Oversize:
         name: str,
         served: Served,
         description: Description | str | None,
-        considered: Iterable[Considered],
+        considered: Iterable[CandidateSet],
         *,
         sizer: Sizer,
     ) -> None:
@@ -59,9 +59,9 @@ class Oversize:
         if division.nodes > 1:
             ways.append("add nodes")
         write = ", or ".join(ways) or "declare it on nodes with more GPUs"
-        return f"serving.{self._name}: {self._found(here, division)}: {write}"
+        return f"serving.{self._name}: {self._finding(here, division)}: {write}"
 
-    def _found(self, here: Considered, division: Division) -> str:
+    def _finding(self, here: CandidateSet, division: Division) -> str:
         pcie = self._served.allow_pcie
         if division.nodes > 1:
             are = "is" if here.nodes == 1 else "are"
@@ -92,9 +92,9 @@ class Oversize:
         """Yield the nearest numbers that fit: less, and more where shares come out even then."""
         keys = ["data_parallel", "pipeline_parallel", "tensor_parallel"]
         if not division.expert_parallel:
-            keys.sort(key=lambda key: -self._asked(key))
+            keys.sort(key=lambda key: -self._requested(key))
         for key in keys:
-            asked = self._asked(key)
+            asked = self._requested(key)
             most = max(each.kind.gpus * each.nodes for each in self._considered)
             most //= division.gpus // asked
             fewer = self._first(key, range(min(asked - 1, max(most, 1)), 0, -1))
@@ -108,14 +108,14 @@ class Oversize:
         # No number is enough alone: one after another goes down to 1, the last to what helps.
         lower: dict[str, int] = {}
         for key in keys:
-            if last := self._first(key, range(self._asked(key) - 1, 0, -1), lower):
+            if last := self._first(key, range(self._requested(key) - 1, 0, -1), lower):
                 written = (f"`{name}: {value}`" for name, value in {**lower, key: last}.items())
                 yield f"set {' and '.join(written)}"
                 return
-            if self._asked(key) > 1:
+            if self._requested(key) > 1:
                 lower[key] = 1
 
-    def _asked(self, key: str) -> int:
+    def _requested(self, key: str) -> int:
         return getattr(self._served, key) or 1
 
     def _first(
@@ -123,7 +123,7 @@ class Oversize:
     ) -> int | None:
         tried = islice(numbers, _TRIED)
         also = others or {}
-        return next((number for number in tried if self._helps({**also, key: number})), None)
+        return next((number for number in tried if self._is_enough({**also, key: number})), None)
 
     def _settings(self) -> Iterator[str]:
         """Yield what to allow: one setting, or both where one is not enough."""
@@ -131,15 +131,15 @@ class Oversize:
         for keys, acceptable in _ALLOWED.items():
             if any(getattr(self._served, key) for key in keys) or (found and len(keys) > 1):
                 continue
-            if self._helps(dict.fromkeys(keys, True)):
+            if self._is_enough(dict.fromkeys(keys, True)):
                 written = " and ".join(f"`{key}: true`" for key in keys)
                 found = True
                 yield f"set {written}{acceptable}"
 
-    def _helps(self, changes: Mapping[str, int | bool]) -> bool:
+    def _is_enough(self, changes: Mapping[str, int | bool]) -> bool:
         changed = self._served.model_copy(update=changes)
         for each in self._considered:
-            found = consider(
+            found = evaluate_divisions(
                 self._name, changed, self._description, each.kind, each.nodes, sizer=self._sizer
             )
             if found.chosen and found.chosen.replicas:

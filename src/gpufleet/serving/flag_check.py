@@ -24,7 +24,7 @@ from gpufleet.flags.arguments import words
 from gpufleet.flags.check import check
 from gpufleet.flags.problem import By, Kind, Problem
 from gpufleet.flags.schema import Schema
-from gpufleet.planning.multinode.launch import filled
+from gpufleet.planning.multinode.launch import fill_ports
 from gpufleet.planning.stage import Stage
 from gpufleet.remote import payload
 from gpufleet.serving import unit, unit_environment
@@ -95,7 +95,7 @@ def started(
         port, refused = stage.group.cluster_port, {f"--{name}" for name in rank.drops}
         lines = [each for each in lines if each[1][0].partition("=")[0] not in refused]
         lines += [
-            (("serving", stage.model), tuple(filled(word, port) for word in words(name, value)))
+            (("serving", stage.model), tuple(fill_ports(word, port) for word in words(name, value)))
             for name, value in rank.flags.items()
         ]
     # One key for every word of its line.

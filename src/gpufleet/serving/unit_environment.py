@@ -28,7 +28,7 @@ def rank(stage: Stage, model: Served, vllm: Vllm) -> launch.Rank:
     """
     if stage.group is None:
         raise ValueError(f"{stage.id} is on one node")
-    return launch.arrange(
+    return launch.rank_launch(
         stage,
         model,
         dict(stage.group.networks),
@@ -69,7 +69,7 @@ def environment(
         built_in |= rank(stage, model, vllm).variables
     if stage.handover:
         network = dict(stage.handover.networks)[stage.node]
-        built_in |= launch.transfer(stage, model, network, port=stage.handover.port)
+        built_in |= launch.transfer_variables(stage, model, network, port=stage.handover.port)
     return dict(sorted((built_in | vllm.environment | model.environment).items()))
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from gpufleet.errors import NotKnownError
-from gpufleet.planning.candidates import Verdict, consider, options
+from gpufleet.planning.candidates import Verdict, evaluate_divisions, sizing_options
 from gpufleet.planning.parallelism import Division, Kind
 from gpufleet.planning.suggestions import remedies
 from gpufleet.settings.serving_settings import Served
@@ -85,7 +85,7 @@ def served(**changes):
 
 def considered(wanted, drawn, kind=H100X8, nodes=1):
     description, sizer = drawn
-    return consider("m", wanted, description, kind, nodes, sizer=sizer)
+    return evaluate_divisions("m", wanted, description, kind, nodes, sizer=sizer)
 
 
 def chosen(*arguments, **others):
@@ -248,10 +248,10 @@ def test_the_choice_does_not_depend_on_how_many_nodes_there_are(nodes, count):
 
 def test_without_a_description_only_what_is_set_is_taken():
     """And nobody is told that it fits."""
-    found = consider(
+    found = evaluate_divisions(
         "m", served(tensor_parallel=2), "its Hub did not answer", H100X8, 1, sizer=size
     )
-    nothing = consider("m", served(), "its Hub did not answer", H100X8, 1, sizer=size)
+    nothing = evaluate_divisions("m", served(), "its Hub did not answer", H100X8, 1, sizer=size)
 
     assert found.chosen.verdict is Verdict.UNKNOWN
     assert found.chosen.reason == "memory not checked: its Hub did not answer"
@@ -262,7 +262,9 @@ def test_what_cannot_be_sized_counts_as_not_known():
     def refuses(*_):
         raise NotKnownError("vLLM 0.7.0 is older than what is sized")
 
-    found = consider("m", served(tensor_parallel=2), model(1)[0], H100X8, 1, sizer=refuses)
+    found = evaluate_divisions(
+        "m", served(tensor_parallel=2), model(1)[0], H100X8, 1, sizer=refuses
+    )
 
     assert found.chosen.reason == "memory not checked: vLLM 0.7.0 is older than what is sized"
 
@@ -285,14 +287,14 @@ def test_flags_that_take_memory_reach_the_sizing():
         }
     )
 
-    asked = options(wanted, H100X8, Division(2))
+    asked = sizing_options(wanted, H100X8, Division(2))
 
     assert (asked.tensor_parallel, asked.max_model_len, asked.vllm) == (2, 32000, (0, 32, 0))
     assert (asked.gpu_memory_utilization, asked.kv_cache_dtype) == (0.8, "fp8")
     assert (asked.max_num_seqs, asked.enforce_eager, asked.prefix_caching) == (64, True, False)
     assert (asked.speculative_tokens, asked.throughput) == (3, True)
     assert asked.gpu_memory_gib < 81559 / 1024  # what CUDA reports, less than NVML's
-    assert options(served(context=4096), H100X8, Division(1)).max_model_len == 4096
+    assert sizing_options(served(context=4096), H100X8, Division(1)).max_model_len == 4096
 
 
 # Real models
@@ -312,7 +314,7 @@ def test_flags_that_take_memory_reach_the_sizing():
 def test_real_models_are_divided_as_one_would(name, kind, objective, expected):
     wanted = served(objective=objective, context=8192)
 
-    found = consider("m", wanted, described(name), kind, 1, sizer=size)
+    found = evaluate_divisions("m", wanted, described(name), kind, 1, sizer=size)
 
     assert found.chosen.division == expected
 
@@ -341,4 +343,4 @@ def test_a_remedy_is_tried_before_it_is_named(name, kind, changes):
         flags = {key: value for key, value, flag in told if flag}
         changed = wanted.model_copy(update={**settings, "flags": flags})
         assert told
-        assert consider("m", changed, description, kind, 2, sizer=size).chosen
+        assert evaluate_divisions("m", changed, description, kind, 2, sizer=size).chosen

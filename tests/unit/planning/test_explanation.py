@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpufleet.planning.explanation import explain, picture, rows
+from gpufleet.planning.explanation import candidate_rows, draw_node, explain
 from gpufleet.planning.planner import FleetPlan, plan
 from gpufleet.planning.stage import Stage
 from gpufleet.settings.node_settings import NodeSettings
@@ -23,7 +23,7 @@ def test_a_picture_has_a_line_for_each_gpu():
     whole = machine("gpu-01", 4, 1, 1, pcie="NODE")
     node = replace(whole, gpus=tuple(gpu for gpu in whole.gpus if gpu.index != 3), unfit={3: "xid"})
 
-    found = picture(FleetPlan((stage(0, 0, 1), stage(11, 4, 5)), ()), node)
+    found = draw_node(FleetPlan((stage(0, 0, 1), stage(11, 4, 5)), ()), node)
 
     assert found == [
         "gpu-01",
@@ -45,7 +45,7 @@ def test_ranks_go_on_over_the_nodes_of_a_replica():
         stage(0, 0, 1, 2, 3, node="gpu-02", node_rank=1, **wide),
     )
 
-    found = picture(FleetPlan(stages, ()), machine("gpu-02", 2, 2))
+    found = draw_node(FleetPlan(stages, ()), machine("gpu-02", 2, 2))
 
     assert [line.split("  ")[3:] for line in found[1:]] == [
         [f"rank {rank}", "NV18"]
@@ -76,7 +76,7 @@ def test_candidates_are_a_table_for_each_kind_of_node():
     ]
     assert lines[5] == "m on gpu-03: 1 x NVIDIA H100 80GB HBM3"
     assert "?" in explain(blind)
-    (row,) = rows(blind)
+    (row,) = candidate_rows(blind)
     assert (row.verdict, row.kv_cache_tokens, row.weights_gib_per_gpu) == (
         "not checked",
         None,

@@ -36,7 +36,7 @@ def served(*names: str, **more) -> Served:
 
 
 def layered(*names: str, about: Subject | None = None, **more) -> dict[str, LayeredFlag]:
-    found = flag_layers.layered(served(*names, **more), about or subject())
+    found = flag_layers.resolve_flags(served(*names, **more), about or subject())
     return {each.name: each for each in found}
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.planning.explanation import Action, difference
+from gpufleet.planning.explanation import Action, plan_changes
 from gpufleet.planning.planner import FleetPlan, plan
 from gpufleet.planning.stage import Running
 from tests.unit.planning.test_planner import declare, machine, model
@@ -157,10 +157,10 @@ def test_what_a_new_plan_does_to_the_replica_is_shown_as_one_change():
     """Not as a replica that ran twice, where it has fewer nodes than before."""
     replanned = {**SPANNING, "when_a_node_leaves": "replan"}
     running = over("gpu-01", "gpu-02")
-    (change,) = difference(planned(FLEET[1:], running, replanned), running[1:])
+    (change,) = plan_changes(planned(FLEET[1:], running, replanned), running[1:])
     assert (change.action, change.why) == (Action.MOVE, "gpu-01 is gone")
 
-    (change,) = difference(planned(FLEET[:2], running, model(span_nodes=True)), running)
+    (change,) = plan_changes(planned(FLEET[:2], running, model(span_nodes=True)), running)
     assert change.action == Action.MOVE
     assert change.before.startswith("gpu-01 ")
     assert "gpu-02" in change.before

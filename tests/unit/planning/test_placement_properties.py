@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from gpufleet.errors import FleetError
 from gpufleet.node.topology import Domain, Gpu, Node
-from gpufleet.planning.candidates import options
-from gpufleet.planning.explanation import Action, difference, explain, rows
+from gpufleet.planning.candidates import sizing_options
+from gpufleet.planning.explanation import Action, candidate_rows, explain, plan_changes
 from gpufleet.planning.planner import plan
 from gpufleet.planning.stage import Running
 from gpufleet.settings.node_settings import NodeSettings
@@ -205,7 +205,7 @@ def check(found, nodes, declarations, reserved=None):
             stage.pipeline_parallel,
         )
         # Asked anew, not taken from the plan: what was found is what is placed.
-        asked = fit.size(described(MODELS[stage.model]), options(served, kind, division))
+        asked = fit.size(described(MODELS[stage.model]), sizing_options(served, kind, division))
         assert asked.fits or (
             served.tensor_parallel is not None and asked.confidence == "near the edge"
         )
@@ -296,7 +296,7 @@ def test_what_runs_as_planned_stays(fleet):
 
     assert again.stages == found.stages
     assert again.moves == ()
-    assert {each.action for each in difference(again, running_of(found))} <= {Action.STAY}
+    assert {each.action for each in plan_changes(again, running_of(found))} <= {Action.STAY}
 
 
 def moved_unsaid(before, after, touched=()):
@@ -493,11 +493,13 @@ def test_the_explanation_names_every_candidate_and_its_reason(fleet):
 
     text = explain(found, machines)
 
-    for row in rows(found):
+    for row in candidate_rows(found):
         assert row.reason
         assert row.reason in text
     placed = {(stage.model, stage.tensor_parallel) for stage in found.stages}
-    assert placed <= {(row.model, row.tensor_parallel) for row in rows(found) if row.chosen}
+    assert placed <= {
+        (row.model, row.tensor_parallel) for row in candidate_rows(found) if row.chosen
+    }
 
 
 @pytest.mark.parametrize("profile", ["h100x8", "a100x4-pcie", "gb200x4", "l40sx8", "b200x8"])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gpufleet.errors import FleetError
 from gpufleet.node.topology import Gpu, Node
-from gpufleet.planning.explanation import Action, difference
+from gpufleet.planning.explanation import Action, plan_changes
 from gpufleet.planning.planner import plan
 from gpufleet.planning.stage import Running
 from gpufleet.settings.node_settings import NodeSettings
@@ -63,7 +63,7 @@ def model(**changes):
 
 
 def gpus_on(fleet_plan, node):
-    return [stage.gpus for stage in fleet_plan.on(node)]
+    return [stage.gpus for stage in fleet_plan.stages_on(node)]
 
 
 def problems_of(nodes, settings):
@@ -723,7 +723,7 @@ def test_a_replica_that_runs_twice_stays_once():
 
     assert [stage.node for stage in found.stages] == ["gpu-01"]
     assert [str(move) for move in found.moves] == ["m-0 stops on gpu-02: gpu-01 runs it too"]
-    assert [(each.action, each.why) for each in difference(found, runs)] == [
+    assert [(each.action, each.why) for each in plan_changes(found, runs)] == [
         (Action.STOP, "gpu-01 runs it too"),
         (Action.STAY, ""),
     ]
@@ -737,7 +737,7 @@ def test_the_difference_names_what_starts_stops_moves_and_restarts():
     fleet.append(machine("gpu-03", 1))
 
     found = plan(fleet, {node.name: wanted for node in fleet}, running=runs)
-    changes = difference(found, runs, {"m-0": "its flags changed"}, fleet)
+    changes = plan_changes(found, runs, {"m-0": "its flags changed"}, fleet)
 
     assert [(each.action, each.replica, each.before, each.after) for each in changes] == [
         ("restart", "m-0", "gpu-02 GPUs 0-1 port 8000", "gpu-02 GPUs 0-1 port 8000"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpufleet.planning.ports import Endpoint, assigned
+from gpufleet.planning.ports import Endpoint, assign_ports
 from gpufleet.planning.stage import Stage
 from gpufleet.settings.node_settings import NodeSettings
 
@@ -25,7 +25,7 @@ def endpoint(model, *nodes, declared=8000, explicit=False, width=1, wished=None,
 
 
 def ports(endpoints, settings, others=None):
-    problems, _ = assigned(endpoints, settings, others or {})
+    problems, _ = assign_ports(endpoints, settings, others or {})
     assert problems == ()
     return {f"{each.model}-{each.replica}": each.port for each in endpoints}
 
@@ -101,7 +101,9 @@ def test_a_port_that_somebody_wrote_is_not_taken_for_a_further_server():
 
 def test_a_port_that_was_written_is_not_the_watchdog_s():
     """Unless nothing is watched there; one that nobody wrote is stepped over."""
-    problems, _ = assigned([endpoint("a", "n1", declared=8406, explicit=True)], watched(8406), {})
+    problems, _ = assign_ports(
+        [endpoint("a", "n1", declared=8406, explicit=True)], watched(8406), {}
+    )
     assert problems == (
         "port 8406 is wanted by serving.a.port and vllm.watchdog_port on n1: give one of them "
         "another port",
@@ -112,7 +114,9 @@ def test_a_port_that_was_written_is_not_the_watchdog_s():
 
 
 def test_a_port_that_was_written_is_not_where_releases_are_handed_out():
-    problems, _ = assigned([endpoint("a", "n1", declared=8790, explicit=True)], watched(8790), {})
+    problems, _ = assign_ports(
+        [endpoint("a", "n1", declared=8790, explicit=True)], watched(8790), {}
+    )
 
     assert problems == (
         "port 8790 is wanted by serving.a.port and vllm.distribution.port on n1: give one of them "
@@ -131,7 +135,7 @@ def test_two_that_were_written_so_that_they_overlap_are_refused_with_the_port():
         endpoint("b", "n1", declared=8003, explicit=True),
     ]
 
-    problems, _ = assigned(both, {"n1": declared(a=8000, b=8003)}, {})
+    problems, _ = assign_ports(both, {"n1": declared(a=8000, b=8003)}, {})
 
     assert problems == (
         "port 8003 is wanted by serving.a.port and serving.b.port on n1: give one of them another "
@@ -150,7 +154,7 @@ def test_who_runs_keeps_its_ports_only_if_all_are_free():
 def test_the_last_port_of_a_replica_is_one():
     wide = endpoint("a", "n1", declared=65533, explicit=True, width=4)
 
-    problems, _ = assigned([wide], {"n1": declared(a=65533)}, {})
+    problems, _ = assign_ports([wide], {"n1": declared(a=65533)}, {})
 
     assert problems == (
         "serving.a.port: its replicas on n1 would need port 65536, and 65535 is the last: lower it",

@@ -52,7 +52,7 @@ _GONE = {"pplx": (0, 17), "naive": (0, 19)}
 _BY_AMD = frozenset({"mori", "mori_high_throughput", "mori_low_latency"})
 
 
-def judged(
+def check_consistency(
     stages: Iterable[Stage],
     settings: Mapping[str, NodeSettings],
     nodes: Mapping[str, Node],
@@ -73,20 +73,20 @@ def judged(
         first = min(replica, key=lambda stage: stage.node_rank)
         served = settings[first.node].serving[first.model]
         if first.group is None:
-            problems += _balancing(first, served)
+            problems += _balancing_problems(first, served)
             continue
         here = {node: settings[node] for node in first.nodes}
-        problems += _unlike(first, here)
-        problems += _packages(first, served, here, locks)
-        remarks += _context(first, served)
-        remarks += _gone(first, served, here)
-        remarks += _experts(first, served, nodes)
+        problems += _rank_differences(first, here)
+        problems += _package_problems(first, served, here, locks)
+        remarks += _context_warnings(first, served)
+        remarks += _removed_backend(first, served, here)
+        remarks += _expert_remarks(first, served, nodes)
     if problems:
         raise FleetError(*dict.fromkeys(problems))
     return tuple(dict.fromkeys(remarks))
 
 
-def _balancing(stage: Stage, served: Served) -> Iterator[str]:
+def _balancing_problems(stage: Stage, served: Served) -> Iterator[str]:
     if served.data_parallel_balancing == "external" and stage.data_parallel > 1:
         yield (
             f"serving.{stage.model}.data_parallel_balancing: external, and {stage.id} is on "
@@ -96,7 +96,7 @@ def _balancing(stage: Stage, served: Served) -> Iterator[str]:
         )
 
 
-def _unlike(stage: Stage, settings: Mapping[str, NodeSettings]) -> Iterator[str]:
+def _rank_differences(stage: Stage, settings: Mapping[str, NodeSettings]) -> Iterator[str]:
     """Yield what ranks would refuse each other for, however often they are deployed."""
     (first, reference), *others = settings.items()
     one = reference.vllm
@@ -123,7 +123,7 @@ def _unlike(stage: Stage, settings: Mapping[str, NodeSettings]) -> Iterator[str]
             )
 
 
-def _packages(
+def _package_problems(
     stage: Stage,
     served: Served,
     settings: Mapping[str, NodeSettings],
@@ -147,7 +147,7 @@ def _packages(
             )
 
 
-def _context(stage: Stage, served: Served) -> Iterator[str]:
+def _context_warnings(stage: Stage, served: Served) -> Iterator[str]:
     """Decode context parallelism divides a tensor-parallel group into runs of ranks."""
     size = _integer(_flags(stage, served).get("decode-context-parallel-size"))
     here = len(stage.gpus)
@@ -160,7 +160,9 @@ def _context(stage: Stage, served: Served) -> Iterator[str]:
         )
 
 
-def _gone(stage: Stage, served: Served, settings: Mapping[str, NodeSettings]) -> Iterator[str]:
+def _removed_backend(
+    stage: Stage, served: Served, settings: Mapping[str, NodeSettings]
+) -> Iterator[str]:
     backend = _backend(stage, served)
     releases = [numbers(each.vllm.version) for each in settings.values() if each.vllm]
     if backend in _GONE and releases and min(releases) >= _GONE[backend]:
@@ -170,7 +172,7 @@ def _gone(stage: Stage, served: Served, settings: Mapping[str, NodeSettings]) ->
         )
 
 
-def _experts(stage: Stage, served: Served, nodes: Mapping[str, Node]) -> Iterator[str]:
+def _expert_remarks(stage: Stage, served: Served, nodes: Mapping[str, Node]) -> Iterator[str]:
     """Experts on all nodes hand tokens over in every layer: over what, is worth knowing."""
     backend = _backend(stage, served)
     if not backend or stage.group is None:
@@ -191,11 +193,12 @@ def _experts(stage: Stage, served: Served, nodes: Mapping[str, Node]) -> Iterato
     elif backend in _BY_RDMA and not rdma and not one_domain:
         yield (
             f"{spread}, and --all2all-backend {backend} takes RDMA between them: "
-            f"{_without(networks)} none: write `{DEFAULT_ALL2ALL}` if it does not start"
+            f"{_nodes_without_rdma(networks)} none: write `{DEFAULT_ALL2ALL}` if it does not start"
         )
     elif backend == DEFAULT_ALL2ALL and not rdma and not one_domain:
         yield (
-            f"{spread}, and {_without(networks)} no RDMA: every layer sends all tokens to all "
+            f"{spread}, and {_nodes_without_rdma(networks)} no RDMA: "
+            "every layer sends all tokens to all "
             "nodes by TCP, which takes most of the time: keep experts on one node, or join the "
             "nodes by InfiniBand or RoCE"
         )
@@ -217,7 +220,7 @@ def _flags(stage: Stage, served: Served) -> dict[str, Any]:
     return {each.name: each.value for each in stage.flags} | served.flags
 
 
-def _without(networks: Mapping[str, Network]) -> str:
+def _nodes_without_rdma(networks: Mapping[str, Network]) -> str:
     """`gpu-01 has`: the nodes without active RDMA ports near their GPUs, to go on with."""
     names = [node for node, each in networks.items() if not each.hcas] or list(networks)
     return f"{join_names(names)} {'has' if len(names) == 1 else 'have'}"

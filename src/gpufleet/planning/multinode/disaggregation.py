@@ -162,7 +162,7 @@ class Pairs:
         return (*(each for each in given if each.name != FLAG), *found)
 
 
-def declared(
+def handover_pairs(
     settings: Mapping[str, NodeSettings],
     layers: Layers,
     models: Mapping[str, Described],
@@ -180,16 +180,16 @@ def declared(
     pairs = {name: entry.served.prefill for name, entry in entries.items() if entry.served.prefill}
     problems: list[str] = []
     for name, prefill in pairs.items():
-        problems += _partners(entries, name, prefill)
+        problems += _partner_problems(entries, name, prefill)
     whole = {name: prefill for name, prefill in pairs.items() if prefill in entries}
     for name in sorted({*whole, *whole.values()}):
-        problems += _alone(entries[name], models.get(name), locks)
+        problems += _entry_problems(entries[name], models.get(name), locks)
     if problems:
         raise FleetError(*dict.fromkeys(problems))
     return Pairs(whole)
 
 
-def divided(
+def check_divisions(
     stages: Iterable[Stage], pairs: Pairs, layers: Layers, models: Mapping[str, Described]
 ) -> tuple[str, ...]:
     """
@@ -210,11 +210,13 @@ def divided(
         vllm = min(numbers(release) for model, release in layers if model == decode)
         shapes = {(_shape(a), _shape(b)) for a in by_model[decode] for b in by_model[prefill]}
         for mine, theirs in sorted(shapes):
-            problems += _divisions((decode, *mine), (prefill, *theirs), description, vllm)
+            problems += _division_problems((decode, *mine), (prefill, *theirs), description, vllm)
         for name, sizes in ((decode, {a for a, _ in shapes}), (prefill, {b for _, b in shapes})):
             size = _integer(flags.get(name, {}).get(_CONTEXT))
-            problems += _contexts(name, size, {tensor for tensor, _ in sizes}, description, vllm)
-        remarks.append(_where(decode, prefill, by_model))
+            problems += _context_problems(
+                name, size, {tensor for tensor, _ in sizes}, description, vllm
+            )
+        remarks.append(_router_sentence(decode, prefill, by_model))
     if problems:
         raise FleetError(*dict.fromkeys(problems))
     return tuple(remarks)
@@ -227,8 +229,9 @@ def remarks(pairs: Pairs, layers: Layers) -> tuple[str, ...]:
         for (model, _), flags in layers.items()
     }
     return tuple(
-        f"serving.{decode}.context: {_said(longest[decode])}, and serving.{prefill}.context: "
-        f"{_said(longest[prefill])}: what is longer than the lesser one is refused by its side "
+        f"serving.{decode}.context: {_value_text(longest[decode])}, and serving.{prefill}.context: "
+        f"{_value_text(longest[prefill])}: what is longer than the lesser one "
+        "is refused by its side "
         "alone: write the same"
         for decode, prefill in pairs.prefill.items()
         if longest.get(decode) != longest.get(prefill)
@@ -270,7 +273,7 @@ def _entries(settings: Mapping[str, NodeSettings], layers: Layers) -> dict[str, 
     }
 
 
-def _partners(entries: Mapping[str, _Entry], name: str, prefill: str) -> Iterator[str]:
+def _partner_problems(entries: Mapping[str, _Entry], name: str, prefill: str) -> Iterator[str]:
     """Yield in what an entry and the one that it names do not fit."""
     key = f"serving.{name}.prefill"
     if prefill == name:
@@ -289,7 +292,7 @@ def _partners(entries: Mapping[str, _Entry], name: str, prefill: str) -> Iterato
     for what in ("model", "revision"):
         values = getattr(one.served, what), getattr(other.served, what)
         if values[0] != values[1]:
-            yield _differ(one, other, what, *values)
+            yield _difference_sentence(one, other, what, *values)
     if one.answers_to != other.answers_to:
         yield (
             f"serving.{prefill}.served_name: {prefill} answers to {other.answers_to!r} and {name} "
@@ -298,26 +301,31 @@ def _partners(entries: Mapping[str, _Entry], name: str, prefill: str) -> Iterato
         )
     mine, theirs = (_backends(each.flags) for each in (one, other))
     if mine != theirs:
-        yield _differ(one, other, f"flags.{FLAG}.kv_connector_extra_config.backends", mine, theirs)
+        yield _difference_sentence(
+            one, other, f"flags.{FLAG}.kv_connector_extra_config.backends", mine, theirs
+        )
     mine, theirs = (_speculation(each.flags) for each in (one, other))
     if mine != theirs:
-        yield _differ(one, other, f"flags.{_SPECULATIVE}", mine, theirs)
+        yield _difference_sentence(one, other, f"flags.{_SPECULATIVE}", mine, theirs)
     for flag in _ALIKE:
         mine, theirs = one.flags.get(flag), other.flags.get(flag)
         if mine != theirs:
-            yield _differ(one, other, f"flags.{flag}", mine, theirs)
+            yield _difference_sentence(one, other, f"flags.{flag}", mine, theirs)
     releases = sorted({each.version for each in one.vllm + other.vllm})
     if len(releases) > 1:
         yield (
-            f"{key}: {name} runs on {_releases(one)} and {prefill} on {_releases(other)}: what is "
+            f"{key}: {name} runs on {_release_names(one)} "
+            f"and {prefill} on {_release_names(other)}: what is "
             "handed over is of one release: write the same `vllm.version` on all of their nodes"
         )
 
 
-def _alone(entry: _Entry, description: Described | None, locks: Mapping[str, str]) -> Iterator[str]:
+def _entry_problems(
+    entry: _Entry, description: Described | None, locks: Mapping[str, str]
+) -> Iterator[str]:
     """Yield what keeps one entry from handing anything over."""
     key = f"serving.{entry.name}"
-    yield from _added(key, entry.served.flags)
+    yield from _transfer_flag_problems(key, entry.served.flags)
     if cpus := [
         node for node, vllm in zip(entry.nodes, entry.vllm, strict=True) if vllm.device == "cpu"
     ]:
@@ -335,9 +343,9 @@ def _alone(entry: _Entry, description: Described | None, locks: Mapping[str, str
         if text is None or (vllm.lock, vllm.version) in seen:
             continue  # the role that installs it says what is wrong with its lock
         seen.add((vllm.lock, vllm.version))
-        yield from _nixl(key, vllm, text)
+        yield from _nixl_problems(key, vllm, text)
     needs = any(numbers(vllm.version) >= _STATE_LAYOUT_SINCE for vllm in entry.vllm)
-    if isinstance(description, Description) and needs and _has(description, StateCache):
+    if isinstance(description, Description) and needs and _has_cache(description, StateCache):
         laid = {
             (vllm.environment | entry.served.environment).get(_STATE_LAYOUT) for vllm in entry.vllm
         }
@@ -348,7 +356,7 @@ def _alone(entry: _Entry, description: Described | None, locks: Mapping[str, str
             )
 
 
-def _nixl(key: str, vllm: Vllm, lock: str) -> Iterator[str]:
+def _nixl_problems(key: str, vllm: Vllm, lock: str) -> Iterator[str]:
     """Yield what a lock lacks of NIXL."""
     least = _least_nixl(numbers(vllm.version))
     there = pinned(lock.encode(), "nixl")
@@ -372,7 +380,7 @@ def _nixl(key: str, vllm: Vllm, lock: str) -> Iterator[str]:
         )
 
 
-def _added(key: str, flags: Mapping[str, Argument]) -> Iterator[str]:
+def _transfer_flag_problems(key: str, flags: Mapping[str, Argument]) -> Iterator[str]:
     """Yield what an operator cannot add to the connector's settings."""
     if dotted := [name for name in flags if name.startswith(f"{FLAG}.")]:
         yield (
@@ -401,7 +409,7 @@ def _shape(stage: Stage) -> _Shape:
     return stage.tensor_parallel, stage.pipeline_parallel
 
 
-def _divisions(
+def _division_problems(
     mine: tuple[str, int, int],
     theirs: tuple[str, int, int],
     description: Described | None,
@@ -422,8 +430,8 @@ def _divisions(
             f"{there * max(1, here // there)}"
         )
     elif there > here and isinstance(description, Description):
-        latent = _has(description, LatentCache)
-        if vllm >= _COPIES_SINCE and (latent or _has(description, StateCache)):
+        latent = _has_cache(description, LatentCache)
+        if vllm >= _COPIES_SINCE and (latent or _has_cache(description, StateCache)):
             return
         heads = 1 if latent else max(1, description.architecture.kv_heads)
         most = heads if vllm >= _ALL_HEADS_SINCE else heads - 1
@@ -436,7 +444,7 @@ def _divisions(
             )
 
 
-def _contexts(
+def _context_problems(
     name: str,
     size: int,
     tensors: set[int],
@@ -450,16 +458,16 @@ def _contexts(
     known = description if isinstance(description, Description) else None
     if vllm < _CONTEXT_SINCE:
         yield f"{given}of vLLM {_text(vllm)} hands over whole contexts alone: remove it"
-    elif known and not _has(known, LatentCache):
+    elif known and not _has_cache(known, LatentCache):
         yield f"{given}hands over divided ones of latent attention alone: remove it"
-    elif known and vllm < _CONTEXT_OF_STATES_SINCE and _has(known, StateCache):
+    elif known and vllm < _CONTEXT_OF_STATES_SINCE and _has_cache(known, StateCache):
         yield f"{given}of vLLM {_text(vllm)} hands over none of models with states: remove it"
     elif tensors != {size}:
         every = " and ".join(map(str, sorted(tensors)))
         yield f"{given}hands over what all ranks divide, here {every}, or none: write that, or 1"
 
 
-def _where(decode: str, prefill: str, by_model: Mapping[str, list[Stage]]) -> str:
+def _router_sentence(decode: str, prefill: str, by_model: Mapping[str, list[Stage]]) -> str:
     """Say what a router needs to know."""
 
     def places(model: str) -> str:
@@ -477,10 +485,11 @@ def _where(decode: str, prefill: str, by_model: Mapping[str, list[Stage]]) -> st
 # Words
 
 
-def _differ(one: _Entry, other: _Entry, what: str, mine: Any, theirs: Any) -> str:
+def _difference_sentence(one: _Entry, other: _Entry, what: str, mine: Any, theirs: Any) -> str:
     return (
-        f"serving.{one.name}.{what}: {_said(mine)}, and serving.{other.name}.{what}: "
-        f"{_said(theirs)}: a KV cache is handed over between servers that are alike in it: write "
+        f"serving.{one.name}.{what}: {_value_text(mine)}, and serving.{other.name}.{what}: "
+        f"{_value_text(theirs)}: a KV cache is handed over "
+        "between servers that are alike in it: write "
         "the same"
     )
 
@@ -505,15 +514,15 @@ def _speculation(flags: Mapping[str, Argument]) -> Any:
     return {name: each for name, each in sorted(value.items()) if name not in _OWN_DEPTH}
 
 
-def _said(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return "not set" if value is None else str(value)
 
 
-def _releases(entry: _Entry) -> str:
+def _release_names(entry: _Entry) -> str:
     return " and ".join(sorted({f"vLLM {each.version}" for each in entry.vllm}))
 
 
-def _has(description: Description, kind: type) -> bool:
+def _has_cache(description: Description, kind: type) -> bool:
     layers = description.architecture.layers
     return any(isinstance(cache, kind) for layer in layers for cache in layer.caches)
 

@@ -102,7 +102,7 @@ class Rank:
 
 
 _BALANCING = "set `data_parallel_balancing` instead"
-# Flags that `arrange` sets for one or another replica, and what an operator writes instead.
+# Flags that `rank_launch` sets for one or another replica, and what an operator writes instead.
 _OURS = {
     "data-parallel-address": "set `cluster_network` instead",
     "data-parallel-backend": "set `distributed_executor_backend` instead",
@@ -143,7 +143,7 @@ class _Shape:
         return max(self.engine_gpus // self.node_gpus, 1)
 
 
-def arrange(
+def rank_launch(
     stage: Stage,
     model: Served,
     networks: Mapping[str, Network],
@@ -170,16 +170,18 @@ def arrange(
     here, head = networks[stage.node], networks[stage.nodes[0]]
     variables = {
         **_interfaces(here, device),
-        **transfer(stage, model, here, port=side_channel_port),
+        **transfer_variables(stage, model, here, port=side_channel_port),
     }
     if model.distributed_executor_backend == "ray":
-        return _by_ray(stage, shape, here, head, variables, device=device, ray=ray or (), vllm=vllm)
-    listens = endpoints(stage, model)
+        return _ray_flags(
+            stage, shape, here, head, variables, device=device, ray=ray or (), vllm=vllm
+        )
+    listens = endpoint_ports(stage, model)
     flags: dict[str, Argument] = {}
     if not shape.local:
-        flags |= _by_nodes(stage, head)
+        flags |= _node_flags(stage, head)
     if shape.engines > 1:
-        flags |= _by_engines(stage, shape, balancing, head, headless=not listens)
+        flags |= _engine_flags(stage, shape, balancing, head, headless=not listens)
     if not listens:
         flags["headless"] = True
     # The head opens the port of the engines first, if there are several.
@@ -195,7 +197,7 @@ def arrange(
     )
 
 
-def transfer(
+def transfer_variables(
     stage: Stage, model: Served, network: Network, *, port: int = NIXL_PORT
 ) -> dict[str, str]:
     """
@@ -204,7 +206,7 @@ def transfer(
     NIXL binds its side channel to localhost by itself, and moves KV by UCX, which NCCL's variables
     do not rule. Also for replicas on one node: of prefill and decode each has its own nodes.
     """
-    if not hands_over(stage, model):
+    if not has_handover(stage, model):
         return {}
     devices = (*(() if network.no_rdma else network.hcas), network.interface)
     return {
@@ -214,7 +216,7 @@ def transfer(
     }
 
 
-def hands_over(stage: Stage, model: Served) -> bool:
+def has_handover(stage: Stage, model: Served) -> bool:
     """
     Say whether a stage's KV cache goes to other processes by NIXL, alone or among others.
 
@@ -260,7 +262,7 @@ def command(
     if rank.ready_port:
         lines.append(("--ready-port", rank.ready_port))
     if rank.ray:
-        lines += _by_option(("--", f"{programs}/{rank.ray[0]}", *rank.ray[1:]))
+        lines += _split_by_option(("--", f"{programs}/{rank.ray[0]}", *rank.ray[1:]))
     if rank.serves:
         without = [word for name in rank.unset for word in ("-u", name)]
         lines.append(
@@ -282,7 +284,7 @@ def ray_token(cluster_key: bytes) -> bytes:
     return hmac.new(cluster_key, b"gpufleet: Ray's token", hashlib.sha256).hexdigest().encode()
 
 
-def _by_option(line: Sequence[str]) -> list[tuple[str, ...]]:
+def _split_by_option(line: Sequence[str]) -> list[tuple[str, ...]]:
     """Break a command line before each option."""
     lines: list[list[str]] = [[line[0]]]
     for word in line[1:]:
@@ -293,17 +295,17 @@ def _by_option(line: Sequence[str]) -> list[tuple[str, ...]]:
     return [tuple(each) for each in lines]
 
 
-def filled(text: str, port: int) -> str:
+def fill_ports(text: str, port: int) -> str:
     """
     Return a word with the ports of a replica's first incarnation, for those who judge it.
 
-    >>> filled("10.1.0.1:{master_port}", 29500)
+    >>> fill_ports("10.1.0.1:{master_port}", 29500)
     '10.1.0.1:29502'
     """
     return text.replace(MASTER_PORT, str(port + 2)).replace(RPC_PORT, str(port + 10))
 
 
-def endpoints(stage: Stage, model: Served) -> tuple[int, ...]:
+def endpoint_ports(stage: Stage, model: Served) -> tuple[int, ...]:
     """
     Return the ports on which a stage listens for clients and probes, as `Stage.ports` says.
 
@@ -393,7 +395,7 @@ def _problems(
 # vLLM's own processes
 
 
-def _by_nodes(stage: Stage, head: Network) -> dict[str, Argument]:
+def _node_flags(stage: Stage, head: Network) -> dict[str, Argument]:
     """One engine over all nodes, or several that each are over several: by its rank a node's
     place is known."""
     return {
@@ -405,7 +407,7 @@ def _by_nodes(stage: Stage, head: Network) -> dict[str, Argument]:
     }
 
 
-def _by_engines(
+def _engine_flags(
     stage: Stage, shape: _Shape, balancing: Balancing, head: Network, *, headless: bool
 ) -> dict[str, Argument]:
     """Several engines, which find each other at the head."""
@@ -433,7 +435,7 @@ def _by_engines(
 # Ray
 
 
-def _by_ray(
+def _ray_flags(
     stage: Stage,
     shape: _Shape,
     here: Network,

@@ -21,7 +21,7 @@ from gpufleet.sizing.architectures.description import Described, Description
 from gpufleet.versions import numbers
 
 
-def joined(
+def join_ranks(
     stages: tuple[Stage, ...],
     documents: Mapping[str, Mapping[str, Any]],
     settings: Mapping[str, NodeSettings],
@@ -42,7 +42,7 @@ def joined(
     if not spanning and not pairs.prefill:
         return stages
     serving = {stage.model: settings[stage.node].serving[stage.model] for stage in stages}
-    ports = rank_ports.assigned(stages, serving, running=rank_ports.found(runs))
+    ports = rank_ports.assign_rank_ports(stages, serving, running=rank_ports.running_ports(runs))
     groups: dict[str, Group] = {}
     problems: list[str] = []
     for name, ranks in spanning.items():
@@ -115,7 +115,7 @@ def _partners(
     )
 
 
-def sentences(stages: Iterable[Stage]) -> Iterator[str]:
+def network_sentences(stages: Iterable[Stage]) -> Iterator[str]:
     """Say for each replica over nodes over which network its ranks talk, and why."""
     found = {
         stage.id: dict(stage.group.networks)

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gpufleet.errors import FleetError
-from gpufleet.planning.multinode.launch import NIXL_PORT, endpoints, hands_over
+from gpufleet.planning.multinode.launch import NIXL_PORT, endpoint_ports, has_handover
 from gpufleet.planning.stage import Running, Stage
 from gpufleet.settings.serving_settings import Served
 
@@ -33,7 +33,7 @@ class Ports:
     """First of NIXL's, one for each engine of the whole replica; 0: it hands no KV cache over."""
 
 
-def assigned(
+def assign_rank_ports(
     stages: Iterable[Stage],
     settings: Mapping[str, Served],
     *,
@@ -55,41 +55,41 @@ def assigned(
         replicas.setdefault(stage.id, []).append(stage)
         served = taken.setdefault(stage.node, set())
         if len(stage.nodes) > 1:
-            served.update(endpoints(stage, settings[stage.model]))
+            served.update(endpoint_ports(stage, settings[stage.model]))
         else:
             served.add(stage.port)
-    cluster = _given(
+    cluster = _assign_ranges(
         {
-            name: _Wish(
+            name: _PortRequest(
                 name=f"serving.{each[0].model}.cluster_port",
                 first=settings[each[0].model].cluster_port,
                 size=PORTS,
                 nodes=each[0].nodes,
-                runs=_running(running, name).cluster,
+                runs=_ports_of(running, name).cluster,
             )
             for name, each in replicas.items()
             if len(each[0].nodes) > 1
         },
         taken,
     )
-    side_channel = _given(
+    side_channel = _assign_ranges(
         {
-            name: _Wish(
+            name: _PortRequest(
                 name=f"serving.{each[0].model}: the side channel of NIXL",
                 first=NIXL_PORT,
                 size=each[0].data_parallel,
                 nodes=each[0].nodes or (each[0].node,),
-                runs=_running(running, name).side_channel,
+                runs=_ports_of(running, name).side_channel,
             )
             for name, each in replicas.items()
-            if hands_over(each[0], settings[each[0].model])
+            if has_handover(each[0], settings[each[0].model])
         },
         taken,
     )
     return {name: Ports(cluster.get(name, 0), side_channel.get(name, 0)) for name in replicas}
 
 
-def found(running: Iterable[Running]) -> dict[str, Ports]:
+def running_ports(running: Iterable[Running]) -> dict[str, Ports]:
     """Return the ports of what runs, by the replica's id, as its units have them."""
     ports: dict[str, Ports] = {}
     for each in running:
@@ -101,7 +101,7 @@ def found(running: Iterable[Running]) -> dict[str, Ports]:
 
 
 @dataclass(frozen=True)
-class _Wish:
+class _PortRequest:
     """A range that a replica needs."""
 
     name: str
@@ -123,17 +123,19 @@ class _Wish:
         yield from every
 
 
-def _running(running: Mapping[str, Ports] | None, name: str) -> Ports:
+def _ports_of(running: Mapping[str, Ports] | None, name: str) -> Ports:
     return (running or {}).get(name, Ports())
 
 
-def _given(wishes: Mapping[str, _Wish], taken: dict[str, set[int]]) -> dict[str, int]:
+def _assign_ranges(
+    wishes: Mapping[str, _PortRequest], taken: dict[str, set[int]]
+) -> dict[str, int]:
     """Give each wish its range, those of what runs first, and note it in `taken`."""
     given: dict[str, int] = {}
     problems = []
     for name in sorted(wishes, key=lambda name: not wishes[name].runs):
         wish = wishes[name]
-        port = next((each for each in wish.choices() if _free(each, wish, taken)), None)
+        port = next((each for each in wish.choices() if _is_free(each, wish, taken)), None)
         if port is None:
             problems.append(
                 f"{wish.name}: no {wish.size} ports in a row are free from {wish.first} to "
@@ -149,6 +151,6 @@ def _given(wishes: Mapping[str, _Wish], taken: dict[str, set[int]]) -> dict[str,
     return given
 
 
-def _free(port: int, wish: _Wish, taken: Mapping[str, Collection[int]]) -> bool:
+def _is_free(port: int, wish: _PortRequest, taken: Mapping[str, Collection[int]]) -> bool:
     wanted = range(port, port + wish.size)
     return all(at not in taken.get(node, ()) for node in wish.nodes for at in wanted)

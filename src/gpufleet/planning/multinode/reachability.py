@@ -79,7 +79,7 @@ class Replica:
 
 
 @dataclass(frozen=True)
-class Way:
+class Route:
     """From one node to another."""
 
     start: str
@@ -103,33 +103,33 @@ class Way:
         return not self.failed
 
     @property
-    def full(self) -> bool:
+    def passes_full_packets(self) -> bool:
         return self.bytes is None or self.bytes >= self.wanted
 
     @property
-    def good(self) -> bool:
-        return self.connects and self.full and not self.late
+    def is_good(self) -> bool:
+        return self.connects and self.passes_full_packets and not self.has_clock_skew
 
     @property
-    def late(self) -> bool:
+    def has_clock_skew(self) -> bool:
         """Say whether the clocks are certainly too far apart."""
         return self.ahead is not None and abs(self.ahead) - self.within > CLOCK_SECONDS
 
     @property
-    def nothing(self) -> bool:
+    def is_dead(self) -> bool:
         """Say whether neither connections nor packets came about."""
         return len(self.failed) == self.ports and self.bytes == 0
 
 
 @dataclass(frozen=True)
-class Reach:
+class ReachabilityResult:
     """What a proof came to."""
 
     replica: Replica
     problems: tuple[str, ...]
     """Why the replica cannot be started; none: it can."""
     remarks: tuple[str, ...] = ()
-    ways: tuple[Way, ...] = ()
+    ways: tuple[Route, ...] = ()
     seconds: float = field(default=0.0, compare=False)
 
     def as_json(self) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class Reach:
                 {
                     "from": way.start,
                     "to": way.end,
-                    "good": way.good,
+                    "good": way.is_good,
                     "ports": way.ports,
                     "failed": {str(port): why for port, why in way.failed.items()},
                     "packet_bytes": way.bytes,
@@ -164,7 +164,7 @@ class Reach:
 # What the programs are given
 
 
-def looks(replica: Replica) -> dict[str, dict[str, Any]]:
+def preflight_parameters(replica: Replica) -> dict[str, dict[str, Any]]:
     """Return the parameters of on_node/reach/preflight.py for each node."""
     addresses = {each.node: each.network.address for each in replica.members}
     return {
@@ -182,7 +182,7 @@ def looks(replica: Replica) -> dict[str, dict[str, Any]]:
     }
 
 
-def exchanges(
+def exchange_parameters(
     replica: Replica, seen: Answers, token: str, seconds: float = EXCHANGE_SECONDS
 ) -> dict[str, dict[str, Any]]:
     """
@@ -232,12 +232,14 @@ _LOOK = {
 _EXCHANGE = {"unbound": Mapping, "connected": Mapping, "clocks": Mapping, "heard": Mapping}
 
 
-def sound_looks(answers: Answers) -> Answers:
+def check_preflights(answers: Answers) -> Answers:
     """Return the looks' answers, with a sentence in place of what is no such document."""
-    return {node: _sound(answer, _LOOK) for node, answer in answers.items()}
+    return {node: _check_document(answer, _LOOK) for node, answer in answers.items()}
 
 
-def _sound(answer: Mapping[str, Any] | str, keys: Mapping[str, Any]) -> Mapping[str, Any] | str:
+def _check_document(
+    answer: Mapping[str, Any] | str, keys: Mapping[str, Any]
+) -> Mapping[str, Any] | str:
     if isinstance(answer, str):
         return answer
     if answer.get("schema") != 1:
@@ -248,35 +250,39 @@ def _sound(answer: Mapping[str, Any] | str, keys: Mapping[str, Any]) -> Mapping[
     return answer
 
 
-def compare(replica: Replica, seen: Answers, exchanged: Answers, seconds: float = 0.0) -> Reach:
+def compare(
+    replica: Replica, seen: Answers, exchanged: Answers, seconds: float = 0.0
+) -> ReachabilityResult:
     """
     Return whether a replica may be started, and every reason why not.
 
     `seen` are the looks' documents, `exchanged` those of the exchange.
     """
-    seen = sound_looks(seen)
-    exchanged = {node: _sound(answer, _EXCHANGE) for node, answer in exchanged.items()}
+    seen = check_preflights(seen)
+    exchanged = {node: _check_document(answer, _EXCHANGE) for node, answer in exchanged.items()}
     try:
-        return _compared(replica, seen, exchanged, seconds)
+        return _compare_replica(replica, seen, exchanged, seconds)
     # What a broken node says may be anything; it must not end the run of all others.
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         why = f"{replica.id}: what its nodes say makes no sense ({type(error).__name__}: {error})"
-        return Reach(replica, (why,), seconds=seconds)
+        return ReachabilityResult(replica, (why,), seconds=seconds)
 
 
-def _compared(replica: Replica, seen: Answers, exchanged: Answers, seconds: float) -> Reach:
+def _compare_replica(
+    replica: Replica, seen: Answers, exchanged: Answers, seconds: float
+) -> ReachabilityResult:
     known = {node: answer for node, answer in seen.items() if isinstance(answer, Mapping)}
-    ways = tuple(_ways(replica, known, exchanged))
+    ways = tuple(_routes(replica, known, exchanged))
     problems = [
-        *_silent(replica, seen, exchanged),
-        *_addresses(replica, known),
-        *_releases(replica, known),
-        *_models(replica, known),
-        *_strangers(replica, known),
-        *_network(replica, ways),
-        *_clocks(replica, ways),
+        *_missing_answers(replica, seen, exchanged),
+        *_address_problems(replica, known),
+        *_release_problems(replica, known),
+        *_model_problems(replica, known),
+        *_port_conflicts(replica, known),
+        *_network_problems(replica, ways),
+        *_clock_problems(replica, ways),
     ]
-    return Reach(
+    return ReachabilityResult(
         replica,
         tuple(f"{replica.id}: {problem}" for problem in problems),
         tuple(f"{replica.id}: {remark}" for remark in _remarks(replica, known)),
@@ -285,7 +291,7 @@ def _compared(replica: Replica, seen: Answers, exchanged: Answers, seconds: floa
     )
 
 
-def _silent(replica: Replica, seen: Answers, exchanged: Answers) -> Iterator[str]:
+def _missing_answers(replica: Replica, seen: Answers, exchanged: Answers) -> Iterator[str]:
     for node in replica.nodes:
         for answers in (seen, exchanged):
             answer = answers.get(node)
@@ -294,7 +300,7 @@ def _silent(replica: Replica, seen: Answers, exchanged: Answers) -> Iterator[str
                 break
 
 
-def _addresses(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _address_problems(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Yield what is wrong with the chosen interfaces as they are now."""
     for each in replica.members:
         if each.node not in seen:
@@ -316,18 +322,18 @@ def _addresses(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Itera
             )
 
 
-def _releases(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _release_problems(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Yield what is not the same release on all nodes, as planned and as installed."""
     wanted = {each.node: each.release for each in replica.members}
     if len(set(wanted.values())) > 1:
-        yield f"{_split(wanted)}: plan the same release for all, by `vllm` in group_vars"
+        yield f"{_nodes_by_value(wanted)}: plan the same release for all, by `vllm` in group_vars"
     installed: dict[str, dict[str, str]] = {"vLLM": {}, "Ray": {}}
     for each in replica.members:
         found = seen.get(each.node, {}).get("release")
         if found is None:
             continue
         if "missing" in found:
-            yield f"{each.node}: {each.release_directory} cannot be read: {_reason(found)}"
+            yield f"{each.node}: {each.release_directory} cannot be read: {_missing_reason(found)}"
             continue
         if not found["whole"]:
             yield (
@@ -342,14 +348,15 @@ def _releases(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterat
                 yield f"{each.node} has no Ray in {each.release_directory}: add it to `vllm.lock`"
     for name, versions in installed.items():
         if len(set(versions.values())) > 1:
-            yield f"{_split(versions)}, as versions of {name} that are installed: build them anew"
+            split = _nodes_by_value(versions)
+            yield f"{split}, as versions of {name} that are installed: build them anew"
 
 
-def _models(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _model_problems(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Yield what is not the same model on all nodes."""
     revisions = {each.node: each.revision for each in replica.members}
     if len(set(revisions.values())) > 1:
-        yield f"{_split(revisions)}: plan the same `model` and `revision` for all"
+        yield f"{_nodes_by_value(revisions)}: plan the same `model` and `revision` for all"
     whole: dict[str, Mapping[str, Any]] = {}
     for each in replica.members:
         found = seen.get(each.node, {}).get("files")
@@ -358,7 +365,7 @@ def _models(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterator
         if "missing" in found and isinstance(found["missing"], str):
             yield (
                 f"{each.node}: the model in {each.model_directory} cannot be read as {each.user}: "
-                f"{_reason(found)}"
+                f"{_missing_reason(found)}"
             )
         else:
             whole[each.node] = found
@@ -386,36 +393,36 @@ def _directory(replica: Replica, node: str) -> str:
     return next(each.model_directory for each in replica.members if each.node == node)
 
 
-def _strangers(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _port_conflicts(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Yield who has the first port, without which ranks cannot meet."""
     for each in replica.members:
         here = seen.get(each.node, {})
-        users = {"port": _used(here).get(str(replica.port)), "UDP port": here.get("udp_user")}
+        users = {"port": _used_ports(here).get(str(replica.port)), "UDP port": here.get("udp_user")}
         for kind, user in users.items():
-            if user and not _ours(user):
+            if user and not _is_stage(user):
                 yield (
                     f"{each}: {kind} {replica.port}, where its ranks meet, is in use by "
-                    f"{user['program']} (PID {user['pid']}{_of(user)}): end that, or set "
+                    f"{user['program']} (PID {user['pid']}{_unit_text(user)}): end that, or set "
                     "`cluster_port`"
                 )
 
 
-def _used(seen: Mapping[str, Any]) -> Mapping[str, Any]:
+def _used_ports(seen: Mapping[str, Any]) -> Mapping[str, Any]:
     used = seen.get("used", {})
     return {} if "missing" in used else used
 
 
-def _ours(user: Mapping[str, Any]) -> bool:
+def _is_stage(user: Mapping[str, Any]) -> bool:
     return str(user["unit"]).startswith("vllm-")
 
 
-def _of(user: Mapping[str, Any]) -> str:
+def _unit_text(user: Mapping[str, Any]) -> str:
     return f" of {user['unit']}" if user["unit"] else ""
 
 
-def _ways(
+def _routes(
     replica: Replica, seen: Mapping[str, Mapping[str, Any]], exchanged: Answers
-) -> Iterator[Way]:
+) -> Iterator[Route]:
     """Yield every way whose start has told what it tried."""
     mtus = {each.node: _mtu(each, seen[each.node]) for each in replica.members if each.node in seen}
     for start in replica.nodes:
@@ -431,7 +438,7 @@ def _ways(
                 or None in (seen[start]["udp"], seen[end]["udp"])
             )
             clock = here["clocks"].get(end)
-            yield Way(
+            yield Route(
                 start,
                 end,
                 {int(port): why for port, why in ports.items() if why},
@@ -440,52 +447,52 @@ def _ways(
                 min(mtus[start], mtus[end], 65535),
                 clock["ahead"] if clock else None,
                 clock["within"] if clock else 0.0,
-                _lost(heard) if heard else 0.0,
+                _loss_share(heard) if heard else 0.0,
             )
 
 
-def _lost(heard: Mapping[str, Any]) -> float:
+def _loss_share(heard: Mapping[str, Any]) -> float:
     """Return the share that is lost; of a few packets one or two say nothing."""
     return 1 - heard["datagrams"] / heard["of"] if heard["of"] >= 10 else 0.0
 
 
-def _network(replica: Replica, ways: Sequence[Way]) -> Iterator[str]:
+def _network_problems(replica: Replica, ways: Sequence[Route]) -> Iterator[str]:
     """Yield what does not pass, in which direction; what is alike for many nodes at once."""
     by_ends = {(way.start, way.end): way for way in ways}
     flaws: dict[str, set[tuple[str, str]]] = defaultdict(set)
     for ends, way in by_ends.items():
         back = by_ends.get((way.end, way.start))
-        for sentence in _flaws(replica, way, back):
+        for sentence in _route_problems(replica, way, back):
             flaws[sentence].add(ends)
     for sentence, pairs in flaws.items():
-        yield from _folded(replica, sentence, pairs)
+        yield from _merge_pairs(replica, sentence, pairs)
 
 
 _LOSSY = "of packets between {from} and {to}"
 _APART = "{from} and {to} do not reach each other: of neither anything arrives at the other"
 
 
-def _flaws(replica: Replica, way: Way, back: Way | None) -> Iterator[str]:
+def _route_problems(replica: Replica, way: Route, back: Route | None) -> Iterator[str]:
     """Yield what is wrong on the way `{from}` one node `{to}` another."""
-    if way.nothing:
+    if way.is_dead:
         yield (
             _APART
-            if back is not None and back.nothing
+            if back is not None and back.is_dead
             else "nothing of {from} arrives at {to}, while packets pass the other way: look for a "
             "rule of a firewall, a route or a cable that is one-sided"
         )
         return
     # A connection needs both directions, so the one that is cut is said alone.
-    if way.failed and back is not None and (share := _lossy(way, back)):
+    if way.failed and back is not None and (share := _loss_percent(way, back)):
         yield f"{_LOSSY} about {share} % are lost, too many to begin with: look at the line"
-    elif way.failed and not (back is not None and back.nothing):
+    elif way.failed and not (back is not None and back.is_dead):
         yield f"{{from}} cannot connect to {{to}}: {_ports(replica, way.failed)}: open them"
     if way.bytes == 0:
         yield (
             f"no datagram of {{from}} arrives at {{to}}: open UDP, too, for ports "
             f"{ranges(replica.ports)}"
         )
-    elif not way.full:
+    elif not way.passes_full_packets:
         yield (
             f"packets of {way.wanted} bytes, which the interfaces of both may send, do not arrive "
             f"from {{from}} at {{to}}, those of {way.bytes} do: what is between them passes less; "
@@ -493,7 +500,7 @@ def _flaws(replica: Replica, way: Way, back: Way | None) -> Iterator[str]:
         )
 
 
-def _lossy(way: Way, back: Way) -> int:
+def _loss_percent(way: Route, back: Route) -> int:
     """Return how many per cent are lost where that is why some connections had no answer."""
     late = {*way.failed.values(), *back.failed.values()} <= {"no answer", "it hung up"}
     some = len(way.failed) < way.ports and len(back.failed) < back.ports
@@ -501,7 +508,7 @@ def _lossy(way: Way, back: Way) -> int:
     return share if late and some else 0
 
 
-def _folded(replica: Replica, sentence: str, pairs: set[tuple[str, str]]) -> Iterator[str]:
+def _merge_pairs(replica: Replica, sentence: str, pairs: set[tuple[str, str]]) -> Iterator[str]:
     """Say a sentence of pairs of nodes: once for a node with all those that it is true of."""
     members = {each.node: str(each) for each in replica.members}
     mutual = sentence == _APART or sentence.startswith(_LOSSY)
@@ -533,18 +540,18 @@ def _ports(replica: Replica, failed: Mapping[int, str]) -> str:
         else:
             # Its number is another one each time.
             samples["others, of those that the system gives to anybody", why] = None
-    said = [f"{_named(ports)} ({why})" for why, ports in sorted(by_reason.items())]
+    said = [f"{_ports_text(ports)} ({why})" for why, ports in sorted(by_reason.items())]
     return "; ".join([*said, *(f"{which} ({why})" for which, why in samples)])
 
 
-def _clocks(replica: Replica, ways: Sequence[Way]) -> Iterator[str]:
+def _clock_problems(replica: Replica, ways: Sequence[Route]) -> Iterator[str]:
     """Yield whose clock is not the first node's; of those that it could not compare, any pair's."""
     known = [way for way in ways if way.ahead is not None]
     head = [way for way in known if replica.nodes[0] in {way.start, way.end}]
     said: set[frozenset[str]] = set()
     for way in head or known:
         ends = frozenset((way.start, way.end))
-        if way.ahead is None or not way.late or ends in said:
+        if way.ahead is None or not way.has_clock_skew or ends in said:
             continue
         said.add(ends)
         first, last = (way.end, way.start) if way.ahead > 0 else (way.start, way.end)
@@ -557,23 +564,21 @@ def _clocks(replica: Replica, ways: Sequence[Way]) -> Iterator[str]:
 def _remarks(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Yield what is worth knowing and no reason to refuse."""
     for each in replica.members:
-        used = _used(seen.get(each.node, {}))
-        ours = [int(port) for port, user in used.items() if user is None or _ours(user)]
+        used = _used_ports(seen.get(each.node, {}))
+        ours = [int(port) for port, user in used.items() if user is None or _is_stage(user)]
         if ours:
-            yield (f"{each.node}: what runs there now has {_named(ours)}: not tried")
+            yield (f"{each.node}: what runs there now has {_ports_text(ours)}: not tried")
     mtus = {each.node: _mtu(each, seen[each.node]) for each in replica.members if each.node in seen}
     if len(set(mtus.values())) > 1:
-        yield (
-            f"{_split({node: f'an MTU of {mtu}' for node, mtu in mtus.items()})}: packets of "
-            f"{min(mtus.values())} bytes are what counts"
-        )
+        sizes = {node: f"an MTU of {mtu}" for node, mtu in mtus.items()}
+        yield (f"{_nodes_by_value(sizes)}: packets of {min(mtus.values())} bytes are what counts")
 
 
-def _named(ports: Sequence[int]) -> str:
+def _ports_text(ports: Sequence[int]) -> str:
     return f"port{'s' if ports[1:] else ''} {ranges(ports)}"
 
 
-def _split(values: Mapping[str, str]) -> str:
+def _nodes_by_value(values: Mapping[str, str]) -> str:
     """Name the nodes of each value: `gpu-01 has 0.33.0, gpu-02 has 0.32.0`."""
     by_value: dict[str, list[str]] = defaultdict(list)
     for node, value in values.items():
@@ -584,7 +589,7 @@ def _split(values: Mapping[str, str]) -> str:
     )
 
 
-def _reason(missing: Mapping[str, Any]) -> str:
+def _missing_reason(missing: Mapping[str, Any]) -> str:
     words = str(missing["missing"]).replace("_", " ")
     if "seconds" in missing:
         words += f" after {missing['seconds']} s"

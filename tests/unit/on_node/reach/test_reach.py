@@ -23,11 +23,11 @@ import pytest
 from gpufleet.node.cluster_network import Network
 from gpufleet.planning.multinode.reachability import (
     Member,
-    Reach,
+    ReachabilityResult,
     Replica,
     compare,
-    exchanges,
-    looks,
+    exchange_parameters,
+    preflight_parameters,
 )
 from gpufleet.remote import payload
 from gpufleet.remote.facts import document
@@ -97,10 +97,10 @@ class Fleet:
             answers[node] = document(printed.splitlines(), name)
         return answers
 
-    def prove(self) -> Reach:
+    def prove(self) -> ReachabilityResult:
         began = time.monotonic()
-        seen = self.ask("reach/preflight", looks(self.replica))
-        given = exchanges(self.replica, seen, "token", self.seconds)
+        seen = self.ask("reach/preflight", preflight_parameters(self.replica))
+        given = exchange_parameters(self.replica, seen, "token", self.seconds)
         exchanged = self.ask("reach/reach", given)
         return compare(self.replica, seen, exchanged, time.monotonic() - began)
 
@@ -162,7 +162,7 @@ def test_nodes_that_reach_each_other_have_nothing_to_say(fleet: Fleet) -> None:
         ("gpu-02", "gpu-01"),
     }
     for way in found.ways:
-        assert way.good
+        assert way.is_good
         assert way.ports == 17
         assert way.bytes == way.wanted == 65535
         assert way.ahead is not None
@@ -305,7 +305,7 @@ def test_a_stranger_that_takes_datagrams_there_is_named_too(fleet: Fleet) -> Non
 
     (problem,) = found.problems
     assert "UDP port 21500, where its ranks meet, is in use by" in problem
-    assert all(way.good for way in found.ways)
+    assert all(way.is_good for way in found.ways)
 
 
 def test_an_address_that_no_interface_has_any_more_is_named(fleet: Fleet) -> None:
@@ -431,8 +431,8 @@ def test_a_missing_model_is_named(fleet: Fleet) -> None:
 
 def test_whoever_does_not_know_the_token_is_not_answered(fleet: Fleet) -> None:
     """Ports are open for seconds only, and say nothing to strangers."""
-    seen = fleet.ask("reach/preflight", looks(fleet.replica))
-    given = exchanges(fleet.replica, seen, "token", 3)
+    seen = fleet.ask("reach/preflight", preflight_parameters(fleet.replica))
+    given = exchange_parameters(fleet.replica, seen, "token", 3)
     stranger = {**given["gpu-02"], "token": "another"}
 
     found = fleet.ask("reach/reach", {"gpu-01": given["gpu-01"], "gpu-02": stranger})
@@ -445,9 +445,9 @@ def test_a_node_that_does_not_answer_is_named_and_the_others_are_still_proven(
     tmp_path: Path,
 ) -> None:
     fleet = Fleet(tmp_path, nodes=3)
-    seen: dict[str, Any] = fleet.ask("reach/preflight", looks(fleet.replica))
+    seen: dict[str, Any] = fleet.ask("reach/preflight", preflight_parameters(fleet.replica))
     seen["gpu-03"] = "no answer within 8 s"
-    given = exchanges(fleet.replica, seen, "token", fleet.seconds)
+    given = exchange_parameters(fleet.replica, seen, "token", fleet.seconds)
 
     found = compare(fleet.replica, seen, fleet.ask("reach/reach", given))
 

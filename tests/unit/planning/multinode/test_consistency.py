@@ -9,7 +9,7 @@ import pytest
 from gpufleet.errors import FleetError
 from gpufleet.node.cluster_network import Network
 from gpufleet.node.topology import Domain, Node
-from gpufleet.planning.multinode.consistency import judged
+from gpufleet.planning.multinode.consistency import check_consistency
 from gpufleet.planning.stage import Group
 from gpufleet.serving import unit
 from gpufleet.settings.node_settings import NodeSettings
@@ -44,7 +44,7 @@ def said(
         each.node: Node(each.node, None, None, (), {}, {}, domain=domains.get(rank))
         for rank, each in enumerate(replica)
     }
-    return judged(
+    return check_consistency(
         [replace(each, group=group) for each in replica],
         declared,
         nodes,

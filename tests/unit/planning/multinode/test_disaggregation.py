@@ -10,7 +10,12 @@ from gpufleet.errors import FleetError
 from gpufleet.network import firewall
 from gpufleet.on_node.rank import children
 from gpufleet.planning.flag_layers import LayeredFlag
-from gpufleet.planning.multinode.disaggregation import Pairs, declared, divided, engine_id
+from gpufleet.planning.multinode.disaggregation import (
+    Pairs,
+    check_divisions,
+    engine_id,
+    handover_pairs,
+)
 from gpufleet.planning.stage import Stage
 from gpufleet.serving import unit, unit_environment
 from gpufleet.settings.node_settings import NodeSettings
@@ -332,7 +337,7 @@ def judged(sides, release, model, contexts=()):
         for name in sides
     }
     try:
-        divided(found, Pairs({"d": "p"}), layers, dict.fromkeys(sides, described(model)))
+        check_divisions(found, Pairs({"d": "p"}), layers, dict.fromkeys(sides, described(model)))
     except FleetError as error:
         return str(error)
     return "nothing is refused"
@@ -363,7 +368,7 @@ def test_every_replica_of_a_side_divides_its_context_over_all_of_its_ranks():
     }
 
     with pytest.raises(FleetError, match="here 4 and 8, or none"):
-        divided(found, Pairs({"d": "p"}), layers, {"d": described(DEEPSEEK)})
+        check_divisions(found, Pairs({"d": "p"}), layers, {"d": described(DEEPSEEK)})
 
 
 @pytest.mark.parametrize(
@@ -391,15 +396,15 @@ def test_drafts_may_be_deeper_on_one_side_but_not_others(prefill, decode, differ
 
     if differ:
         with pytest.raises(FleetError, match=r"flags\.speculative-config"):
-            declared({"n": node}, layers, {}, {})
+            handover_pairs({"n": node}, layers, {}, {})
     else:
-        assert declared({"n": node}, layers, {}, {}).role("d") == "kv_consumer"
+        assert handover_pairs({"n": node}, layers, {}, {}).role("d") == "kv_consumer"
 
 
 def test_what_an_operator_adds_to_the_connectors_settings_stays(lock):
     added = {"kv_load_failure_policy": "recompute"}
     found, settings = stages(lock(), {}, {"flags": {"kv-transfer-config": added}})
-    (stage,) = found.plan.on("d")
+    (stage,) = found.plan.stages_on("d")
 
     flag, variables = started(stage, settings)
 
@@ -460,7 +465,7 @@ def test_sides_that_no_network_joins_are_refused_with_all_that_was_tried(lock):
 
 def test_a_firewall_lets_partners_through_and_nobody_else_to_the_side_channel(lock):
     found, settings = stages(lock())
-    stage = found.plan.on("d")
+    stage = found.plan.stages_on("d")
 
     text = firewall.render_rules(stage, settings["d"])
 

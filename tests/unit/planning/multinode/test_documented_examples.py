@@ -170,7 +170,7 @@ def shown(name: str, stage: Stage) -> str:
     own = dict(unit_environment.rank(stage, model, here.vllm).variables)
     if stage.handover:
         network = dict(stage.handover.networks)[stage.node]
-        own |= launch.transfer(stage, model, network, port=stage.handover.port)
+        own |= launch.transfer_variables(stage, model, network, port=stage.handover.port)
     text = unit(name, stage)
     variables = [
         line
@@ -230,7 +230,7 @@ def test_every_release_takes_what_an_example_starts(name, version):
             for word in line
         ]
         _, programs = rank.arguments(words)
-        serving = [launch.filled(word, stage.group.cluster_port) for word in programs[-1]]
+        serving = [launch.fill_ports(word, stage.group.cluster_port) for word in programs[-1]]
         environment = unit_environment.environment(stage, model, vllm, release=RELEASE)
         problems = check(schema.load(version), serving[serving.index("serve") + 1 :], environment)
 
@@ -243,7 +243,7 @@ def test_a_deploy_waits_for_every_server_of_a_node():
     here = NodePlan(
         node=found.nodes["gpu-02"],
         settings=NodeSettings.model_validate(settings(EXAMPLES[name])),
-        stages=found.plan.on("gpu-02"),
+        stages=found.plan.stages_on("gpu-02"),
     )
     rendered = {stage: UnitFile(stage.unit, "", "", fingerprint="4be2") for stage in here.stages}
 

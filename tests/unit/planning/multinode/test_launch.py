@@ -18,7 +18,13 @@ from gpufleet.flags import schema
 from gpufleet.flags.check import check
 from gpufleet.node.cluster_network import Network
 from gpufleet.on_node.rank.rank import arguments
-from gpufleet.planning.multinode.launch import arrange, command, endpoints, filled, transfer
+from gpufleet.planning.multinode.launch import (
+    command,
+    endpoint_ports,
+    fill_ports,
+    rank_launch,
+    transfer_variables,
+)
 from gpufleet.planning.stage import Stage
 from gpufleet.serving import unit
 from gpufleet.settings.serving_settings import OLDEST_VLLM, PLANNED_ARGUMENTS, Served, Vllm
@@ -71,7 +77,8 @@ def networks(replica, *, interface="eth1", hcas=()):
 def arranged(replica, model, *, version=NEWEST, hcas=(), **more):
     found = networks(replica, hcas=hcas)
     return [
-        arrange(stage, model, found, vllm=schema.sort_key(version)[:3], **more) for stage in replica
+        rank_launch(stage, model, found, vllm=schema.sort_key(version)[:3], **more)
+        for stage in replica
     ]
 
 
@@ -99,7 +106,7 @@ def programs(stage, model, rank, version=NEWEST):
     options, found = arguments(line)
     assert (options.replica, options.rank) == (stage.id, stage.node_rank)
     assert [node.name for node in options.node] == list(stage.nodes)
-    return [[filled(word, options.port) for word in each] for each in found]
+    return [[fill_ports(word, options.port) for word in each] for each in found]
 
 
 def command_line(stage, model, rank, version=NEWEST):
@@ -274,7 +281,7 @@ def test_each_node_gets_its_own_address_and_interfaces_by_their_whole_names():
         "gpu-02": Network("enp9s0", "10.1.0.2", ("mlx5_0:1",)),
     }
 
-    one, other = (arrange(each, served(), found, vllm=(0, 33, 0)) for each in replica)
+    one, other = (rank_launch(each, served(), found, vllm=(0, 33, 0)) for each in replica)
 
     assert one.variables == {
         "VLLM_HOST_IP": "10.1.0.1",
@@ -292,7 +299,7 @@ def test_nccl_leaves_rdma_alone_on_all_nodes_if_one_has_none():
         each.node: Network("eth1", f"10.1.0.{each.node_rank}", no_rdma=True) for each in replica
     }
 
-    rank = arrange(replica[0], served(), found, vllm=(0, 33, 0))
+    rank = rank_launch(replica[0], served(), found, vllm=(0, 33, 0))
 
     assert rank.variables["NCCL_IB_DISABLE"] == "1"
     assert "NCCL_IB_HCA" not in rank.variables
@@ -388,7 +395,7 @@ def test_what_listens_is_known_without_the_networks_too(name):
     replica, model, hcas = ALL[name]
 
     for stage, rank in zip(replica, arranged(replica, model, hcas=hcas, ray=RAY), strict=True):
-        assert rank.endpoints == endpoints(stage, model)
+        assert rank.endpoints == endpoint_ports(stage, model)
 
 
 # Ray
@@ -573,7 +580,9 @@ def test_nixl_is_told_the_address_and_devices_that_reach_the_other_side(config):
     (stage, _) = stages(2, 8, tensor=16)
     network = Network("eth1", "10.1.0.1", ("mlx5_0:1",))
 
-    found = transfer(stage, served(flags={"kv-transfer-config": config}), network, port=5700)
+    found = transfer_variables(
+        stage, served(flags={"kv-transfer-config": config}), network, port=5700
+    )
 
     assert found == {
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "10.1.0.1",
@@ -587,7 +596,7 @@ def test_nixl_has_no_rdma_where_nccl_has_none():
     config = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
     network = Network("eth1", "10.1.0.1", ("mlx5_0:1",), no_rdma=True)
 
-    found = transfer(stage, served(flags={"kv-transfer-config": config}), network)
+    found = transfer_variables(stage, served(flags={"kv-transfer-config": config}), network)
 
     assert found["UCX_NET_DEVICES"] == "eth1"
 
@@ -597,4 +606,4 @@ def test_who_hands_nothing_over_needs_no_side_channel(config):
     (stage, _) = stages(2, 8, tensor=16)
     model = served(flags={"kv-transfer-config": config} if config else {})
 
-    assert transfer(stage, model, Network("eth1", "10.1.0.1")) == {}
+    assert transfer_variables(stage, model, Network("eth1", "10.1.0.1")) == {}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.planning.multinode.rank_ports import PORTS, Ports, assigned, found
+from gpufleet.planning.multinode.rank_ports import PORTS, Ports, assign_rank_ports, running_ports
 from gpufleet.planning.stage import Running, Stage
 from gpufleet.settings.serving_settings import Served
 
@@ -41,7 +41,7 @@ def two(first, second, **more):
     """The cluster ports of two replicas that share both of their nodes."""
     both = [*stages("a", "n1", "n2"), *stages("b", "n1", "n2", port=8001)]
     models = {"a": served(cluster_port=first), "b": served(cluster_port=second)}
-    given = assigned(both, models, **more)
+    given = assign_rank_ports(both, models, **more)
     return {name: ports.cluster for name, ports in given.items()}
 
 
@@ -53,7 +53,7 @@ def test_replicas_that_share_a_node_have_ports_of_their_own():
 def test_replicas_that_share_no_node_may_have_the_same():
     both = [*stages("a", "n1", "n2"), *stages("a", "n3", "n4", replica=1)]
 
-    given = assigned(both, {"a": served()})
+    given = assign_rank_ports(both, {"a": served()})
 
     assert given == {"a-0": Ports(cluster=29500), "a-1": Ports(cluster=29500)}
 
@@ -78,7 +78,7 @@ def test_ports_of_endpoints_are_stepped_over():
 def test_a_worker_without_a_server_leaves_its_endpoints_port_free():
     """Of `external` engines on the other hand every port counts."""
     model = served(cluster_port=8002, data_parallel_balancing="external")
-    given = assigned(stages("a", "n1", "n2", data=8), {"a": model})
+    given = assign_rank_ports(stages("a", "n1", "n2", data=8), {"a": model})
 
     assert given["a-0"].cluster == 8018  # 8000 to 8003 are servers, 8004 their supervisor
 
@@ -93,7 +93,7 @@ def test_ports_that_any_program_may_be_given_are_not_taken():
 
 
 def test_a_replica_on_one_node_needs_none():
-    assert assigned(stages("a", "n1"), {"a": served()}) == {"a-0": Ports()}
+    assert assign_rank_ports(stages("a", "n1"), {"a": served()}) == {"a-0": Ports()}
 
 
 def test_every_engine_has_a_side_channel_on_its_node():
@@ -105,7 +105,7 @@ def test_every_engine_has_a_side_channel_on_its_node():
     ]
     models = {name: served(flags=NIXL) for name in "abc"}
 
-    given = assigned(replicas, models)
+    given = assign_rank_ports(replicas, models)
 
     assert {name: ports.side_channel for name, ports in given.items()} == {
         "a-0": 5600,
@@ -117,9 +117,9 @@ def test_every_engine_has_a_side_channel_on_its_node():
 def test_the_order_in_which_a_running_fleet_is_told_does_not_matter():
     both = [*stages("a", "n1", "n2"), *stages("b", "n1", "n2", port=8001)]
     models = {"a": served(), "b": served()}
-    first = assigned(both, models)
+    first = assign_rank_ports(both, models)
 
-    again = assigned([replace(each) for each in reversed(both)], models, running=first)
+    again = assign_rank_ports([replace(each) for each in reversed(both)], models, running=first)
 
     assert again == first
 
@@ -134,4 +134,4 @@ def test_the_ports_of_what_runs_are_those_of_its_units():
     ]
     alone = Running("b", 1, "n1", ("u",), 8001, 0, "x", ("/srv/m", "--port 8001"))
 
-    assert found([*ranks, alone]) == {"a-0": Ports(29516, 5600), "b-1": Ports()}
+    assert running_ports([*ranks, alone]) == {"a-0": Ports(29516, 5600), "b-1": Ports()}

@@ -17,8 +17,8 @@ from gpufleet.planning.multinode.reachability import (
     Member,
     Replica,
     compare,
-    exchanges,
-    looks,
+    exchange_parameters,
+    preflight_parameters,
 )
 
 NODES = ("gpu-01", "gpu-02", "gpu-03")
@@ -107,7 +107,7 @@ def test_all_of_it_is_done_in_twenty_seconds():
 
 def test_each_node_is_told_of_the_others_and_of_ports_that_are_free_there():
     """What listens there is not spoken to: it may be a rank that serves."""
-    given = exchanges(REPLICA, seen(gpu_02={"free": [29503], "udp": 29515}), "t")
+    given = exchange_parameters(REPLICA, seen(gpu_02={"free": [29503], "udp": 29515}), "t")
 
     assert set(given) == set(NODES)
     assert given["gpu-01"]["peers"]["gpu-02"] == {
@@ -120,8 +120,8 @@ def test_each_node_is_told_of_the_others_and_of_ports_that_are_free_there():
 
 
 def test_ports_of_rays_workers_are_tried_where_ray_joins_the_nodes():
-    assert looks(REPLICA)["gpu-01"]["samples"] == []
-    assert looks(replace(REPLICA, ray=True))["gpu-01"]["samples"] == [[10002, 19999]]
+    assert preflight_parameters(REPLICA)["gpu-01"]["samples"] == []
+    assert preflight_parameters(replace(REPLICA, ray=True))["gpu-01"]["samples"] == [[10002, 19999]]
 
 
 @pytest.mark.parametrize(

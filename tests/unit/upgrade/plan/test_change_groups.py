@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpufleet.planning.explanation import difference
+from gpufleet.planning.explanation import plan_changes
 from gpufleet.upgrade.plan.change_groups import (
     STOPPED,
     UNTOLD,
@@ -17,7 +17,7 @@ from tests.unit.upgrade.fleets import group, plan, runs, stage
 
 
 def grouped(planned, running, restarts=None, node_changes=None):
-    changes = difference(planned, running, restarts)
+    changes = plan_changes(planned, running, restarts)
     return groups(planned, running, restarts or {}, changes, node_changes)
 
 
