@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from gpufleet.artifacts import program_archive
-from gpufleet.artifacts.program_archive import Archived
+from gpufleet.artifacts.program_archive import ProgramArchive
 from gpufleet.converge.desired import (
+    DesiredState,
     File,
     Group,
     Package,
     User,
-    Wanted,
 )
 from gpufleet.monitoring.server_files import ACCOUNT, STATE
 from gpufleet.operations.converge import Converge
@@ -17,24 +17,28 @@ from gpufleet.operations.install_archive import install_archive
 from gpufleet.settings.monitoring_settings import Archive
 
 
-def of_archive(name: str, archive: Archive | None, programs: tuple[str, ...]) -> Archived | None:
+def of_archive(
+    name: str, archive: Archive | None, programs: tuple[str, ...]
+) -> ProgramArchive | None:
     """Return the publisher's own program, None if the distribution's package is wanted."""
-    return Archived(name, archive, programs) if archive else None
+    return ProgramArchive(name, archive, programs) if archive else None
 
 
-def install(package: Package, program: Archived | None, unit: File) -> None:
+def install(package: Package, program: ProgramArchive | None, unit: File) -> None:
     """
     Converge the account, the unit's file and the program, in this order.
 
     A package starts what it brings at once, with its own configuration on all addresses: the unit
     is there before, and does not start without a configuration of ours.
     """
-    account = Converge(Wanted(Group(ACCOUNT), User(ACCOUNT, ACCOUNT, STATE)))
+    account = Converge(DesiredState(Group(ACCOUNT), User(ACCOUNT, ACCOUNT, STATE)))
     account.accounts(name="account")
-    Converge(Wanted(unit)).files(name="unit")
+    Converge(DesiredState(unit)).files(name="unit")
     if program is None:
-        Converge(Wanted(package)).packages(name="package")
+        Converge(DesiredState(package)).packages(name="package")
         return
-    Converge(Wanted(*map(Package, program_archive.PACKAGES))).packages(name="what downloads need")
-    there = Converge(Wanted(), watch=(program.directory,))
+    Converge(DesiredState(*map(Package, program_archive.PACKAGES))).packages(
+        name="what downloads need"
+    )
+    there = Converge(DesiredState(), watch=(program.directory,))
     install_archive(there, program, name="program", _timeout=program_archive.DOWNLOAD_SECONDS)

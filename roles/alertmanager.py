@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyinfra.api import deploy
 
 from gpufleet import node_paths
-from gpufleet.converge.desired import File, Package, Unit, Wanted
+from gpufleet.converge.desired import DesiredState, File, Package, Unit
 from gpufleet.monitoring import prometheus, targets
 from gpufleet.monitoring.alertmanager import alertmanager_yml, secret_files, webhooks
 from gpufleet.monitoring.server_files import ACCOUNT, STATE, credentials, directories
@@ -13,7 +13,7 @@ from gpufleet.monitoring.targets import MonitoringTargets
 from gpufleet.operations.converge import Converge
 from gpufleet.operations.install_archive import installed_versions, remove_other_versions
 from gpufleet.operations.validated_config import ServerConfig, reload_config, validate_config
-from gpufleet.serving.unit import whole
+from gpufleet.serving.unit import whole_unit
 from roles._monitoring_common import install, of_archive
 
 UNIT = "prometheus-alertmanager.service"
@@ -34,7 +34,7 @@ def alertmanager(node: MonitoringTargets) -> None:
     inline = () if program else webhooks(server)
     urls = {path: secrets[path].decode().strip() for path in inline}
     text = alertmanager_yml(server, urls, f"{HOME}/").encode()
-    unit = whole(
+    unit = whole_unit(
         "alertmanager/prometheus-alertmanager.service.j2",
         UNIT,
         started_with={"archive": program.version if program else ""},
@@ -47,8 +47,10 @@ def alertmanager(node: MonitoringTargets) -> None:
     configuration = File(
         f"{HOME}/alertmanager.yml", text, group=ACCOUNT, mode=0o640, secret=bool(urls)
     )
-    files = Converge(Wanted(*directories(HOME, DATA), configuration, *credentials(HOME, kept)))
-    running = Converge(Wanted(unit.file, Unit(UNIT, fingerprint=unit.fingerprint)))
+    files = Converge(
+        DesiredState(*directories(HOME, DATA), configuration, *credentials(HOME, kept))
+    )
+    running = Converge(DesiredState(unit.file, Unit(UNIT, fingerprint=unit.fingerprint)))
     configured = ServerConfig(
         unit=UNIT,
         url=f"http://{prometheus.host_port(prometheus.local_address(server.listen), server.port)}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyinfra.api import deploy
 
 from gpufleet.artifacts.operator_files import read
-from gpufleet.converge.desired import Listing, Unit, Wanted
+from gpufleet.converge.desired import DesiredState, Listing, Unit
 from gpufleet.gpu_software.container_toolkit import ENGINES, LINKS, desired_toolkit
 from gpufleet.operations.converge import Converge
 from gpufleet.operations.link_container_devices import LINK_SECONDS, link_container_devices
@@ -20,5 +20,5 @@ def container_toolkit(wanted: ContainerToolkit | None) -> None:
     node = Converge(desired_toolkit(wanted, read(wanted.key_file)))
     node.files(name="the repository's key, udev rule")
     node.packages(name="packages")
-    links = Converge(Wanted(Listing(LINKS), *(Unit(each) for each in ENGINES)))
+    links = Converge(DesiredState(Listing(LINKS), *(Unit(each) for each in ENGINES)))
     link_container_devices(links, name="device links of containers", _timeout=LINK_SECONDS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyinfra.api import deploy
 
-from gpufleet.converge.desired import Wanted
+from gpufleet.converge.desired import DesiredState
 from gpufleet.gpu_software.cuda_toolkit import Profile, toolkit_packages
 from gpufleet.gpu_software.repository import package_source
 from gpufleet.operations.converge import Converge
@@ -15,6 +15,6 @@ from gpufleet.settings.cuda_settings import Cuda
 def cuda(wanted: Cuda, profile: Profile = "full") -> None:
     """Converge the toolkit, after its repository; with none, nothing is installed."""
     toolkit = Converge(
-        Wanted(package_source(wanted.repository), *toolkit_packages(wanted, profile))
+        DesiredState(package_source(wanted.repository), *toolkit_packages(wanted, profile))
     )
     toolkit.packages(name="toolkit")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from pyinfra.api import deploy
 
-from gpufleet.converge.desired import Value, Wanted
+from gpufleet.converge.desired import DesiredState, Value
 from gpufleet.gpu_software.repository import package_source
 from gpufleet.monitoring.dcgm import CREDENTIALS, declared_packages, services
 from gpufleet.monitoring.exporters import Access
@@ -30,7 +30,7 @@ def dcgm(
     is what `has_profiling` says.
     """
     node = Converge(
-        Wanted(
+        DesiredState(
             package_source(repository),
             *(packages or declared_packages(wanted)),
             *services(wanted, access, profiling=profiling),
@@ -40,4 +40,4 @@ def dcgm(
     node.files(name="drop-ins, counters and credentials")
     node.units(name="services")
     kept = access if wanted.exporter_version else Access()
-    Converge(Wanted(*kept.only_these(CREDENTIALS))).files(name="no other credentials")
+    Converge(DesiredState(*kept.only_these(CREDENTIALS))).files(name="no other credentials")

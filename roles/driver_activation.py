@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyinfra.api import deploy
 
-from gpufleet.converge.desired import Wanted
+from gpufleet.converge.desired import DesiredState
 from gpufleet.gpu_software import quarantine
 from gpufleet.gpu_software.provisioning import BareNode
 from gpufleet.operations.activate_driver import (
@@ -37,7 +37,7 @@ def check_driver(node: BareNode) -> None:
 
 def require_in_service() -> None:
     """Fail a node that waits for its check, before a deploy touches it: no stage would start."""
-    refuse_unchecked_node(Converge(Wanted(), watch=(quarantine.MARK,)), name="in service")
+    refuse_unchecked_node(Converge(DesiredState(), watch=(quarantine.MARK,)), name="in service")
 
 
 def guard_unchecked_node() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyinfra.api import deploy
 
-from gpufleet.converge.desired import File, Unit, UnitGone, Wanted
+from gpufleet.converge.desired import DesiredState, File, Unit, UnitGone
 from gpufleet.gpu_software.provisioning import BareNode
 from gpufleet.operations.converge import Converge
 from gpufleet.operations.load_modules import load_modules
@@ -39,18 +39,18 @@ def fabric_manager(node: BareNode) -> None:
     service.units(name="service")
 
 
-def wanted(node: BareNode) -> Wanted:
+def wanted(node: BareNode) -> DesiredState:
     """Return the unit with what it needs, or that it is off."""
     lock = node.settings.gpu_lock
     if lock is None:
         raise ValueError(f"{node.name} has no gpu_lock")
     if not node.machine.nvswitch:
-        return Wanted(UnitGone(SERVICE))
+        return DesiredState(UnitGone(SERVICE))
     file = drop_in(
         "nvidia_driver/nvidia-driver-service.conf.j2", SERVICE, started_with={"driver": lock.driver}
     )
     unit = Unit(SERVICE, fingerprint=file.fingerprint, start_seconds=START_SECONDS)
     if not node.machine.nvlink5:
-        return Wanted(file.file, unit)
+        return DesiredState(file.file, unit)
     text = "# Written by gpufleet.\n" + "".join(f"{name}\n" for name in MODULES)
-    return Wanted(file.file, unit, File(LOADED_AT_BOOT, text.encode()))
+    return DesiredState(file.file, unit, File(LOADED_AT_BOOT, text.encode()))

@@ -10,6 +10,7 @@ from gpufleet import node_paths
 from gpufleet.converge.desired import (
     UNIT_DIRECTORY,
     Absent,
+    DesiredState,
     Directory,
     File,
     Group,
@@ -17,7 +18,6 @@ from gpufleet.converge.desired import (
     Unit,
     UnitGone,
     User,
-    Wanted,
 )
 from gpufleet.fleet.run import NodePlan
 from gpufleet.network.firewall import DIRECTORY, RULES, SERVICE, render_service
@@ -41,14 +41,14 @@ def firewall(here: NodePlan, running: Iterable[Running] = ()) -> None:
     what will be needed, and the second closes what is needed no more.
     """
     if here.settings.firewall is None:
-        gone = Converge(Wanted(UnitGone(SERVICE), Absent(RULES)), watch=(RULES,))
+        gone = Converge(DesiredState(UnitGone(SERVICE), Absent(RULES)), watch=(RULES,))
         remove_firewall(gone, name="no rules")
         gone.units(name="no service")
         gone.files(name="no file")
         return
     text = node_rules(here, running)
     node = Converge(
-        Wanted(
+        DesiredState(
             Package("nftables"),
             *_account(here),
             Directory(DIRECTORY, mode=0o755),

@@ -9,12 +9,12 @@ from pyinfra.api import deploy
 from gpufleet import node_paths
 from gpufleet.converge.desired import (
     Absent,
+    DesiredState,
     Directory,
     File,
     Link,
     Package,
     UnitGone,
-    Wanted,
 )
 from gpufleet.monitoring.targets import MonitoringTargets
 from gpufleet.network import keepalived
@@ -37,19 +37,19 @@ def gateway(node: MonitoringTargets) -> None:
     wanted = gateway_parts(node)
     if wanted is None:
         return
-    before = Converge(Wanted(), watch=(HAPROXY, PACKAGES_UNIT))
+    before = Converge(DesiredState(), watch=(HAPROXY, PACKAGES_UNIT))
     program = File(PROGRAM, payload.archive("network/gateway_drains"), mode=0o755)
     unit = gateway_unit(wanted.gateway)
     values = [Directory(node_paths.PROGRAMS), program, unit.file]
     if not before.snapshot().file(HAPROXY).exists or _is_masked(before):
         values.append(Link(PACKAGES_UNIT, "/dev/null"))
-    Converge(Wanted(*values)).files(name="program and unit")
+    Converge(DesiredState(*values)).files(name="program and unit")
     packages = [Package("haproxy")]
     if wanted.gateway.virtual_address:
         packages += [Package("curl"), Package("keepalived")]
         shared = Converge(virtual_address(node, wanted.gateway))
         shared.files(name="virtual address")
-    Converge(Wanted(*packages)).packages(name="package")
+    Converge(DesiredState(*packages)).packages(name="package")
     validate_config(wanted.files, wanted.configured, name="proof of the configuration")
     wanted.files.files(name="configuration")
     wanted.running.units(name="service")
@@ -61,7 +61,7 @@ def gateway(node: MonitoringTargets) -> None:
         ours = keepalived.CHECK
         secret = f"{keepalived.HOME}/{keepalived.CONFIGURATION}"
         gone = Converge(
-            Wanted(UnitGone(keepalived.UNIT), Absent(secret), Absent(ours)), watch=(ours,)
+            DesiredState(UnitGone(keepalived.UNIT), Absent(secret), Absent(ours)), watch=(ours,)
         )
         if gone.snapshot().file(ours).exists:
             gone.units(name="no virtual address")
@@ -79,7 +79,7 @@ def gateway_servers(node: MonitoringTargets, *, ifnothing_failed: bool = False) 
     wanted = gateway_parts(node)
     if wanted is None:
         return
-    there = Converge(Wanted(), watch=(f"{HOME}/{CONFIGURATION}",))
+    there = Converge(DesiredState(), watch=(f"{HOME}/{CONFIGURATION}",))
     if not there.snapshot().file(f"{HOME}/{CONFIGURATION}").exists:
         return
     also: dict[str, Any] = {"_if": nothing_failed} if ifnothing_failed else {}

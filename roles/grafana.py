@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyinfra.api import deploy
 
-from gpufleet.converge.desired import File, NoOtherFiles, Package, Unit, Wanted
+from gpufleet.converge.desired import DesiredState, File, NoOtherFiles, Package, Unit
 from gpufleet.monitoring import render
 from gpufleet.monitoring.targets import MonitoringTargets
 from gpufleet.operations.converge import Converge, require_path
@@ -20,7 +20,7 @@ def grafana(node: MonitoringTargets) -> None:
     provisioning = render.grafana(node.monitoring)
     file = drop_in("grafana/grafana.conf.j2", wanted.unit, started_with=provisioning)
     files = Converge(
-        Wanted(
+        DesiredState(
             *(File(f"{wanted.provisioning}/{path}", text) for path, text in provisioning.items()),
             *(
                 File(f"{render.DASHBOARDS}/{name}", text)
@@ -31,16 +31,16 @@ def grafana(node: MonitoringTargets) -> None:
         )
     )
     if wanted.package:
-        Converge(Wanted(Package(wanted.package))).packages(name="package")
+        Converge(DesiredState(Package(wanted.package))).packages(name="package")
     else:
         otherwise = (
             f"{wanted.provisioning} does not exist, so there is no Grafana to give dashboards to: "
             "install it, or name its package and its directory in `monitoring.grafana`"
         )
-        folder = Converge(Wanted(), watch=(wanted.provisioning,))
+        folder = Converge(DesiredState(), watch=(wanted.provisioning,))
         require_path(folder, wanted.provisioning, otherwise, name="Grafana")
     files.files(name="provisioning and dashboards")
     running = Converge(
-        Wanted(file.file, Unit(wanted.unit, fingerprint=file.fingerprint, start_seconds=120))
+        DesiredState(file.file, Unit(wanted.unit, fingerprint=file.fingerprint, start_seconds=120))
     )
     running.units(name="service")

@@ -8,7 +8,7 @@ from pyinfra.api import deploy
 
 from gpufleet.artifacts import operator_files, release
 from gpufleet.artifacts.release import BUILD_SECONDS, WAIT_SECONDS
-from gpufleet.converge.desired import Listing, Wanted
+from gpufleet.converge.desired import DesiredState, Listing
 from gpufleet.errors import FleetError
 from gpufleet.network import litellm_node
 from gpufleet.network.litellm import (
@@ -51,7 +51,7 @@ def litellm(nodes: Mapping[str, NodeVars], name: str) -> None:
     files = {**told, **open_files}
     unit = litellm_node.litellm_unit(wanted, build, reach(wanted, at), files, secrets)
 
-    ground = Converge(litellm_node.required(build), watch=(build.mark,))
+    ground = Converge(litellm_node.required_state(build), watch=(build.mark,))
     ground.packages(name="packages")
     ground.accounts(name="service account")
     ground.files(name="directories, locks and program")
@@ -72,13 +72,13 @@ def litellm(nodes: Mapping[str, NodeVars], name: str) -> None:
     validate_config(configured, server, name="proof of the configuration")
     configured.files(name="configuration and unit")
     Converge(litellm_node.running_unit(wanted, unit)).units(name="service")
-    releases = Converge(Wanted(Listing(build.program.releases)))
+    releases = Converge(DesiredState(Listing(build.program.releases)))
     remove_old_releases(releases, build, wanted.keep_releases, name="older releases")
 
 
 def without() -> None:
     """Take away what there is of it, but for its releases and its account."""
-    gone = Converge(litellm_node.unwanted(), watch=litellm_node.OURS)
+    gone = Converge(litellm_node.absent_state(), watch=litellm_node.OURS)
     # Also where a run before was killed halfway: no secret stays.
     if any(gone.snapshot().file(each).exists for each in litellm_node.OURS):
         gone.units(name="no service")

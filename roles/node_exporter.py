@@ -5,9 +5,9 @@ from __future__ import annotations
 from pyinfra.api import deploy
 
 from gpufleet.artifacts import program_archive
-from gpufleet.converge.desired import Wanted
+from gpufleet.converge.desired import DesiredState
 from gpufleet.monitoring.exporters import Access
-from gpufleet.monitoring.node_exporter import CREDENTIALS, archive, required, services, unit
+from gpufleet.monitoring.node_exporter import CREDENTIALS, archive, required_state, services, unit
 from gpufleet.operations.check_exporter_flags import CHECK_SECONDS, check_exporter_flags
 from gpufleet.operations.converge import Converge
 from gpufleet.operations.install_archive import (
@@ -27,12 +27,16 @@ def node_exporter(wanted: NodeExporter, access: Access) -> None:
     """
     program = archive(wanted)
     rendered = unit(wanted, access)
-    ground = Converge(Wanted(*required(wanted)), watch=(program.directory,) if program else ())
+    ground = Converge(
+        DesiredState(*required_state(wanted)), watch=(program.directory,) if program else ()
+    )
     ground.packages(name="packages")
     ground.accounts(name="account")
     if program:
         install_archive(ground, program, name="program", _timeout=program_archive.DOWNLOAD_SECONDS)
-    node = Converge(Wanted(*required(wanted), *services(rendered, access)), probed=False)
+    node = Converge(
+        DesiredState(*required_state(wanted), *services(rendered, access)), probed=False
+    )
     check_exporter_flags(
         node, rendered, wanted, access, name="it takes its flags", _timeout=CHECK_SECONDS
     )
@@ -40,5 +44,5 @@ def node_exporter(wanted: NodeExporter, access: Access) -> None:
     node.units(name="service")
     if program:
         remove_other_versions(installed_versions(program), program, name="no other versions")
-    old = Converge(Wanted(*access.only_these(CREDENTIALS)), probed=False)
+    old = Converge(DesiredState(*access.only_these(CREDENTIALS)), probed=False)
     old.files(name="no other credentials")

@@ -7,7 +7,7 @@ from pyinfra.api import deploy
 from pyinfra.context import ctx_state
 
 from gpufleet.fleet import node_records, run
-from gpufleet.fleet.facts_timer import FACTS, facts_wanted
+from gpufleet.fleet.facts_timer import FACTS, facts_state
 from gpufleet.operations.converge import Converge
 from gpufleet.operations.record_deploy import read_facts
 from gpufleet.settings.node_settings import NodeSettings
@@ -23,7 +23,7 @@ def node_facts(settings: NodeSettings) -> None:
 
     For every node of the fleet: one without GPUs has no facts of any.
     """
-    told = facts_wanted(settings, gpu_count() if settings.gpu_node else None)
+    told = facts_state(settings, gpu_count() if settings.gpu_node else None)
     node = Converge(told, watch=(FACTS,), probed=False)
     node.files(name="program, units and declaration")
     node.units(name="timer")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyinfra.api import deploy
 
-from gpufleet.converge.desired import Wanted
+from gpufleet.converge.desired import DesiredState
 from gpufleet.gpu_software.driver_configuration import INITRAMFS, desired_driver, driver_files
 from gpufleet.gpu_software.provisioning import BareNode
 from gpufleet.operations.activate_driver import mark_unchecked, settle_driver_packages
@@ -25,7 +25,7 @@ def nvidia_driver(node: BareNode) -> None:
     The node is marked before its packages change, so that nothing starts to serve on a driver that
     nobody has checked. The modules' settings come first: the packages put them into the initramfs.
     """
-    settings = Converge(Wanted(*driver_files(node)), watch=(INITRAMFS,))
+    settings = Converge(DesiredState(*driver_files(node)), watch=(INITRAMFS,))
     settings.files(name="settings of its modules")
     if node.machine.nouveau:
         rebuild_initramfs(settings, name="initramfs without nouveau", _timeout=INITRAMFS_SECONDS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyinfra.api import deploy
 
-from gpufleet.converge.desired import UnitGone, Wanted
+from gpufleet.converge.desired import DesiredState, UnitGone
 from gpufleet.gpu_software.provisioning import BareNode
 from gpufleet.operations.converge import Converge
 from gpufleet.operations.join_imex_domain import SERVICE, join_imex_domain
@@ -22,6 +22,6 @@ def nvidia_imex(node: BareNode) -> None:
     if lock is None:
         raise ValueError(f"{node.name} has no gpu_lock")
     if not node.machine.imex:
-        Converge(Wanted(UnitGone(SERVICE))).units(name="no service")
+        Converge(DesiredState(UnitGone(SERVICE))).units(name="no service")
         return
     join_imex_domain(lock.driver, name="domain and service")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyinfra.api import deploy
 
 from gpufleet import node_paths
-from gpufleet.converge.desired import Absent, Directory, NoOtherFiles, Package, Wanted
+from gpufleet.converge.desired import Absent, DesiredState, Directory, NoOtherFiles, Package
 from gpufleet.gpu_software.repository import KEYS, key_path, stored_key_path
 from gpufleet.operations.converge import Converge
 from gpufleet.operations.trust_repository_key import KEY_SECONDS, trust_repository_key
@@ -31,12 +31,12 @@ def nvidia_repository(repository: Repository) -> None:
     The vendor's keyring package is not installed: it would put the vendor's repository, with a pin
     that outranks the distribution's own packages, before everything that the node's apt does.
     """
-    former = Converge(Wanted(*map(Absent, FORMER), *map(NoOtherFiles, PACKAGED)))
+    former = Converge(DesiredState(*map(Absent, FORMER), *map(NoOtherFiles, PACKAGED)))
     former.files(name="nothing of the vendor's in the node's own package manager")
-    tools = Converge(Wanted(Package("ca-certificates")))
+    tools = Converge(DesiredState(Package("ca-certificates")))
     tools.packages(name="certificates of authorities")
     folders = Converge(
-        Wanted(
+        DesiredState(
             Directory(node_paths.CONFIGURATION),
             Directory(KEYS),
             Directory(node_paths.KEPT_KEYS),

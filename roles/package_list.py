@@ -29,7 +29,7 @@ def packages(settings: NodeSettings, system: System, machine: Machine) -> tuple[
 
 def _values(settings: NodeSettings, system: System, machine: Machine) -> Iterator[Value]:
     yield from map(Package, TOOLS)
-    yield from node_exporter.required(settings.node_exporter)
+    yield from node_exporter.required_state(settings.node_exporter)
     if (lock := settings.gpu_lock) is not None:
         yield from driver_packages(system, lock, machine).wanted
         yield from dcgm_packages(system, lock, machine).wanted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyinfra.api import deploy
 
-from gpufleet.converge.desired import Unit, UnitGone, Wanted
+from gpufleet.converge.desired import DesiredState, Unit, UnitGone
 from gpufleet.gpu_software.provisioning import BareNode
 from gpufleet.operations.converge import Converge
 from gpufleet.serving.unit import drop_in
@@ -23,13 +23,13 @@ def persistenced(node: BareNode) -> None:
     service.units(name="service")
 
 
-def wanted(node: BareNode) -> Wanted:
+def wanted(node: BareNode) -> DesiredState:
     """Return the unit with our drop-in, or that it is off where `gpu_lock.persistence` is false."""
     lock = node.settings.gpu_lock
     if lock is None:
         raise ValueError(f"{node.name} has no gpu_lock")
     if not lock.persistence:
-        return Wanted(UnitGone(SERVICE))
+        return DesiredState(UnitGone(SERVICE))
     user = UNDONE.get(node.system.id)
     file = drop_in(
         "persistenced/nvidia-persistenced.conf.j2",
@@ -38,4 +38,4 @@ def wanted(node: BareNode) -> Wanted:
         undone=user is not None,
         user=user,
     )
-    return Wanted(file.file, Unit(SERVICE, fingerprint=file.fingerprint))
+    return DesiredState(file.file, Unit(SERVICE, fingerprint=file.fingerprint))

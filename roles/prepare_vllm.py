@@ -40,7 +40,7 @@ def prepare_vllm(here: NodePlan) -> None:
         next_files(
             found.rendered.values() if found else (),
             (unit for unit in running if unit not in planned),
-            vllm_node.read_at_start(found.secrets) if found else (),
+            vllm_node.restart_files(found.secrets) if found else (),
         )
     )
     there.files(name="units to switch to")
@@ -70,8 +70,8 @@ def prepared(here: NodePlan, wanted: Vllm, *, apart: bool = False) -> Prepared:
     }
 
     ground = Converge(
-        vllm_node.required(wanted, build, secrets, apart=apart),
-        watch=(build.mark, *vllm_node.marks(files)),
+        vllm_node.required_state(wanted, build, secrets, apart=apart),
+        watch=(build.mark, *vllm_node.mark_files(files)),
         probed=False,
     )
     ground.packages(name="packages")
@@ -81,7 +81,7 @@ def prepared(here: NodePlan, wanted: Vllm, *, apart: bool = False) -> Prepared:
     for found in host.loop(sorted(files, key=lambda each: each.directory)):
         have_model(ground, found, wanted, model_artifact(found, here.everyone))
 
-    proof = Proof(build, vllm_node.launches(here.stages, here.settings, build), here.origins)
+    proof = Proof(build, vllm_node.launch_commands(here.stages, here.settings, build), here.origins)
     proofs = Converge(proof.wanted, watch=(build.mark,))
     accept_flags(proofs, proof, name=f"have release {build.id} accept its flags")
     require_all_accepted(name="no release has refused")

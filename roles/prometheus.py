@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyinfra import host, logger
 from pyinfra.api import deploy
 
-from gpufleet.converge.desired import Package, Unit, Wanted
+from gpufleet.converge.desired import DesiredState, Package, Unit
 from gpufleet.fleet.known_targets import known_targets
 from gpufleet.monitoring import prometheus_node, render, targets
 from gpufleet.monitoring.prometheus import host_port, local_address, unreachable_servers
@@ -33,7 +33,7 @@ def prometheus(node: MonitoringTargets) -> None:
     unit = prometheus_node.unit(server, program)
     files = Converge(prometheus_node.configuration_files(configuration, secrets))
     target_files = Converge(prometheus_node.target_files(wanted))
-    running = Converge(Wanted(unit.file, Unit(UNIT, fingerprint=unit.fingerprint)))
+    running = Converge(DesiredState(unit.file, Unit(UNIT, fingerprint=unit.fingerprint)))
     promtool = program.program("promtool") if program else "/usr/bin/promtool"
     configured = ServerConfig(
         unit=UNIT,

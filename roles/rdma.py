@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyinfra.api import deploy
 
-from gpufleet.converge.desired import Listing, Wanted
+from gpufleet.converge.desired import DesiredState, Listing
 from gpufleet.gpu_software.rdma import desired_rdma
 from gpufleet.operations.converge import Converge
 from gpufleet.operations.load_modules import LOADED, MODPROBE_SECONDS, load_rdma_modules
@@ -20,5 +20,5 @@ def rdma(wanted: Rdma | None, distribution: str) -> None:
         return
     node.packages(name="packages")
     node.files(name="modules at boot, limits")
-    loaded = Converge(Wanted(Listing(LOADED)))
+    loaded = Converge(DesiredState(Listing(LOADED)))
     load_rdma_modules(loaded, wanted, name="modules", _timeout=MODPROBE_SECONDS)

@@ -22,7 +22,7 @@ def vllm(here: NodePlan) -> None:
     restarts only when its process was started with something else than the plan now says.
     """
     if here.settings.vllm is None:
-        Converge(vllm_node.nothing()).units(name="no stages")
+        Converge(vllm_node.no_serving()).units(name="no stages")
         return
     refuse_partial_restarts()
     found = prepared(here, here.settings.vllm)

@@ -6,7 +6,7 @@ from pyinfra.api import deploy
 
 from gpufleet import node_paths
 from gpufleet.artifacts.operator_files import release_of
-from gpufleet.converge.desired import Absent, Directory, File, Unit, UnitGone, Wanted
+from gpufleet.converge.desired import Absent, DesiredState, Directory, File, Unit, UnitGone
 from gpufleet.fleet.run import NodePlan
 from gpufleet.operations.converge import Converge
 from gpufleet.remote import payload
@@ -28,15 +28,15 @@ def watchdog(here: NodePlan) -> None:
     node.units(name="service")
 
 
-def wanted(here: NodePlan) -> Wanted:
+def wanted(here: NodePlan) -> DesiredState:
     """Return what the node is to have."""
     told = configuration(here)
     if told is None:
         # Its metrics, too: nobody would write them any more.
         gone = (watchdog_unit.METRICS, watchdog_unit.CONFIGURATION, watchdog_unit.PROGRAM)
-        return Wanted(UnitGone(watchdog_unit.SERVICE), *map(Absent, gone))
+        return DesiredState(UnitGone(watchdog_unit.SERVICE), *map(Absent, gone))
     unit = watchdog_unit.service(told)
-    return Wanted(
+    return DesiredState(
         Directory(node_paths.CONFIGURATION),
         Directory(watchdog_unit.STATE),
         Directory(watchdog_unit.TEXTFILE),
@@ -51,7 +51,7 @@ def wanted(here: NodePlan) -> Wanted:
 def configuration(here: NodePlan) -> str | None:
     """Return what the node's watchdog is told; None: it has nothing to watch."""
     settings = here.settings
-    if settings.vllm is None or not watchdog_unit.needed(here.stages, settings.serving):
+    if settings.vllm is None or not watchdog_unit.is_needed(here.stages, settings.serving):
         return None
     return watchdog_unit.configuration(
         here.stages,

@@ -23,6 +23,7 @@ from gpufleet.artifacts.release import Release, build_script
 from gpufleet.converge.desired import (
     UNIT_DIRECTORY,
     Absent,
+    DesiredState,
     Directory,
     File,
     Group,
@@ -34,7 +35,6 @@ from gpufleet.converge.desired import (
     UnitGone,
     User,
     Value,
-    Wanted,
 )
 from gpufleet.errors import FleetError
 from gpufleet.fleet.facts_timer import FACTS
@@ -82,7 +82,7 @@ def declared(
     Raises `FleetError` for a kind of value that the other ways do not have: then they, and this,
     are to be extended, for a comparison of less would flatter.
     """
-    wanted = Wanted(*values)
+    wanted = DesiredState(*values)
     known = (
         *(Absent, Directory, File, Group, Listing, NoOtherFiles, NoOtherUnits),
         *(Package, Unit, UnitGone, User),

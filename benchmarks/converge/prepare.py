@@ -10,5 +10,7 @@ with refusals():
     node = node_plan()
     if node and node.settings.vllm:
         build = release_of(node.settings.vllm)
-        proof = Proof(build, vllm_node.launches(node.stages, node.settings, build), node.origins)
+        proof = Proof(
+            build, vllm_node.launch_commands(node.stages, node.settings, build), node.origins
+        )
         Converge(proof.wanted).files(name="proof")

@@ -122,7 +122,7 @@ def copied(lab: Lab, nodes: Sequence[str], tree: dict[str, Any]) -> Copy:
     if shutil.disk_usage(lab.state).free - need < FREE_BYTES:
         sys.exit(f"{need >> 20} MiB would leave less than 25 GB free: take fewer nodes, or --mib")
     ways = distribution.sources(SOURCE, nodes)
-    expected = distribution.expected(ways)
+    expected = distribution.expected_halves(ways)
     where = {name: str(lab.facts.node(name).address) for name in (SOURCE, *nodes)}
     token = secrets.token_hex(32)
 

@@ -2,7 +2,7 @@
 
 from gpufleet.artifacts.model_files import Checkpoint
 from gpufleet.artifacts.operator_files import release_of
-from gpufleet.converge.desired import Package, Wanted
+from gpufleet.converge.desired import DesiredState, Package
 from gpufleet.fleet.run import node_plan, refusals
 from gpufleet.operations import distribute
 from gpufleet.operations.build_release import have_release
@@ -17,9 +17,9 @@ with refusals():
     node = node_plan()
     wanted = node.settings.vllm
     build = release_of(wanted)
-    values = vllm_node.required(wanted, build, {}, apart=True)
+    values = vllm_node.required_state(wanted, build, {}, apart=True)
     ground = Converge(
-        Wanted(*(each for each in values if not isinstance(each, Package))),
+        DesiredState(*(each for each in values if not isinstance(each, Package))),
         watch=(build.mark, MODEL.mark),
     )
     ground.accounts(name="service account")

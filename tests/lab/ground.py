@@ -6,7 +6,7 @@ What the release's `vllm` is, and the model's files, a test has put there.
 from __future__ import annotations
 
 from gpufleet.artifacts.operator_files import release_of
-from gpufleet.converge.desired import Package, Wanted
+from gpufleet.converge.desired import DesiredState, Package
 from gpufleet.fleet.run import NodePlan, node_plan, refuse_partial_restarts
 from gpufleet.operations.converge import Converge
 from gpufleet.planning.stage import Stage
@@ -22,8 +22,8 @@ def stages_alone() -> tuple[NodePlan, dict[Stage, UnitFile], Converge]:
     assert wanted
     build = release_of(wanted)
     secrets = vllm_node.credentials(node.stages, node.settings)
-    ground = vllm_node.required(wanted, build, secrets)
-    ground = Converge(Wanted(*(each for each in ground if not isinstance(each, Package))))
+    ground = vllm_node.required_state(wanted, build, secrets)
+    ground = Converge(DesiredState(*(each for each in ground if not isinstance(each, Package))))
     ground.accounts(name="service account")
     ground.files(name="directories, locks and credentials")
     rendered = vllm_node.unit_files(node.stages, node.settings, build, secrets)

@@ -22,6 +22,7 @@ import pytest
 
 from gpufleet.converge.desired import (
     Absent,
+    DesiredState,
     Directory,
     File,
     Group,
@@ -34,7 +35,6 @@ from gpufleet.converge.desired import (
     UnitGone,
     User,
     Value,
-    Wanted,
     started_line,
 )
 from lab.nodes import Lab
@@ -84,7 +84,7 @@ from pathlib import Path
 from pyinfra import host
 from pyinfra.api import StringCommand, operation
 
-from gpufleet.converge.desired import File, Wanted
+from gpufleet.converge.desired import File, DesiredState
 from gpufleet.operations import converge
 from gpufleet.operations.converge import Converge, probed_changes
 from tests.support.checkout import own_lab
@@ -105,8 +105,8 @@ def told():
     host.noop("told")
     yield from ()
 
-unseen = Converge(Wanted(File("/etc/gfc/unseen", b"1")), probed=False)
-seen = Converge(Wanted(File("/etc/gfc/seen", b"1")))
+unseen = Converge(DesiredState(File("/etc/gfc/unseen", b"1")), probed=False)
+seen = Converge(DesiredState(File("/etc/gfc/seen", b"1")))
 asked(unseen, name="asked")
 unseen.files(name="unseen")
 told(name="told")
@@ -158,7 +158,7 @@ class Node:
         return [sys.executable, "-m", "pyinfra", *arguments, "inventory.py", "deploy.py"]
 
     def write(self, *values: Value) -> None:
-        (self.project / "wanted.pickle").write_bytes(pickle.dumps(Wanted(*values)))
+        (self.project / "wanted.pickle").write_bytes(pickle.dumps(DesiredState(*values)))
 
     def run(self, *values: Value, flags: tuple[str, ...] = ("--json", "--yes")) -> Run:
         self.write(*values)

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from gpufleet.converge.desired import Lockstep, NoPackage, Package, Wanted
+from gpufleet.converge.desired import DesiredState, Lockstep, NoPackage, Package
 from gpufleet.converge.package_commands import commands, files
 from gpufleet.converge.package_plan import VERSIONLOCK, packages
 from gpufleet.converge.snapshot import PackageState, Snapshot
@@ -87,7 +87,7 @@ def on(system: System, machine: Machine) -> Machine:
     return replace(machine, kernels=kernels)
 
 
-def wanted(case: Case) -> Wanted:
+def wanted(case: Case) -> DesiredState:
     machine = on(case.system, case.machine)
     repository = Repository(
         url=f"{VENDOR}/{repository_path(case.system)}",
@@ -96,7 +96,7 @@ def wanted(case: Case) -> Wanted:
     )
     found = driver_packages(case.system, case.lock, machine).wanted
     found += dcgm_packages(case.system, case.lock, machine).wanted
-    return Wanted(package_source(repository), *found)
+    return DesiredState(package_source(repository), *found)
 
 
 def has(system: System, driver: GpuLock, machine: Machine = H100) -> dict[str, str]:

@@ -27,7 +27,7 @@ HALVES = 2
 
 
 @dataclass(frozen=True)
-class Look:
+class TreeState:
     """What a node says of a tree: whether it is there and whole, and what kind of node it is."""
 
     whole: bool
@@ -51,7 +51,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Course:
+class DistributionPlan:
     """How each node comes to what it needs: `alone` names who makes its own, and why."""
 
     shares: tuple[Share, ...]
@@ -66,7 +66,7 @@ class Course:
         return next((each for each in self.shares if node in each.others), None)
 
 
-def look(answer: dict[str, Any] | str) -> Look | str:
+def parse_look(answer: dict[str, Any] | str) -> TreeState | str:
     """Return what a node's answer means, or a sentence why it has said nothing of use."""
     if isinstance(answer, str):
         return answer
@@ -75,10 +75,12 @@ def look(answer: dict[str, Any] | str) -> Look | str:
     kind = answer.get("kind")
     if not isinstance(kind, list) or not all(isinstance(each, str) for each in kind):
         return "it does not say what kind of node it is"
-    return Look(answer.get("whole") is True, tuple(kind))
+    return TreeState(answer.get("whole") is True, tuple(kind))
 
 
-def course(wanting: Sequence[str], looks: Mapping[str, Look | str]) -> Course:
+def plan_distribution(
+    wanting: Sequence[str], looks: Mapping[str, TreeState | str]
+) -> DistributionPlan:
     """
     Return who makes and who copies.
 
@@ -89,18 +91,18 @@ def course(wanting: Sequence[str], looks: Mapping[str, Look | str]) -> Course:
     alone = {
         node: said if isinstance(said := looks.get(node), str) else "it was not asked"
         for node in wanting
-        if not isinstance(looks.get(node), Look)
+        if not isinstance(looks.get(node), TreeState)
     }
     by_kind: dict[Kind, list[str]] = {}
     for node in wanting:
-        if isinstance(found := looks.get(node), Look):
+        if isinstance(found := looks.get(node), TreeState):
             by_kind.setdefault(found.kind, []).append(node)
     shares = []
     for kind, members in by_kind.items():
         having = [
             node
             for node in dict.fromkeys((*members, *sorted(looks)))
-            if isinstance(found := looks[node], Look) and found.whole and found.kind == kind
+            if isinstance(found := looks[node], TreeState) and found.whole and found.kind == kind
         ]
         lacking = [node for node in members if node not in having]
         if not lacking:
@@ -108,7 +110,7 @@ def course(wanting: Sequence[str], looks: Mapping[str, Look | str]) -> Course:
         source = having[0] if having else lacking[0]
         others = tuple(node for node in lacking if node != source)
         shares.append(Share(source, bool(having), others))
-    return Course(tuple(shares), alone)
+    return DistributionPlan(tuple(shares), alone)
 
 
 def sources(source: str, others: Sequence[str]) -> dict[str, tuple[tuple[str, ...], ...]]:
@@ -132,11 +134,11 @@ def sources(source: str, others: Sequence[str]) -> dict[str, tuple[tuple[str, ..
     return {node: tuple(halves) for node, halves in found.items()}
 
 
-def expected(ways: Mapping[str, tuple[tuple[str, ...], ...]]) -> dict[str, tuple[str, ...]]:
+def expected_halves(ways: Mapping[str, tuple[tuple[str, ...], ...]]) -> dict[str, tuple[str, ...]]:
     """
     Return for each node who has which half from it, as `<node>/<half>`.
 
-    >>> expected(sources("a", ["b", "c"]))["a"]
+    >>> expected_halves(sources("a", ["b", "c"]))["a"]
     ('b/0', 'c/1')
     """
     found: dict[str, list[str]] = {}
@@ -146,11 +148,11 @@ def expected(ways: Mapping[str, tuple[tuple[str, ...], ...]]) -> dict[str, tuple
     return {node: tuple(sorted(names)) for node, names in found.items()}
 
 
-def told(what: str, verb: str, share: Share, node: str) -> str:
+def describe_action(what: str, verb: str, share: Share, node: str) -> str:
     """
     Return what a node does for its share.
 
-    >>> told("release 1", "build", Share("gpu-01", False, ("gpu-02",)), "gpu-01")
+    >>> describe_action("release 1", "build", Share("gpu-01", False, ("gpu-02",)), "gpu-01")
     'build release 1, once for gpu-01, gpu-02'
     """
     if node != share.source:
@@ -159,11 +161,11 @@ def told(what: str, verb: str, share: Share, node: str) -> str:
     return f"{verb} {what}" + (f", once for {together}" if share.others else "")
 
 
-def amount(count: float) -> str:
+def format_bytes(count: float) -> str:
     """
     Return bytes for people.
 
-    >>> amount(5.3 * 2**30)
+    >>> format_bytes(5.3 * 2**30)
     '5.3 GiB'
     """
     if count >= 2**30:
@@ -171,16 +173,16 @@ def amount(count: float) -> str:
     return f"{count / 2**20:.1f} MiB"
 
 
-def came_from(answer: Mapping[str, Any]) -> str:
+def describe_sources(answer: Mapping[str, Any]) -> str:
     """
     Say from whom how much came, most first, out of what `on_node/transfer/transfer.py` answers of
     a copy.
 
-    >>> came_from({"from": {"a": 3 << 30, "b": 1 << 30}, "found": 0})
+    >>> describe_sources({"from": {"a": 3 << 30, "b": 1 << 30}, "found": 0})
     '3.0 GiB from a, 1.0 GiB from b'
     """
     given = sorted(answer.get("from", {}).items(), key=lambda each: (-each[1], each[0]))
-    parts = [f"{amount(count)} from {name}" for name, count in given]
+    parts = [f"{format_bytes(count)} from {name}" for name, count in given]
     if answer.get("found"):
-        parts.append(f"{amount(answer['found'])} were here")
+        parts.append(f"{format_bytes(answer['found'])} were here")
     return ", ".join(parts) or "nothing to bring"

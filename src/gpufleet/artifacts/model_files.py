@@ -53,7 +53,7 @@ def checkpoint(model: Served) -> Checkpoint | None:
     return Checkpoint(model.model, model.revision, model_directory(model))
 
 
-def listing(wanted: Checkpoint, vllm: Vllm) -> str:
+def listing_url(wanted: Checkpoint, vllm: Vllm) -> str:
     """Return where the Hub lists a model's files with their sizes."""
     hub = (vllm.hf_endpoint or HUB).rstrip("/")
     return f"{hub}/api/models/{wanted.repository}/tree/{wanted.revision}?recursive=true"

@@ -25,7 +25,7 @@ PACKAGES = ("ca-certificates", "curl")
 
 
 @dataclass(frozen=True)
-class Archived:
+class ProgramArchive:
     """
     A program on a node.
 
@@ -63,7 +63,7 @@ class Archived:
         )
 
 
-def bring_script(wanted: Archived) -> str:
+def install_script(wanted: ProgramArchive) -> str:
     """
     Return the shell script that brings the program; it may be run again at any point.
 

@@ -107,7 +107,7 @@ class Release:
         return f"{self.directory}/.complete"
 
     @property
-    def said(self) -> str:
+    def build_log(self) -> str:
         """Where what uv says lies on the node while it builds
         (on_node/transfer/build_progress.py)."""
         return f"{self.program.home}/.said"
@@ -186,11 +186,11 @@ def pinned(lock: bytes, package: str) -> str | None:
     return None
 
 
-def cuda_of(lock: bytes) -> tuple[int, int] | None:
+def cuda_release(lock: bytes) -> tuple[int, int] | None:
     """
     Return the CUDA release whose runtime a lock's wheels carry; None where they carry none.
 
-    >>> cuda_of(b"nvidia-cuda-runtime==13.0.96 --hash=sha256:...")
+    >>> cuda_release(b"nvidia-cuda-runtime==13.0.96 --hash=sha256:...")
     (13, 0)
     """
     for package in _RUNTIMES:
@@ -210,7 +210,7 @@ class Wheels:
 
 def wheels(lock: bytes, source: str) -> Wheels:
     """Return what the wheels of a lock need of a node's driver."""
-    return Wheels(cuda_of(lock), source)
+    return Wheels(cuda_release(lock), source)
 
 
 def build_script(wanted: Release) -> str:
@@ -237,7 +237,7 @@ unset PYTHONDONTWRITEBYTECODE PYTHONPATH PYTHONHOME
 exec 9>{home}/.building
 flock -w {WAIT_SECONDS} 9 || {{ echo 'another build has run on this node for {WAIT_SECONDS} s: '\
 'wait for it (pgrep -af uv), or end it, and run the deploy again' >&2; exit 1; }}
-rm -f {wanted.said}
+rm -f {wanted.build_log}
 if ! test -e {tool}/.complete; then
     rm -rf {tool}
     {interpreter} -m venv {tool}
@@ -257,10 +257,10 @@ if ! test -e {wanted.mark}; then
     python={wanted.directory}/bin/python
     rm -rf {wanted.directory}
     $uv venv --quiet --python {interpreter} {wanted.directory}
-    (umask 077; : > {wanted.said})
+    (umask 077; : > {wanted.build_log})
     $uv pip sync --require-hashes --compile-bytecode --link-mode hardlink \\
-        --python $python {join(sources)} {wanted.lock_path} 2> {wanted.said} \\
-        || {{ tail -n {_SAID_LINES} {wanted.said} >&2; exit 1; }}
+        --python $python {join(sources)} {wanted.lock_path} 2> {wanted.build_log} \\
+        || {{ tail -n {_SAID_LINES} {wanted.build_log} >&2; exit 1; }}
     # Of uv's findings, those about what a package requires (others, a needed Python): it also calls
     # wheels with unusual platform tags wrong, which were just installed and are imported next.
     if $uv pip check --python $python 2>&1 | grep ' requires '; then
@@ -270,7 +270,7 @@ if ! test -e {wanted.mark}; then
     HOME=$(mktemp -d) $python -c 'import {", ".join(program.imports)}'
     sync -f {wanted.directory}
     sync -f {cache}
-    rm -f {cache}.boot {wanted.said}
+    rm -f {cache}.boot {wanted.build_log}
     touch {wanted.mark}
 fi
 """

@@ -137,7 +137,7 @@ def diff(
     if file:
         servers = from_settings.from_file(Path(file))
     else:
-        servers = (from_settings.Yours(argv or ("MODEL",), _variables(environment)),)
+        servers = (from_settings.ServerFlags(argv or ("MODEL",), _variables(environment)),)
     changed = [(server, release_diff.diff(before, after, server)) for server in servers]
     if as_json:
         told: dict[str, Any] = {"old": before.version, "new": after.version}
@@ -145,7 +145,7 @@ def diff(
             {
                 "where": server.where,
                 "argv": list(server.argv),
-                "rewritten": release_diff.rewritten(server, found, after),
+                "rewritten": release_diff.rewrite_command_line(server, found, after),
                 "differences": [one.as_json() for one in found],
             }
             for server, found in changed
@@ -153,7 +153,9 @@ def diff(
         click.echo(json.dumps(told, indent=2, ensure_ascii=False))
     else:
         blocks = (
-            pages.diff_page(server, found, release_diff.rewritten(server, found, after), width)
+            pages.diff_page(
+                server, found, release_diff.rewrite_command_line(server, found, after), width
+            )
             for server, found in changed
         )
         click.echo("\n\n".join(blocks))
@@ -188,10 +190,10 @@ def check(
     import shutil
 
     from gpufleet.flags import pages
-    from gpufleet.flags.check import judge
+    from gpufleet.flags.check import check_command_line
 
     words = argv[2:] if argv[:2] == ("vllm", "serve") else argv
-    verdict = judge(_schema(version), words, _variables(environment))
+    verdict = check_command_line(_schema(version), words, _variables(environment))
     if as_json:
         click.echo(json.dumps(verdict.as_json(), indent=2, ensure_ascii=False))
     else:

@@ -112,5 +112,5 @@ def write_records(inventory_file: str, name: str, samples: Mapping[str, Samples]
     }
     with live.connect(inventory_file, tuple(samples)) as ask:
         answers = ask(programs.get, RECORD_SECONDS, "the record")
-    for problem in node_records.unrecorded(answers, "what was found is"):
+    for problem in node_records.record_failures(answers, "what was found is"):
         click.echo(printable(f"note: {problem}"), err=True)

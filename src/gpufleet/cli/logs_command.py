@@ -82,13 +82,13 @@ def logs(
 
 def _print_lines(reading: Journals, found: list[Line], *, as_json: bool) -> None:
     """Print lines as they came, and on stderr what is worth knowing beside them."""
-    from gpufleet.serving.logs import shown
+    from gpufleet.serving.logs import format_lines
 
     if as_json:
         for line in found:
             click.echo(json.dumps(line.as_json()))
     else:
-        for text in shown(found, reading.nodes):
+        for text in format_lines(found, reading.nodes):
             click.echo(text)
     for note in reading.notes:
         click.echo(f"note: {printable(note)}", err=True)

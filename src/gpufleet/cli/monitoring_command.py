@@ -66,7 +66,7 @@ def render(directory: Path, inventory_file: str | None, *, ask: bool) -> None:
         silent = frozenset(fleet.gpu_nodes)
         if ask and silent:
             servers, silent = _running(inventory_file)
-    scrapes = prometheus.keep_silent(
+    scrapes = prometheus.keep_silent_targets(
         prometheus.scrapes(nodes, servers), _before(directory / "prometheus"), silent
     )
     for remark in prometheus.unreachable_servers(nodes, servers, ""):

@@ -61,7 +61,7 @@ def reach(inventory_file: str, replica: str | None, *, as_json: bool) -> int:
         return 0
     nodes = tuple(sorted({node for each in replicas for node in each.nodes}))
     with live.connect(inventory_file, nodes) as ask:
-        found = [check_reachability.prove_reachability(each, ask) for each in replicas]
+        found = [check_reachability.probe_reachability(each, ask) for each in replicas]
     if as_json:
         print_json([each.as_json() for each in found])
     else:

@@ -1,1 +1,1 @@
-"""Wanted and seen state of a node as values, their difference, the commands that follow.  Pure."""
+"""Desired and seen state of a node as values, their difference, the commands that follow.  Pure."""

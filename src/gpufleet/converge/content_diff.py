@@ -27,7 +27,7 @@ NO_NEWLINE = "\\ No newline at end of file"
 EVERYBODY = 0o004
 
 
-def readable(file: File) -> bool:
+def is_readable(file: File) -> bool:
     """Say whether a file's content may be shown."""
     return not file.secret and bool(file.mode & EVERYBODY)
 
@@ -39,7 +39,7 @@ def lines(file: File, found: Mapping[str, Any] | str | None) -> Iterator[str]:
     `found` is what on_node/converge/read_files.py says of it, None where nothing is there, or a
     sentence why it is not known.
     """
-    if not readable(file):
+    if not is_readable(file):
         yield f"{file.path}: what it says is not shown, for not everybody on the node may read it"
         return
     before = _before(found)

@@ -30,6 +30,7 @@ __all__ = [
     "STARTED_DIRECTORY",
     "UNIT_DIRECTORY",
     "Absent",
+    "DesiredState",
     "Directory",
     "File",
     "Group",
@@ -47,7 +48,6 @@ __all__ = [
     "UnitGone",
     "User",
     "Value",
-    "Wanted",
     "started_line",
     "unit_of",
     "upstream",
@@ -334,15 +334,15 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, init=False)
-class Wanted:
+class DesiredState:
     """
     Everything a role wants of one node.
 
-    `Wanted(*values)`, `one + another`. The same value twice is one; two values that contradict
-    each other (a path with two contents, a unit both running and gone) are a `FleetError` that
+    `DesiredState(*values)`, `one + another`. The same value twice is one; two values that
+    contradict each other (a path with two contents, a unit both running and gone) are a `FleetError` that
     lists every contradiction.
 
-    >>> len(Wanted(Group("vllm"), Group("vllm"), Directory("/etc/vllm")))
+    >>> len(DesiredState(Group("vllm"), Group("vllm"), Directory("/etc/vllm")))
     2
     """
 
@@ -353,8 +353,8 @@ class Wanted:
         if problems := [*_contradictions(self.values), *_unrecorded_starts(self.values)]:
             raise FleetError(*problems)
 
-    def __add__(self, other: Wanted) -> Wanted:
-        return Wanted(*self.values, *other.values)
+    def __add__(self, other: DesiredState) -> DesiredState:
+        return DesiredState(*self.values, *other.values)
 
     def __iter__(self) -> Iterator[Value]:
         return iter(self.values)

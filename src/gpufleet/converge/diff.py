@@ -17,6 +17,7 @@ from gpufleet.converge.desired import (
     STARTED_DIRECTORY,
     UNIT_DIRECTORY,
     Absent,
+    DesiredState,
     Directory,
     File,
     Group,
@@ -28,7 +29,6 @@ from gpufleet.converge.desired import (
     Unit,
     UnitGone,
     User,
-    Wanted,
     unit_of,
 )
 from gpufleet.converge.package_commands import TRANSACTION_SECONDS, Plan
@@ -145,7 +145,7 @@ class Difference:
         return tuple(problem for part in self.parts for problem in part.problems)
 
 
-def difference(wanted: Wanted, snapshot: Snapshot) -> Difference:
+def difference(wanted: DesiredState, snapshot: Snapshot) -> Difference:
     """Compare what is wanted with what was seen; the same input always gives the same answer."""
     return Difference(
         packages=_packages(wanted, snapshot),
@@ -156,7 +156,7 @@ def difference(wanted: Wanted, snapshot: Snapshot) -> Difference:
     )
 
 
-def units_to_start(wanted: Wanted, snapshot: Snapshot) -> tuple[str, ...]:
+def units_to_start(wanted: DesiredState, snapshot: Snapshot) -> tuple[str, ...]:
     """Return the names of the units that would be started or restarted now, as far as is known."""
     return tuple(
         unit.name
@@ -194,7 +194,7 @@ class _Work:
 # --- packages
 
 
-def _packages(wanted: Wanted, snapshot: Snapshot) -> Part:
+def _packages(wanted: DesiredState, snapshot: Snapshot) -> Part:
     found = package_plan.packages(wanted, snapshot)
     work = _Work(f"{len(wanted.of(Package))} packages are as wanted")
     work.changes += found.changes
@@ -209,7 +209,7 @@ def _packages(wanted: Wanted, snapshot: Snapshot) -> Part:
 # --- accounts
 
 
-def _accounts(wanted: Wanted, snapshot: Snapshot) -> Part:
+def _accounts(wanted: DesiredState, snapshot: Snapshot) -> Part:
     groups, users = wanted.of(Group), wanted.of(User)
     work = _Work(f"{len(groups)} groups and {len(users)} users are as wanted")
     for group in groups:
@@ -258,7 +258,7 @@ def _changed_user(user: User, found: UserState) -> Iterator[tuple[str, tuple[str
 # --- files
 
 
-def _files(wanted: Wanted, snapshot: Snapshot) -> Part:
+def _files(wanted: DesiredState, snapshot: Snapshot) -> Part:
     values = [v for v in wanted if isinstance(v, File | Directory | Link | Absent)]
     work = _Work(f"{len(values)} paths are as wanted")
     entries: list[dict[str, Any]] = []
@@ -350,7 +350,7 @@ def _entry(value: File | Directory | Link | Absent) -> dict[str, Any]:
 # --- lines
 
 
-def _lines(wanted: Wanted, snapshot: Snapshot) -> Part:
+def _lines(wanted: DesiredState, snapshot: Snapshot) -> Part:
     values = wanted.of(Line)
     work = _Work(f"{len(values)} lines are in place")
     entries = []
@@ -369,7 +369,7 @@ def _lines(wanted: Wanted, snapshot: Snapshot) -> Part:
 # --- units
 
 
-def _units(wanted: Wanted, snapshot: Snapshot) -> Part:
+def _units(wanted: DesiredState, snapshot: Snapshot) -> Part:
     units = wanted.of(Unit)
     work = _Work(f"{len(units)} units are as wanted")
     seen: dict[str, UnitState] = {}
@@ -391,7 +391,7 @@ def _units(wanted: Wanted, snapshot: Snapshot) -> Part:
     return work.part()
 
 
-def _gone(wanted: Wanted, snapshot: Snapshot, work: _Work) -> Iterator[UnitGone]:
+def _gone(wanted: DesiredState, snapshot: Snapshot, work: _Work) -> Iterator[UnitGone]:
     """What must go: by name, and whatever matches a pattern without being wanted."""
     named = {unit.name for unit in wanted.of(Unit)} | {unit.name for unit in wanted.of(UnitGone)}
     yield from wanted.of(UnitGone)
@@ -441,7 +441,7 @@ def _reset_failed(names: Iterable[str], work: _Work) -> None:
     work.run("sh", "-c", script, "sh", *names)
 
 
-def _reload(wanted: Wanted, snapshot: Snapshot, work: _Work) -> None:
+def _reload(wanted: DesiredState, snapshot: Snapshot, work: _Work) -> None:
     """
     Have systemd read what changed on disk.
 
@@ -470,7 +470,7 @@ def _reload(wanted: Wanted, snapshot: Snapshot, work: _Work) -> None:
         work.run("systemctl", "daemon-reload", seconds=RELOAD_SECONDS)
 
 
-def _hidden(wanted: Wanted, name: str, state: UnitState) -> bool:
+def _hidden(wanted: DesiredState, name: str, state: UnitState) -> bool:
     """
     Say whether systemd goes by a package's unit file although ours lies in front of it.
 
@@ -482,7 +482,7 @@ def _hidden(wanted: Wanted, name: str, state: UnitState) -> bool:
     return ours and state.has_file and loaded
 
 
-def _related(wanted: Wanted) -> frozenset[str]:
+def _related(wanted: DesiredState) -> frozenset[str]:
     """The units whose definition is our business."""
     named = {unit.name for unit in wanted.of(Unit)}
     defined = {unit_of(v.path) for v in wanted if isinstance(v, File | Link | Absent)}

@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gpufleet.converge.desired import (
+    DesiredState,
     Lockstep,
     ModuleStream,
     NoPackage,
     Package,
     PackageSource,
-    Wanted,
     upstream,
 )
 from gpufleet.converge.package_commands import Manager, Plan
@@ -46,7 +46,7 @@ class Packages:
     plan: Plan | None = None
 
 
-def packages(wanted: Wanted, snapshot: Snapshot) -> Packages:
+def packages(wanted: DesiredState, snapshot: Snapshot) -> Packages:
     """Compare what is wanted of packages with what was seen."""
     if not any(wanted.of(kind) for kind in (Package, NoPackage, Lockstep, ModuleStream)):
         return Packages()
@@ -99,7 +99,7 @@ def packages(wanted: Wanted, snapshot: Snapshot) -> Packages:
 _TOOL = {"apt": "dpkg", "dnf": "rpm"}
 
 
-def _named(wanted: Wanted, manager: Manager | Unknown) -> list[Package]:
+def _named(wanted: DesiredState, manager: Manager | Unknown) -> list[Package]:
     """The packages that are wanted by name; with dnf also what holds need."""
     named = list(wanted.of(Package))
     if manager == "dnf" and any(package.hold for package in named):
@@ -107,7 +107,9 @@ def _named(wanted: Wanted, manager: Manager | Unknown) -> list[Package]:
     return named
 
 
-def _unknown(wanted: Wanted, named: list[Package], snapshot: Snapshot) -> Iterator[tuple[str, str]]:
+def _unknown(
+    wanted: DesiredState, named: list[Package], snapshot: Snapshot
+) -> Iterator[tuple[str, str]]:
     if isinstance(snapshot.package_manager, Unknown):
         yield "the package manager", snapshot.package_manager.reason
     for name in _names(wanted, named):
@@ -126,7 +128,7 @@ def _unknown(wanted: Wanted, named: list[Package], snapshot: Snapshot) -> Iterat
         yield "dpkg's state", snapshot.dpkg_unfinished.reason
 
 
-def _names(wanted: Wanted, named: list[Package]) -> list[str]:
+def _names(wanted: DesiredState, named: list[Package]) -> list[str]:
     together = [name for lockstep in wanted.of(Lockstep) for name in lockstep.names]
     return list(dict.fromkeys([*(package.name for package in named), *together]))
 
@@ -136,7 +138,7 @@ def _seen(snapshot: Snapshot, name: str) -> PackageState | None:
     return None if isinstance(found, Unknown) else found
 
 
-def _impossible(wanted: Wanted, manager: Manager) -> Iterator[str]:
+def _impossible(wanted: DesiredState, manager: Manager) -> Iterator[str]:
     if manager == "apt" and (streams := wanted.of(ModuleStream)):
         yield (
             f"dnf module {streams[0].name} is wanted, and this node has apt: want it for nodes "
@@ -156,7 +158,7 @@ def _exact(package: Package) -> str:
     return f"{package.name}={package.version}" if package.version else package.name
 
 
-def _unwanted(wanted: Wanted, snapshot: Snapshot) -> dict[str, str]:
+def _unwanted(wanted: DesiredState, snapshot: Snapshot) -> dict[str, str]:
     """Return {name: why} of the installed packages that go, in the order of their names."""
     found: dict[str, str] = {}
     for pattern in wanted.of(NoPackage):
@@ -167,7 +169,7 @@ def _unwanted(wanted: Wanted, snapshot: Snapshot) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def _streams(wanted: Wanted, snapshot: Snapshot) -> Iterator[ModuleStream]:
+def _streams(wanted: DesiredState, snapshot: Snapshot) -> Iterator[ModuleStream]:
     for module in wanted.of(ModuleStream):
         if snapshot.streams[module.name] != module.stream:
             yield module

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from gpufleet.converge.desired import (
     Absent,
+    DesiredState,
     Directory,
     File,
     Group,
@@ -28,7 +29,6 @@ from gpufleet.converge.desired import (
     Unit,
     UnitGone,
     User,
-    Wanted,
     unit_of,
 )
 
@@ -178,7 +178,7 @@ class Snapshot:
         return found if isinstance(found, frozenset) else frozenset()
 
 
-def questions(wanted: Wanted) -> frozenset[Question]:
+def questions(wanted: DesiredState) -> frozenset[Question]:
     """Return everything that has to be known of a node to compare it with `wanted`."""
     asked: set[Question] = set()
     for value in wanted:
@@ -221,7 +221,7 @@ def _package_questions(value: Package | NoPackage | Lockstep | ModuleStream) -> 
             return {("stream", name)}
 
 
-def watched(paths: Iterable[str]) -> frozenset[Question]:
+def path_questions(paths: Iterable[str]) -> frozenset[Question]:
     """Return the questions for paths that nothing wants, but that a role decides by."""
     return frozenset(("file", path) for path in paths)
 

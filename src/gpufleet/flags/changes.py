@@ -95,14 +95,14 @@ class Change:
             "why": self.why,
         }
 
-    def in_force(self, version: str) -> bool:
+    def is_in_force(self, version: str) -> bool:
         """Whether it is true of this release."""
         at = sort_key(version)
         return (self.since is None or sort_key(self.since) <= at) and (
             self.until is None or at < sort_key(self.until)
         )
 
-    def rewritten(self, values: tuple[str, ...] = ()) -> tuple[str, ...] | None:
+    def rewritten_arguments(self, values: tuple[str, ...] = ()) -> tuple[str, ...] | None:
         """
         Return the arguments that replace the flag with these values.
 
@@ -159,10 +159,10 @@ def for_name(name: str) -> tuple[Change, ...]:
     return _by_name().get(name, ())
 
 
-def gone(name: str, version: str) -> Change | None:
+def removal_reason(name: str, version: str) -> Change | None:
     """Say why this release has no such name, if it is known: removed, renamed or never there."""
     return next(
-        (known for known in for_name(name) if known.kind in ABSENT and known.in_force(version)),
+        (known for known in for_name(name) if known.kind in ABSENT and known.is_in_force(version)),
         None,
     )
 
@@ -170,7 +170,7 @@ def gone(name: str, version: str) -> Change | None:
 def between(old: str, new: str) -> tuple[Change, ...]:
     """Return what is true of release `new` and was not yet true of `old`."""
     return tuple(
-        change for change in changes() if change.in_force(new) and not change.in_force(old)
+        change for change in changes() if change.is_in_force(new) and not change.is_in_force(old)
     )
 
 

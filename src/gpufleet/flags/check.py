@@ -16,7 +16,7 @@ from gpufleet.flags import changes, environment, values
 from gpufleet.flags.changes import Change, ChangeKind
 from gpufleet.flags.command_line import CommandLine, Given, Trouble, Unparsed, parse
 from gpufleet.flags.conflicts import Settings, conflicts
-from gpufleet.flags.json_values import fit, fits_field
+from gpufleet.flags.json_values import field_faults, type_faults
 from gpufleet.flags.problem import By, Kind, Problem, Severity
 from gpufleet.flags.schema import Flag, Schema
 
@@ -72,7 +72,7 @@ class Verdict:
         }
 
 
-def judge(
+def check_command_line(
     schema: Schema, argv: Sequence[str], variables: Mapping[str, str] | None = None
 ) -> Verdict:
     """
@@ -126,9 +126,11 @@ def _troubles(line: CommandLine) -> Iterator[Unparsed]:
 def _unparsed(schema: Schema, line: CommandLine, one: Unparsed) -> Iterator[Problem]:
     match one.trouble:
         case Trouble.UNKNOWN | Trouble.PREFIX | Trouble.AMBIGUOUS:
-            from gpufleet.flags.unknown import unknown  # only where there is a problem: it is slow
+            from gpufleet.flags.unknown import (
+                unknown_option,  # only where there is a problem: it is slow
+            )
 
-            yield unknown(schema, line, one)
+            yield unknown_option(schema, line, one)
         case Trouble.SURPLUS_VALUE:
             yield _surplus(line, one)
         case Trouble.STRAY:
@@ -215,7 +217,7 @@ def _fault(schema: Schema, line: CommandLine, given: Given, fault: values.Fault)
     since, replacement = None, None
     if change is not None:
         since, replacement = change.since, change.replacement or change.then
-        better = change.rewritten(given.values) if change.rewrite is not None else better
+        better = change.rewritten_arguments(given.values) if change.rewrite is not None else better
     return Problem(
         Kind(fault.kind),
         Severity.REFUSE,
@@ -238,11 +240,15 @@ def _with_values(line: CommandLine, given: Given, texts: tuple[str, ...]) -> tup
 def _value_change(schema: Schema, given: Given) -> Change | None:
     """Return the entry that says why these values are no longer taken."""
     for change in changes.for_name(given.flag.name):
-        if not change.in_force(schema.version):
+        if not change.is_in_force(schema.version):
             continue
         if change.kind is ChangeKind.VALUE and set(change.values) & set(given.values):
             return change
-        if change.kind is ChangeKind.FORM and change.breaks and change.rewritten(given.values):
+        if (
+            change.kind is ChangeKind.FORM
+            and change.breaks
+            and change.rewritten_arguments(given.values)
+        ):
             return change
     return None
 
@@ -252,7 +258,7 @@ def _later(schema: Schema, line: CommandLine, given: Given, value: Any) -> Itera
     flag = given.flag
     if flag.name in _LATER and isinstance(value, dict):
         spelt = {str(key).replace("-", "_"): item for key, item in value.items()}
-        for fault in fit(schema, _LATER[flag.name], spelt):
+        for fault in type_faults(schema, _LATER[flag.name], spelt):
             yield _at_start(line, given, Kind.JSON, fault.found)
     elif flag.name in _LISTED:
         yield from _listed(schema, line, given)
@@ -260,7 +266,7 @@ def _later(schema: Schema, line: CommandLine, given: Given, value: Any) -> Itera
         yield _at_start(line, given, Kind.JSON, f"`{given.values[-1]}` is no JSON object")
     fields = schema.classes.get(flag.group)
     if fields and flag.dest in fields and isinstance(value, int | float):
-        for fault in fits_field(schema, fields[flag.dest], value, flag.name):
+        for fault in field_faults(schema, fields[flag.dest], value, flag.name):
             yield _at_start(line, given, Kind.VALUE, fault.found)
 
 
@@ -311,7 +317,7 @@ def _known(schema: Schema, line: CommandLine, given: Given, *, refused: bool) ->
     """Yield what the table of changes and the parser's own marks say of a flag that is given."""
     deprecated = False
     for change in changes.for_name(given.flag.name):
-        if not change.in_force(schema.version) or refused:
+        if not change.is_in_force(schema.version) or refused:
             continue
         if change.kind is ChangeKind.DEPRECATED:
             deprecated = True
@@ -347,7 +353,7 @@ def _changed(
         found,
         since=change.since,
         replacement=change.replacement or change.then,
-        rewritten=change.rewritten(given.values),
+        rewritten=change.rewritten_arguments(given.values),
         at=given.at,
     )
 
@@ -410,7 +416,7 @@ def _model(schema: Schema, line: CommandLine) -> Iterator[Problem]:
     if line.model is not None:
         if line.model_at and line.argv[line.model_at[0]].startswith("--model"):
             for change in changes.for_name("--model"):
-                if change.in_force(schema.version):
+                if change.is_in_force(schema.version):
                     found = "give the model as the first argument: " + change.why
                     yield _of_model(line, found, Severity.WARN, change.since)
         elif line.model.lower() in _WORDS:

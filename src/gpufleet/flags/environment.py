@@ -49,7 +49,7 @@ def _is_read_beside(schema: Schema, name: str) -> bool:
 
 
 def _of_unknown(schema: Schema, name: str, value: str, by: By) -> Problem:
-    gone = changes.gone(name, schema.version)
+    gone = changes.removal_reason(name, schema.version)
     written = f"{name}={value}"
     if gone is not None:
         return _gone(gone, written, value, by)
@@ -79,7 +79,7 @@ def _gone(gone: Change, written: str, value: str, by: By) -> Problem:
         what,
         since=gone.since,
         replacement=gone.replacement or gone.then,
-        rewritten=gone.rewritten((value,)),
+        rewritten=gone.rewritten_arguments((value,)),
     )
 
 
@@ -96,7 +96,7 @@ def _of_known(schema: Schema, known: Variable, value: str) -> Iterator[Problem]:
             f"`{value}` may not mean on: the variable is switched by 1 and 0",
         )
     for change in changes.for_name(known.name):
-        if change.kind is ChangeKind.MEANING and change.in_force(schema.version):
+        if change.kind is ChangeKind.MEANING and change.is_in_force(schema.version):
             yield Problem(
                 Kind.MEANING,
                 Severity.WARN,

@@ -85,7 +85,7 @@ class Explanation:
     @property
     def gone(self) -> Change | None:
         """Why the release lacks it, if it does and the reason is known."""
-        return None if self.there else changes.gone(self.name, self.version)
+        return None if self.there else changes.removal_reason(self.name, self.version)
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON has it."""
@@ -127,7 +127,7 @@ def explain_flag(name: str, release: Schema | None = None) -> Explanation:
     wanted = _resolved(name)
     variable = not wanted.startswith("-")
     past: Mapping[str, Flag | Variable | None] = (
-        history.of_variable(wanted) if variable else history.of_flag(wanted)
+        history.variable_history(wanted) if variable else history.flag_history(wanted)
     )
     there: Flag | Variable | None = (
         release.environment.get(wanted) if variable else release.flag(wanted)

@@ -16,7 +16,7 @@ from gpufleet.flags.arguments import words
 
 
 @dataclass(frozen=True)
-class Yours:
+class ServerFlags:
     """One server's flags and variables. `where`: what the operator calls it, "" if there is one."""
 
     argv: tuple[str, ...]
@@ -24,7 +24,7 @@ class Yours:
     where: str = ""
 
 
-def from_file(path: Path) -> tuple[Yours, ...]:
+def from_file(path: Path) -> tuple[ServerFlags, ...]:
     """
     Return the servers of a file of variables, as in group_vars: one for each model it serves.
 
@@ -54,7 +54,9 @@ def from_file(path: Path) -> tuple[Yours, ...]:
         for flag, value in arguments.items():
             argv += words(str(flag).lstrip("-"), value)
         found.append(
-            Yours(tuple(argv), {str(key): str(value) for key, value in environment.items()}, where)
+            ServerFlags(
+                tuple(argv), {str(key): str(value) for key, value in environment.items()}, where
+            )
         )
     if problems:
         raise FleetError(*problems)

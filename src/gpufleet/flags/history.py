@@ -30,14 +30,14 @@ class Span:
         return self.first if self.first == self.last else f"{self.first} to {self.last}"
 
 
-def of_flag(option: str) -> dict[str, Flag | None]:
+def flag_history(option: str) -> dict[str, Flag | None]:
     """Return the flag that an option string names in each release, oldest first; None: none."""
     if option.startswith("--"):
         option = "--" + option[2:].replace("_", "-")
     return {version: _flag(text, version, option) for version, text in schema.documents().items()}
 
 
-def of_variable(name: str) -> dict[str, Variable | None]:
+def variable_history(name: str) -> dict[str, Variable | None]:
     """Return an environment variable as each release has it, oldest first; None: not at all."""
     return {version: _variable(text, version, name) for version, text in schema.documents().items()}
 
@@ -122,7 +122,7 @@ def _essence(value: Any) -> Any:
 
 
 def _of(name: str) -> Mapping[str, Flag | Variable | None]:
-    return of_flag(name) if name.startswith("-") else of_variable(name)
+    return flag_history(name) if name.startswith("-") else variable_history(name)
 
 
 def _flag(text: str, version: str, option: str) -> Flag | None:

@@ -41,7 +41,7 @@ class _Rule:
     sentence: str
 
 
-def broken(json_class: str, version: str, fields: _Fields) -> Iterator[str]:
+def broken_rules(json_class: str, version: str, fields: _Fields) -> Iterator[str]:
     """
     Yield a sentence for each rule of a class that an object breaks.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from gpufleet.flags.json_rules import broken, quantization_keys, quantization_names
+from gpufleet.flags.json_rules import broken_rules, quantization_keys, quantization_names
 from gpufleet.flags.schema import Computed, Field, Schema
 
 _TRUE = {"1", "true", "t", "yes", "y", "on"}
@@ -40,12 +40,12 @@ class _Type:
     arguments: tuple[Any, ...] = ()
 
 
-def fit(schema: Schema, json_class: str, value: Any) -> tuple[JsonFault, ...]:
+def type_faults(schema: Schema, json_class: str, value: Any) -> tuple[JsonFault, ...]:
     """Return what keeps `value`, which JSON was read to, from being a `json_class`."""
     return tuple(_Judge(schema).dataclass(json_class, value, ""))
 
 
-def fits_field(schema: Schema, field: Field, value: Any, where: str) -> tuple[JsonFault, ...]:
+def field_faults(schema: Schema, field: Field, value: Any, where: str) -> tuple[JsonFault, ...]:
     """Return what keeps `value` from being a value of one field; `where` names it."""
     judge = _Judge(schema)
     return (*judge.type(_parsed(field.type), value, where), *judge.limits(field, value, where))
@@ -83,7 +83,7 @@ class _Judge:
                 path = f"{where}.{field.name}" if where else field.name
                 yield JsonFault(f"`{path}` is missing")
         if not wrong:  # vLLM compares fields with each other once each is right
-            for sentence in broken(name, self._schema.version, _filled(fields, value)):
+            for sentence in broken_rules(name, self._schema.version, _filled(fields, value)):
                 yield JsonFault(f"`{where}`: {sentence}" if where else sentence)
 
     def _field(self, owner: str, field: Field, value: Any, where: str) -> Iterator[JsonFault]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from gpufleet.flags.check import Verdict
-from gpufleet.flags.from_settings import Yours
+from gpufleet.flags.from_settings import ServerFlags
 from gpufleet.flags.problem import By, Problem
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _counted(number: int, what: str) -> str:
 
 
 def diff_page(
-    yours: Yours, found: Iterable[Difference], whole: tuple[str, ...] | None, width: int
+    yours: ServerFlags, found: Iterable[Difference], whole: tuple[str, ...] | None, width: int
 ) -> str:
     """Return what changes for one server; `whole` is its command line put right, if it can be."""
     from gpufleet.flags.release_diff import Sort

@@ -21,7 +21,7 @@ from typing import Any
 from gpufleet.flags import changes, check, command_line, explain, history
 from gpufleet.flags.changes import Change, ChangeKind
 from gpufleet.flags.command_line import Given, Trouble, Unparsed
-from gpufleet.flags.from_settings import Yours
+from gpufleet.flags.from_settings import ServerFlags
 from gpufleet.flags.schema import Flag, Schema
 
 
@@ -78,19 +78,19 @@ class Difference:
         }
 
 
-def diff(old: Schema, new: Schema, yours: Yours) -> tuple[Difference, ...]:
+def diff(old: Schema, new: Schema, yours: ServerFlags) -> tuple[Difference, ...]:
     """Return what changes for these settings, what breaks first."""
     found: dict[tuple[Sort, str, str | None], Difference] = {}
-    for one in _all(old, new, yours):
+    for one in _all_differences(old, new, yours):
         found.setdefault((one.sort, one.name, one.argument), one)
-    for one in _of_refusals(old, new, yours, tuple(found.values())):
+    for one in _refusal_differences(old, new, yours, tuple(found.values())):
         found.setdefault((one.sort, one.name, one.argument), one)
     order = list(Sort)
     return tuple(sorted(found.values(), key=lambda one: (not one.breaks, order.index(one.sort))))
 
 
-def rewritten(
-    yours: Yours, differences: Iterable[Difference], new: Schema
+def rewrite_command_line(
+    yours: ServerFlags, differences: Iterable[Difference], new: Schema
 ) -> tuple[str, ...] | None:
     """
     Return the command line with everything that breaks replaced.
@@ -113,7 +113,7 @@ def rewritten(
             line += one.rewritten or ()
     gone = {one.name for one in broken if not one.name.startswith("-")}
     left = {name: value for name, value in yours.environment.items() if name not in gone}
-    return tuple(line) if check.judge(new, line, left).accepted else None
+    return tuple(line) if check.check_command_line(new, line, left).accepted else None
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def overview(old: Schema, new: Schema) -> Overview:
     renamed = {
         name
         for name in names - after
-        if (gone := changes.gone(name, new.version)) and gone.kind is ChangeKind.RENAMED
+        if (gone := changes.removal_reason(name, new.version)) and gone.kind is ChangeKind.RENAMED
     }
     both = [
         (flag, now)
@@ -167,7 +167,7 @@ def overview(old: Schema, new: Schema) -> Overview:
 
 
 @dataclass(frozen=True, slots=True)
-class Useful:
+class Recommendation:
     """A flag worth knowing for who sets one of `beside`; for everybody if there is none."""
 
     name: str
@@ -176,42 +176,45 @@ class Useful:
 
 
 @cache
-def useful() -> tuple[Useful, ...]:
+def recommended_flags() -> tuple[Recommendation, ...]:
     """Return the flags that are recommended once a release has them (data/useful.json)."""
     text = resources.files("gpufleet.flags").joinpath("data/useful.json").read_text("utf-8")
     return tuple(
-        Useful(name, tuple(entry["with"]), entry["why"]) for name, entry in json.loads(text).items()
+        Recommendation(name, tuple(entry["with"]), entry["why"])
+        for name, entry in json.loads(text).items()
     )
 
 
-def _all(old: Schema, new: Schema, yours: Yours) -> Iterator[Difference]:
+def _all_differences(old: Schema, new: Schema, yours: ServerFlags) -> Iterator[Difference]:
     line = command_line.parse(old, yours.argv)
     for given in line.given:
-        yield from _of_given(given, old, new, yours.argv)
+        yield from _flag_differences(given, old, new, yours.argv)
     for unparsed in line.unparsed:
-        yield from _of_unparsed(unparsed, old, new, yours.argv)
-    yield from _of_variables(old, new, yours)
+        yield from _unparsed_differences(unparsed, old, new, yours.argv)
+    yield from _variable_differences(old, new, yours)
     options = {given.flag.name for given in line.given}
     options |= {unparsed.argument.partition("=")[0] for unparsed in line.unparsed}
     set_names = options | set(yours.environment)
-    yield from _of_defaults(old, new, set_names)
-    yield from _of_useful(old, new, set_names)
+    yield from _default_differences(old, new, set_names)
+    yield from _recommended_differences(old, new, set_names)
 
 
 # -- what is set -----------------------------------------------------------------------------------
 
 
-def _of_given(given: Given, old: Schema, new: Schema, argv: Sequence[str]) -> Iterator[Difference]:
+def _flag_differences(
+    given: Given, old: Schema, new: Schema, argv: Sequence[str]
+) -> Iterator[Difference]:
     argument = " ".join(argv[place] for place in given.at)
     now = new.flag(given.option)
     if given.option == "-O" and new.syntax.optimization:
-        yield from _of_level(given, old, new, argument)
+        yield from _level_differences(given, old, new, argument)
     elif now is None or not _same(now, given.flag):
-        yield _gone(given, old, new, argument)
+        yield _removed_flag(given, old, new, argument)
     else:
-        yield from _of_values(given, now, old, new, argument)
-        yield from _of_meaning(given, old, new, argument)
-        yield from _of_standing(given, now, argument, new)
+        yield from _value_differences(given, now, old, new, argument)
+        yield from _meaning_differences(given, old, new, argument)
+        yield from _deprecation_differences(given, now, argument, new)
 
 
 def _same(now: Flag, before: Flag) -> bool:
@@ -219,15 +222,21 @@ def _same(now: Flag, before: Flag) -> bool:
     return now.name == before.name or now.dest == before.dest or before.name in now.options
 
 
-def _gone(given: Given, old: Schema, new: Schema, argument: str) -> Difference:
-    known = changes.gone(given.option, new.version)
-    if known is None and (base := changes.gone(given.flag.name, new.version)):
+def _removed_flag(given: Given, old: Schema, new: Schema, argument: str) -> Difference:
+    known = changes.removal_reason(given.option, new.version)
+    if known is None and (base := changes.removal_reason(given.flag.name, new.version)):
         known = base
     if known is not None:
         # Switching off what is gone: there is nothing left to switch off.
-        whole = () if given.negated else None if given.dotted else known.rewritten(given.values)
+        whole = (
+            ()
+            if given.negated
+            else None
+            if given.dotted
+            else known.rewritten_arguments(given.values)
+        )
         if given.negated and known.name == given.option:
-            whole = known.rewritten(given.values)
+            whole = known.rewritten_arguments(given.values)
         return Difference(
             Sort.RENAMED if known.kind is ChangeKind.RENAMED else Sort.REMOVED,
             given.option,
@@ -265,13 +274,15 @@ def _gone(given: Given, old: Schema, new: Schema, argument: str) -> Difference:
     )
 
 
-def _of_level(given: Given, old: Schema, new: Schema, argument: str) -> Iterator[Difference]:
+def _level_differences(
+    given: Given, old: Schema, new: Schema, argument: str
+) -> Iterator[Difference]:
     """Tell of -O: with JSON it was the compilation's configuration; a number is a level still."""
     level = given.values[:1] in {(number,) for number in "0123"} or (
         bool(given.dotted) and all(part.path == ("level",) for part in given.dotted)
     )
     for change in changes.for_name("-O"):
-        if change.in_force(new.version):
+        if change.is_in_force(new.version):
             yield Difference(
                 Sort.MEANING,
                 "-O",
@@ -280,15 +291,15 @@ def _of_level(given: Given, old: Schema, new: Schema, argument: str) -> Iterator
                 argument=argument,
                 since=change.since,
                 replacement=change.replacement,
-                rewritten=None if level else change.rewritten(given.values),
+                rewritten=None if level else change.rewritten_arguments(given.values),
                 at=given.at,
             )
     heir = new.by_dest.get(given.flag.dest)
     if heir is not None and not level:
-        yield from _of_values(given, heir, old, new, argument)
+        yield from _value_differences(given, heir, old, new, argument)
 
 
-def _of_values(
+def _value_differences(
     given: Given, now: Flag, old: Schema, new: Schema, argument: str
 ) -> Iterator[Difference]:
     if given.flag.takes_value != now.takes_value:
@@ -311,7 +322,7 @@ def _of_values(
                 if known
                 else history.first_without_value(given.flag.name, value, old, new),
                 replacement=known.replacement if known else None,
-                rewritten=known.rewritten(given.values) if known else None,
+                rewritten=known.rewritten_arguments(given.values) if known else None,
                 then=known.then if known else None,
                 at=given.at,
             )
@@ -326,7 +337,9 @@ def _of_values(
         )
 
 
-def _of_meaning(given: Given, old: Schema, new: Schema, argument: str) -> Iterator[Difference]:
+def _meaning_differences(
+    given: Given, old: Schema, new: Schema, argument: str
+) -> Iterator[Difference]:
     for change in changes.between(old.version, new.version):
         if change.kind not in {ChangeKind.MEANING, ChangeKind.FORM}:
             continue
@@ -334,7 +347,7 @@ def _of_meaning(given: Given, old: Schema, new: Schema, argument: str) -> Iterat
             continue
         if change.values and not set(change.values) & set(given.values):
             continue
-        instead = change.rewritten(given.values)
+        instead = change.rewritten_arguments(given.values)
         if change.kind is ChangeKind.FORM and change.rewrite and instead is None:
             continue  # it is written in the new form already
         yield Difference(
@@ -352,13 +365,15 @@ def _of_meaning(given: Given, old: Schema, new: Schema, argument: str) -> Iterat
         )
 
 
-def _of_standing(given: Given, now: Flag, argument: str, new: Schema) -> Iterator[Difference]:
+def _deprecation_differences(
+    given: Given, now: Flag, argument: str, new: Schema
+) -> Iterator[Difference]:
     if now.deprecated and not given.flag.deprecated:
         known = next(
             (
                 change
                 for change in changes.for_name(given.flag.name)
-                if change.kind is ChangeKind.DEPRECATED and change.in_force(new.version)
+                if change.kind is ChangeKind.DEPRECATED and change.is_in_force(new.version)
             ),
             None,
         )
@@ -369,7 +384,9 @@ def _of_standing(given: Given, now: Flag, argument: str, new: Schema) -> Iterato
             argument=argument,
             since=known.since if known else None,
             replacement=known.replacement if known else None,
-            rewritten=known.rewritten(given.values) if known and not given.dotted else None,
+            rewritten=known.rewritten_arguments(given.values)
+            if known and not given.dotted
+            else None,
             at=given.at,
         )
     hidden = given.option in now.hidden or now.help_hidden
@@ -383,7 +400,7 @@ def _of_standing(given: Given, now: Flag, argument: str, new: Schema) -> Iterato
         )
 
 
-def _of_unparsed(
+def _unparsed_differences(
     unparsed: Unparsed, old: Schema, new: Schema, argv: Sequence[str]
 ) -> Iterator[Difference]:
     """Tell of what the old release does not take, either, unless the new one does."""
@@ -392,7 +409,7 @@ def _of_unparsed(
     if unparsed.trouble is Trouble.UNKNOWN:
         if new.flag(option) is not None:
             return
-        known = changes.gone(option, new.version)
+        known = changes.removal_reason(option, new.version)
         yield Difference(
             Sort.RENAMED if known and known.kind is ChangeKind.RENAMED else Sort.REMOVED,
             option,
@@ -401,7 +418,7 @@ def _of_unparsed(
             argument=argument,
             since=known.since if known else None,
             replacement=known.replacement if known else None,
-            rewritten=known.rewritten(unparsed.values) if known else None,
+            rewritten=known.rewritten_arguments(unparsed.values) if known else None,
             then=known.then if known else None,
             at=unparsed.at,
         )
@@ -422,12 +439,12 @@ def _of_unparsed(
             )
 
 
-def _of_variables(old: Schema, new: Schema, yours: Yours) -> Iterator[Difference]:
+def _variable_differences(old: Schema, new: Schema, yours: ServerFlags) -> Iterator[Difference]:
     for name, value in yours.environment.items():
         if name in new.environment:
-            yield from _of_variable_meaning(name, value, old, new)
+            yield from _variable_meaning_differences(name, value, old, new)
             continue
-        known = changes.gone(name, new.version)
+        known = changes.removal_reason(name, new.version)
         if known is None and name not in old.environment:
             continue  # not vLLM's, or not known to be
         said = known.why if known else "the release does not know the variable"
@@ -439,12 +456,14 @@ def _of_variables(old: Schema, new: Schema, yours: Yours) -> Iterator[Difference
             argument=f"{name}={value}",
             since=known.since if known else history.first_without(name, old, new),
             replacement=known.replacement if known else None,
-            rewritten=known.rewritten((value,)) if known else None,
+            rewritten=known.rewritten_arguments((value,)) if known else None,
             then=known.then if known else None,
         )
 
 
-def _of_variable_meaning(name: str, value: str, old: Schema, new: Schema) -> Iterator[Difference]:
+def _variable_meaning_differences(
+    name: str, value: str, old: Schema, new: Schema
+) -> Iterator[Difference]:
     for change in changes.between(old.version, new.version):
         if change.name == name and change.kind is ChangeKind.MEANING:
             yield Difference(
@@ -458,15 +477,15 @@ def _of_variable_meaning(name: str, value: str, old: Schema, new: Schema) -> Ite
             )
 
 
-def _of_refusals(
-    old: Schema, new: Schema, yours: Yours, told: tuple[Difference, ...]
+def _refusal_differences(
+    old: Schema, new: Schema, yours: ServerFlags, told: tuple[Difference, ...]
 ) -> Iterator[Difference]:
     """Tell of what else the check of the new release refuses, and that of the old one did not."""
-    before = check.judge(old, yours.argv, yours.environment).problems
+    before = check.check_command_line(old, yours.argv, yours.environment).problems
     refused = {(problem.kind, problem.argument) for problem in before if problem.refuses}
     places = {place for one in told if one.breaks for place in one.at}
     arguments = {one.argument for one in told if one.breaks}
-    for problem in check.judge(new, yours.argv, yours.environment).problems:
+    for problem in check.check_command_line(new, yours.argv, yours.environment).problems:
         known = (problem.kind, problem.argument) in refused
         covered = bool(places & set(problem.at)) or problem.argument in arguments
         if problem.refuses and not known and not covered:
@@ -486,7 +505,7 @@ def _of_refusals(
 # -- what is not set -------------------------------------------------------------------------------
 
 
-def _of_defaults(old: Schema, new: Schema, set_names: set[str]) -> Iterator[Difference]:
+def _default_differences(old: Schema, new: Schema, set_names: set[str]) -> Iterator[Difference]:
     near = {other for name in set_names for other in _related(name)}
     told = {
         change.name: change
@@ -513,9 +532,9 @@ def _of_defaults(old: Schema, new: Schema, set_names: set[str]) -> Iterator[Diff
         )
 
 
-def _of_useful(old: Schema, new: Schema, set_names: set[str]) -> Iterator[Difference]:
+def _recommended_differences(old: Schema, new: Schema, set_names: set[str]) -> Iterator[Difference]:
     known = set(old.by_option)
-    for one in useful():
+    for one in recommended_flags():
         if one.name in known or one.name in set_names or new.flag(one.name) is None:
             continue
         beside = sorted(set(one.beside) & set_names)
@@ -543,7 +562,7 @@ def _value_change(name: str, value: str, version: str) -> Change | None:
             for change in changes.for_name(name)
             if change.kind is ChangeKind.VALUE
             and value in change.values
-            and change.in_force(version)
+            and change.is_in_force(version)
         ),
         None,
     )

@@ -1,8 +1,8 @@
 """What became of a name that a release does not have.  Pure.
 
 A name may be gone, renamed, not there yet, never there, written in another release's way of
-switching something off, or mistyped: `unknown` finds out which, from the table of changes and from
-the schemas of all releases.
+switching something off, or mistyped: `unknown_option` finds out which, from the table of changes
+and from the schemas of all releases.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KINDS = {
 _NEAR = 0.75  # how much alike two names have to be, as difflib counts
 
 
-def unknown(schema: Schema, line: CommandLine, one: Unparsed) -> Problem:
+def unknown_option(schema: Schema, line: CommandLine, one: Unparsed) -> Problem:
     """Return the problem of an option that is no name of the release."""
     name = one.argument.partition("=")[0]
     if name.startswith("--"):
@@ -78,10 +78,10 @@ def _problem(
 
 def _gone(schema: Schema, line: CommandLine, one: Unparsed, name: str) -> Problem | None:
     """Say what the table of changes knows of the name."""
-    change = changes.gone(name, schema.version) or _optimization(schema, name)
+    change = changes.removal_reason(name, schema.version) or _optimization(schema, name)
     if change is None:
         return None
-    rewritten = change.rewritten(one.values)
+    rewritten = change.rewritten_arguments(one.values)
     if rewritten and any(
         word.startswith("--") and schema.flag(word.partition(".")[0]) is None for word in rewritten
     ):
@@ -122,7 +122,7 @@ def _optimization(schema: Schema, name: str) -> Change | None:
     if not name.startswith("-O"):
         return None
     for change in changes.for_name("-O"):
-        if change.kind is ChangeKind.MEANING and change.in_force(schema.version):
+        if change.kind is ChangeKind.MEANING and change.is_in_force(schema.version):
             return change
     return None
 
@@ -195,7 +195,7 @@ def _prefix(line: CommandLine, one: Unparsed) -> Problem | None:
 def _elsewhere(schema: Schema, line: CommandLine, one: Unparsed, name: str) -> Problem:
     """Say which other releases have the name, or which names of this one are near it."""
     found, since = one.found, None
-    having_it = history.of_flag(name)
+    having_it = history.flag_history(name)
     having = [version for version, flag in having_it.items() if flag]
     newer = [each for each in having if sort_key(each) > sort_key(schema.version)]
     if newer:

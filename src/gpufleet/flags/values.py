@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpufleet.flags.command_line import Given
-from gpufleet.flags.json_values import JsonFault, fit
+from gpufleet.flags.json_values import JsonFault, type_faults
 from gpufleet.flags.normalize import human_readable
 from gpufleet.flags.problem import Kind
 from gpufleet.flags.schema import Flag, Schema, sort_key
@@ -95,7 +95,7 @@ def _one(schema: Schema, flag: Flag, text: str) -> tuple[Any, list[Fault]]:
             value = None
         elif kind.json_class is not None:
             value = _json(_expanded(schema, text))
-            faults = fit(schema, kind.json_class, value)
+            faults = type_faults(schema, kind.json_class, value)
             return value, [_json_fault(fault) for fault in faults]
         elif _may_be_pairs(schema, flag) and not _ONE_LINE.match(text):
             value = _pairs(text)

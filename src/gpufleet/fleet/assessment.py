@@ -38,7 +38,7 @@ from gpufleet.planning.planner import FleetPlan
 from gpufleet.planning.quantization_advice import advice
 from gpufleet.planning.stage import Running
 from gpufleet.serving import flag_check
-from gpufleet.serving.restarts import restarts
+from gpufleet.serving.restarts import find_restarts
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.node_variables import NodeVars
 from gpufleet.sizing.architectures.description import Described
@@ -178,10 +178,12 @@ def plan_fleet(
         remarks = (
             *disaggregation.remarks(pairs, layers),
             *consistency.check_consistency(plan.stages, settings, nodes, locks),
-            *flag_check.judge_plan(plan.stages, settings, origins),
+            *flag_check.check_plan(plan.stages, settings, origins),
         )
     remarks = (*unknown, *remarks)
-    return Assessment(nodes, plan, remarks, runs, layers, restarts(plan.stages, runs, settings))
+    return Assessment(
+        nodes, plan, remarks, runs, layers, find_restarts(plan.stages, runs, settings)
+    )
 
 
 def require_documents(
@@ -249,4 +251,4 @@ def _needs(settings: NodeSettings) -> Needs:
         lock = Path(vllm.lock).read_bytes()
     except OSError:
         return Needs()  # the role that installs the release says what is wrong with its lock
-    return Needs(release.cuda_of(lock), f"the CUDA runtime in {vllm.lock}")
+    return Needs(release.cuda_release(lock), f"the CUDA runtime in {vllm.lock}")

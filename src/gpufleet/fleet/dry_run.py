@@ -32,7 +32,7 @@ from gpufleet.errors import FleetError
 from gpufleet.fleet import live, run
 from gpufleet.fleet.drift import Deviation, NodeDrift, Unread, urgency_of
 from gpufleet.inventory.refusal import Refusal
-from gpufleet.remote.query import Answer, awaited, say_on_stderr
+from gpufleet.remote.query import Answer, await_jobs, say_on_stderr
 from gpufleet.sanitize import printable
 
 # A deploy asks a node some tens of questions, each with a deadline of its own; a node on which
@@ -88,7 +88,7 @@ def dry_run(
                 for each in asked
             }
             # Each has its own deadline.
-            awaited(jobs, math.inf, "the comparison", say_on_stderr)
+            await_jobs(jobs, math.inf, "the comparison", say_on_stderr)
             gevent.joinall(list(jobs.values()), raise_error=True)
         nodes = {each.name: state.looks[each].drift() for each in wanted}
     named = {each.name: answers[each.name] for each in wanted if each.name in answers}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpufleet import node_paths
 from gpufleet.artifacts.operator_files import release_of
-from gpufleet.converge.desired import UNIT_DIRECTORY, Directory, File, Unit, Wanted
+from gpufleet.converge.desired import UNIT_DIRECTORY, DesiredState, Directory, File, Unit
 from gpufleet.errors import FleetError
 from gpufleet.fleet import node_records
 from gpufleet.remote import payload
@@ -20,10 +20,10 @@ PROGRAM = node_paths.NODE_FACTS
 FACTS = f"{node_paths.TEXTFILES}/facts.prom"
 
 
-def facts_wanted(settings: NodeSettings, gpus: int | None) -> Wanted:
+def facts_state(settings: NodeSettings, gpus: int | None) -> DesiredState:
     """Return what a node needs to have facts; `gpus` are those on its PCI bus."""
     told = node_records.declaration(settings, gpus=gpus, release=_release(settings))
-    return Wanted(
+    return DesiredState(
         # The exporter, which is not root, goes through it; what is secret in it is root's own.
         Directory(node_paths.STATE),
         Directory(node_paths.TEXTFILES),

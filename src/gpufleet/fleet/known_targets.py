@@ -10,7 +10,7 @@ from pyinfra.context import ctx_host, ctx_state
 from gpufleet.monitoring.prometheus import Target
 from gpufleet.monitoring.targets import MonitoringTargets
 from gpufleet.remote import payload
-from gpufleet.remote.query import ask
+from gpufleet.remote.query import query
 
 LOOK_SECONDS = 30
 
@@ -21,7 +21,7 @@ def known_targets(node: MonitoringTargets, directory: str) -> Mapping[str, list[
         return {}
     program = payload.program("monitoring/target_files", directory=directory)
     here = ctx_host.get()
-    answer = ask(ctx_state.get(), [here], lambda _: program, LOOK_SECONDS, "the look at targets")
+    answer = query(ctx_state.get(), [here], lambda _: program, LOOK_SECONDS, "the look at targets")
     found = answer[here.name]
     if isinstance(found, str):
         logger.warning("%s%s; known targets may be lost", host.print_prefix, found)

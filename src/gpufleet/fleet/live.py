@@ -14,7 +14,7 @@ from pyinfra.context import ctx_state
 
 from gpufleet.errors import FleetError
 from gpufleet.inventory import loader
-from gpufleet.remote.query import SECONDS, Answer, ask, survey
+from gpufleet.remote.query import SECONDS, Answer, probe_all, query
 
 Answers: TypeAlias = dict[str, Answer]
 Ask: TypeAlias = Callable[[Callable[[str], str | None], float, str], Answers]
@@ -38,7 +38,7 @@ def probe(
     """
     state = State()
     with open_run(state, path, limit) as wanted:
-        return survey(state, gpu_hosts(wanted), seconds, models)
+        return probe_all(state, gpu_hosts(wanted), seconds, models)
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def connect(path: str, limit: tuple[str, ...] = ()) -> Generator[Ask]:
     with open_run(state, path, limit) as wanted:
 
         def asked(program: Callable[[str], str | None], seconds: float, what: str) -> Answers:
-            answers = ask(state, wanted, program, seconds, what)
+            answers = query(state, wanted, program, seconds, what)
             # What is lost or stuck is not asked again over the same connection.
             _disconnect(each for each in wanted if isinstance(answers.get(each.name), str))
             return answers

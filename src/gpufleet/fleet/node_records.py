@@ -36,7 +36,7 @@ def declaration(settings: NodeSettings, *, gpus: int | None, release: str | None
     about = {
         "schema": 1,
         "gpu_node": settings.gpu_node,
-        "dcgm": measured_by_dcgm(settings),
+        "dcgm": has_dcgm_metrics(settings),
         "gpus": (settings.gpus.count or gpus) if settings.gpu_node else None,
         "lock": lock_hash(settings),
         "release": release or "",
@@ -52,7 +52,7 @@ def gpus_on_bus(document: Mapping[str, Any]) -> int | None:
     return sum(str(each["class"]).startswith("0x03") for each in functions)
 
 
-def measured_by_dcgm(settings: NodeSettings) -> bool:
+def has_dcgm_metrics(settings: NodeSettings) -> bool:
     """Say whether DCGM's exporter serves a node's GPUs; otherwise its own facts do."""
     return settings.dcgm is not None and settings.dcgm.exporter_version is not None
 
@@ -113,7 +113,7 @@ def probed_at(answer: Mapping[str, Any] | str, otherwise: float) -> float:
         return otherwise
 
 
-def unrecorded(answers: Mapping[str, Mapping[str, Any] | str], what: str) -> list[str]:
+def record_failures(answers: Mapping[str, Mapping[str, Any] | str], what: str) -> list[str]:
     """Return a sentence for every node on which nothing could be written down."""
     said = {
         name: answer if isinstance(answer, str) else str(answer.get("error", ""))

@@ -37,7 +37,7 @@ from gpufleet.node.machine import Machine, System, from_probe
 from gpufleet.node.topology import Node, value_or
 from gpufleet.planning.planner import FleetPlan
 from gpufleet.planning.stage import Running, Stage
-from gpufleet.remote.query import Answer, survey
+from gpufleet.remote.query import Answer, probe_all
 from gpufleet.serving import servers
 from gpufleet.serving.restarts import partial_restarts
 from gpufleet.settings.node_settings import NodeSettings
@@ -62,7 +62,7 @@ class NodePlan:
 
 
 T = TypeVar("T")
-Watched: TypeAlias = tuple[tuple[servers.Server, ...], frozenset[str]]
+ServersAndSilentNodes: TypeAlias = tuple[tuple[servers.Server, ...], frozenset[str]]
 _FLIGHTS: WeakKeyDictionary[State, dict[object, AsyncResult]] = WeakKeyDictionary()
 """By run: the work that is done once for all of its nodes."""
 _DRY_RUNS: WeakKeyDictionary[State, list[str]] = WeakKeyDictionary()
@@ -227,7 +227,7 @@ _require_monitoring = _require_setting(
 )
 
 
-def _running_servers(state: State) -> Watched:
+def _running_servers(state: State) -> ServersAndSilentNodes:
     """Return the vLLM servers that run, and the nodes that did not say."""
     if not loader.current().gpu_nodes:
         return (), frozenset()
@@ -239,7 +239,7 @@ def _running_servers(state: State) -> Watched:
     return servers.running(assessment.running_stages(there)), frozenset(silent)
 
 
-def _planned_servers(state: State) -> Watched:
+def _planned_servers(state: State) -> ServersAndSilentNodes:
     """Return the vLLM servers of the plan."""
     return servers.planned(_single_flight(state, _plan_of_run).plan.stages), frozenset()
 
@@ -311,7 +311,7 @@ def _bare_nodes(state: State) -> Mapping[str, BareNode]:
 
 def _check_report(state: State) -> Report:
     wanted = [each for each in gpu_hosts(state.inventory) if state.is_host_in_limit(each)]
-    return assessment.check_nodes(survey(state, wanted), loader.current().gpu_nodes)
+    return assessment.check_nodes(probe_all(state, wanted), loader.current().gpu_nodes)
 
 
 def _plan(state: State) -> Assessment:
@@ -369,7 +369,7 @@ def _plan_dry_run(state: State) -> Assessment:
 
 def _probe_all(state: State) -> dict[str, Answer]:
     models = model_directories(loader.current().gpu_nodes)
-    return survey(state, gpu_hosts(state.inventory), models=models)
+    return probe_all(state, gpu_hosts(state.inventory), models=models)
 
 
 def refuse_unstartable(plan: FleetPlan, settings: Mapping[str, NodeSettings]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from gpufleet import node_paths
-from gpufleet.converge.desired import File, Lockstep, Package, PackageSource, Wanted
+from gpufleet.converge.desired import DesiredState, File, Lockstep, Package, PackageSource
 from gpufleet.converge.snapshot import Snapshot, UnitState
 from gpufleet.settings.gpu_settings import ContainerToolkit
 
@@ -37,12 +37,12 @@ RUN+="/usr/bin/nvidia-ctk system create-dev-char-symlinks --create-all"
 """
 
 
-def desired_toolkit(setting: ContainerToolkit, key: bytes) -> Wanted:
+def desired_toolkit(setting: ContainerToolkit, key: bytes) -> DesiredState:
     """Return the packages, held, from the repository whose public key `key` is."""
     armoured = key.lstrip().startswith(b"-----BEGIN PGP PUBLIC KEY BLOCK-----")
     # apt tells the two forms of a key by the file's name (sources.list(5), Signed-By).
     path = f"{KEYS}/{SOURCE}.{'asc' if armoured else 'gpg'}"
-    return Wanted(
+    return DesiredState(
         File(path, key),
         File(RULE, _RULE.encode()),
         PackageSource(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpufleet import node_paths
-from gpufleet.converge.desired import Absent, File, Value, Wanted
+from gpufleet.converge.desired import Absent, DesiredState, File, Value
 from gpufleet.gpu_software.driver_packages import driver_packages
 from gpufleet.gpu_software.provisioning import BareNode
 from gpufleet.gpu_software.repository import package_source
@@ -18,10 +18,10 @@ UNATTENDED = "/etc/apt/apt.conf.d/52gpufleet-unattended-upgrades"
 INITRAMFS = node_paths.INITRAMFS
 
 
-def desired_driver(node: BareNode) -> Wanted:
+def desired_driver(node: BareNode) -> DesiredState:
     """Return the driver's packages, and where they come from."""
     packages = driver_packages(node.system, node.lock, node.machine)
-    return Wanted(package_source(node.repository), *packages.wanted)
+    return DesiredState(package_source(node.repository), *packages.wanted)
 
 
 def driver_files(node: BareNode) -> tuple[Value, ...]:

@@ -13,7 +13,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpufleet.converge.desired import UNIT_DIRECTORY, Absent, File, Unit, UnitGone, Value, Wanted
+from gpufleet.converge.desired import (
+    UNIT_DIRECTORY,
+    Absent,
+    DesiredState,
+    File,
+    Unit,
+    UnitGone,
+    Value,
+)
 from gpufleet.settings.gpu_settings import Gpu
 
 # sysctl.d(5): files are read in the order of their names. 99: after the distribution's own; only
@@ -94,14 +102,14 @@ def kernel_settings(gpu: Gpu) -> tuple[KernelSetting, ...]:
     )
 
 
-def desired_tuning(gpu: Gpu, gpus: int) -> Wanted:
+def desired_tuning(gpu: Gpu, gpus: int) -> DesiredState:
     """
     Return the files and the unit of a node with so many GPUs.
 
     Without tuning, those of an earlier run are gone; the kernel keeps its values until it boots.
     """
     if not gpu.tuning:
-        return Wanted(Absent(SYSCTL), Absent(STAGES), UnitGone(DEVICES))
+        return DesiredState(Absent(SYSCTL), Absent(STAGES), UnitGone(DEVICES))
     values: list[Value] = [File(SYSCTL, sysctl_file(kernel_settings(gpu)).encode())]
     if gpus:
         values += [
@@ -110,7 +118,7 @@ def desired_tuning(gpu: Gpu, gpus: int) -> Wanted:
             # Nothing keeps running: stages start it, and so does each boot.
             Unit(DEVICES, running=None),
         ]
-    return Wanted(*values)
+    return DesiredState(*values)
 
 
 def sysctl_file(settings: Iterable[KernelSetting]) -> str:

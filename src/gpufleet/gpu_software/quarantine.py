@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from gpufleet import node_paths
 from gpufleet.checks.admission import finding_sentence
 from gpufleet.checks.finding import Finding, Report
-from gpufleet.converge.desired import UNIT_DIRECTORY, Directory, File, Wanted
+from gpufleet.converge.desired import UNIT_DIRECTORY, DesiredState, Directory, File
 from gpufleet.gpu_software.driver_activation import Active, DriverState, decide
 from gpufleet.settings.node_settings import NodeSettings
 
@@ -26,10 +26,10 @@ GUARD = f"{UNIT_DIRECTORY}/vllm-.service.d/gpufleet-unchecked.conf"
 SETTLING = {"fabric-state", "fabric-manager"}
 
 
-def stage_guard() -> Wanted:
+def stage_guard() -> DesiredState:
     """Return what keeps a marked node's stages from starting."""
     content = f"# Written by gpufleet.\n[Unit]\nConditionPathExists=!{MARK}\n"
-    return Wanted(Directory(STATE), File(GUARD, content.encode()))
+    return DesiredState(Directory(STATE), File(GUARD, content.encode()))
 
 
 def problems(

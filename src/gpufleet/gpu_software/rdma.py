@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 
-from gpufleet.converge.desired import Absent, File, Package, Wanted
+from gpufleet.converge.desired import Absent, DesiredState, File, Package
 from gpufleet.settings.gpu_lock import GpuLock
 from gpufleet.settings.gpu_settings import Rdma
 
@@ -27,14 +27,14 @@ DMA_BUF_SINCE = (5, 12)
 PACKAGES = ("rdma-core", "infiniband-diags")
 
 
-def desired_rdma(rdma: Rdma | None, distribution: str) -> Wanted:
+def desired_rdma(rdma: Rdma | None, distribution: str) -> DesiredState:
     """
     Return packages and files of a node; without `rdma`, the files of an earlier run are gone.
 
     `distribution` is os-release's ID, as in "debian" or "rhel".
     """
     if rdma is None:
-        return Wanted(Absent(MODULES_AT_BOOT), Absent(ORDER), Absent(LIMITS))
+        return DesiredState(Absent(MODULES_AT_BOOT), Absent(ORDER), Absent(LIMITS))
     # Debian has the adapters' own parts of the library in a package apart, Red Hat in rdma-core.
     names = (*PACKAGES, "ibverbs-providers") if _has_apt(distribution) else PACKAGES
     order = (
@@ -43,7 +43,7 @@ def desired_rdma(rdma: Rdma | None, distribution: str) -> Wanted:
         else Absent(ORDER)
     )
     boot = _WRITTEN + "".join(f"{module}\n" for module in required_modules(rdma))
-    return Wanted(
+    return DesiredState(
         *(Package(name) for name in names),
         File(MODULES_AT_BOOT, boot.encode()),
         order,

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
 REMARK_DAYS = 14
 
 
-class Named(NamedTuple):
+class CertificateFiles(NamedTuple):
     """The files that settings name, each with its content."""
 
     certificate: tuple[str, bytes]
@@ -32,7 +32,7 @@ class Named(NamedTuple):
     ca: tuple[str, bytes] | None
 
 
-def certificate_problems(named: Named, now: dt.datetime) -> list[str]:
+def certificate_problems(named: CertificateFiles, now: dt.datetime) -> list[str]:
     """Return what is wrong with a certificate, its key and its CA, in sentences."""
     (path, certificate), (key_path, key) = named.certificate, named.key
     try:
@@ -101,16 +101,16 @@ def _signs(issuer: x509.Certificate, certificate: x509.Certificate) -> bool:
     return True
 
 
-def fingerprint(named: Named) -> str:
+def fingerprint(named: CertificateFiles) -> str:
     """Return the SHA-256 of a certificate that is none too bad to be read."""
     return _leaf(named).fingerprint(hashes.SHA256()).hex()
 
 
-def _leaf(named: Named) -> x509.Certificate:
+def _leaf(named: CertificateFiles) -> x509.Certificate:
     return x509.load_pem_x509_certificates(named.certificate[1])[0]
 
 
-def remarks(named: Named, address: str, now: dt.datetime) -> Iterator[str]:
+def certificate_remarks(named: CertificateFiles, address: str, now: dt.datetime) -> Iterator[str]:
     """Yield what will be wrong with it soon, or for whoever asks the node at an address."""
     path, leaf = named.certificate[0], _leaf(named)
     left = (leaf.not_valid_after_utc - now).days

@@ -122,7 +122,7 @@ def access(exporters: Exporters, node: str, address: str, *, now: dt.datetime) -
         }
         if len(read) == sum(content is not None for content in read.values()):
             certificate, key = read["certificate_file"] or b"", read["key_file"] or b""
-            files = exporter_certificates.Named(
+            files = exporter_certificates.CertificateFiles(
                 (file_of_node(tls.certificate_file, node), certificate),
                 (file_of_node(tls.key_file, node), key),
                 (file_of_node(tls.ca_file, node), read["ca_file"] or b"") if tls.ca_file else None,
@@ -131,7 +131,7 @@ def access(exporters: Exporters, node: str, address: str, *, now: dt.datetime) -
             problems += found
             if not found:
                 shown = exporter_certificates.fingerprint(files)
-                remarks += exporter_certificates.remarks(files, address, now)
+                remarks += exporter_certificates.certificate_remarks(files, address, now)
             credentials |= {CERTIFICATE: certificate, KEY: key}
             config["tls_server_config"] = {
                 "cert_file": CERTIFICATE,
@@ -239,7 +239,7 @@ class Metrics:
     loopback_port: int | None = None
     """Where its source listens, on loopback alone; None: it has none."""
 
-    def asked(self) -> dict[str, Any]:
+    def parameters(self) -> dict[str, Any]:
         """Return the parameters that on_node/serving/endpoints.py takes for it."""
         return {
             "id": self.id,

@@ -11,7 +11,7 @@ from shlex import quote
 
 from gpufleet import node_paths
 from gpufleet.artifacts import program_archive
-from gpufleet.artifacts.program_archive import Archived
+from gpufleet.artifacts.program_archive import ProgramArchive
 from gpufleet.converge.desired import (
     UNIT_DIRECTORY,
     Absent,
@@ -24,7 +24,7 @@ from gpufleet.converge.desired import (
 )
 from gpufleet.monitoring.exporters import WEB_CONFIG, Access, Metrics
 from gpufleet.serving.quoting import systemd_quote
-from gpufleet.serving.unit import UnitFile, whole
+from gpufleet.serving.unit import UnitFile, whole_unit
 from gpufleet.settings.monitoring_settings import NodeExporter
 
 PACKAGE = "prometheus-node-exporter"
@@ -95,9 +95,9 @@ _FAMILIES = {
 }
 
 
-def archive(wanted: NodeExporter) -> Archived | None:
+def archive(wanted: NodeExporter) -> ProgramArchive | None:
     """Return the publisher's program; None where it is the distribution's."""
-    return Archived(PROGRAM, wanted.archive, (PROGRAM,)) if wanted.archive else None
+    return ProgramArchive(PROGRAM, wanted.archive, (PROGRAM,)) if wanted.archive else None
 
 
 def program(wanted: NodeExporter) -> str:
@@ -106,7 +106,7 @@ def program(wanted: NodeExporter) -> str:
     return found.program(PROGRAM) if found else f"/usr/bin/{PACKAGE}"
 
 
-def required(wanted: NodeExporter) -> tuple[Value, ...]:
+def required_state(wanted: NodeExporter) -> tuple[Value, ...]:
     """Return what has to be there before the program can run."""
     # Who is not root asks systemd over D-Bus; a minimal system has none, and packages only
     # recommend it.
@@ -125,7 +125,7 @@ def required(wanted: NodeExporter) -> tuple[Value, ...]:
 
 def unit(wanted: NodeExporter, access: Access) -> UnitFile:
     """Return the unit, for either kind of program."""
-    return whole(
+    return whole_unit(
         "node_exporter/node_exporter.service.j2",
         UNIT,
         program=program(wanted),

@@ -128,7 +128,7 @@ def scrapes(
     return tuple(found)
 
 
-def keep_silent(
+def keep_silent_targets(
     wanted: Iterable[Scrape], before: Mapping[str, Iterable[Target]], silent: Collection[str]
 ) -> tuple[Scrape, ...]:
     """

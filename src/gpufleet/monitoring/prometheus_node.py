@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpufleet import node_paths
-from gpufleet.artifacts.program_archive import Archived
-from gpufleet.converge.desired import Directory, File, NoOtherFiles, Wanted
+from gpufleet.artifacts.program_archive import ProgramArchive
+from gpufleet.converge.desired import DesiredState, Directory, File, NoOtherFiles
 from gpufleet.monitoring import render
 from gpufleet.monitoring.prometheus import Scrape, host_port
 from gpufleet.monitoring.server_files import STATE, credentials, directories
-from gpufleet.serving.unit import UnitFile, whole
+from gpufleet.serving.unit import UnitFile, whole_unit
 from gpufleet.settings.monitoring_settings import Prometheus
 
 UNIT = "prometheus.service"
@@ -18,9 +18,9 @@ HOME = node_paths.PROMETHEUS
 DATA = f"{STATE}/metrics2"
 
 
-def unit(server: Prometheus, program: Archived | None) -> UnitFile:
+def unit(server: Prometheus, program: ProgramArchive | None) -> UnitFile:
     """Return its unit, for the distribution's package or its publisher's own program."""
-    return whole(
+    return whole_unit(
         "prometheus/prometheus.service.j2",
         UNIT,
         started_with={"archive": program.version if program else ""},
@@ -32,9 +32,11 @@ def unit(server: Prometheus, program: Archived | None) -> UnitFile:
     )
 
 
-def configuration_files(configuration: Mapping[str, bytes], secrets: Mapping[str, bytes]) -> Wanted:
+def configuration_files(
+    configuration: Mapping[str, bytes], secrets: Mapping[str, bytes]
+) -> DesiredState:
     """Return its directories, configuration and credentials."""
-    return Wanted(
+    return DesiredState(
         *directories(HOME, DATA),
         # There from the beginning: Prometheus watches no directory that comes later.
         *(Directory(f"{HOME}/{each}") for each in ("own-rules", "own-targets", "targets")),
@@ -44,10 +46,10 @@ def configuration_files(configuration: Mapping[str, bytes], secrets: Mapping[str
     )
 
 
-def target_files(wanted: tuple[Scrape, ...]) -> Wanted:
+def target_files(wanted: tuple[Scrape, ...]) -> DesiredState:
     """Return the files of targets, and that there are no others."""
     found = render.targets(wanted).items()
-    return Wanted(
+    return DesiredState(
         *(File(f"{HOME}/{path}", content) for path, content in found),
         NoOtherFiles(f"{HOME}/targets/*.json"),
     )

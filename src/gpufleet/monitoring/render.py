@@ -17,8 +17,7 @@ import yaml
 
 from gpufleet import node_paths
 from gpufleet.monitoring import alertmanager
-from gpufleet.monitoring import prometheus as scrape
-from gpufleet.monitoring.prometheus import MARK, Scrape
+from gpufleet.monitoring.prometheus import MARK, Scrape, host_port, local_address, prometheus_yml
 from gpufleet.monitoring.rules.files import RuleSettings, rule_files
 from gpufleet.settings.monitoring_settings import Monitoring, Objectives
 from gpufleet.settings.node_variables import NodeVars
@@ -57,7 +56,7 @@ def prometheus(
     """Return what Prometheus reads when it starts or is told to: another one needs a reload."""
     rules = rule_files(rule_settings(monitoring, nodes))
     return {
-        "prometheus.yml": scrape.prometheus_yml(monitoring, wanted).encode(),
+        "prometheus.yml": prometheus_yml(monitoring, wanted).encode(),
         **{f"rules/{name}": text.encode() for name, text in sorted(rules.items())},
     }
 
@@ -70,11 +69,7 @@ def targets(wanted: Iterable[Scrape]) -> dict[str, bytes]:
 def grafana(monitoring: Monitoring) -> dict[str, bytes]:
     """Return Grafana's provisioning, below its directory: our Prometheus, and our dashboards."""
     server = monitoring.prometheus
-    at = (
-        scrape.host_port(scrape.local_address(server.listen), server.port)
-        if server
-        else "127.0.0.1:9090"
-    )
+    at = host_port(local_address(server.listen), server.port) if server else "127.0.0.1:9090"
     seconds = server.scrape_seconds if server else 15
     source = {
         "name": "gpufleet",
@@ -102,9 +97,9 @@ def grafana(monitoring: Monitoring) -> dict[str, bytes]:
 
 def dashboards() -> dict[str, bytes]:
     """Return our dashboards by the name of their file."""
-    from gpufleet.monitoring.dashboards.grafana import dashboards as built
+    from gpufleet.monitoring.dashboards import grafana
 
-    return {name: text.encode() for name, text in sorted(built().items())}
+    return {name: text.encode() for name, text in sorted(grafana.dashboards().items())}
 
 
 def render_files(

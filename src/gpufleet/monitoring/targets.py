@@ -43,7 +43,7 @@ class MonitoringTargets:
     def scrapes(self, before: Mapping[str, Iterable[Target]]) -> tuple[Scrape, ...]:
         """Return what is scraped; `before` is what its target files have now, by their name."""
         wanted = prometheus.scrapes(self.nodes, self.servers, self.name)
-        return prometheus.keep_silent(wanted, before, self.silent)
+        return prometheus.keep_silent_targets(wanted, before, self.silent)
 
 
 def secrets(wanted: Mapping[str, str], where: str) -> dict[str, bytes]:

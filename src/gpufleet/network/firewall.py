@@ -26,7 +26,7 @@ from typing import Any, TypeAlias
 
 from gpufleet import node_paths
 from gpufleet.errors import FleetError
-from gpufleet.planning.multinode import launch as ranks
+from gpufleet.planning.multinode.launch import endpoint_ports
 from gpufleet.planning.multinode.rank_ports import PORTS
 from gpufleet.planning.stage import Running, Stage
 from gpufleet.serving import watchdog_unit
@@ -89,7 +89,11 @@ def render_rules(
     ours, old = tuple(stages), tuple(running)
     meetings = [*_planned(ours), *_running_peers(old)]
     guarded = _merged(each for meeting in meetings for each in meeting.ports)
-    if problems := [*_unsayable(meetings), *_contradictions(wanted, guarded), *_exposed(settings)]:
+    if problems := [
+        *_unsupported(meetings),
+        *_contradictions(wanted, guarded),
+        *_exposed(settings),
+    ]:
         raise FleetError(*problems)
     endpoints = _endpoints(ours, settings, old)
     limited = {
@@ -99,7 +103,7 @@ def render_rules(
         for protocol in ("tcp", "udp")
     }
     opened = [each.ports for each in wanted.open if each.protocol == "tcp"]
-    front = list(_front(settings))
+    front = list(_front_rules(settings))
     return render_template(
         TEMPLATE,
         drop=wanted.policy == "drop",
@@ -115,7 +119,7 @@ def render_rules(
         exporters=_ports(_exporters(settings)),
         monitoring=_sources(wanted.monitoring),
         fellows=_addresses(fellows),
-        copies=_ports(_copies(settings)),
+        copies=_ports(_copy_rules(settings)),
         opened=[
             {
                 "protocol": each.protocol,
@@ -204,7 +208,7 @@ def _planned(stages: Iterable[Stage]) -> Iterator[PeerAddress]:
 
 
 def _running_peers(running: Iterable[Running]) -> Iterator[PeerAddress]:
-    """Yield the same of stages that run, from the lines of their units (`ranks.command`)."""
+    """Yield the same of stages that run, from the lines of their units (`planning.multinode.launch.command`)."""
     for each in running:
         said = [line.partition(" ") for line in each.arguments]
         rank = next((number for name, _, number in said if name == "--rank"), "")
@@ -254,26 +258,26 @@ def _endpoints(
     stages: Iterable[Stage], settings: NodeSettings, running: Iterable[Running]
 ) -> list[Range]:
     """Return the ports on which the node answers clients; those of `running` still do."""
-    found = {each.port for each in running if each.port and _serves(each)}
+    found = {each.port for each in running if each.port and _has_server(each)}
     for stage in stages:
         model = settings.serving[stage.model]
-        found.update(ranks.endpoint_ports(stage, model) if stage.group else (stage.port,))
+        found.update(endpoint_ports(stage, model) if stage.group else (stage.port,))
     return [(port, port) for port in sorted(found)]
 
 
 def _watchdogs(stages: Iterable[Stage], settings: NodeSettings) -> Iterator[Range]:
     port = settings.watchdog_port
-    if port and watchdog_unit.needed(stages, settings.serving):
+    if port and watchdog_unit.is_needed(stages, settings.serving):
         yield (port, port)
 
 
-def _serves(each: Running) -> bool:
+def _has_server(each: Running) -> bool:
     """Say whether a stage that runs has a server; ranks behind the first may have none."""
     has_server = any(line.endswith("vllm serve") for line in each.arguments)
     return each.rank == 0 or (has_server and "--headless" not in each.arguments)
 
 
-def _front(settings: NodeSettings) -> Iterator[Range]:
+def _front_rules(settings: NodeSettings) -> Iterator[Range]:
     """Yield where clients of a gateway and of LiteLLM come in, unless `open` says who they are."""
     wanted = settings.firewall or Firewall()
     ports = [settings.gateway.port] if settings.gateway else []
@@ -287,7 +291,7 @@ def _front(settings: NodeSettings) -> Iterator[Range]:
             yield (port, port)
 
 
-def _copies(settings: NodeSettings) -> Iterator[Range]:
+def _copy_rules(settings: NodeSettings) -> Iterator[Range]:
     """Yield where the node hands out releases and models."""
     if settings.vllm and settings.vllm.distribution.enabled:
         yield (settings.vllm.distribution.port, settings.vllm.distribution.port)
@@ -340,7 +344,7 @@ def _sources(networks: Networks) -> list[dict[str, str]]:
 # What cannot be
 
 
-def _unsayable(meetings: Iterable[PeerAddress]) -> Iterator[str]:
+def _unsupported(meetings: Iterable[PeerAddress]) -> Iterator[str]:
     for name in sorted({each.interface for each in meetings}):
         if name and not _INTERFACE.fullmatch(name):
             yield (

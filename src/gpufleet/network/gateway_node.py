@@ -7,11 +7,11 @@ from collections.abc import Callable
 from gpufleet import node_paths
 from gpufleet.converge.desired import (
     UNIT_DIRECTORY,
+    DesiredState,
     Directory,
     File,
     NoOtherFiles,
     Unit,
-    Wanted,
 )
 from gpufleet.monitoring import targets
 from gpufleet.monitoring.targets import MonitoringTargets
@@ -26,7 +26,7 @@ from gpufleet.network.haproxy import (
     Configuration,
     GatewayState,
 )
-from gpufleet.serving.unit import UnitFile, drop_in, whole
+from gpufleet.serving.unit import UnitFile, drop_in, whole_unit
 from gpufleet.settings.gateway_settings import Gateway
 
 # A distribution's package starts its own unit as soon as it is there, with a configuration that is
@@ -50,7 +50,9 @@ def configuration(
     }
     backends = haproxy.backends(node.nodes, node.servers, node.name, keys)
     if node.silent:
-        backends = haproxy.keep_silent(backends, loaded().configured, node.silent, node.nodes)
+        backends = haproxy.keep_silent_servers(
+            backends, loaded().configured, node.silent, node.nodes
+        )
     pem = b"\n".join(
         targets.secrets(
             {file: file for file in haproxy.certificate_files(wanted, node.name)}, "gateway.tls"
@@ -65,7 +67,7 @@ def configuration(
 
 
 def gateway_unit(wanted: Gateway) -> UnitFile:
-    return whole(
+    return whole_unit(
         "gateway/gpufleet-gateway.service.j2",
         UNIT,
         started_with={},
@@ -79,7 +81,7 @@ def gateway_unit(wanted: Gateway) -> UnitFile:
     )
 
 
-def virtual_address(node: MonitoringTargets, wanted: Gateway) -> Wanted:
+def virtual_address(node: MonitoringTargets, wanted: Gateway) -> DesiredState:
     address = wanted.virtual_address
     if address is None:
         raise ValueError(f"{node.name} has no virtual address")
@@ -91,7 +93,7 @@ def virtual_address(node: MonitoringTargets, wanted: Gateway) -> Wanted:
         keepalived.UNIT,
         started_with={"configuration": keepalived.slow_hash(text), "check": check},
     )
-    return Wanted(
+    return DesiredState(
         File(
             f"{keepalived.HOME}/{keepalived.CONFIGURATION}",
             text,
@@ -104,9 +106,9 @@ def virtual_address(node: MonitoringTargets, wanted: Gateway) -> Wanted:
     )
 
 
-def gateway_files(found: Configuration) -> Wanted:
+def gateway_files(found: Configuration) -> DesiredState:
     """Return the files that the gateway reads, and that there are no others of theirs."""
-    return Wanted(
+    return DesiredState(
         Directory(node_paths.CONFIGURATION),
         Directory(HOME, mode=0o700),
         Directory(STATE),

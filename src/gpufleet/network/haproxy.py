@@ -159,7 +159,7 @@ def _name(server: Server) -> str:
     return ".".join([server.node.lstrip("@"), server.stage, *number])
 
 
-def read(said: Mapping[str, Any] | str) -> GatewayState:
+def parse_gateway_state(said: Mapping[str, Any] | str) -> GatewayState:
     """Return what `on_node/network/gateway_drains.py` said, or the sentence why it said nothing."""
     if isinstance(said, str):
         return GatewayState(error=said)
@@ -215,7 +215,7 @@ def backends(
     )
 
 
-def keep_silent(
+def keep_silent_servers(
     wanted: Iterable[Backend],
     before: Mapping[str, tuple[str, int]],
     silent: Collection[str],

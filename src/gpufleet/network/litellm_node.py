@@ -11,6 +11,7 @@ from gpufleet.artifacts.release import Release
 from gpufleet.converge.desired import (
     UNIT_DIRECTORY,
     Absent,
+    DesiredState,
     Directory,
     File,
     Group,
@@ -20,7 +21,6 @@ from gpufleet.converge.desired import (
     UnitGone,
     User,
     Value,
-    Wanted,
 )
 from gpufleet.errors import FleetError
 from gpufleet.monitoring import targets
@@ -28,7 +28,7 @@ from gpufleet.monitoring.exporters import file_of_node
 from gpufleet.network import litellm
 from gpufleet.network.litellm import ACCOUNT, CREDENTIALS, HOME, PROGRAM, SERVE, STATE, UNIT
 from gpufleet.remote import payload
-from gpufleet.serving.unit import UnitFile, whole
+from gpufleet.serving.unit import UnitFile, whole_unit
 from gpufleet.settings.litellm_settings import Litellm
 from gpufleet.settings.node_variables import NodeVars
 
@@ -41,7 +41,7 @@ CHECK_SECONDS = 180
 LONGEST_STOP_SECONDS = 3600 + 30
 
 
-def required(build: Release) -> Wanted:
+def required_state(build: Release) -> DesiredState:
     """Return what a node needs before it can hold a release, and what starts one."""
     values: list[Value] = [
         *map(Package, PACKAGES),
@@ -56,7 +56,7 @@ def required(build: Release) -> Wanted:
         File(build.uv_lock_path, build.uv_lock),
         File(SERVE, payload.source("network/litellm_serve").encode(), mode=0o755),
     ]
-    return Wanted(*values)
+    return DesiredState(*values)
 
 
 def read_files(
@@ -94,7 +94,7 @@ def litellm_unit(
     """Return its unit; the fingerprint covers all that the process reads."""
     program = payload.source("network/litellm_serve")
     digests = {f"credential {each}": _digest(content) for each, content in secrets.items()}
-    return whole(
+    return whole_unit(
         "litellm/litellm.service.j2",
         UNIT,
         started_with={"program": program, **read, **digests},
@@ -133,9 +133,9 @@ OURS = (
 """What is on a node that has had it: its unit, and secrets or what belongs to them."""
 
 
-def unwanted() -> Wanted:
+def absent_state() -> DesiredState:
     """Return that it is gone, but for its releases and its account."""
-    return Wanted(
+    return DesiredState(
         UnitGone(UNIT, stop_seconds=LONGEST_STOP_SECONDS),
         Absent(f"{HOME}/config.yaml"),
         *map(Absent, OURS[1:]),
@@ -144,9 +144,9 @@ def unwanted() -> Wanted:
 
 def litellm_files(
     unit: UnitFile, open_files: Mapping[str, bytes], secrets: Mapping[str, bytes]
-) -> Wanted:
+) -> DesiredState:
     """Return its configuration, its credentials and its unit, and that there are no others."""
-    return Wanted(
+    return DesiredState(
         Directory(HOME, group=ACCOUNT, mode=0o750),
         Directory(CREDENTIALS, mode=0o700),
         *(
@@ -164,9 +164,9 @@ def litellm_files(
     )
 
 
-def running_unit(wanted: Litellm, unit: UnitFile) -> Wanted:
+def running_unit(wanted: Litellm, unit: UnitFile) -> DesiredState:
     """Return its unit as it is to run."""
-    return Wanted(
+    return DesiredState(
         unit.file,
         Unit(
             UNIT,

@@ -20,14 +20,14 @@ from pyinfra.api import FunctionCommand, State, StringCommand, operation
 from pyinfra.context import ctx_state
 
 from gpufleet.artifacts.release import Release
-from gpufleet.converge.desired import Directory, File, NoOtherFiles, Wanted
+from gpufleet.converge.desired import DesiredState, Directory, File, NoOtherFiles
 from gpufleet.errors import FleetError
 from gpufleet.flags import extract, schema
 from gpufleet.flags.schema import Schema
 from gpufleet.operations.converge import Converge, files, foretell, refuse
 from gpufleet.remote.facts import ReleaseFlags
 from gpufleet.serving import flag_check
-from gpufleet.serving.flag_check import Findings, Origins, Started
+from gpufleet.serving.flag_check import FlagFindings, LaunchCommand, Origins
 
 READ_SECONDS = 60.0
 """The deadline for reading a release's flags: 2 s on an idle core, and nodes may be at work."""
@@ -44,21 +44,21 @@ class Proof:
     """What the stages of one node will be started with, and the files that say it was accepted."""
 
     release: Release
-    stages: Sequence[Started]
+    stages: Sequence[LaunchCommand]
     origins: Origins = field(default_factory=dict, repr=False)
     _read: list[Schema] = field(default_factory=list, repr=False, compare=False)
 
     @property
-    def wanted(self) -> Wanted:
+    def wanted(self) -> DesiredState:
         """One file a stage beside the release, and no file of a stage that is not planned."""
         directory = f"{self.release.directory}/.accepts"
-        return Wanted(
+        return DesiredState(
             Directory(directory, mode=0o755),
             NoOtherFiles(f"{directory}/*"),
             *(File(f"{directory}/{each.stage.id}.json", content(each)) for each in self.stages),
         )
 
-    def judge(self) -> Findings:
+    def judge(self) -> FlagFindings:
         """
         Ask the release on the current node, unless this run has done so; judge every stage.
 
@@ -70,18 +70,18 @@ class Proof:
         except NoAnswerError:
             raise
         except FleetError as error:
-            return Findings(refused=error.problems)
-        found = Findings()
+            return FlagFindings(refused=error.problems)
+        found = FlagFindings()
         for each in self.stages:
-            found += flag_check.judge(self._read[0], each, self.origins)
+            found += flag_check.check_stage(self._read[0], each, self.origins)
         return found
 
 
-def content(begun: Started) -> bytes:
+def content(begun: LaunchCommand) -> bytes:
     """Return what is written once a release has accepted this: the proof itself, for people too."""
     said = {
         "accepted_by": "this release's own files",
-        "judged_by": flag_check.judge_id(),
+        "judged_by": flag_check.check_fingerprint(),
         "arguments": list(begun.argv),
         "environment": dict(begun.environment),
     }
@@ -171,7 +171,7 @@ def _foretell(proof: Proof) -> Commands:
     yield FunctionCommand(lambda *_: True, (), {})
 
 
-def _remark(proof: Proof, found: Findings) -> None:
+def _remark(proof: Proof, found: FlagFindings) -> None:
     """Log what the release has remarks on, once a run; of a packaged release the plan has said."""
     if proof.release.source.version in schema.versions():
         return

@@ -33,7 +33,7 @@ from gpufleet.inventory import loader
 from gpufleet.operations.converge import Converge, announce, refuse
 from gpufleet.operations.reboot import Rebooting, reboot_node
 from gpufleet.remote import payload
-from gpufleet.remote.query import ask, survey
+from gpufleet.remote.query import probe_all, query
 from gpufleet.sanitize import printable
 from gpufleet.serving.unit import stop_seconds
 
@@ -274,7 +274,7 @@ def _problems(state: State, host: Host, driver: DriverPolicy) -> tuple[str, ...]
     deadline = time.monotonic() + REGISTRATION_SECONDS
     declared = loader.current().nodes
     while True:
-        answer = survey(state, [host])[host.name]
+        answer = probe_all(state, [host])[host.name]
         report = check_nodes({host.name: answer}, declared)
         standing = (
             driver_state(answer, driver.wanted, driver.flavour)
@@ -311,7 +311,7 @@ def _act(
     )
     limit = LOOK_SECONDS if action == "look" else ACT_SECONDS + 3 * patience
     node = ctx_host.get()
-    answer = ask(
+    answer = query(
         ctx_state.get(),
         [node],
         lambda _: program,

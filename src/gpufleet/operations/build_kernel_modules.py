@@ -15,7 +15,7 @@ from gpufleet.gpu_software import kernel_modules
 from gpufleet.gpu_software.driver_configuration import INITRAMFS, MODPROBE
 from gpufleet.operations.converge import Converge, announce, refuse
 from gpufleet.remote import payload
-from gpufleet.remote.query import ask
+from gpufleet.remote.query import query
 from gpufleet.sanitize import printable
 
 Commands: TypeAlias = Generator[StringCommand | FunctionCommand]
@@ -87,6 +87,6 @@ def _ask(action: str, **parameters: Any) -> Mapping[str, Any]:
     )
     limit = LOOK_SECONDS if action == "look" else BUILD_SECONDS
     node = ctx_host.get()
-    answer = ask(ctx_state.get(), [node], lambda _: program, limit, "the look at its modules")
+    answer = query(ctx_state.get(), [node], lambda _: program, limit, "the look at its modules")
     found = answer[node.name]
     return {"error": found} if isinstance(found, str) else found

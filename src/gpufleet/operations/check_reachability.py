@@ -31,7 +31,7 @@ from gpufleet.planning.multinode import reachability
 from gpufleet.planning.multinode.reachability import Member, ReachabilityResult, Replica
 from gpufleet.planning.stage import Stage
 from gpufleet.remote import payload
-from gpufleet.remote.query import ask
+from gpufleet.remote.query import query
 from gpufleet.sanitize import printable
 from gpufleet.settings.node_settings import NodeSettings
 
@@ -71,7 +71,7 @@ def describe_replica(stage: Stage, settings: Mapping[str, NodeSettings]) -> Repl
     )
 
 
-def prove_reachability(wanted: Replica, asking: Ask) -> ReachabilityResult:
+def probe_reachability(wanted: Replica, asking: Ask) -> ReachabilityResult:
     """Have the nodes of a replica prove that they reach each other; at most 20 s."""
     began = time.monotonic()
     looks = reachability.preflight_parameters(wanted)
@@ -171,6 +171,6 @@ def _proof(state: State, stage: Stage) -> ReachabilityResult | FleetError:
     declared = loader.current().nodes
     try:
         wanted = describe_replica(stage, {name: each.settings for name, each in declared.items()})
-        return prove_reachability(wanted, partial(ask, state, state.inventory))
+        return probe_reachability(wanted, partial(query, state, state.inventory))
     except FleetError as error:
         return error

@@ -3,7 +3,7 @@
 Border: it reads the node and runs commands through pyinfra; what is compared and how is
 `converge/diff.py`. A role says what it wants once and names the operations in its own order:
 
-    node = Converge(Wanted(Package("nginx"), File("/etc/nginx/nginx.conf", content), ...))
+    node = Converge(DesiredState(Package("nginx"), File("/etc/nginx/nginx.conf", content), ...))
     node.packages(name="package")
     node.files(name="configuration")
     node.units(name="service")
@@ -32,7 +32,7 @@ from pyinfra.api.operation import OperationMeta
 from pyinfra.context import ctx_host, ctx_state
 
 from gpufleet.converge import content_diff, package_commands, snapshot
-from gpufleet.converge.desired import File, Wanted, started_line
+from gpufleet.converge.desired import DesiredState, File, started_line
 from gpufleet.converge.diff import Command, Difference, Part, Placing, Transacting, difference
 from gpufleet.converge.snapshot import Question, Snapshot
 from gpufleet.fleet import dry_run
@@ -71,10 +71,12 @@ class Converge:
     Made while pyinfra prepares; the operations take pyinfra's global arguments (name, _sudo ...).
     """
 
-    def __init__(self, wanted: Wanted, *, watch: Iterable[str] = (), probed: bool = True) -> None:
+    def __init__(
+        self, wanted: DesiredState, *, watch: Iterable[str] = (), probed: bool = True
+    ) -> None:
         self.wanted = wanted
         self.probed = probed
-        self._asked = snapshot.questions(wanted) | snapshot.watched(watch)
+        self._asked = snapshot.questions(wanted) | snapshot.path_questions(watch)
         _memory().asked |= self._asked
 
     def packages(self, **arguments: Any) -> OperationMeta:
@@ -132,31 +134,31 @@ def _call(operation: Any, node: Converge, arguments: dict[str, Any]) -> Operatio
 
 
 @operation()
-def packages(node: Converge | Wanted) -> Commands:
+def packages(node: Converge | DesiredState) -> Commands:
     """Install packages, move them to exact versions, hold them."""
     yield from _converge(node, lambda found: found.packages)
 
 
 @operation()
-def accounts(node: Converge | Wanted) -> Commands:
+def accounts(node: Converge | DesiredState) -> Commands:
     """Create groups and users, correct those that differ."""
     yield from _converge(node, lambda found: found.accounts)
 
 
 @operation()
-def files(node: Converge | Wanted) -> Commands:
+def files(node: Converge | DesiredState) -> Commands:
     """Put directories, files and links in place, remove what is to be absent."""
     yield from _converge(node, lambda found: found.files)
 
 
 @operation()
-def lines(node: Converge | Wanted) -> Commands:
+def lines(node: Converge | DesiredState) -> Commands:
     """Append missing lines."""
     yield from _converge(node, lambda found: found.lines)
 
 
 @operation()
-def units(node: Converge | Wanted) -> Commands:
+def units(node: Converge | DesiredState) -> Commands:
     """Remove units that are not wanted; reload, enable, stop and restart those that are."""
     yield from _converge(node, lambda found: found.units)
 
@@ -170,7 +172,7 @@ def require_path(node: Converge, path: str, otherwise: str) -> Commands:
     yield from refuse((otherwise,))
 
 
-def _converge(node: Converge | Wanted, choose: Callable[[Difference], Part]) -> Commands:
+def _converge(node: Converge | DesiredState, choose: Callable[[Difference], Part]) -> Commands:
     node = node if isinstance(node, Converge) else Converge(node)
     part = choose(node.difference())
     executing = ctx_state.get().is_executing
@@ -213,7 +215,7 @@ def foretell(change: str) -> None:
 
 def _show(files: tuple[File, ...]) -> None:
     """Log how files will differ, for --diff; a node that cannot say costs its lines only."""
-    paths = [file.path for file in files if content_diff.readable(file)]
+    paths = [file.path for file in files if content_diff.is_readable(file)]
     program = payload.program("converge/read_files", paths=paths, most=content_diff.MOST_BYTES)
     seen = query.read(Contents, program, SNAPSHOT_SECONDS, _ignore_errors=True) if paths else {}
     found = (seen or {}).get("files")

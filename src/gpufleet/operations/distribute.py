@@ -28,7 +28,7 @@ from pyinfra.context import ctx_state
 
 from gpufleet import node_paths
 from gpufleet.artifacts import distribution
-from gpufleet.artifacts.distribution import Course, Look, Share
+from gpufleet.artifacts.distribution import DistributionPlan, Share, TreeState
 from gpufleet.artifacts.model_files import DOWNLOAD_SECONDS, Checkpoint, checkpoint
 from gpufleet.artifacts.operator_files import release_of
 from gpufleet.artifacts.release import BUILD_SECONDS, Release
@@ -41,7 +41,7 @@ from gpufleet.operations.converge import Converge, foretell
 from gpufleet.planning.stage import Stage
 from gpufleet.progress import Amount, Pace
 from gpufleet.remote import payload
-from gpufleet.remote.query import ask
+from gpufleet.remote.query import query
 from gpufleet.sanitize import printable
 from gpufleet.settings.serving_settings import Distribution
 
@@ -212,11 +212,11 @@ def is_copied(artifact: Artifact | None) -> bool:
         )
     own = found.makes(host.name) or Share(host.name, there=False, others=())
     if not ctx_state.get().is_executing:
-        foretell(distribution.told(artifact.what, artifact.verb, own, host.name))
+        foretell(distribution.describe_action(artifact.what, artifact.verb, own, host.name))
     return False
 
 
-def _course(artifact: Artifact, phase: str) -> Course:
+def _course(artifact: Artifact, phase: str) -> DistributionPlan:
     """Return how nodes come to something, as they are before a phase; they are asked once."""
     state = ctx_state.get()
     typed = loader.current().typed
@@ -233,7 +233,7 @@ def _in_run(state: State, names: Sequence[str]) -> list[str]:
     return [name for name in names if name in there - lost]
 
 
-def _looked(state: State, artifact: Artifact, turn: tuple[str, ...]) -> Course:
+def _looked(state: State, artifact: Artifact, turn: tuple[str, ...]) -> DistributionPlan:
     lost = {each.name for each in state.failed_hosts}
     asked = [each for each in state.inventory if each.name in artifact.owners.keys() - lost]
     program = payload.program(
@@ -243,9 +243,11 @@ def _looked(state: State, artifact: Artifact, turn: tuple[str, ...]) -> Course:
         python=artifact.python,
         seconds=LOOK_SECONDS - 5,
     )
-    answers = ask(state, asked, lambda _: program, LOOK_SECONDS, "the look for what is there")
-    looks: dict[str, Look | str] = {name: distribution.look(said) for name, said in answers.items()}
-    return distribution.course(turn, looks)
+    answers = query(state, asked, lambda _: program, LOOK_SECONDS, "the look for what is there")
+    looks: dict[str, TreeState | str] = {
+        name: distribution.parse_look(said) for name, said in answers.items()
+    }
+    return distribution.plan_distribution(turn, looks)
 
 
 @operation()
@@ -270,7 +272,7 @@ def copy(node: Converge, artifact: Artifact) -> Generator[FunctionCommand]:
         host.noop(f"nobody has {artifact.what} for this node")
         return
     if not executing:
-        foretell(distribution.told(artifact.what, artifact.verb, own, host.name))
+        foretell(distribution.describe_action(artifact.what, artifact.verb, own, host.name))
     yield FunctionCommand(_copy, (artifact, own), {})
     node.forget()
 
@@ -297,7 +299,7 @@ def _copy(state: State, host: Host, artifact: Artifact, own: Share) -> bool:
         host.print_prefix,
         artifact.what,
         float(said.get("seconds") or 0),
-        printable(distribution.came_from(said)),
+        printable(distribution.describe_sources(said)),
     )
     for remark in said.get("remarks", ()):
         logger.debug("%s%s: %s", host.print_prefix, artifact.what, printable(str(remark)))
@@ -319,7 +321,7 @@ def _copies(state: State, artifact: Artifact, own: Share) -> Answers:
             "seconds": artifact.seconds,
         }
         reading = payload.program("transfer/transfer", action="describe", **tree)
-        described = ask(
+        described = query(
             state,
             [source],
             lambda _: reading,
@@ -332,7 +334,7 @@ def _copies(state: State, artifact: Artifact, own: Share) -> Answers:
         if isinstance(described, str) or why or not isinstance(described.get("digest"), str):
             return dict.fromkeys(own.others, f"{own.source} cannot read it: {why or 'no name'}")
         programs = _programs(state, artifact, own, {**tree, "digest": described["digest"]})
-        answers = ask(
+        answers = query(
             state,
             [hosts[name] for name in programs],
             programs.__getitem__,
@@ -356,7 +358,7 @@ def _programs(
     """Return what each node of a share runs."""
     names = (own.source, *own.others)
     ways = distribution.sources(own.source, own.others)
-    expected = distribution.expected(ways)
+    expected = distribution.expected_halves(ways)
     addresses, sharing = _addresses(state, names), _sharing()
     token = secrets.token_hex(32)
     programs: dict[str, str] = {}

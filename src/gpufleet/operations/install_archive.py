@@ -8,13 +8,13 @@ from pyinfra import host
 from pyinfra.api import QuoteString, StringCommand, operation
 from pyinfra.context import ctx_state
 
-from gpufleet.artifacts.program_archive import Archived, bring_script
-from gpufleet.converge.desired import Listing, Wanted
+from gpufleet.artifacts.program_archive import ProgramArchive, install_script
+from gpufleet.converge.desired import DesiredState, Listing
 from gpufleet.operations.converge import Converge, announce, foretell
 
 
 @operation()
-def install_archive(node: Converge, wanted: Archived) -> Generator[StringCommand]:
+def install_archive(node: Converge, wanted: ProgramArchive) -> Generator[StringCommand]:
     """
     Download the program, unless it is there.
 
@@ -25,17 +25,17 @@ def install_archive(node: Converge, wanted: Archived) -> Generator[StringCommand
         return
     if not ctx_state.get().is_executing:
         foretell(f"download {wanted.archive.url}")
-    yield StringCommand("sh", "-c", QuoteString(bring_script(wanted)))
+    yield StringCommand("sh", "-c", QuoteString(install_script(wanted)))
     node.forget()
 
 
-def installed_versions(wanted: Archived) -> Converge:
+def installed_versions(wanted: ProgramArchive) -> Converge:
     """Return what `remove_other_versions` takes: the versions of a program that are on the node."""
-    return Converge(Wanted(Listing(wanted.all_versions)))
+    return Converge(DesiredState(Listing(wanted.all_versions)))
 
 
 @operation()
-def remove_other_versions(node: Converge, wanted: Archived) -> Generator[StringCommand]:
+def remove_other_versions(node: Converge, wanted: ProgramArchive) -> Generator[StringCommand]:
     """Remove other versions of the program, once its unit runs this one."""
     old = wanted.others(node.snapshot().listing(wanted.all_versions))
     if not old:

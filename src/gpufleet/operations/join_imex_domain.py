@@ -10,11 +10,11 @@ from pyinfra import host, logger
 from pyinfra.api import FunctionCommand, State, StringCommand, operation
 from pyinfra.context import ctx_state
 
-from gpufleet.converge.desired import Directory, File, Unit, Wanted
+from gpufleet.converge.desired import DesiredState, Directory, File, Unit
 from gpufleet.errors import FleetError
 from gpufleet.node.imex_domain import addresses
 from gpufleet.operations.converge import Converge, files, foretell, refuse, units
-from gpufleet.remote.query import survey
+from gpufleet.remote.query import probe_all
 from gpufleet.sanitize import printable
 from gpufleet.serving.unit import drop_in
 
@@ -50,7 +50,7 @@ def join_imex_domain(driver: str) -> Commands:
     yield from units._inner(node)  # noqa: SLF001
 
 
-def imex_wanted(driver: str, domain: tuple[str, ...]) -> Wanted:
+def imex_wanted(driver: str, domain: tuple[str, ...]) -> DesiredState:
     """Return IMEX's file and unit for the addresses of its domain."""
     text = "".join(f"{address}\n" for address in domain).encode()
     file = drop_in(
@@ -58,7 +58,7 @@ def imex_wanted(driver: str, domain: tuple[str, ...]) -> Wanted:
         SERVICE,
         started_with={"driver": driver, "nodes": text},
     )
-    return Wanted(
+    return DesiredState(
         Directory(NODES.rpartition("/")[0]),
         File(NODES, text),
         file.file,
@@ -75,6 +75,6 @@ def _documents(state: State) -> Mapping[str, dict[str, Any] | str]:
     if key not in _asked:
         # No yield between looking and storing: under gevent this is atomic.
         _asked[key] = AsyncResult()
-        _asked[key].set(survey(state, state.inventory))
+        _asked[key].set(probe_all(state, state.inventory))
     found: Mapping[str, dict[str, Any] | str] = _asked[key].get()
     return found

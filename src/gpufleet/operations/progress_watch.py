@@ -29,12 +29,12 @@ from pyinfra import logger
 from pyinfra.api import Host, State
 from pyinfra.context import ctx_host, ctx_state
 
-from gpufleet.artifacts.model_files import DOWNLOAD_SECONDS, TOKEN, Checkpoint, listing
+from gpufleet.artifacts.model_files import DOWNLOAD_SECONDS, TOKEN, Checkpoint, listing_url
 from gpufleet.artifacts.release import BUILD_SECONDS, Release
 from gpufleet.formatting import format_duration
 from gpufleet.progress import FIRST_SECONDS, OFTEN_SECONDS, Amount, Pace, download_text
 from gpufleet.remote import payload
-from gpufleet.remote.query import ask
+from gpufleet.remote.query import query
 from gpufleet.sanitize import printable
 from gpufleet.settings.serving_settings import Vllm
 
@@ -55,7 +55,7 @@ def show_download(wanted: Checkpoint, vllm: Vllm) -> Generator[None]:
         f"download of {wanted.repository}",
         wanted.directory,
         seconds=DOWNLOAD_SECONDS,
-        tree=listing(wanted, vllm),
+        tree=listing_url(wanted, vllm),
         token_file=TOKEN if vllm.hf_token_file else None,
     ):
         yield
@@ -76,8 +76,8 @@ def show_growth(
 
     "stage lab/tiny: 1.2 of 5.3 GiB, 85 MiB/s, 48 s left". `total` are the bytes that there will be;
     where they are not known `tree` is the Hub's list of the model's files
-    (`model_files.listing`), which the node asks for once, with the token of its `token_file`. The
-    looks end with the block, after `seconds` at the latest.
+    (`model_files.listing_url`), which the node asks for once, with the token of its `token_file`.
+    The looks end with the block, after `seconds` at the latest.
     """
     amount = Amount()
     known = total
@@ -124,7 +124,7 @@ def show_transaction(seconds: float) -> Generator[None]:
 @contextmanager
 def show_build(wanted: Release) -> Generator[None]:
     """Say how far the build of a release is that the block runs on the current node."""
-    asked = payload.program("transfer/build_progress", said=wanted.said)
+    asked = payload.program("transfer/build_progress", said=wanted.build_log)
 
     def read(_now: float, seen: Mapping[str, Any]) -> str:
         step = str(seen["step"] or "")
@@ -156,7 +156,9 @@ class _Look:
         if self.program is None:
             return self.what
         text = self.program()
-        answer = ask(state, [host], lambda _: text, LOOK_SECONDS, "the look beside it", aloud=False)
+        answer = query(
+            state, [host], lambda _: text, LOOK_SECONDS, "the look beside it", aloud=False
+        )
         found = answer[host.name]
         if isinstance(found, str):
             return None

@@ -17,7 +17,7 @@ from gpufleet.fleet.facts_timer import FACTS, SERVICE
 from gpufleet.inventory import loader
 from gpufleet.operations.converge import Converge, announce, probed_changes
 from gpufleet.remote import payload
-from gpufleet.remote.query import Answer, ask, survey
+from gpufleet.remote.query import Answer, probe_all, query
 from gpufleet.sanitize import printable
 
 # Two small files; connecting is what may take time.
@@ -66,8 +66,8 @@ def _record(deploy: str) -> list[str]:
         at = node_records.probed_at(answer, time.time())
         files = {node_records.CHECK: node_records.check_record(report.of_nodes[here.name], at)}
     program = payload.program("monitoring/record", files=files, deploy=deploy)
-    answers = ask(state, [here], lambda _: program, RECORD_SECONDS, "the record", short=True)
-    return node_records.unrecorded(answers, "what was found is")
+    answers = query(state, [here], lambda _: program, RECORD_SECONDS, "the record", short=True)
+    return node_records.record_failures(answers, "what was found is")
 
 
 def _report(state: State) -> tuple[Report, Answer]:
@@ -76,7 +76,7 @@ def _report(state: State) -> tuple[Report, Answer]:
     answers = run.documents(state)
     declared = loader.current().gpu_nodes
     if probed_changes():
-        answers = {**answers, **survey(state, [here])}
+        answers = {**answers, **probe_all(state, [here])}
         return check_nodes(answers, declared, {here.name}), answers[here.name]
     if state not in _REPORTS:
         _REPORTS[state] = check_nodes(answers, declared)

@@ -10,7 +10,7 @@ from pyinfra import host, logger
 from pyinfra.api import FunctionCommand, Host, State, StringCommand, operation
 from pyinfra.context import ctx_host, ctx_state
 
-from gpufleet.converge.desired import Unit, Wanted
+from gpufleet.converge.desired import DesiredState, Unit
 from gpufleet.errors import FleetError
 from gpufleet.monitoring import prometheus
 from gpufleet.monitoring.targets import MonitoringTargets
@@ -27,7 +27,7 @@ from gpufleet.network.haproxy import CONFIGURATION, HOME, RUN, STATE, UNIT, Gate
 from gpufleet.operations.converge import Converge, announce, refuse
 from gpufleet.operations.validated_config import ServerConfig
 from gpufleet.remote import payload
-from gpufleet.remote.query import ask
+from gpufleet.remote.query import query
 from gpufleet.sanitize import printable
 from gpufleet.settings.gateway_settings import Gateway
 
@@ -69,7 +69,7 @@ def gateway_parts(node: MonitoringTargets) -> GatewayParts | None:
         wanted,
         Converge(gateway_files(found)),
         Converge(
-            Wanted(
+            DesiredState(
                 unit.file, Unit(UNIT, fingerprint=unit.fingerprint, stop_seconds=STOP_SECONDS + 30)
             )
         ),
@@ -127,8 +127,8 @@ def gateway_state(do: str, **parameters: Any) -> GatewayState:
     )
     node = ctx_host.get()
     seconds = LOOK_SECONDS + 2 * parameters.get("seconds", 0)
-    return haproxy.read(
-        ask(ctx_state.get(), [node], lambda _: program, seconds, "the look at the gateway")[
+    return haproxy.parse_gateway_state(
+        query(ctx_state.get(), [node], lambda _: program, seconds, "the look at the gateway")[
             node.name
         ]
     )

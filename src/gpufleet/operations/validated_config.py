@@ -13,7 +13,7 @@ from pyinfra.context import ctx_host, ctx_state
 
 from gpufleet.operations.converge import Converge, announce, refuse
 from gpufleet.remote import payload
-from gpufleet.remote.query import ask
+from gpufleet.remote.query import query
 from gpufleet.sanitize import printable
 
 Commands: TypeAlias = Generator[StringCommand | FunctionCommand]
@@ -119,7 +119,7 @@ def _ask_server(action: str, wanted: ServerConfig) -> dict[str, Any]:
 
 def _ask(program: str, seconds: float, what: str) -> dict[str, Any]:
     node = ctx_host.get()
-    answer = ask(ctx_state.get(), [node], lambda _: program, seconds, what)[node.name]
+    answer = query(ctx_state.get(), [node], lambda _: program, seconds, what)[node.name]
     return {"error": answer} if isinstance(answer, str) else answer
 
 

@@ -36,8 +36,8 @@ def ask_endpoints(
     had."""
     program = payload.program(
         "serving/endpoints",
-        stages=[endpoint.asked() for endpoint in endpoints],
-        metrics=[each.asked() for each in metrics],
+        stages=[endpoint.parameters() for endpoint in endpoints],
+        metrics=[each.parameters() for each in metrics],
         journal=JOURNAL_LINES,
     )
     return query.read(Serving, program, LOOK_SECONDS, _ignore_errors=True) or {}

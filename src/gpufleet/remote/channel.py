@@ -75,7 +75,7 @@ def close(channel: Channel) -> None:
 
 
 @contextmanager
-def remote(connector: SSHConnector, command: str, *, pty: bool) -> Iterator[Streams]:
+def remote_command(connector: SSHConnector, command: str, *, pty: bool) -> Iterator[Streams]:
     """Run a command on a node for as long as the block."""
     streams, channel = start_command(connector, command, pty=pty)
     try:
@@ -85,7 +85,7 @@ def remote(connector: SSHConnector, command: str, *, pty: bool) -> Iterator[Stre
 
 
 @contextmanager
-def local(command: str) -> Iterator[Streams]:
+def local_command(command: str) -> Iterator[Streams]:
     """Run a command on this machine for as long as the block."""
     # A group of its own, because the shell is not all there is to stop. No session of its own: sudo
     # remembers passwords by terminal.
@@ -122,7 +122,7 @@ def local(command: str) -> Iterator[Streams]:
             pipe.close()
 
 
-def takes_more(transport: Transport | None) -> bool:
+def accepts_more(transport: Transport | None) -> bool:
     """
     Say whether a connection with a command takes another one: sshd's `MaxSessions` may be 1.
 

@@ -42,7 +42,14 @@ from pyinfra.context import ctx_host, ctx_state
 from gpufleet import node_paths
 from gpufleet.progress import Pace, wait_text
 from gpufleet.remote import payload
-from gpufleet.remote.channel import Streams, close, local, remote, start_command, takes_more
+from gpufleet.remote.channel import (
+    Streams,
+    accepts_more,
+    close,
+    local_command,
+    remote_command,
+    start_command,
+)
 from gpufleet.remote.facts import PYTHON, document
 from gpufleet.remote.session import COMMAND, BrokenError, Session
 from gpufleet.sanitize import LINES, last_lines, printable
@@ -70,7 +77,7 @@ DISKS = ("/", node_paths.RELEASES, node_paths.UV_CACHE, node_paths.MODELS)
 """Directories whose free space matters: the system's, the releases', their wheels', the models'."""
 
 
-def survey(
+def probe_all(
     state: State,
     hosts: Iterable[Host],
     seconds: float = SECONDS,
@@ -90,10 +97,10 @@ def survey(
         paths: payload.program("probe/probe", nvml=True, disks=DISKS, models=paths)
         for paths in set(asked.values())
     }
-    return ask(state, hosts, lambda name: programs[asked[name]], seconds, short=True)
+    return query(state, hosts, lambda name: programs[asked[name]], seconds, short=True)
 
 
-def ask(
+def query(
     state: State,
     hosts: Iterable[Host],
     program: Callable[[str], str | None],
@@ -122,7 +129,7 @@ def ask(
         if (text := program(each.name)) is not None
     }
     try:
-        awaited(jobs, seconds + 1, what, say if aloud else None)
+        await_jobs(jobs, seconds + 1, what, say if aloud else None)
     except BaseException:
         # Nobody waits for them any more.
         gevent.killall(list(jobs.values()), block=False)
@@ -135,7 +142,7 @@ def ask(
     return answers
 
 
-def awaited(
+def await_jobs(
     jobs: Mapping[str, gevent.Greenlet],
     seconds: float,
     what: str,
@@ -251,7 +258,9 @@ def _run(
         command = make_unix_command_for_host(state, host, StringCommand(PYTHON), **ours)
         text = command.get_raw_value()
         running = (
-            remote(connector, text, pty=pty) if isinstance(connector, SSHConnector) else local(text)
+            remote_command(connector, text, pty=pty)
+            if isinstance(connector, SSHConnector)
+            else local_command(text)
         )
         with running as streams:
             code, printed = _exchange(streams, program.encode(), hear)
@@ -324,7 +333,7 @@ def _in_session(
     if opens and (host not in _SESSIONS or _gone(_SESSIONS[host], transport)):
         streams, channel = start_command(connector, text, pty=False)
         session = Session(streams, partial(close, channel))
-        _SESSIONS[host] = _Open(session, text, transport) if takes_more(transport) else None
+        _SESSIONS[host] = _Open(session, text, transport) if accepts_more(transport) else None
         if not _SESSIONS[host]:
             session.close()
     known = _SESSIONS.get(host)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from gpufleet.errors import FleetError
-from gpufleet.flags import schema as schemas
+from gpufleet.flags import schema
 from gpufleet.flags.arguments import words
 from gpufleet.flags.check import check
 from gpufleet.flags.problem import By, Kind, Problem
@@ -51,21 +51,21 @@ _NOT_JUDGING = {
 
 
 @dataclass(frozen=True)
-class Findings:
+class FlagFindings:
     """What was found, as sentences: `refused` stops a deploy, `remarks` are worth knowing."""
 
     refused: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
 
-    def __add__(self, other: Findings) -> Findings:
-        return Findings(
+    def __add__(self, other: FlagFindings) -> FlagFindings:
+        return FlagFindings(
             tuple(dict.fromkeys((*self.refused, *other.refused))),
             tuple(dict.fromkeys((*self.remarks, *other.remarks))),
         )
 
 
 @dataclass(frozen=True)
-class Started:
+class LaunchCommand:
     """
     What one stage's process is started with, and which settings that comes from.
 
@@ -81,9 +81,9 @@ class Started:
     variables: Mapping[str, KeyPath]
 
 
-def started(
+def launch_command(
     stage: Stage, model: Served, vllm: Vllm, *, release: str, toolkit: str | None = None
-) -> Started:
+) -> LaunchCommand:
     """
     Return what the unit of a stage starts, as `units.render` writes it.
 
@@ -102,7 +102,7 @@ def started(
     said = [(word, key) for key, line in lines for word in line]
     shared = {name: ("vllm", "environment", name) for name in vllm.environment}
     own = {name: ("serving", stage.model, "environment", name) for name in model.environment}
-    return Started(
+    return LaunchCommand(
         stage,
         vllm.version,
         tuple(word for word, _ in said),
@@ -112,7 +112,7 @@ def started(
     )
 
 
-def judge_plan(
+def check_plan(
     stages: Iterable[Stage],
     settings: Mapping[str, NodeSettings],
     origins: Mapping[str, Origins] | None = None,
@@ -123,14 +123,14 @@ def judge_plan(
     A release that is not packaged is named there: its own files on each node are asked by the
     deploy, before anything restarts. Raises `FleetError` with everything that would be refused.
     """
-    found = Findings()
-    known = frozenset(schemas.versions())
+    found = FlagFindings()
+    known = frozenset(schema.versions())
     for stage in stages:
         here = settings[stage.node]
         if here.vllm is None:  # no stage is planned without a release
             continue
         try:
-            begun = started(
+            begun = launch_command(
                 stage,
                 here.serving[stage.model],
                 here.vllm,
@@ -138,42 +138,44 @@ def judge_plan(
                 toolkit=here.cuda.toolkit if here.cuda else None,
             )
         except FleetError as error:
-            found += Findings(refused=error.problems)
+            found += FlagFindings(refused=error.problems)
             continue
         if here.vllm.version not in known:
-            found += Findings(remarks=(_not_known(here.vllm.version),))
+            found += FlagFindings(remarks=(_not_known(here.vllm.version),))
             continue
         places = (origins or {}).get(stage.node, {})
-        found += judge(schemas.load(here.vllm.version), begun, places)
+        found += check_stage(schema.load(here.vllm.version), begun, places)
     if found.refused:
         raise FleetError(*found.refused)
     return found.remarks
 
 
-def judge(schema: Schema, begun: Started, origins: Origins | None = None) -> Findings:
+def check_stage(
+    schema: Schema, begun: LaunchCommand, origins: Origins | None = None
+) -> FlagFindings:
     """Judge one stage by the schema of the release that will run it."""
-    found = Findings()
+    found = FlagFindings()
     for problem in check(schema, begun.argv, begun.environment):
         keys = _keys(begun, problem)
         if not keys and problem.by is By.ADVICE:
             continue  # a variable of ours that this release does not read
         sentence = _sentence(schema, problem, keys, origins or {})
         if problem.refuses:
-            found += Findings(refused=(sentence,))
+            found += FlagFindings(refused=(sentence,))
         else:
-            found += Findings(remarks=(sentence,))
+            found += FlagFindings(remarks=(sentence,))
     return found
 
 
 @cache
-def judge_id() -> str:
+def check_fingerprint() -> str:
     """
     Return what tells one way of judging from another: SHA-256 over all that a verdict rests on.
 
     The reader of releases, the rules, and this file; not the packaged schemas, which a release's
     own files stand in for.
     """
-    flags = Path(schemas.__file__).parent
+    flags = Path(schema.__file__).parent
     judging = sorted(path for path in flags.glob("*.py") if path.stem not in _NOT_JUDGING)
     found = hashlib.sha256(payload.digest("flags/schema").encode())
     for path in (Path(__file__), *judging, flags / "data/changes.json"):
@@ -188,7 +190,7 @@ def _not_known(version: str) -> str:
     )
 
 
-def _keys(begun: Started, problem: Problem) -> tuple[KeyPath, ...]:
+def _keys(begun: LaunchCommand, problem: Problem) -> tuple[KeyPath, ...]:
     """Return the settings that a problem is about."""
     if problem.kind is Kind.MODEL and not problem.at:
         return (begun.keys[0],)

@@ -241,7 +241,7 @@ def parse_since(text: str | None) -> dict[str, float]:
     return {"at": (moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)).timestamp()}
 
 
-def shown(lines: Iterable[Line], nodes: Iterable[str]) -> list[str]:
+def format_lines(lines: Iterable[Line], nodes: Iterable[str]) -> list[str]:
     """
     Return lines as a terminal may show them: time, node, rank, what was said.
 

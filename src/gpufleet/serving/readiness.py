@@ -248,6 +248,6 @@ class Endpoint:
     peers: tuple[str, ...] = ()
     """The other nodes of its replica."""
 
-    def asked(self) -> dict[str, Any]:
+    def parameters(self) -> dict[str, Any]:
         """Return the parameters that on_node/serving/endpoints.py takes for it."""
         return {**asdict(self), "completion": True}

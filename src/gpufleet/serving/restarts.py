@@ -17,7 +17,7 @@ from gpufleet.settings.node_settings import NodeSettings
 _FINGERPRINT = "--same fingerprint="
 
 
-def restarts(
+def find_restarts(
     stages: Iterable[Stage], running: Iterable[Running], settings: Mapping[str, NodeSettings]
 ) -> dict[str, str]:
     """

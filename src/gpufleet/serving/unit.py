@@ -150,7 +150,7 @@ def argument_lines(stage: Stage, model: Served, vllm: Vllm, *, release: str = ""
             same={
                 "release": release,
                 "model": model.revision or model.model,
-                "fingerprint": in_common(stage, model, vllm),
+                "fingerprint": replica_fingerprint(stage, model, vllm),
             },
             programs=f"{RELEASES}/{release}/bin",
             serve=said,
@@ -158,7 +158,7 @@ def argument_lines(stage: Stage, model: Served, vllm: Vllm, *, release: str = ""
     return [" ".join(map(systemd_quote, line)) for line in said]
 
 
-def in_common(stage: Stage, model: Served, vllm: Vllm) -> str:
+def replica_fingerprint(stage: Stage, model: Served, vllm: Vllm) -> str:
     """
     Return the fingerprint of what all ranks of a replica are started with, 16 digits.
 
@@ -286,7 +286,7 @@ def drop_in(
     return _render(name, unit, path, started_with, templates, **variables)
 
 
-def whole(
+def whole_unit(
     name: str,
     unit: str,
     *,

@@ -10,6 +10,7 @@ from gpufleet.artifacts.model_files import Checkpoint
 from gpufleet.artifacts.operator_files import read
 from gpufleet.artifacts.release import Release
 from gpufleet.converge.desired import (
+    DesiredState,
     Directory,
     File,
     Group,
@@ -19,7 +20,6 @@ from gpufleet.converge.desired import (
     Unit,
     User,
     Value,
-    Wanted,
 )
 from gpufleet.errors import FleetError
 from gpufleet.planning.stage import Stage
@@ -33,7 +33,7 @@ from gpufleet.serving.credentials import (
     secret_files,
     unit_hashes,
 )
-from gpufleet.serving.flag_check import Started
+from gpufleet.serving.flag_check import LaunchCommand
 from gpufleet.serving.readiness import Endpoint
 from gpufleet.serving.unit import UnitFile
 from gpufleet.settings.node_settings import NodeSettings
@@ -52,13 +52,13 @@ LONGEST_STOP_SECONDS = 3600 + 30
 PACKAGES = ("ca-certificates", "curl", "g++", "libnuma1", "python3-dev", "python3-venv")
 
 
-def required(
+def required_state(
     wanted: Vllm, build: Release, secrets: Mapping[str, bytes], *, apart: bool = False
-) -> Wanted:
+) -> DesiredState:
     """Return what a node needs before it can hold a release; `apart`: without what units read."""
     user = wanted.user
     used = {name: each for name, each in secrets.items() if name in NOT_FOR_UNITS}
-    return Wanted(
+    return DesiredState(
         *(Package(name) for name in PACKAGES),
         Group(user),
         User(user, group=user, home=node_paths.VLLM_STATE),
@@ -80,11 +80,11 @@ def required(
         File(build.lock_path, build.lock),
         File(build.uv_lock_path, build.uv_lock),
         *(_secret(name, content) for name, content in used.items()),
-        *(() if apart else read_at_start(secrets)),
+        *(() if apart else restart_files(secrets)),
     )
 
 
-def read_at_start(secrets: Mapping[str, bytes]) -> tuple[File, ...]:
+def restart_files(secrets: Mapping[str, bytes]) -> tuple[File, ...]:
     """Return the files that units read when they start; their fingerprints cover them."""
     return (
         File(unit.LAUNCHER, read_template("vllm/vllm-serve.sh").encode(), mode=0o755),
@@ -115,13 +115,13 @@ def unit_files(
     }
 
 
-def launches(
+def launch_commands(
     stages: Iterable[Stage], settings: NodeSettings, build: Release
-) -> tuple[Started, ...]:
+) -> tuple[LaunchCommand, ...]:
     """Return what each stage of this node will be started with, word by word."""
     wanted = serving_settings(settings)
     return tuple(
-        flag_check.started(
+        flag_check.launch_command(
             stage,
             settings.serving[stage.model],
             wanted,
@@ -132,7 +132,7 @@ def launches(
     )
 
 
-def services(rendered: Mapping[Stage, UnitFile], settings: NodeSettings) -> Wanted:
+def services(rendered: Mapping[Stage, UnitFile], settings: NodeSettings) -> DesiredState:
     """Return the planned stages' units, and that any other stage of ours is gone."""
     values: list[Value] = [NoOtherUnits(UNITS, stop_seconds=LONGEST_STOP_SECONDS)]
     for stage, file in rendered.items():
@@ -145,7 +145,7 @@ def services(rendered: Mapping[Stage, UnitFile], settings: NodeSettings) -> Want
                 stop_seconds=unit.stop_seconds(model),
             ),
         ]
-    return Wanted(*values)
+    return DesiredState(*values)
 
 
 def endpoints(rendered: Mapping[Stage, UnitFile], settings: NodeSettings) -> tuple[Endpoint, ...]:
@@ -179,7 +179,7 @@ def wait_seconds(stages: Iterable[Stage], settings: NodeSettings) -> int:
     return max((settings.serving[stage.model].start_seconds for stage in stages), default=0) + 300
 
 
-def marks(files: Iterable[Checkpoint]) -> tuple[str, ...]:
+def mark_files(files: Iterable[Checkpoint]) -> tuple[str, ...]:
     """Return the files that say whether each checkpoint is whole."""
     return tuple(sorted({found.mark for found in files}))
 
@@ -197,14 +197,14 @@ def credentials(stages: Iterable[Stage], settings: NodeSettings) -> dict[str, by
     return node_credentials(contents, stages, settings.serving)
 
 
-def nothing() -> Wanted:
+def no_serving() -> DesiredState:
     """Return that a node serves nothing."""
-    return Wanted(NoOtherUnits(UNITS, stop_seconds=LONGEST_STOP_SECONDS))
+    return DesiredState(NoOtherUnits(UNITS, stop_seconds=LONGEST_STOP_SECONDS))
 
 
-def only_these_credentials(secrets: Mapping[str, bytes]) -> Wanted:
+def only_these_credentials(secrets: Mapping[str, bytes]) -> DesiredState:
     """Return the secrets of a node, and that there are no others."""
-    return Wanted(
+    return DesiredState(
         *(_secret(name, content) for name, content in secrets.items()),
         NoOtherFiles(f"{CREDENTIALS}/*"),
     )

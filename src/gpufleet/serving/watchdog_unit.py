@@ -31,7 +31,7 @@ DUMPS = f"{STATE}/dumps"
 PINS_SINCE = (0, 12)
 
 
-def needed(stages: Iterable[Stage], serving: Mapping[str, Served]) -> bool:
+def is_needed(stages: Iterable[Stage], serving: Mapping[str, Served]) -> bool:
     """Say whether a node has a server that is to be watched."""
     return any(stage.servers and serving[stage.model].watchdog.mode != "off" for stage in stages)
 
@@ -80,7 +80,7 @@ def configuration(
 
 def service(told: str) -> UnitFile:
     """Return the unit, restarted by another configuration and by another program."""
-    return unit.whole(
+    return unit.whole_unit(
         "watchdog/gpufleet-watchdog.service.j2",
         SERVICE,
         started_with={"configuration": told, "program": payload.archive("watchdog/watchdog")},

@@ -9,7 +9,15 @@ from collections import Counter
 import pytest
 
 from gpufleet.artifacts import distribution
-from gpufleet.artifacts.distribution import Look, Share, course, expected, look, sources, told
+from gpufleet.artifacts.distribution import (
+    Share,
+    TreeState,
+    describe_action,
+    expected_halves,
+    parse_look,
+    plan_distribution,
+    sources,
+)
 
 NOBLE = ("ubuntu 24.04", "x86_64", "CPython 3.12.3")
 JAMMY = ("ubuntu 22.04", "x86_64", "CPython 3.10.12")
@@ -55,10 +63,10 @@ def test_every_piece_reaches_every_node_by_nodes_that_have_it_from_above(count: 
 
 def test_each_node_is_expected_once_a_half_and_by_whom_it_asks_first() -> None:
     ways = sources("source", names(9))
-    named = [each for waiting in expected(ways).values() for each in waiting]
+    named = [each for waiting in expected_halves(ways).values() for each in waiting]
 
     assert sorted(named) == sorted(f"{node}/{half}" for node in names(9) for half in (0, 1))
-    for node, waiting in expected(ways).items():
+    for node, waiting in expected_halves(ways).items():
         for each in waiting:
             child, _, half = each.partition("/")
             assert ways[child][int(half)][0] == node
@@ -66,12 +74,12 @@ def test_each_node_is_expected_once_a_half_and_by_whom_it_asks_first() -> None:
 
 def test_the_first_builds_for_all_of_its_kind() -> None:
     looks = {
-        "a": Look(False, NOBLE),
-        "b": Look(False, JAMMY),
-        "c": Look(False, NOBLE),
-        "d": Look(False, JAMMY),
+        "a": TreeState(False, NOBLE),
+        "b": TreeState(False, JAMMY),
+        "c": TreeState(False, NOBLE),
+        "d": TreeState(False, JAMMY),
     }
-    found = course(list("abcd"), looks)
+    found = plan_distribution(list("abcd"), looks)
 
     assert found.shares == (Share("a", False, ("c",)), Share("b", False, ("d",)))
     assert found.makes("a") == found.copies("c") == Share("a", False, ("c",))
@@ -80,36 +88,38 @@ def test_the_first_builds_for_all_of_its_kind() -> None:
 
 
 def test_whoever_has_it_gives_it_though_it_has_no_part_in_the_run() -> None:
-    looks = {"a": Look(False, NOBLE), "y": Look(True, JAMMY), "z": Look(True, NOBLE)}
+    looks = {"a": TreeState(False, NOBLE), "y": TreeState(True, JAMMY), "z": TreeState(True, NOBLE)}
 
-    assert course(["a"], looks).shares == (Share("z", True, ("a",)),)
-    looks["b"] = Look(True, NOBLE)
-    assert course(["a", "b"], looks).shares == (Share("b", True, ("a",)),)
+    assert plan_distribution(["a"], looks).shares == (Share("z", True, ("a",)),)
+    looks["b"] = TreeState(True, NOBLE)
+    assert plan_distribution(["a", "b"], looks).shares == (Share("b", True, ("a",)),)
 
 
 def test_nobody_copies_what_everybody_has() -> None:
-    assert course(["a", "b"], {name: Look(True, NOBLE) for name in "ab"}).shares == ()
+    assert (
+        plan_distribution(["a", "b"], {name: TreeState(True, NOBLE) for name in "ab"}).shares == ()
+    )
 
 
 def test_a_node_of_which_nothing_is_known_makes_its_own_and_says_why() -> None:
     """Unknown is no kind: a release of another system would break there."""
-    silent = look("cannot be reached: refused")
-    odd = look({"error": "no such file: '/usr/bin/python3.13'"})
-    found = course(["a", "b", "c"], {"a": Look(True, NOBLE), "b": silent, "c": odd})
+    silent = parse_look("cannot be reached: refused")
+    odd = parse_look({"error": "no such file: '/usr/bin/python3.13'"})
+    found = plan_distribution(["a", "b", "c"], {"a": TreeState(True, NOBLE), "b": silent, "c": odd})
 
     assert found.shares == ()
     assert found.alone == {
         "b": "cannot be reached: refused",
         "c": "it cannot tell what kind of node it is: no such file: '/usr/bin/python3.13'",
     }
-    assert look({"whole": True, "kind": "noble"}) == "it does not say what kind of node it is"
-    assert look({"whole": 1, "kind": []}) == Look(False, ())
+    assert parse_look({"whole": True, "kind": "noble"}) == "it does not say what kind of node it is"
+    assert parse_look({"whole": 1, "kind": []}) == TreeState(False, ())
 
 
 def test_a_dry_run_says_who_builds_for_whom_and_who_copies() -> None:
     late, now = Share("a", False, ("b", "c")), Share("a", True, ("b",))
 
-    assert told("release 1", "build", late, "a") == "build release 1, once for a, b, c"
-    assert told("release 1", "build", late, "b") == "copy release 1 from a after that"
-    assert told("release 1", "build", now, "b") == "copy release 1 from a"
-    assert told("org/m", "download", Share("a", False, ()), "a") == "download org/m"
+    assert describe_action("release 1", "build", late, "a") == "build release 1, once for a, b, c"
+    assert describe_action("release 1", "build", late, "b") == "copy release 1 from a after that"
+    assert describe_action("release 1", "build", now, "b") == "copy release 1 from a"
+    assert describe_action("org/m", "download", Share("a", False, ()), "a") == "download org/m"

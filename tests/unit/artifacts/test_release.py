@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from gpufleet.artifacts.release import build_script, cuda_of, pinned, release, wheels
+from gpufleet.artifacts.release import build_script, cuda_release, pinned, release, wheels
 from gpufleet.errors import FleetError
 from gpufleet.settings.serving_settings import Vllm
 from tests.support.checkout import ROOT
@@ -63,9 +63,9 @@ def test_a_lock_says_the_version_of_a_package_however_it_is_written(
 
 
 def test_the_cuda_of_a_lock_is_its_runtimes_under_either_name() -> None:
-    assert cuda_of(b"nvidia-cuda-runtime==13.0.96 \\\n") == (13, 0)
-    assert cuda_of(b"nvidia-cuda-runtime-cu12==12.8.90 \\\n") == (12, 8)
-    assert cuda_of(b"nvidia-cuda-nvrtc==13.5.37 \\\n") is None
+    assert cuda_release(b"nvidia-cuda-runtime==13.0.96 \\\n") == (13, 0)
+    assert cuda_release(b"nvidia-cuda-runtime-cu12==12.8.90 \\\n") == (12, 8)
+    assert cuda_release(b"nvidia-cuda-nvrtc==13.5.37 \\\n") is None
     ours = (ROOT / "locks/vllm-0.32.0.txt").read_bytes()
     assert wheels(ours, "a").cuda == (13, 0)
 

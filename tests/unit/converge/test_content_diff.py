@@ -121,9 +121,9 @@ def test_the_node_tells_what_small_files_say_that_everybody_may_read(tmp_path: P
 
 DEPLOY = """
 from gpufleet.operations.converge import Converge
-from gpufleet.converge.desired import File, Wanted
+from gpufleet.converge.desired import File, DesiredState
 
-Converge(Wanted(
+Converge(DesiredState(
     File({there!r}, b"port = 2\\n"),
     File({secret!r}, b"hunter2\\n", mode=0o600, secret=True),
 )).files(name="configuration")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gpufleet.converge.desired import (
     Absent,
+    DesiredState,
     Directory,
     File,
     Group,
@@ -22,7 +23,6 @@ from gpufleet.converge.desired import (
     Unit,
     UnitGone,
     User,
-    Wanted,
     started_line,
     unit_of,
 )
@@ -39,14 +39,14 @@ def test_no_repr_tells_a_files_content(content: bytes, secret: bool) -> None:
     """Debug logs print values: they see path, length and hash, of a secret not even the hash."""
     file = File(PATH, content, mode=0o600, secret=secret)
 
-    for text in (repr(file), str(file), repr(Wanted(file)), f"{file}"):
+    for text in (repr(file), str(file), repr(DesiredState(file)), f"{file}"):
         assert repr(content)[2:-1] not in text
         assert (file.sha256 in text) is not secret
 
 
 def test_the_same_value_twice_is_one() -> None:
     """Two parts of a role may both need a directory."""
-    assert len(Wanted(Directory(PATH)) + Wanted(Directory(PATH), Group("vllm"))) == 2
+    assert len(DesiredState(Directory(PATH)) + DesiredState(Directory(PATH), Group("vllm"))) == 2
 
 
 @pytest.mark.parametrize(
@@ -70,18 +70,18 @@ def test_what_contradicts_itself_is_refused(one: object, other: object) -> None:
     """Otherwise two operations would undo each other's work in every run."""
     for values in ((one, other), (other, one)):
         with pytest.raises(FleetError, match="keep one"):
-            Wanted(*values)  # type: ignore[arg-type]
+            DesiredState(*values)  # type: ignore[arg-type]
 
 
 def test_every_contradiction_is_named_at_once() -> None:
     with pytest.raises(FleetError) as refused:
-        Wanted(Absent("/a"), Directory("/a"), Unit(UNIT), UnitGone(UNIT))
+        DesiredState(Absent("/a"), Directory("/a"), Unit(UNIT), UnitGone(UNIT))
     assert len(refused.value.problems) == 2
 
 
 def test_things_of_one_name_and_different_kinds_do_not_contradict() -> None:
     """The user, the group and the package vllm are three things; so are two lines of a file."""
-    Wanted(
+    DesiredState(
         Group("vllm"),
         User("vllm", "vllm", "/var/lib/vllm"),
         Package("vllm"),
@@ -95,11 +95,11 @@ def test_things_of_one_name_and_different_kinds_do_not_contradict() -> None:
 def test_a_unit_whose_start_records_nothing_is_refused() -> None:
     """Every run would restart it."""
     with pytest.raises(FleetError, match="started_line"):
-        Wanted(File(UNIT_PATH, b"[Service]\n"), Unit(UNIT, "1a2b"))
+        DesiredState(File(UNIT_PATH, b"[Service]\n"), Unit(UNIT, "1a2b"))
     line = f"[Service]\n{started_line('1a2b')}\n".encode()
-    Wanted(File(UNIT_PATH, line), Unit(UNIT, "1a2b"))
-    Wanted(File(f"{UNIT_PATH}.d/gpufleet.conf", line), Unit(UNIT, "1a2b"))
-    Wanted(Unit(UNIT, "1a2b"))
+    DesiredState(File(UNIT_PATH, line), Unit(UNIT, "1a2b"))
+    DesiredState(File(f"{UNIT_PATH}.d/gpufleet.conf", line), Unit(UNIT, "1a2b"))
+    DesiredState(Unit(UNIT, "1a2b"))
 
 
 def test_the_recording_line_is_exactly_this() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from gpufleet.converge.desired import (
     STARTED_DIRECTORY,
     Absent,
+    DesiredState,
     Directory,
     File,
     Group,
@@ -28,7 +29,6 @@ from gpufleet.converge.desired import (
     UnitGone,
     User,
     Value,
-    Wanted,
 )
 from gpufleet.converge.diff import Command, Difference, Placing, Transacting, difference
 from gpufleet.converge.package_commands import Plan
@@ -64,7 +64,7 @@ VALUES: tuple[Value, ...] = (
 
 def units(unit: Unit, state: UnitState) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return what is said and the words of the commands that are run for one unit."""
-    part = difference(Wanted(unit), Snapshot(units={unit.name: state})).units
+    part = difference(DesiredState(unit), Snapshot(units={unit.name: state})).units
     commands = [c.argv for c in part.commands if isinstance(c, Command)]
     return part.changes, tuple(word for argv in commands for word in " ".join(argv).split())
 
@@ -72,7 +72,7 @@ def units(unit: Unit, state: UnitState) -> tuple[tuple[str, ...], tuple[str, ...
 def last_command(*units: Unit) -> Command:
     """Return the command that starts these units, none of which runs."""
     snapshot = Snapshot(units=dict.fromkeys((u.name for u in units), UnitState("loaded")))
-    command = difference(Wanted(*units), snapshot).units.commands[-1]
+    command = difference(DesiredState(*units), snapshot).units.commands[-1]
     assert isinstance(command, Command)
     return command
 
@@ -95,7 +95,7 @@ def run(command: Command, path: Path, **programs: str) -> subprocess.CompletedPr
 @given(st.sets(st.sampled_from(VALUES), min_size=1))
 def test_what_was_not_read_is_refused_and_never_taken_for_absent(values: set[Value]) -> None:
     """A snapshot that knows nothing changes nothing, and every value has its sentence."""
-    found = difference(Wanted(*values), Snapshot(missed="no answer"))
+    found = difference(DesiredState(*values), Snapshot(missed="no answer"))
 
     assert len(found.problems) >= len(values)
     assert all("no answer" in problem for problem in found.problems)
@@ -105,7 +105,7 @@ def test_what_was_not_read_is_refused_and_never_taken_for_absent(values: set[Val
 def test_one_unreadable_path_stops_the_whole_operation() -> None:
     """Half a change is worse than none."""
     snapshot = Snapshot(files={"/etc/a": None, "/etc/b": FileState("unknown", error="EACCES")})
-    part = difference(Wanted(File("/etc/a", b"a"), Directory("/etc/b")), snapshot).files
+    part = difference(DesiredState(File("/etc/a", b"a"), Directory("/etc/b")), snapshot).files
 
     assert part.changes == ("write /etc/a: it is missing",)
     assert part.commands == ()
@@ -113,7 +113,7 @@ def test_one_unreadable_path_stops_the_whole_operation() -> None:
 
 def test_nothing_is_asked_that_is_not_needed() -> None:
     """The questions are the values', and the units whose definition is among the files."""
-    wanted = Wanted(
+    wanted = DesiredState(
         File("/etc/k", b"k", mode=0o600, secret=True), File(f"/etc/systemd/system/{UNIT}", b"")
     )
 
@@ -207,7 +207,7 @@ def test_a_unit_file_in_front_of_a_packages_own_is_read(fragment: str, reloads: 
     """systemd does not see that one came to lie there: NeedDaemonReload stays "no" (measured)."""
     path = "/etc/systemd/system/x.service"
     text = b"[Service]\nExecStart=/bin/true\n"
-    wanted = Wanted(File(path, text), Unit("x.service"))
+    wanted = DesiredState(File(path, text), Unit("x.service"))
     placed = FileState("file", "root", "root", 0o644, sha256=File(path, text).sha256)
     state = replace(UP, fragment=fragment)
     seen = Snapshot(files={path: placed}, units={"x.service": state})
@@ -280,7 +280,7 @@ def test_a_start_that_fails_says_why_and_stays_failed(
 
 def test_what_is_unwanted_stops_before_anything_starts() -> None:
     """It holds the GPUs and the port."""
-    wanted = Wanted(Unit(UNIT), NoOtherUnits("vllm-*.service", stop_seconds=300))
+    wanted = DesiredState(Unit(UNIT), NoOtherUnits("vllm-*.service", stop_seconds=300))
     snapshot = Snapshot(
         units={UNIT: UnitState(), "vllm-old-0.service": UP},
         units_like={"vllm-*.service": frozenset({UNIT, "vllm-old-0.service"})},
@@ -298,7 +298,7 @@ def test_what_is_unwanted_stops_before_anything_starts() -> None:
 def test_a_removed_unit_is_gone_and_stays_unmentioned() -> None:
     """Also one that a package keeps on disk, once it is stopped and disabled."""
     for state in (UnitState(), UnitState("loaded", "inactive", "dead", "disabled")):
-        found = difference(Wanted(UnitGone(UNIT)), Snapshot(units={UNIT: state}))
+        found = difference(DesiredState(UnitGone(UNIT)), Snapshot(units={UNIT: state}))
         assert found.changes == ()
 
 
@@ -328,7 +328,7 @@ def test_packages_move_only_when_they_must(
     package: Package, state: PackageState | None, plan: Plan | None
 ) -> None:
     """All that has to happen to packages is one transaction; what moves is held again by it."""
-    part = difference(Wanted(package), Snapshot(packages={"gcc": state})).packages
+    part = difference(DesiredState(package), Snapshot(packages={"gcc": state})).packages
 
     assert part.commands == ((Transacting(plan),) if plan else ())
     assert bool(part.changes) is bool(plan)
@@ -337,7 +337,7 @@ def test_packages_move_only_when_they_must(
 def test_an_interrupted_dpkg_is_foretold_to_be_finished() -> None:
     """The transaction does so whenever it finds one; the dry run says it."""
     snapshot = Snapshot(packages={"gcc": None}, dpkg_unfinished=frozenset({"libc6"}))
-    part = difference(Wanted(Package("gcc")), snapshot).packages
+    part = difference(DesiredState(Package("gcc")), snapshot).packages
 
     assert part.changes[0] == "finish what dpkg left half done: libc6"
 
@@ -346,12 +346,12 @@ def test_a_dpkg_that_another_left_unfinished_is_no_drift_of_ours() -> None:
     snapshot = Snapshot(
         packages={"gcc": PackageState("1", True, False)}, dpkg_unfinished=frozenset({"libc6"})
     )
-    assert difference(Wanted(Package("gcc")), snapshot).changes == ()
+    assert difference(DesiredState(Package("gcc")), snapshot).changes == ()
 
 
 def test_directories_are_made_before_what_lies_in_them() -> None:
     """Whatever the order in which a role names them; upper ones first."""
-    wanted = Wanted(File("/etc/a/b/c", b""), Directory("/etc/a/b"), Directory("/etc/a"))
+    wanted = DesiredState(File("/etc/a/b/c", b""), Directory("/etc/a/b"), Directory("/etc/a"))
     paths = ("/etc/a", "/etc/a/b", "/etc/a/b/c")
     (placing,) = difference(wanted, Snapshot(files=dict.fromkeys(paths))).files.commands
 
@@ -360,13 +360,13 @@ def test_directories_are_made_before_what_lies_in_them() -> None:
 
 
 def test_no_repr_of_a_difference_tells_a_content() -> None:
-    found = difference(Wanted(File("/etc/a", b"canary")), Snapshot(files={"/etc/a": None}))
+    found = difference(DesiredState(File("/etc/a", b"canary")), Snapshot(files={"/etc/a": None}))
 
     assert "canary" not in repr(found)
     assert "Y2FuYXJ5" not in repr(found), "base64"
 
 
-def satisfied(wanted: Wanted) -> Snapshot:
+def satisfied(wanted: DesiredState) -> Snapshot:
     """Return the node on which nothing of it is left to do."""
     files = {
         **{f.path: FileState("file", f.user, f.group, f.mode, f.sha256) for f in wanted.of(File)},
@@ -397,7 +397,7 @@ def satisfied(wanted: Wanted) -> Snapshot:
 
 @given(st.sets(st.sampled_from(VALUES)))
 def test_a_node_that_is_as_wanted_gets_no_command(values: set[Value]) -> None:
-    wanted = Wanted(*values)
+    wanted = DesiredState(*values)
 
     found = difference(wanted, satisfied(wanted))
     assert found.changes == found.problems == ()

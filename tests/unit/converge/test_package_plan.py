@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufleet.converge.desired import (
+    DesiredState,
     Lockstep,
     ModuleStream,
     NoPackage,
     Package,
     PackageSource,
     Value,
-    Wanted,
 )
 from gpufleet.converge.package_commands import Plan, commands, steps
 from gpufleet.converge.package_plan import VERSIONLOCK, Packages, packages
@@ -28,7 +28,7 @@ SOURCE = PackageSource("vendor", "https://x.invalid/debian12/x86_64", "/etc/k", 
 
 def compare(*values: Value, manager: str = "apt", **installed: str) -> Packages:
     """Compare with a node that has these packages, and has answered every question."""
-    wanted = Wanted(*values)
+    wanted = DesiredState(*values)
     names = {question[1] for question in questions(wanted) if question[0] == "package"}
     state = {name: PackageState(version, True, False) for name, version in installed.items()}
     like = {
@@ -126,7 +126,7 @@ def test_after_the_transaction_nothing_is_left_to_do(present: set[str], version:
 
 def test_what_was_not_read_is_unknown() -> None:
     """No package is installed, removed or held on a guess."""
-    wanted = Wanted(Package("lib"), NoPackage("old*"), ModuleStream("m", "s"))
+    wanted = DesiredState(Package("lib"), NoPackage("old*"), ModuleStream("m", "s"))
     found = packages(wanted, Snapshot(missed="no answer", package_manager=Unknown("no answer")))
 
     assert found.plan is None

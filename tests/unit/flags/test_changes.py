@@ -44,7 +44,7 @@ def test_a_name_was_there_until_the_release_that_lost_it(change: Change) -> None
         other.until == change.since for other in changes.for_name(change.name)
     )
     for version in VERSIONS:
-        if change.in_force(version):
+        if change.is_in_force(version):
             assert not _has(change.name, version), version
 
 
@@ -60,7 +60,11 @@ def test_every_flag_that_a_release_lost_is_explained() -> None:
         now = schema.load(new)
         for flag in schema.load(old).flags:
             name = flag.name.replace("_", "-")
-            if not flag.positional and now.flag(name) is None and not changes.gone(name, new):
+            if (
+                not flag.positional
+                and now.flag(name) is None
+                and not changes.removal_reason(name, new)
+            ):
                 unexplained.add((name, new))
     assert unexplained == {("--model", "0.9.0")}  # it came back with 0.9.1, as a positional's alias
 
@@ -75,7 +79,7 @@ def test_a_value_that_is_gone_is_in_no_list_of_the_releases_it_is_gone_from(chan
     for version in VERSIONS:
         release = schema.load(version)
         flag = release.flag(change.name)
-        if not change.in_force(version) or flag is None:
+        if not change.is_in_force(version) or flag is None:
             continue
         listed = {*(flag.choices or ()), *flag.suggested, *release.values.get(key, ())}
         assert not listed & set(change.values), version
@@ -131,7 +135,7 @@ def _default(name: str, version: str) -> object:
 @pytest.mark.parametrize("change", changes.changes(), ids=_named)
 def test_what_is_advised_exists_where_it_is_advised(change: Change) -> None:
     """Rewritten arguments name flags that the last release of the change's own span takes."""
-    last = next(v for v in reversed(VERSIONS) if change.in_force(v))
+    last = next(v for v in reversed(VERSIONS) if change.is_in_force(v))
     release = schema.load(last)
     rows = [*(change.rewrite or {}).values(), *([change.keep] if change.keep else [])]
     for row in rows:
@@ -172,18 +176,18 @@ def test_a_gone_argument_is_rewritten(
     if name == "--limit-mm-per-prompt":
         rewritten = (name, '{"image": 4, "video": 1}')
     known = changes.for_name(name)[-1]
-    assert known.rewritten(values) == rewritten
+    assert known.rewritten_arguments(values) == rewritten
 
 
 def test_a_form_that_cannot_be_read_is_not_rewritten() -> None:
     form = changes.for_name("--limit-mm-per-prompt")[0]
-    assert form.rewritten(("image=many",)) is None
+    assert form.rewritten_arguments(("image=many",)) is None
 
 
 def test_a_flag_that_came_back_is_gone_only_in_between() -> None:
-    assert changes.gone("--disable-log-requests", "0.16.0") is None
-    assert changes.gone("--disable-log-requests", "0.32.0")
-    assert changes.gone("--disable-log-requests", "0.33.0") is None
+    assert changes.removal_reason("--disable-log-requests", "0.16.0") is None
+    assert changes.removal_reason("--disable-log-requests", "0.32.0")
+    assert changes.removal_reason("--disable-log-requests", "0.33.0") is None
 
 
 def test_underscores_name_the_same_flag() -> None:

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from gpufleet.cli.flags_command import flags
 from gpufleet.errors import FleetError
 from gpufleet.flags import schema
-from gpufleet.flags.check import Verdict, check, judge
+from gpufleet.flags.check import Verdict, check, check_command_line
 from gpufleet.flags.conflicts import RULES
 from gpufleet.flags.problem import By, Kind, Problem, Severity
 from tests.unit.flags import lines, record_verdicts
@@ -28,7 +28,7 @@ RECORDED = record_verdicts.load("0.32.0")
 
 def verdict(version: str, line: str | Sequence[str], **variables: str) -> Verdict:
     words = line.split() if isinstance(line, str) else line
-    return judge(schema.load(version), words, variables)
+    return check_command_line(schema.load(version), words, variables)
 
 
 def refused(version: str, line: str | Sequence[str], **variables: str) -> Problem:

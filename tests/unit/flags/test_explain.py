@@ -82,7 +82,7 @@ def test_a_name_that_the_newest_release_lacks_is_accounted_for(name: str) -> Non
     if found.there or name in OF_LIBRARIES:
         return
     base = name.replace("--no-", "--", 1)
-    gone = found.gone or changes.gone(base, NEWEST.version)
+    gone = found.gone or changes.removal_reason(base, NEWEST.version)
     assert gone
     assert (gone.kind is ChangeKind.NEVER) == (not _ever(name))
     assert gone.replacement or gone.rewrite is not None or gone.kind is ChangeKind.NEVER
@@ -92,9 +92,9 @@ def test_a_name_that_the_newest_release_lacks_is_accounted_for(name: str) -> Non
 def test_history_is_what_the_schemas_say(name: str) -> None:
     """`history` reads around in the texts; loading everything has to give the same."""
     if name.startswith("-"):
-        assert history.of_flag(name) == {v: ALL[v].flag(name) for v in VERSIONS}
+        assert history.flag_history(name) == {v: ALL[v].flag(name) for v in VERSIONS}
     else:
-        assert history.of_variable(name) == {v: ALL[v].environment.get(name) for v in VERSIONS}
+        assert history.variable_history(name) == {v: ALL[v].environment.get(name) for v in VERSIONS}
 
 
 def test_defaults_are_told_by_release() -> None:

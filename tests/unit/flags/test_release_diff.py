@@ -11,16 +11,23 @@ from click.testing import CliRunner
 from gpufleet.cli.flags_command import flags
 from gpufleet.errors import FleetError
 from gpufleet.flags import changes, command_line, schema
-from gpufleet.flags.from_settings import Yours, from_file
+from gpufleet.flags.from_settings import ServerFlags, from_file
 from gpufleet.flags.pages import diff_page
-from gpufleet.flags.release_diff import Difference, Sort, diff, overview, rewritten, useful
+from gpufleet.flags.release_diff import (
+    Difference,
+    Sort,
+    diff,
+    overview,
+    recommended_flags,
+    rewrite_command_line,
+)
 
 VERSIONS = schema.versions()
 NEWEST = VERSIONS[-1]
 
 
 def _diff(old: str, new: str, *argv: str, **environment: str) -> tuple[Difference, ...]:
-    yours = Yours(("MODEL", *argv), environment)
+    yours = ServerFlags(("MODEL", *argv), environment)
     return diff(schema.load(old), schema.load(new), yours)
 
 
@@ -58,7 +65,7 @@ def test_nothing_changes_from_a_release_to_itself(version: str) -> None:
 def test_a_flag_that_is_gone_breaks_and_is_put_right(
     old: str, new: str, *, argv: tuple[str, ...], sort: Sort, since: str
 ) -> None:
-    yours = Yours(("MODEL", *argv))
+    yours = ServerFlags(("MODEL", *argv))
     found = diff(schema.load(old), schema.load(new), yours)
     one = _one(found, sort, argv[0])
     assert one.breaks
@@ -66,7 +73,7 @@ def test_a_flag_that_is_gone_breaks_and_is_put_right(
     assert one.since == since
     if sort is Sort.REMOVED:
         assert one.rewritten == ()
-    whole = rewritten(yours, found, schema.load(new))
+    whole = rewrite_command_line(yours, found, schema.load(new))
     assert whole
     assert not command_line.parse(schema.load(new), whole).unparsed
 
@@ -175,10 +182,10 @@ def test_a_variable_of_which_nothing_is_known_but_that_it_is_gone_breaks() -> No
 
 
 def test_what_replaces_a_variable_is_added_to_the_command_line() -> None:
-    yours = Yours(("MODEL", "--seed", "1"), {"VLLM_ATTENTION_BACKEND": "FLASHINFER"})
+    yours = ServerFlags(("MODEL", "--seed", "1"), {"VLLM_ATTENTION_BACKEND": "FLASHINFER"})
     found = diff(schema.load("0.14.0"), schema.load("0.16.0"), yours)
     whole = ("MODEL", "--seed", "1", "--attention-backend", "FLASHINFER")
-    assert rewritten(yours, found, schema.load("0.16.0")) == whole
+    assert rewrite_command_line(yours, found, schema.load("0.16.0")) == whole
 
 
 def test_what_breaks_comes_first() -> None:
@@ -259,7 +266,7 @@ def test_a_useful_new_flag_is_told_to_whom_it_concerns() -> None:
 
 def test_what_is_recommended_exists_and_was_not_always_there() -> None:
     releases = [schema.load(version) for version in VERSIONS]
-    for one in useful():
+    for one in recommended_flags():
         assert releases[-1].flag(one.name), one.name
         assert not releases[VERSIONS.index("0.8.5")].flag(one.name), one.name
         for other in one.beside:
@@ -396,21 +403,21 @@ def test_settings_that_are_none_are_refused(tmp_path: Path, text: str, said: str
 
 
 def test_a_page_says_that_nothing_changes() -> None:
-    assert "Nothing changes" in diff_page(Yours(("MODEL",)), (), ("MODEL",), 80)
+    assert "Nothing changes" in diff_page(ServerFlags(("MODEL",)), (), ("MODEL",), 80)
 
 
 def test_what_only_a_person_can_decide_is_named() -> None:
-    yours = Yours(("MODEL", "--quantization", "bitsandbytes"))
+    yours = ServerFlags(("MODEL", "--quantization", "bitsandbytes"))
     found = diff(schema.load("0.24.0"), schema.load("0.28.0"), yours)
-    assert rewritten(yours, found, schema.load("0.28.0")) is None
+    assert rewrite_command_line(yours, found, schema.load("0.28.0")) is None
     assert "To be decided by you: --quantization" in diff_page(yours, found, None, 80)
 
 
 def test_a_command_line_that_is_still_refused_is_not_called_right() -> None:
     """The option has moved, and now needs another one beside it."""
-    yours = Yours(("MODEL", "--guided-decoding-disable-any-whitespace"))
+    yours = ServerFlags(("MODEL", "--guided-decoding-disable-any-whitespace"))
     new = schema.load("0.20.2")
     found = diff(schema.load("0.11.0"), new, yours)
     assert [one.rewritten is not None for one in found if one.breaks] == [True]
-    assert rewritten(yours, found, new) is None
+    assert rewrite_command_line(yours, found, new) is None
     assert "still refused" in diff_page(yours, found, None, 80)

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpufleet.converge.desired import File, Package, Unit, Wanted
+from gpufleet.converge.desired import DesiredState, File, Package, Unit
 from gpufleet.converge.diff import difference
 from gpufleet.converge.snapshot import FileState, PackageState, Snapshot, UnitState
 from gpufleet.fleet import drift
@@ -279,7 +279,7 @@ def test_when_a_change_matters_is_told_by_what_the_deploy_says(
     wanted: Any, seen: Snapshot, when: Urgency
 ) -> None:
     """The words are the deploy's own: were they others, this would find out."""
-    (change,) = difference(Wanted(wanted), seen).changes
+    (change,) = difference(DesiredState(wanted), seen).changes
     assert drift.urgency_of(change) is when
 
 

@@ -35,12 +35,13 @@ json.dump({"node": asdict(found.nodes["@local"]), "refused": found.refused}, sys
 DEPLOY = """\
 from pathlib import Path
 from pyinfra.api import deploy
-from gpufleet.converge.desired import Absent, Directory, File, Line, Link, NoOtherFiles, Wanted
+from gpufleet.converge.desired import Absent, DesiredState, Directory, File, Line, Link
+from gpufleet.converge.desired import NoOtherFiles
 from gpufleet.operations.converge import Converge
 
 @deploy("ground")
 def ground(folder):
-    node = Converge(Wanted(
+    node = Converge(DesiredState(
         Directory(folder),
         Directory(f"{folder}/d", mode=0o755),
         File(f"{folder}/file", b"wanted\\n", mode=0o640),

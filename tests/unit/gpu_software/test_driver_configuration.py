@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpufleet.converge.desired import Absent, File, Package, PackageSource, Wanted
+from gpufleet.converge.desired import Absent, DesiredState, File, Package, PackageSource
 from gpufleet.gpu_software.driver_configuration import (
     LOADED_AT_BOOT,
     MODPROBE,
@@ -91,7 +91,7 @@ def test_red_hats_systems_have_no_file_of_apts() -> None:
 
 def test_the_drivers_packages_come_with_where_they_come_from() -> None:
     found = desired_driver(node(DEBIAN["12"]))
-    assert isinstance(found, Wanted)
+    assert isinstance(found, DesiredState)
     (source,) = found.of(PackageSource)
     assert source.url == "https://mirror.example/cuda"
     assert any(each.name == "nvidia-driver-cuda" for each in found.of(Package))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpufleet.converge.desired import Lockstep, ModuleStream, NoPackage, Package, Wanted
+from gpufleet.converge.desired import DesiredState, Lockstep, ModuleStream, NoPackage, Package
 from gpufleet.converge.package_plan import packages
 from gpufleet.converge.snapshot import Snapshot
 from gpufleet.errors import FleetError
@@ -106,7 +106,7 @@ def test_no_package_of_another_driver_stays(system: System, before: str, after: 
 def test_everything_of_the_drivers_version_goes_in_lockstep_and_is_held(
     system: System, which: str
 ) -> None:
-    values = Wanted(*driver_packages(system, LOCKS[which], on(system, B200)).wanted)
+    values = DesiredState(*driver_packages(system, LOCKS[which], on(system, B200)).wanted)
     (lockstep,) = values.of(Lockstep)
     members = {each.name: each for each in values.of(Package) if each.name in lockstep.names}
 
@@ -170,7 +170,7 @@ def test_without_persistence_there_is_no_daemon() -> None:
 
 def test_a_branch_alone_accepts_any_of_its_versions() -> None:
     system = DEBIAN["12"]
-    values = Wanted(*driver_packages(system, lock("580"), on(system, H100)).wanted)
+    values = DesiredState(*driver_packages(system, lock("580"), on(system, H100)).wanted)
     driver = next(each for each in values.of(Package) if each.name == "nvidia-driver-cuda")
     assert [driver.accepts(each) for each in ("580.95.05-1", "580.178.04-1", "595.91.07-1")] == [
         True,

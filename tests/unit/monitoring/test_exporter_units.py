@@ -200,7 +200,7 @@ def test_verify_asks_for_nothing_that_was_left_out():
 def test_the_look_has_the_password_and_the_log_has_not():
     asked = node_exporter.metrics(PACKAGED, GUARDED)
 
-    assert asked.asked()["password"] == "secret"
+    assert asked.parameters()["password"] == "secret"
     assert "secret" not in repr(asked)
 
 

@@ -23,7 +23,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpufleet.artifacts import program_archive
-from gpufleet.artifacts.program_archive import Archived, bring_script
+from gpufleet.artifacts.program_archive import ProgramArchive, install_script
 from gpufleet.monitoring import exporters, node_exporter
 from gpufleet.monitoring.exporters import Access, Metrics
 from gpufleet.monitoring.metrics import node_metrics
@@ -92,7 +92,9 @@ class Running:
         """Have the program look that runs on nodes, in a process of its own."""
         done = subprocess.run(
             [sys.executable, "-I", "-"],
-            input=payload.program("serving/endpoints", stages=[], metrics=[asked.asked()]).encode(),
+            input=payload.program(
+                "serving/endpoints", stages=[], metrics=[asked.parameters()]
+            ).encode(),
             capture_output=True,
             check=True,
             timeout=60,
@@ -354,14 +356,16 @@ def publisher(
         thread.join(10)
 
 
-def of(publisher: Publisher, sha256: str = "") -> Archived:
+def of(publisher: Publisher, sha256: str = "") -> ProgramArchive:
     digest = sha256 or hashlib.sha256(publisher.content).hexdigest()
-    return Archived("node_exporter", Archive(url=publisher.url, sha256=digest), ("node_exporter",))
+    return ProgramArchive(
+        "node_exporter", Archive(url=publisher.url, sha256=digest), ("node_exporter",)
+    )
 
 
-def bring(wanted: Archived) -> subprocess.CompletedProcess[str]:
+def bring(wanted: ProgramArchive) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["sh", "-c", bring_script(wanted)],
+        ["sh", "-c", install_script(wanted)],
         env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
         capture_output=True,
         text=True,
@@ -432,7 +436,7 @@ def test_an_archive_of_something_else_is_refused(publisher: Publisher):
 
 
 def test_only_other_versions_are_removed_once_this_one_runs():
-    wanted = Archived(
+    wanted = ProgramArchive(
         "node_exporter", Archive(url="https://x.example.net/a", sha256="a" * 64), ("x",)
     )
 

@@ -165,10 +165,12 @@ def test_a_silent_nodes_servers_stay_and_no_others() -> None:
     """A server that is down must go on being seen to be down; one that has gone must not."""
     before = {each.file: each.targets for each in prometheus.scrapes(FLEET, SERVERS, "mon-01")}
     now = prometheus.scrapes(FLEET, (), "mon-01")
-    found = told(prometheus.keep_silent(now, before, {"gpu-02"}), Job.VLLM)
+    found = told(prometheus.keep_silent_targets(now, before, {"gpu-02"}), Job.VLLM)
     assert {labels["instance"] for labels in found.values()} == {"gpu-02"}
     assert len(found) == 2
-    assert told(prometheus.keep_silent(now, before, {"gpu-02"}), Job.NODE) == told(now, Job.NODE)
+    assert told(prometheus.keep_silent_targets(now, before, {"gpu-02"}), Job.NODE) == told(
+        now, Job.NODE
+    )
 
 
 def test_a_password_goes_only_to_nodes_that_ask_for_it() -> None:

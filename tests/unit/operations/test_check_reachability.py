@@ -75,7 +75,7 @@ def test_nodes_that_do_not_answer_the_look_are_not_waited_for_again():
         asked.append((what, nodes))
         return dict.fromkeys(nodes, "cannot be reached: no route to host")
 
-    reach = check_reachability.prove_reachability(found, asking)
+    reach = check_reachability.probe_reachability(found, asking)
 
     assert asked == [("the look at what it has", ["gpu-01", "gpu-02"])]
     assert reach.problems == tuple(

@@ -19,7 +19,7 @@ from pyinfra.api import Config, Inventory, State
 from pyinfra.context import ctx_state
 
 from gpufleet.remote import session
-from gpufleet.remote.query import survey
+from gpufleet.remote.query import probe_all
 from lab import nvml
 
 GPUFLEET = Path(sys.executable).with_name("gpufleet")
@@ -39,7 +39,7 @@ def ask():
         inventory = Inventory((["@local"], data))
         state = State(inventory, Config())
         with ctx_state.use(state):
-            return survey(state, inventory, seconds)["@local"]
+            return probe_all(state, inventory, seconds)["@local"]
 
     return asked
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from gpufleet.converge.desired import File, Unit, UnitGone, Wanted
+from gpufleet.converge.desired import DesiredState, File, Unit, UnitGone
 from gpufleet.gpu_software.provisioning import BareNode
 from gpufleet.node.machine import Machine, System
 from gpufleet.operations import join_imex_domain
@@ -23,7 +23,7 @@ def node(machine: Machine = PCIE, system: str = "debian", **lock) -> BareNode:
     return BareNode("gpu-01", System(system, "12", "x86_64"), machine, settings, {})
 
 
-def contents(wanted: Wanted) -> str:
+def contents(wanted: DesiredState) -> str:
     return "\n".join(file.content.decode() for file in wanted.of(File))
 
 

@@ -59,7 +59,7 @@ def node(version="0.32.0", *, flags=None, environment=None, shared=None, device=
 def judged(settings, origins=None):
     """The sentences of a refusal, and the remarks."""
     try:
-        remarks = flag_check.judge_plan(
+        remarks = flag_check.check_plan(
             (STAGE, OTHER), {"gpu-01": settings, "gpu-02": settings}, origins
         )
     except FleetError as error:
@@ -140,7 +140,7 @@ def test_a_release_that_is_not_packaged_is_never_judged_by_its_neighbours():
 def test_what_is_judged_is_what_the_unit_says():
     settings = node(flags={"enforce-eager": True, "seed": None, "max-num-seqs": 8})
     model, vllm = settings.serving["llama"], settings.vllm
-    begun = flag_check.started(STAGE, model, vllm, release="0.32.0-1a2b3c4d5e")
+    begun = flag_check.launch_command(STAGE, model, vllm, release="0.32.0-1a2b3c4d5e")
     unit = render_unit(STAGE, model, vllm, release="0.32.0-1a2b3c4d5e").content
     command = unit.split("/bin/vllm serve \\\n")[1].split("\n\n")[0]
     assert tuple(command.replace("\\\n", " ").split()) == begun.argv
@@ -152,15 +152,15 @@ def test_a_variable_of_ours_that_a_release_does_not_read_is_no_operator_s_busine
     known = schema.load("0.33.0")
     others = {name: each for name, each in known.environment.items() if "RPC_BASE" not in name}
     settings = node("0.33.0")
-    begun = flag_check.started(STAGE, settings.serving["llama"], settings.vllm, release="x")
+    begun = flag_check.launch_command(STAGE, settings.serving["llama"], settings.vllm, release="x")
     assert "VLLM_RPC_BASE_PATH" in begun.environment
-    found = flag_check.judge(replace(known, environment=others), begun)
-    assert found == flag_check.Findings()
+    found = flag_check.check_stage(replace(known, environment=others), begun)
+    assert found == flag_check.FlagFindings()
 
 
 def test_each_word_leads_back_to_the_setting_that_it_comes_from():
     settings = node(flags={"max-num-seqs": 8})
-    begun = flag_check.started(STAGE, settings.serving["llama"], settings.vllm, release="x")
+    begun = flag_check.launch_command(STAGE, settings.serving["llama"], settings.vllm, release="x")
     keys = {word: ".".join(map(str, key)) for word, key in zip(begun.argv, begun.keys, strict=True)}
     assert keys["/srv/llama"] == "serving.llama.model"
     assert keys["--host"] == "vllm.listen"
@@ -184,8 +184,8 @@ def test_a_name_that_only_this_release_lacks_is_named_with_what_it_has_instead()
         for flag in known.flags
     )
     settings = node("99.0.0", flags={"enforce-eager": True})
-    begun = flag_check.started(STAGE, settings.serving["llama"], settings.vllm, release="x")
-    found = flag_check.judge(replace(known, version="99.0.0", flags=flags), begun)
+    begun = flag_check.launch_command(STAGE, settings.serving["llama"], settings.vllm, release="x")
+    found = flag_check.check_stage(replace(known, version="99.0.0", flags=flags), begun)
     assert len(found.refused) == 1
     assert "serving.llama.flags.enforce-eager" in found.refused[0]
     assert "`--force-eager`" in found.refused[0]

@@ -9,7 +9,7 @@ import pytest
 from gpufleet.errors import FleetError
 from gpufleet.on_node.common import linux_facts, unit_journal
 from gpufleet.planning.stage import Stage
-from gpufleet.serving.logs import Journals, parse_since, shown
+from gpufleet.serving.logs import Journals, format_lines, parse_since
 from gpufleet.serving.unit import render_unit
 from gpufleet.settings.serving_settings import Served, Vllm
 
@@ -342,7 +342,7 @@ def test_since_refuses_what_is_neither():
 def test_a_message_can_neither_order_the_terminal_nor_pass_for_another_nodes():
     said = "\x1b[1;36m(EngineCore)\x1b[0;0m \x1b]0;owned\x07\n2026-11-21T00:00:00.000Z b 1 fake"
     journals = Journals("llama-0", 10, {})
-    (text,) = shown(journals.take({"a": answer((1.5, said))}), ["a"])
+    (text,) = format_lines(journals.take({"a": answer((1.5, said))}), ["a"])
 
     first, second = text.split("\n")
     assert first == r"1970-01-01T00:00:01.500Z a 0 (EngineCore) \x1b]0;owned\x07"

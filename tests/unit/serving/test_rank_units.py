@@ -88,7 +88,7 @@ def test_a_rank_without_a_driver_keeps_out_of_its_group_and_looks_again():
 
 def test_the_parser_is_asked_for_the_flags_of_each_rank_with_ports_that_are_numbers():
     for stage in (HEAD, WORKER):
-        begun = flag_check.started(stage, SERVED, VLLM, release="x")
+        begun = flag_check.launch_command(stage, SERVED, VLLM, release="x")
         assert len(begun.argv) == len(begun.keys)
         assert "{" not in " ".join(begun.argv)
         assert ("--headless" in begun.argv) is bool(stage.node_rank)

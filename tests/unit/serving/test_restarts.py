@@ -10,7 +10,7 @@ from gpufleet.node.cluster_network import Network
 from gpufleet.planning.flag_layers import LayeredFlag
 from gpufleet.planning.stage import Group, Running, Stage
 from gpufleet.serving import unit
-from gpufleet.serving.restarts import restarts
+from gpufleet.serving.restarts import find_restarts
 from gpufleet.settings.node_settings import NodeSettings
 
 STAGE = Stage(
@@ -56,13 +56,13 @@ def started(stage=STAGE, version="0.32.0", **flags):
     ],
 )
 def test_a_stage_restarts_for_what_its_unit_lacks_or_has_too_much(running, wanted, stage, says):
-    assert restarts([stage], [running], {"gpu-01": wanted}) == says
+    assert find_restarts([stage], [running], {"gpu-01": wanted}) == says
 
 
 def test_a_stage_that_is_new_here_or_says_nothing_of_itself_restarts_for_no_flag():
-    assert restarts([STAGE], [], {"gpu-01": settings()}) == {}
+    assert find_restarts([STAGE], [], {"gpu-01": settings()}) == {}
     silent = replace(started(), arguments=())
-    assert restarts([STAGE], [silent], {"gpu-01": settings(seed=1)}) == {}
+    assert find_restarts([STAGE], [silent], {"gpu-01": settings(seed=1)}) == {}
 
 
 NETWORKS = (("gpu-01", Network("eth1", "10.1.0.1")), ("gpu-02", Network("eth1", "10.1.0.2")))
@@ -97,10 +97,10 @@ def both(here):
 
 def test_the_ranks_of_a_replica_restart_for_what_differs_on_any_of_them_said_once():
     """Their units name the release, which is no difference by itself."""
-    assert restarts(RANKS, units_of(settings()), both(settings())) == {}
+    assert find_restarts(RANKS, units_of(settings()), both(settings())) == {}
 
-    found = restarts(RANKS, units_of(settings(seed=1)), both(settings(seed=2)))
+    found = find_restarts(RANKS, units_of(settings(seed=1)), both(settings(seed=2)))
     assert found == {"llama-0": "- --seed 1, + --seed 2"}
 
     older = units_of(settings("0.31.0"), release="0.31.0-1a2b")
-    assert restarts(RANKS, older, both(settings())) == {"llama-0": "vLLM 0.31.0 -> 0.32.0"}
+    assert find_restarts(RANKS, older, both(settings())) == {"llama-0": "vLLM 0.31.0 -> 0.32.0"}

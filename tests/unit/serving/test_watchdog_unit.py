@@ -81,7 +81,7 @@ def test_of_a_replica_over_nodes_only_ranks_that_serve_are_watched() -> None:
     (head,) = told(HEAD)
     assert (head["group"], head["rank"]) == (True, 0)
     assert told(WORKER) == []
-    assert not watchdog_unit.needed([WORKER], {"llama": Served(model="/srv/llama")})
+    assert not watchdog_unit.is_needed([WORKER], {"llama": Served(model="/srv/llama")})
     hybrid = replace(WORKER, pipeline_parallel=1, data_parallel=2, balancing="hybrid")
     (worker,) = told(hybrid)
     assert (worker["group"], worker["rank"]) == (True, 1)
@@ -98,9 +98,9 @@ def test_a_server_for_each_engine_is_watched_for_each_but_not_the_port_that_only
 
 def test_a_node_where_all_is_off_needs_none() -> None:
     off = Served.model_validate({"model": "/srv/llama", "watchdog": {"mode": "off"}})
-    assert not watchdog_unit.needed([ALONE], {"llama": off})
-    assert watchdog_unit.needed([ALONE], {"llama": Served(model="/srv/llama")})
-    assert not watchdog_unit.needed([], {})
+    assert not watchdog_unit.is_needed([ALONE], {"llama": off})
+    assert watchdog_unit.is_needed([ALONE], {"llama": Served(model="/srv/llama")})
+    assert not watchdog_unit.is_needed([], {})
 
 
 @pytest.mark.parametrize(("version", "pins"), [("0.11.2", False), ("0.12.0", True)])

@@ -64,7 +64,7 @@ def groups(objectives: Mapping[str, Objectives]) -> tuple[Rules, ...]:
     )
 
 
-def holds(changes: Iterable[Mapping[str, AlertChange]] = ()) -> dict[str, int]:
+def hold_seconds(changes: Iterable[Mapping[str, AlertChange]] = ()) -> dict[str, int]:
     """
     Return for each alert how many seconds its expression has held when it fires.
 

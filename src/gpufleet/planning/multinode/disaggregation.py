@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from gpufleet.artifacts.release import cuda_of, pinned
+from gpufleet.artifacts.release import cuda_release, pinned
 from gpufleet.errors import FleetError
 from gpufleet.formatting import count_of, join_names, ranges, suggestion
 from gpufleet.planning.flag_layers import LayeredFlag
@@ -372,7 +372,7 @@ def _nixl_problems(key: str, vllm: Vllm, lock: str) -> Iterator[str]:
         )
     # `nixl` is what vLLM imports; it takes its library from `nixl-cu13` or whatever CUDA there is
     # (as the wheels of 0.7 to 1.5 are made).
-    cuda = cuda_of(lock.encode())
+    cuda = cuda_release(lock.encode())
     if there and cuda and pinned(lock.encode(), f"nixl-cu{cuda[0]}") is None:
         yield (
             f"{key}: hands KV caches over by NIXL, and {vllm.lock} has CUDA {cuda[0]} without "

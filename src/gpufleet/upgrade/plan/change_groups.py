@@ -41,9 +41,9 @@ def groups(
     """
     Return what has to be changed, each replica and each node in one group.
 
-    `restarts` is {replica's id: what differs} (`restarts.restarts`, `restarted`), `changes` what
-    `explanation.difference` says, `node_changes` {node: what differs below vLLM}. In the order of
-    their ids, numbers as numbers; which of them is first, `waves.waves` says.
+    `restarts` is {replica's id: what differs} (`restarts.find_restarts`, `restarted`), `changes`
+    what `explanation.difference` says, `node_changes` {node: what differs below vLLM}. In the order
+    of their ids, numbers as numbers; which of them is first, `waves.waves` says.
     """
     why: dict[str, list[str]] = defaultdict(list)
     for change in changes:

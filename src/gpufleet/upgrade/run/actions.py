@@ -483,7 +483,7 @@ class FleetActions:
             alerts = Alerts.from_json(before["alerts"])
             now = Alerts.from_json(soaked["alerts"])
             watching = [each.settings.monitoring for each in self.declared.nodes.values()]
-            holds = files.holds([each.alerts for each in watching if each])
+            holds = files.hold_seconds([each.alerts for each in watching if each])
             verdicts.append(gates.alerts(alerts, now, group.nodes, holds))
         if self.rules.gates.findings:
             verdicts.append(self._findings(group, Findings.from_json(before["findings"])))

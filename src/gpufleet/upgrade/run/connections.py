@@ -120,7 +120,7 @@ class Nodes:
             if self._hosts[name].connected:
                 return {}
             host = self._hosts[name]
-            return query.ask(
+            return query.query(
                 self._state,
                 [host],
                 lambda _: _NOTHING,
@@ -134,7 +134,7 @@ class Nodes:
             self._drop(name)
             return said
         host = self._hosts[name]
-        found = query.ask(
+        found = query.query(
             self._state,
             [host],
             lambda _: asked.program,

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable
 
 from gpufleet import node_paths
-from gpufleet.converge.desired import Directory, File, NoOtherFiles, Wanted
+from gpufleet.converge.desired import DesiredState, Directory, File, NoOtherFiles
 from gpufleet.serving.unit import UnitFile
 
 HOME = node_paths.CHANGE
@@ -21,7 +21,9 @@ NEXT = f"{HOME}/next"
 MANIFEST = f"{NEXT}/manifest.json"
 
 
-def next_files(units: Iterable[UnitFile], remove: Iterable[str], beside: Iterable[File]) -> Wanted:
+def next_files(
+    units: Iterable[UnitFile], remove: Iterable[str], beside: Iterable[File]
+) -> DesiredState:
     """
     Return the files of `next/`.
 
@@ -44,7 +46,7 @@ def next_files(units: Iterable[UnitFile], remove: Iterable[str], beside: Iterabl
     }
     plan = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
     manifest = json.dumps({**about, "plan": plan}, indent=1, sort_keys=True) + "\n"
-    return Wanted(
+    return DesiredState(
         Directory(HOME, mode=0o700),
         Directory(NEXT, mode=0o700),
         Directory(f"{NEXT}/files", mode=0o700),

@@ -115,7 +115,9 @@ class Frontends:
         end = time.monotonic() + seconds
         while True:
             left = end - time.monotonic()
-            found = self.nodes.ask_until(asked, lambda _, said: haproxy.read(said), max(left, 0))
+            found = self.nodes.ask_until(
+                asked, lambda _, said: haproxy.parse_gateway_state(said), max(left, 0)
+            )
             if not (problems := [f"{n}: {s.error}" for n, s in found.items() if s.error]):
                 return found
             if time.monotonic() > end:

@@ -20,7 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from gpufleet.network.haproxy import Backend, GatewayState, Target, config, read
+from gpufleet.network.haproxy import Backend, GatewayState, Target, config, parse_gateway_state
 from gpufleet.remote import payload
 from gpufleet.settings.gateway_settings import Gateway
 from tests.support.checkout import ROOT
@@ -268,7 +268,7 @@ class Running:
             check=True,
             timeout=60,
         )
-        return read(json.loads(done.stdout))
+        return parse_gateway_state(json.loads(done.stdout))
 
     def status(self, server: str) -> str:
         """Return what HAProxy says of a server: UP, DOWN, DRAIN."""

@@ -20,7 +20,7 @@ from gpufleet.network.haproxy import (
     Target,
     backends,
     config,
-    keep_silent,
+    keep_silent_servers,
     problems,
 )
 from gpufleet.serving import unit
@@ -93,7 +93,7 @@ def test_servers_of_silent_nodes_stay_and_no_others() -> None:
         "tiny/gpu.example.tiny-2": ("192.0.2.13", 8000),
     }
     nodes = fleet(*((name, name, served()) for name in ("gpu-01", "gpu", "gpu.example")))
-    (found,) = keep_silent(backends, before, {"gpu"}, nodes)
+    (found,) = keep_silent_servers(backends, before, {"gpu"}, nodes)
 
     assert [each.name for each in found.targets] == ["gpu-01.tiny-0", "gpu.tiny-1"]
 
@@ -121,7 +121,7 @@ def test_a_watchdog_is_asked_about_the_stages_that_it_watches_and_no_others() ->
 
     before = {f"tiny/{each.name}": (each.address, each.port) for each in found.targets}
     none = replace(found, targets=())
-    assert keep_silent([none], before, set(nodes), nodes) == (found,)
+    assert keep_silent_servers([none], before, set(nodes), nodes) == (found,)
 
     text = config(Gateway.model_validate(OPEN), [found]).files["haproxy.cfg"].decode()
     lines = {line.split()[1]: line for line in text.splitlines() if "    server " in line}

@@ -75,7 +75,7 @@ class Fleet:
         return next(m.network.address for m in self.replica.members if m.node == node)
 
     def ask(self, name: str, given: dict[str, dict[str, Any]]) -> dict[str, Any]:
-        """Run a program on all nodes at once, as `query.ask` does over SSH."""
+        """Run a program on all nodes at once, as `query.query` does over SSH."""
         within = ["ip", "netns", "exec", self.netns] if self.netns else []
         running = {}
         for node, parameters in given.items():

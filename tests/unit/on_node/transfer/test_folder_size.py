@@ -111,7 +111,7 @@ def test_the_hub_is_asked_where_the_download_comes_from(endpoint: str | None) ->
 
     hub = "http://mirror:8080/hub" if endpoint else "https://huggingface.co"
     said = f"{hub}/api/models/lab/tiny/tree/{'0' * 40}?recursive=true"
-    assert model_files.listing(wanted, vllm) == said
+    assert model_files.listing_url(wanted, vllm) == said
 
 
 def test_a_hub_that_is_not_there_leaves_it_unknown(tmp_path: Path) -> None:

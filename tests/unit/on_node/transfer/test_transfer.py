@@ -103,7 +103,7 @@ class Ground:
     ) -> tuple[subprocess.Popen[bytes], dict[str, subprocess.Popen[bytes]]]:
         """Start a copy from a node that has described its tree to others, named by letters."""
         digest = self.ask(source, "describe")["digest"]
-        expected = distribution.expected(distribution.sources(source, others))
+        expected = distribution.expected_halves(distribution.sources(source, others))
         ways = self.ways(source, others)
         serving = self.start(
             source, "serve", digest=digest, expected=expected.get(source, ()), **more

@@ -184,7 +184,9 @@ def test_a_side_over_nodes_is_one_group_that_has_one_fingerprint(lock):
     ]
     assert {started(stage, settings)[1]["PORT"] for stage in spread} == {"5600"}
     same = {
-        unit.in_common(stage, settings[stage.node].serving[stage.model], settings[stage.node].vllm)
+        unit.replica_fingerprint(
+            stage, settings[stage.node].serving[stage.model], settings[stage.node].vllm
+        )
         for stage in spread
     }
     assert len(same) == 1

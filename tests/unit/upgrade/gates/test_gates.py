@@ -515,10 +515,10 @@ def test_an_alert_that_was_pending_before_the_change_is_not_of_the_change(
 
 def test_how_long_a_reason_has_held_is_as_the_operator_has_it() -> None:
     """Of several monitoring nodes the shortest time counts: its alert comes first."""
-    shipped = files.holds()
+    shipped = files.hold_seconds()
     assert shipped["UnitFailed"] == 300
     changed = [{"UnitFailed": AlertChange(for_seconds=30)}, {"UnitFailed": AlertChange()}]
-    assert files.holds(changed) == shipped | {"UnitFailed": 30}
+    assert files.hold_seconds(changed) == shipped | {"UnitFailed": 30}
 
 
 # -- together, and kept ----------------------------------------------------------------------------
