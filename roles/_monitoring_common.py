@@ -14,11 +14,11 @@ from gpufleet.converge.desired import (
 from gpufleet.monitoring.server_files import ACCOUNT, STATE
 from gpufleet.operations.converge import Converge
 from gpufleet.operations.install_archive import install_archive
-from gpufleet.settings.monitoring_settings import Archive
+from gpufleet.settings.monitoring_settings import PublishedProgram
 
 
 def of_archive(
-    name: str, archive: Archive | None, programs: tuple[str, ...]
+    name: str, archive: PublishedProgram | None, programs: tuple[str, ...]
 ) -> ProgramArchive | None:
     """Return the publisher's own program, None if the distribution's package is wanted."""
     return ProgramArchive(name, archive, programs) if archive else None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from shlex import quote
 
 from gpufleet import node_paths
-from gpufleet.settings.monitoring_settings import Archive
+from gpufleet.settings.monitoring_settings import PublishedProgram
 
 DIRECTORY = node_paths.ARCHIVES
 # Some 100 MB (Prometheus) over a slow line.
@@ -34,7 +34,7 @@ class ProgramArchive:
     """
 
     name: str
-    archive: Archive
+    archive: PublishedProgram
     programs: tuple[str, ...]
 
     @property

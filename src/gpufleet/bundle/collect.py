@@ -13,7 +13,7 @@ from gpufleet.bundle.download import MANIFEST, Digest, Folder, Remote
 from gpufleet.bundle.models import Model
 from gpufleet.bundle.requirements import Locked, Needs, Packages
 from gpufleet.errors import FleetError
-from gpufleet.gpu_software.repository import PACKAGES as VENDORS
+from gpufleet.gpu_software.repository import VENDOR_PACKAGES
 from gpufleet.settings.cuda_settings import Repository
 from gpufleet.settings.mirror_rewrite import KEYS, PACKAGES, PROGRAMS, WHEELS, bundle_path
 from gpufleet.settings.mirror_settings import Archive
@@ -134,7 +134,7 @@ def _sources(done: Collected, wanted: Packages) -> list[apt.Source]:
     ]
     if wanted.repository:
         key = _vendors_key(done, wanted.repository)
-        sources.append(apt.Source(wanted.repository.url, ("/",), (), key, VENDORS))
+        sources.append(apt.Source(wanted.repository.url, ("/",), (), key, VENDOR_PACKAGES))
     if wanted.containers:
         url, key_file = wanted.containers
         sources.append(apt.Source(url, ("/",), (), _key_file(key_file, url)))

@@ -16,7 +16,7 @@ from gpufleet.errors import FleetError
 from gpufleet.node.machine import System
 from gpufleet.settings.cuda_settings import Repository
 from gpufleet.settings.mirror_settings import Archive
-from gpufleet.settings.monitoring_settings import Archive as Program
+from gpufleet.settings.monitoring_settings import PublishedProgram
 from gpufleet.settings.node_settings import NodeSettings
 
 # The C library of each system, which decides what wheels it takes ("ldd --version" there). Ubuntu
@@ -80,7 +80,7 @@ class Needs:
     packages: tuple[Packages, ...]
     locks: tuple[Locked, ...]
     models: tuple[Model, ...]
-    programs: tuple[Program, ...]
+    programs: tuple[PublishedProgram, ...]
     """Archives of their publishers', by address and hash."""
     remarks: tuple[str, ...]
 
@@ -96,7 +96,7 @@ def needs(nodes: Iterable[NodeNeeds], index_url: str, kinds: Collection[str] = K
     packages: dict[Packages, None] = {}
     locks: dict[Locked, None] = {}
     models: dict[Model, None] = {}
-    programs: dict[Program, None] = {}
+    programs: dict[PublishedProgram, None] = {}
     remarks: dict[str, None] = {}
     problems: dict[str, None] = {}
     for node in nodes:
@@ -155,7 +155,7 @@ def _models(settings: NodeSettings) -> Iterator[Model]:
                 yield Model(served.model, served.revision, vllm.hf_endpoint, vllm.hf_token_file)
 
 
-def _programs(settings: NodeSettings) -> Iterator[Program]:
+def _programs(settings: NodeSettings) -> Iterator[PublishedProgram]:
     monitoring = settings.monitoring
     for each in (
         settings.node_exporter,

@@ -339,8 +339,8 @@ class DesiredState:
     Everything a role wants of one node.
 
     `DesiredState(*values)`, `one + another`. The same value twice is one; two values that
-    contradict each other (a path with two contents, a unit both running and gone) are a `FleetError` that
-    lists every contradiction.
+    contradict each other (a path with two contents, a unit both running and gone) are a
+    `FleetError` that lists every contradiction.
 
     >>> len(DesiredState(Group("vllm"), Group("vllm"), Directory("/etc/vllm")))
     2

@@ -109,7 +109,7 @@ def check(
     found += _config(line)
     found.sort(key=lambda problem: problem.at[:1] or (len(argv),))
     fatal = settings.on("--fail-on-environ-validation")
-    return (*found, *environment.problems(schema, variables, fatal=fatal))
+    return (*found, *environment.environment_problems(schema, variables, fatal=fatal))
 
 
 # -- what could not be parsed ----------------------------------------------------------------------

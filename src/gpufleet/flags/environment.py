@@ -28,7 +28,7 @@ _FORMS: Mapping[str, tuple[Callable[[str], object], str]] = {
 }
 
 
-def problems(
+def environment_problems(
     schema: Schema, environment: Mapping[str, str], *, fatal: bool = False
 ) -> Iterator[Problem]:
     """

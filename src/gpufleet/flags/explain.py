@@ -21,7 +21,7 @@ from gpufleet.errors import FleetError
 from gpufleet.flags import changes, history, schema
 from gpufleet.flags.changes import Change
 from gpufleet.flags.history import Span
-from gpufleet.flags.schema import Computed, Flag, Kind, Schema, Variable
+from gpufleet.flags.schema import Computed, Flag, FlagKind, Schema, Variable
 
 _SHOWN_VALUES = 16  # choices on a page; JSON has all of them
 
@@ -246,9 +246,9 @@ def _type(there: Flag | Variable) -> str:
         said = there.type or "text"
         is_optional = said.startswith("Optional[") and said.endswith("]")
         return said[len("Optional[") : -1] if is_optional else said
-    if there.kind is Kind.PAIR:
+    if there.kind is FlagKind.PAIR:
         return "a switch that can be negated" if there.negations else "a switch"
-    if there.kind is Kind.SWITCH:
+    if there.kind is FlagKind.SWITCH:
         return "a switch"
     if there.type is None:
         said = "text"
@@ -256,7 +256,7 @@ def _type(there: Flag | Variable) -> str:
         said = f"JSON ({there.type.json_class})"
     else:
         said = _TYPES.get(there.type.base, there.type.base)
-    if there.kind is Kind.APPEND:
+    if there.kind is FlagKind.APPEND:
         return f"{said}, may be given several times"
     return f"{said}, several values" if there.nargs in {"+", "*"} else said
 

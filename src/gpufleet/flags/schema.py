@@ -31,7 +31,7 @@ UNKNOWN = "unknown"
 _DATA = Path(__file__).with_name("data")
 
 
-class Kind(StrEnum):
+class FlagKind(StrEnum):
     """What a flag does with its arguments."""
 
     VALUE = "value"  # one value (or `nargs` of them); given again, the last one counts
@@ -89,7 +89,7 @@ class Flag:
     name: str
     dest: str
     group: str  # the title under which help prints it
-    kind: Kind
+    kind: FlagKind
     type: ValueType | None  # None: the text is the value
     default: Any
     aliases: tuple[str, ...] = ()
@@ -115,7 +115,7 @@ class Flag:
     @property
     def takes_value(self) -> bool:
         """Whether a value may follow it."""
-        return self.kind in {Kind.VALUE, Kind.APPEND}
+        return self.kind in {FlagKind.VALUE, FlagKind.APPEND}
 
     def negates(self, option: str) -> bool:
         """Say whether `option` switches the flag off."""
@@ -286,7 +286,7 @@ def _flag(entry: Mapping[str, Any]) -> Flag:
         name=entry["name"],
         dest=entry["dest"],
         group=entry["group"] or "",
-        kind=Kind(entry["kind"]),
+        kind=FlagKind(entry["kind"]),
         type=_type(entry.get("type")),
         default=_default(entry["default"]),
         aliases=tuple(entry.get("aliases", ())),

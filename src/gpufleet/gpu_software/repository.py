@@ -26,7 +26,7 @@ KEYS = node_paths.KEYS
 
 # What a package source may bring, by name: the driver, CUDA, DCGM and what they depend on. Nothing
 # else does, whatever else the repository has (it has had dkms, and Mellanox' tools).
-PACKAGES = (
+VENDOR_PACKAGES = (
     "cuda-*",
     "libcu*",
     "libnccl*",
@@ -142,7 +142,7 @@ def fingerprint(keyring: str) -> str | None:
 
 def package_source(repository: Repository) -> PackageSource:
     """Return the repository, the vendor's or a mirror's, as our package runs see it."""
-    return PackageSource("nvidia-cuda", repository.url, key_path(repository), PACKAGES)
+    return PackageSource("nvidia-cuda", repository.url, key_path(repository), VENDOR_PACKAGES)
 
 
 def key_path(repository: Repository) -> str:

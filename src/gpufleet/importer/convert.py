@@ -14,13 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpufleet import redact
-from gpufleet.flags import environment as flag_environment
 from gpufleet.flags import values
 from gpufleet.flags.check import check
 from gpufleet.flags.command_line import CommandLine, Given, parse
+from gpufleet.flags.environment import environment_problems
 from gpufleet.flags.problem import Kind, Problem, Severity
-from gpufleet.flags.schema import Kind as FlagKind
-from gpufleet.flags.schema import Schema
+from gpufleet.flags.schema import FlagKind, Schema
 from gpufleet.importer.server import Launch, Note
 
 _MODEL = re.compile(r"/\S+|[\w.-]+/[\w.-]+")
@@ -319,7 +318,7 @@ class _Server:
                 if _UNSET.search(value):
                     self._say(f"{name} refers to `{value}`: put the value itself", decide=True)
         added: list[str] = []
-        for problem in flag_environment.problems(self.schema, dict(kept)):
+        for problem in environment_problems(self.schema, dict(kept)):
             name = problem.argument.partition("=")[0]
             if problem.severity is Severity.WARN:
                 self._say(f"{problem.argument} is kept: {problem.found}")

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpufleet.errors import FleetError
-from gpufleet.flags.arguments import words as words_of
+from gpufleet.flags import arguments
 from gpufleet.importer import shell
 from gpufleet.importer.server import Launch, Note
 
@@ -124,7 +124,7 @@ def _text(said: Any) -> str:
     """
     if isinstance(said, Mapping):
         flags = ((str(name).lstrip("-").replace("_", "-"), value) for name, value in said.items())
-        return shlex.join(word for name, value in flags for word in words_of(name, value))
+        return shlex.join(word for name, value in flags for word in arguments.words(name, value))
     if not isinstance(said, list):
         return str(said)
     words = [str(one) for one in said]

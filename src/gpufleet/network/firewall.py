@@ -208,7 +208,7 @@ def _planned(stages: Iterable[Stage]) -> Iterator[PeerAddress]:
 
 
 def _running_peers(running: Iterable[Running]) -> Iterator[PeerAddress]:
-    """Yield the same of stages that run, from the lines of their units (`planning.multinode.launch.command`)."""
+    """Yield the same of stages that run, from their units' lines (`multinode.launch.command`)."""
     for each in running:
         said = [line.partition(" ") for line in each.arguments]
         rank = next((number for name, _, number in said if name == "--rank"), "")

@@ -19,7 +19,7 @@ from pydantic import (
 from gpufleet.settings.base import Port, Setting, Sha256, Url
 
 
-class Archive(Setting):
+class PublishedProgram(Setting):
     """A program of the publisher's own, as a .tar.gz, in place of the distribution's package."""
 
     url: Url
@@ -65,7 +65,7 @@ class NodeExporter(Setting):
 
     port: Port = 9100
     archive: Annotated[
-        Archive | None, Field(description="null: the package prometheus-node-exporter")
+        PublishedProgram | None, Field(description="null: the package prometheus-node-exporter")
     ] = None
     collectors: Annotated[
         tuple[Collector, ...],
@@ -153,7 +153,9 @@ class Mail(Setting):
 class Prometheus(Setting):
     """The Prometheus of a monitoring node."""
 
-    archive: Annotated[Archive | None, Field(description="null: the package prometheus")] = None
+    archive: Annotated[
+        PublishedProgram | None, Field(description="null: the package prometheus")
+    ] = None
     port: Port = 9090
     listen: Annotated[str, Field(description="Address that it binds")] = "127.0.0.1"
     scrape_seconds: PositiveInt = 15
@@ -164,7 +166,7 @@ class Alertmanager(Setting):
     """The Alertmanager of a monitoring node."""
 
     archive: Annotated[
-        Archive | None, Field(description="null: the package prometheus-alertmanager")
+        PublishedProgram | None, Field(description="null: the package prometheus-alertmanager")
     ] = None
     port: Port = 9093
     listen: Annotated[str, Field(description="Address that it binds")] = "127.0.0.1"

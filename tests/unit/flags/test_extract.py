@@ -52,8 +52,8 @@ def test_everything_that_the_parser_takes_is_found(source):
     }  # fmt: skip
     by_name = {flag.name: flag for flag in found.flags}
     assert found.positional.nargs == "?"
-    assert by_name["--headless"].kind is schema.Kind.SWITCH
-    assert by_name["--eager"].kind is schema.Kind.PAIR
+    assert by_name["--headless"].kind is schema.FlagKind.SWITCH
+    assert by_name["--eager"].kind is schema.FlagKind.PAIR
     assert by_name["--eager"].deprecated
     assert not by_name["--model"].deprecated
     assert by_name["--secret"].help_hidden

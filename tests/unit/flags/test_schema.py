@@ -98,7 +98,7 @@ def test_a_flag_has_its_types_choices_and_spellings():
     transfer = new.by_option["--kv-transfer-config"]
     assert transfer.type == schema.ValueType("json", optional=True, json_class="KVTransferConfig")
     caching = new.by_option["--enable-prefix-caching"]
-    assert caching.kind is schema.Kind.PAIR
+    assert caching.kind is schema.FlagKind.PAIR
     assert caching.negates("--no-enable-prefix-caching")
     assert caching.negates("--disable-prefix-caching")
     assert not caching.negates("--enable-prefix-caching")

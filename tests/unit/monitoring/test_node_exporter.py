@@ -28,7 +28,7 @@ from gpufleet.monitoring import exporters, node_exporter
 from gpufleet.monitoring.exporters import Access, Metrics
 from gpufleet.monitoring.metrics import node_metrics
 from gpufleet.remote import payload
-from gpufleet.settings.monitoring_settings import Archive, Exporters, NodeExporter
+from gpufleet.settings.monitoring_settings import Exporters, NodeExporter, PublishedProgram
 from tests.unit.monitoring.programs import program
 from tests.unit.monitoring.test_exporters import Authority, pem
 
@@ -168,7 +168,7 @@ def test_a_collector_that_it_does_not_know_is_found_before_anything_is_written(
 ):
     """The script that nodes run: it starts nothing, and says what may be done."""
     monkeypatch.setattr(program_archive, "DIRECTORY", str(tmp_path))
-    archive = Archive(url="https://downloads.example.net/x.tar.gz", sha256="a" * 64)
+    archive = PublishedProgram(url="https://downloads.example.net/x.tar.gz", sha256="a" * 64)
     there = tmp_path / "node_exporter" / ("a" * 12)
     there.mkdir(parents=True)
     (there / "node_exporter").symlink_to(binary)
@@ -359,7 +359,7 @@ def publisher(
 def of(publisher: Publisher, sha256: str = "") -> ProgramArchive:
     digest = sha256 or hashlib.sha256(publisher.content).hexdigest()
     return ProgramArchive(
-        "node_exporter", Archive(url=publisher.url, sha256=digest), ("node_exporter",)
+        "node_exporter", PublishedProgram(url=publisher.url, sha256=digest), ("node_exporter",)
     )
 
 
@@ -437,7 +437,7 @@ def test_an_archive_of_something_else_is_refused(publisher: Publisher):
 
 def test_only_other_versions_are_removed_once_this_one_runs():
     wanted = ProgramArchive(
-        "node_exporter", Archive(url="https://x.example.net/a", sha256="a" * 64), ("x",)
+        "node_exporter", PublishedProgram(url="https://x.example.net/a", sha256="a" * 64), ("x",)
     )
 
     assert wanted.others(frozenset({"a" * 12, "b" * 12, ".lock", ".c.new"})) == ("b" * 12,)

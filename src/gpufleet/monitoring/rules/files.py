@@ -18,7 +18,7 @@ from gpufleet.monitoring.rules import (
     node_rules,
     vllm_rules,
 )
-from gpufleet.monitoring.rules.rule import Alert, Recording, Severity
+from gpufleet.monitoring.rules.rule import Alert, AlertSeverity, Recording
 from gpufleet.settings.monitoring_settings import AlertChange, Objectives
 
 # With it every alert is made, those that need a promise too.
@@ -127,7 +127,7 @@ def _recording(recording: Recording) -> dict[str, Any]:
 def _alert(alert: Alert, declared: RuleSettings) -> dict[str, Any]:
     change = declared.alerts.get(alert.name, AlertChange())
     seconds = alert.for_seconds if change.for_seconds is None else change.for_seconds
-    severity = alert.severity if change.severity is None else Severity(change.severity)
+    severity = alert.severity if change.severity is None else AlertSeverity(change.severity)
     rule: dict[str, Any] = {"alert": alert.name, "expr": alert.expr, "for": f"{seconds}s"}
     if alert.keep_seconds:
         rule["keep_firing_for"] = f"{alert.keep_seconds}s"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpufleet.monitoring.rules.gpu_rules import BLANK
-from gpufleet.monitoring.rules.rule import Alert, Recording, Severity
+from gpufleet.monitoring.rules.rule import Alert, AlertSeverity, Recording
 
 _ON = "{{ $labels.instance }}"
 _DAY = 86400
@@ -40,7 +40,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         name="NodeDown",
         expr="node:answers == 0",
-        severity=Severity.PAGE,
+        severity=AlertSeverity.PAGE,
         # Three scrapes of a minute: a reboot of a GPU server takes longer, and is silenced.
         for_seconds=180,
         summary=f"{_ON}: nothing on the node answers",
@@ -49,7 +49,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         name="ExporterDown",
         expr='max by (instance, job) (up{job=~"node|dcgm"}) == 0 and on (instance) node:answers == 1',
-        severity=Severity.TICKET,
+        severity=AlertSeverity.TICKET,
         for_seconds=300,  # a restart after an upgrade, with DCGM's own start of a minute
         summary=f"{_ON}: the {{{{ $labels.job }}}} exporter does not answer, the node does",
         action="`systemctl status` of the exporter; its alerts are blind until it is back.",
@@ -60,7 +60,7 @@ ALERTS: tuple[Alert, ...] = (
             'max by (instance) (up{job="dcgm"}) == 1\n'
             f"  unless on (instance) DCGM_FI_DEV_GPU_TEMP < {BLANK}"
         ),
-        severity=Severity.TICKET,
+        severity=AlertSeverity.TICKET,
         for_seconds=300,  # the exporter answers before the host engine has its first values
         summary=f"{_ON}: DCGM's exporter answers and knows no GPU",
         action="Restart nvidia-dcgm, then its exporter; see whether nvidia-smi answers.",
@@ -73,7 +73,7 @@ ALERTS: tuple[Alert, ...] = (
             'or max by (instance) (up{job="node"}) == 1\n'
             "  unless on (instance) gpufleet_facts_timestamp_seconds"
         ),
-        severity=Severity.TICKET,
+        severity=AlertSeverity.TICKET,
         for_seconds=600,  # they are written every minute; a hanging driver holds them up
         summary=(
             f"{_ON} has {{{{ if gt $value 1.0 }}}}not written its facts for "
@@ -84,7 +84,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         name="FactsFailed",
         expr="max by (instance, part) (gpufleet_facts_failed) == 1",
-        severity=Severity.TICKET,
+        severity=AlertSeverity.TICKET,
         for_seconds=900,  # a part that is slow for once
         summary=f"{_ON}: the facts about {{{{ $labels.part }}}} cannot be read",
         action="`journalctl -u gpufleet-facts` says why; alerts over this part are blind.",
@@ -92,7 +92,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         name="DriverLibraryMismatch",
         expr='max by (instance) (gpufleet_driver_mismatch{part="library"}) == 1',
-        severity=Severity.PAGE,
+        severity=AlertSeverity.PAGE,
         # An upgrade of the driver has both versions for some minutes, and silences its node.
         for_seconds=900,
         summary=f"{_ON}: the loaded driver and its libraries differ in version",
@@ -101,7 +101,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         name="DriverMismatch",
         expr='max by (instance, part) (gpufleet_driver_mismatch{part!="library"}) == 1',
-        severity=Severity.TICKET,
+        severity=AlertSeverity.TICKET,
         for_seconds=3600,  # an upgrade that is under way
         summary=f"{_ON}: the loaded driver has another version than its {{{{ $labels.part }}}}",
         action="Bring the node to one version: run deploys/node.py, then reload or reboot.",
@@ -109,7 +109,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         name="RebootPending",
         expr="max by (instance, reason) (gpufleet_reboot_pending) == 1",
-        severity=Severity.TICKET,
+        severity=AlertSeverity.TICKET,
         for_seconds=_DAY,  # a node may wait for its window; not for weeks
         summary=f"{_ON} has waited for a reboot for a day ({{{{ $labels.reason }}}})",
         action="Reboot it at the next quiet hour, one node at a time.",
@@ -117,7 +117,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         name="NodeUnchecked",
         expr="max by (instance) (gpufleet_node_unchecked) == 1",
-        severity=Severity.TICKET,
+        severity=AlertSeverity.TICKET,
         for_seconds=1800,  # a driver's upgrade with its check takes 20 minutes at most
         summary=f"{_ON}: its driver was touched and no check has passed: nothing starts there",
         action="Run `gpufleet check` on the node, and mend what it blocks.",
@@ -126,7 +126,7 @@ ALERTS: tuple[Alert, ...] = (
         name="CheckFindings",
         # Summed: the findings' own `severity` must not become the alert's.
         expr='sum by (instance) (gpufleet_check_findings{severity=~"block|unknown"}) > 0',
-        severity=Severity.TICKET,
+        severity=AlertSeverity.TICKET,
         for_seconds=600,  # somebody who checks is most likely about to mend it
         summary=f"{_ON}: the last check has {{{{ $value }}}} findings that block, or could not be judged",
         action="`gpufleet check` says which, and what mends them; record the next one again.",
@@ -134,7 +134,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         name="CheckStale",
         expr=f"node:check_age_seconds > {7 * _DAY}",
-        severity=Severity.TICKET,
+        severity=AlertSeverity.TICKET,
         for_seconds=3600,  # a run that is late
         summary=f"{_ON} was last checked {{{{ $value | humanizeDuration }}}} ago",
         action="Run `gpufleet check --record`: does whatever runs it weekly still run?",
@@ -142,7 +142,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         name="Drift",
         expr='max by (instance) (gpufleet_drift_differences{matters="now"}) > 0',
-        severity=Severity.TICKET,
+        severity=AlertSeverity.TICKET,
         for_seconds=600,  # a deploy that is under way
         summary=f"{_ON} differs from what is declared in {{{{ $value }}}} things that matter now",
         action="`gpufleet drift` shows them; deploy, or declare what was changed by hand.",
@@ -150,7 +150,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         name="DriftUnknown",
         expr="max by (instance) (gpufleet_drift_unknown) == 1",
-        severity=Severity.TICKET,
+        severity=AlertSeverity.TICKET,
         for_seconds=_DAY,  # unknown is no pass, but seldom urgent
         summary=f"{_ON}: part of the node could not be compared with what is declared",
         action="`gpufleet drift` says which part, and why.",
@@ -158,7 +158,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         name="DriftStale",
         expr=f"node:drift_age_seconds > {7 * _DAY}",
-        severity=Severity.TICKET,
+        severity=AlertSeverity.TICKET,
         for_seconds=3600,  # a run that is late
         summary=f"{_ON} was last compared with what is declared {{{{ $value | humanizeDuration }}}} ago",
         action="Run `gpufleet drift --record`: does whatever runs it weekly still run?",

@@ -5,7 +5,7 @@ A backend (`proxy`) is a model, its servers are replicas. Numbers are ours, each
 
 from __future__ import annotations
 
-from gpufleet.monitoring.rules.rule import Alert, Recording, Severity
+from gpufleet.monitoring.rules.rule import Alert, AlertSeverity, Recording
 
 _NEEDS = ("gateway",)
 _BACKEND = "by (instance, proxy)"
@@ -27,7 +27,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "GatewayDown",
         'up{job="gateway"} == 0',
-        Severity.PAGE,
+        AlertSeverity.PAGE,
         120,  # a reload takes a second, a restart ten
         "{{ $labels.instance }}: the gateway does not answer",
         "systemctl status gpufleet-gateway on the node; a second gateway, if there is one, has all traffic.",
@@ -38,7 +38,7 @@ ALERTS: tuple[Alert, ...] = (
         # Backends that have no servers at all (of statistics, of errors) have no active one either.
         f"sum {_BACKEND} (haproxy_backend_active_servers) == 0"
         f" and count {_BACKEND} (haproxy_server_status) > 0",
-        Severity.PAGE,
+        AlertSeverity.PAGE,
         60,
         "{{ $labels.instance }}: no server of {{ $labels.proxy }} is up, its clients get 503",
         "Look at the model's stages: VllmDown and VllmNotReady say which. Drained by somebody? "
@@ -48,7 +48,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "GatewayServerDown",
         'max by (instance, proxy, server) (haproxy_server_status{state="DOWN"}) == 1',
-        Severity.TICKET,
+        AlertSeverity.TICKET,
         _LOADING_SECONDS,
         "{{ $labels.instance }}: server {{ $labels.server }} of {{ $labels.proxy }} is down for "
         "the gateway since half an hour",
@@ -59,7 +59,7 @@ ALERTS: tuple[Alert, ...] = (
         "GatewayErrors",
         f"{_ERRORS} / sum {_BACKEND} (increase({_ANSWERS}[5m])) > {ERROR_RATIO}"
         f" and {_ERRORS} >= {ERRORS_AT_LEAST}",
-        Severity.PAGE,
+        AlertSeverity.PAGE,
         300,
         "{{ $labels.instance }}: {{ $value | humanizePercentage }} of the answers of "
         "{{ $labels.proxy }} are 5xx",
@@ -70,7 +70,7 @@ ALERTS: tuple[Alert, ...] = (
         "GatewayQueue",
         # Servers are full (maxconn) all the time: not a burst, which is over within minutes.
         f"sum {_BACKEND} (haproxy_backend_current_queue) > 0",
-        Severity.TICKET,
+        AlertSeverity.TICKET,
         600,
         "{{ $labels.instance }}: {{ $value }} requests wait at the gateway for {{ $labels.proxy }}",
         "All its servers have as many requests as they may: add a replica.",

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from gpufleet.checks.finding import Severity as Judged
+from gpufleet.checks.finding import Severity
 from gpufleet.checks.nvlink import CRC_PER_SECOND_MANY, RECOVERIES_PER_DAY_MAX
 from gpufleet.checks.pcie import REPLAYS_A_LANE_AND_MINUTE
 from gpufleet.checks.throttling import WARM_CELSIUS
 from gpufleet.checks.xid_table import CONTAINED, GSP, KINDS, NVLINK, OFF_THE_BUS
-from gpufleet.monitoring.rules.rule import Alert, Recording, Severity
+from gpufleet.monitoring.rules.rule import Alert, AlertSeverity, Recording
 
 GPU = ("instance", "gpu", "UUID")
 BY_GPU = f"by ({', '.join(GPU)})"
@@ -83,9 +83,9 @@ def numbers(xids: Collection[int]) -> str:
 CRITICAL = {
     xid
     for xid, kind in KINDS.items()
-    if kind.severity is Judged.BLOCK and xid not in (OFF_THE_BUS | GSP | NVLINK | CONTAINED)
+    if kind.severity is Severity.BLOCK and xid not in (OFF_THE_BUS | GSP | NVLINK | CONTAINED)
 }
-APPLICATION = {xid for xid, kind in KINDS.items() if kind.severity is Judged.INFO}
+APPLICATION = {xid for xid, kind in KINDS.items() if kind.severity is Severity.INFO}
 # Everything else is worth a look, numbers that nobody knows yet among them.
 _CLASSIFIED = CRITICAL | APPLICATION | OFF_THE_BUS | GSP | NVLINK | CONTAINED
 
@@ -242,7 +242,7 @@ _ON = "{{ $labels.instance }}: GPU {{ $labels.gpu }}"
 def _xid(
     name: str,
     condition: str,
-    severity: Severity,
+    severity: AlertSeverity,
     summary: str,
     action: str,
     *,
@@ -265,49 +265,49 @@ ALERTS: tuple[Alert, ...] = (
     _xid(
         "XidOffTheBus",
         f'xid=~"{numbers(OFF_THE_BUS)}"',
-        Severity.PAGE,
+        AlertSeverity.PAGE,
         "has fallen off the bus",
         "Take the node out of service and reboot it; power it off and on if the GPU stays away.",
     ),
     _xid(
         "XidGsp",
         f'xid=~"{numbers(GSP)}"',
-        Severity.PAGE,
+        AlertSeverity.PAGE,
         "does not answer: its system processor failed",
         "Take the node out of service and reset the GPU; reboot if the reset is refused.",
     ),
     _xid(
         "XidNvlink",
         f'xid=~"{numbers(NVLINK)}"',
-        Severity.PAGE,
+        AlertSeverity.PAGE,
         "has an NVLink error",
         "Restart what runs over its links; reset all GPUs of the NVLink island if it comes back.",
     ),
     _xid(
         "XidCritical",
         f'xid=~"{numbers(CRITICAL)}"',
-        Severity.PAGE,
+        AlertSeverity.PAGE,
         "needs a reset",
         "Take the node out of service and reset the GPU.",
     ),
     _xid(
         "XidContained",
         f'xid=~"{numbers(CONTAINED)}"',
-        Severity.TICKET,
+        AlertSeverity.TICKET,
         "had a memory error that ended only the program that met it",
         "See that the stage runs again; reset the GPU when the node is next free.",
     ),
     _xid(
         "XidWatch",
         f'xid!~"{numbers(_CLASSIFIED)}"',
-        Severity.TICKET,
+        AlertSeverity.TICKET,
         "reported an error worth a look",
         "Look the number up in docs/checks/xid.md and check the node.",
     ),
     _xid(
         "XidApplication",
         f'xid=~"{numbers(APPLICATION)}"',
-        Severity.TICKET,
+        AlertSeverity.TICKET,
         "reports the same program's error again and again",
         "Look at the log of the program on that GPU: it is most likely its own fault.",
         # One crash is the program's business. Half an hour of them, each within 5 minutes of the
@@ -323,7 +323,7 @@ ALERTS: tuple[Alert, ...] = (
             "  and on (instance) (node:gpus_missing:count > 0)\n"
             "or on (instance) (node:gpus_missing:count > 0)"
         ),
-        severity=Severity.PAGE,
+        severity=AlertSeverity.PAGE,
         # DCGM's engine takes up to a minute to have values of all GPUs after its start.
         for_seconds=120,
         summary=(
@@ -339,7 +339,7 @@ ALERTS: tuple[Alert, ...] = (
             "  unless on (instance) gpu:temperature_celsius\n"
             '  unless on (instance) up{job="dcgm"}'
         ),
-        severity=Severity.TICKET,
+        severity=AlertSeverity.TICKET,
         # Facts are written every minute; a node that boots has none of its GPUs at first.
         for_seconds=600,
         summary="{{ $labels.instance }}: nothing is known of its GPUs, and it has no DCGM",
@@ -348,7 +348,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         name="EccUncorrected",
         expr="increase(gpu:ecc_uncorrected_total[1h]) > 0",
-        severity=Severity.PAGE,
+        severity=AlertSeverity.PAGE,
         # Counted errors do not go away by waiting.
         for_seconds=0,
         summary=f"{_ON} had memory errors that could not be corrected",
@@ -357,7 +357,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         name="RowRemapPending",
         expr="gpu:row_remap_pending > 0",
-        severity=Severity.TICKET,
+        severity=AlertSeverity.TICKET,
         # It stays until the reset; 5 minutes for the reset that is being done just now.
         for_seconds=300,
         summary=f"{_ON} remaps rows of its memory at its next reset",
@@ -366,7 +366,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         name="RowRemapFailed",
         expr="gpu:row_remap_failure > 0",
-        severity=Severity.PAGE,
+        severity=AlertSeverity.PAGE,
         for_seconds=300,  # it never goes away; 5 minutes against a half-started host engine
         summary=f"{_ON} could not remap a row of its memory",
         action="Take the GPU out of service for good: the board has to be replaced.",
@@ -374,7 +374,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         name="NvlinkDown",
         expr=f'max {BY_GPU} (gpu:nvlink_errors:rate5m{{error="lost"}}) > 0',
-        severity=Severity.PAGE,
+        severity=AlertSeverity.PAGE,
         for_seconds=0,  # the hardware has tried already, and given up
         summary=f"{_ON} lost an NVLink that did not come back",
         action="Take what runs over its links out of service and reset the GPUs of its island.",
@@ -386,7 +386,7 @@ ALERTS: tuple[Alert, ...] = (
             f"max {BY_GPU} (increase({NVLINK_ERRORS[error]}[6h]) < {_JUMP}) > {RECOVERIES_PER_DAY_MAX + 0.5}"
             for error in ("recovery", "recovered")
         ),
-        severity=Severity.TICKET,
+        severity=AlertSeverity.TICKET,
         for_seconds=0,  # a count of 6 hours; the half is for what `increase` adds by extrapolation
         summary=f'{_ON} lost an NVLink {{{{ $value | printf "%.0f" }}}} times in 6 hours, each time for a moment',
         action="Check the node; a link that fails again and again needs a technician.",
@@ -394,7 +394,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         name="NvlinkErrors",
         expr=f'sum {BY_GPU} (gpu:nvlink_errors:rate5m{{error=~"{_TRANSFER}"}}) > {CRC_PER_SECOND_MANY}',
-        severity=Severity.TICKET,
+        severity=AlertSeverity.TICKET,
         # Single errors are sent again by the link itself. A burst while links are trained at a
         # start ends within a minute or two.
         for_seconds=600,
@@ -407,7 +407,7 @@ ALERTS: tuple[Alert, ...] = (
         expr=" or ".join(
             f"max {BY_GPU} (DCGM_FI_DEV_FABRIC_MANAGER_STATUS) == {state}" for state in (1, 2, 4)
         ),
-        severity=Severity.PAGE,
+        severity=AlertSeverity.PAGE,
         # Training the fabric of 8 GPUs after a boot takes a minute or two, 5 at most.
         for_seconds=600,
         summary=f"{_ON} is not registered with the NVLink fabric",
@@ -420,7 +420,7 @@ ALERTS: tuple[Alert, ...] = (
         expr=(
             f'max {BY_GPU} (\n  avg_over_time(gpu:throttled{{reason=~"{_HARDWARE}"}}[10m])\n) > 0.5'
         ),
-        severity=Severity.PAGE,
+        severity=AlertSeverity.PAGE,
         # The average of a series that has just begun is that of its first value.
         for_seconds=300,
         summary=f"{_ON} runs at half its clock or less: the hardware slows it down",
@@ -429,7 +429,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         name="GpuThermalThrottling",
         expr=f'max {BY_GPU} (gpu:violation_ratio:rate5m{{reason="thermal"}}) > 0.1',
-        severity=Severity.TICKET,
+        severity=AlertSeverity.TICKET,
         # Fans need minutes to follow the load; a tenth of the time over a quarter of an hour is
         # cooling that does not suffice.
         for_seconds=900,
@@ -444,7 +444,7 @@ ALERTS: tuple[Alert, ...] = (
             f'max {BY_GPU} (gpu:violation_ratio:rate5m{{reason="power"}}) > 0.5\n'
             "  and gpu:power_watts / gpu:power_limit_watts < 0.9"
         ),
-        severity=Severity.TICKET,
+        severity=AlertSeverity.TICKET,
         # Half an hour: the two are measured at other moments, and loads change.
         for_seconds=1800,
         summary=f"{_ON} is kept below its clock for want of power, below its own limit",
@@ -456,7 +456,7 @@ ALERTS: tuple[Alert, ...] = (
         expr=(
             f"gpu:temperature_margin_celsius < 5\n  and gpu:temperature_celsius >= {WARM_CELSIUS}"
         ),
-        severity=Severity.TICKET,
+        severity=AlertSeverity.TICKET,
         for_seconds=600,  # a burst of load, until the fans have followed
         summary=f"{_ON} is {{{{ $value }}}} degrees below the point where it slows down",
         action="Look at the fans, the inlet's temperature and the neighbours in the rack.",
@@ -464,7 +464,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         name="GpuMemoryHot",
         expr="gpu:memory_temperature_celsius >= gpu:memory_temperature_limit_celsius",
-        severity=Severity.TICKET,
+        severity=AlertSeverity.TICKET,
         for_seconds=600,  # as GpuHot
         summary=f"{_ON} has memory of {{{{ $value }}}} degrees, more than it may have",
         action="Look at the fans and the inlet's temperature; hot memory makes errors.",
@@ -472,7 +472,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         name="PcieReplays",
         expr=f"gpu:pcie_replays:rate15m * 60 > {_REPLAYS_PER_MINUTE}",
-        severity=Severity.TICKET,
+        severity=AlertSeverity.TICKET,
         for_seconds=900,  # with its 15 minutes of rate: no burst of a driver that starts
         summary=f"{_ON} sends {{{{ $value | humanize }}}} PCIe packets a minute again",
         action="Check the node; the board, its riser or the slot has a bad contact.",

@@ -6,7 +6,7 @@ for somebody outside to notice (docs/alerts/monitoring-alive.md).
 
 from __future__ import annotations
 
-from gpufleet.monitoring.rules.rule import Alert, Recording, Severity
+from gpufleet.monitoring.rules.rule import Alert, AlertSeverity, Recording
 
 _ALERTMANAGER = ("alertmanager",)
 # Both servers write hundreds of samples, an exporter too: fewer come from something else that
@@ -19,7 +19,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "MonitoringAlive",
         "vector(1)",
-        Severity.TICKET,
+        AlertSeverity.TICKET,
         0,
         "Alerts are evaluated and sent",
         "None: it fires always, and is sent to `heartbeat` alone. Act when it stops coming.",
@@ -28,7 +28,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "MonitoringServerDown",
         'up{job=~"prometheus|alertmanager"} == 0',
-        Severity.PAGE,
+        AlertSeverity.PAGE,
         300,  # a restart that replays the log of samples takes minutes on a large fleet
         "{{ $labels.instance }}: {{ $labels.job }} does not answer",
         "systemctl status of its unit. While it is down, nobody is told of anything else.",
@@ -37,7 +37,7 @@ ALERTS: tuple[Alert, ...] = (
         "MonitoringBlind",
         # Nothing of any node: no targets, or samples that cannot be stored (a full disk).
         'absent(up{job="node"})',
-        Severity.PAGE,
+        AlertSeverity.PAGE,
         600,
         "Prometheus has no values of any node",
         "Its disk, its list of targets (targets/node*.json), then its log.",
@@ -46,7 +46,7 @@ ALERTS: tuple[Alert, ...] = (
         "MonitoringTargetsUnreadable",
         # A bad file is read again every five minutes, and counted every time.
         "increase(prometheus_sd_file_read_errors_total[15m]) > 0",
-        Severity.TICKET,
+        AlertSeverity.TICKET,
         600,
         "{{ $labels.instance }}: Prometheus cannot read a list of its targets",
         "Its log names the file. The last good list stays in force: new nodes are not watched.",
@@ -55,7 +55,7 @@ ALERTS: tuple[Alert, ...] = (
         "MonitoringTargetEmpty",
         f'scrape_samples_scraped{{job=~"node|vllm|gateway"}} < {FEWEST_SAMPLES}'
         " and on (instance, job, stage, server) up == 1",
-        Severity.TICKET,
+        AlertSeverity.TICKET,
         900,
         "{{ $labels.instance }}: {{ $labels.job }} answers with only {{ $value }} samples",
         "Read its /metrics: something else listens on that port, or its collectors fail.",
@@ -64,7 +64,7 @@ ALERTS: tuple[Alert, ...] = (
         "MonitoringStageUnseen",
         # A replica over nodes has its server on one of them: ids of stages are the fleet's.
         'count by (stage) (gpufleet_stage_info) unless on (stage) up{job="vllm"}',
-        Severity.TICKET,
+        AlertSeverity.TICKET,
         1800,  # the next run of deploys/monitoring.py, which follows that of deploys/vllm.py
         "No server of stage {{ $labels.stage }} is watched",
         "Run deploys/monitoring.py: it writes the lists of targets. A server that listens on its "
@@ -73,7 +73,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "PrometheusReloadFailed",
         "prometheus_config_last_reload_successful == 0",
-        Severity.TICKET,
+        AlertSeverity.TICKET,
         300,
         "{{ $labels.instance }}: Prometheus refuses its configuration and goes on with the old one",
         "promtool check config on the node says why; it would not start again as it is.",
@@ -82,7 +82,7 @@ ALERTS: tuple[Alert, ...] = (
         "PrometheusRulesFail",
         "sum by (instance, rule_group) (increase(prometheus_rule_evaluation_failures_total[5m]))"
         " > 0",
-        Severity.TICKET,
+        AlertSeverity.TICKET,
         600,  # a join can fail in the minute in which a target changes its name
         "{{ $labels.instance }}: rules of {{ $labels.rule_group }} cannot be evaluated",
         "Prometheus' page /rules shows the rule and its error; its alert is blind.",
@@ -91,7 +91,7 @@ ALERTS: tuple[Alert, ...] = (
         "PrometheusRulesLate",
         "sum by (instance, rule_group)"
         " (increase(prometheus_rule_group_iterations_missed_total[10m])) > 0",
-        Severity.TICKET,
+        AlertSeverity.TICKET,
         900,
         "{{ $labels.instance }}: rules of {{ $labels.rule_group }} take longer than their interval",
         "Its machine is too busy or too slow for the fleet: alerts come late.",
@@ -100,7 +100,7 @@ ALERTS: tuple[Alert, ...] = (
         "PrometheusWithoutAlertmanager",
         "prometheus_notifications_alertmanagers_discovered < 1"
         " or increase(prometheus_notifications_dropped_total[5m]) > 0",
-        Severity.PAGE,
+        AlertSeverity.PAGE,
         300,  # alerts are sent again every minute: one lost at a restart does not matter
         "{{ $labels.instance }}: Prometheus reaches no Alertmanager",
         "Look at Alertmanager's unit and address. What you read came through another one, or "
@@ -110,7 +110,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "AlertmanagerReloadFailed",
         "alertmanager_config_last_reload_successful == 0",
-        Severity.TICKET,
+        AlertSeverity.TICKET,
         300,
         "{{ $labels.instance }}: Alertmanager refuses its configuration and goes on with the old "
         "one",
@@ -121,7 +121,7 @@ ALERTS: tuple[Alert, ...] = (
         "AlertmanagerCannotSend",
         "sum by (instance, integration) (increase(alertmanager_notifications_failed_total[10m]))"
         " > 0",
-        Severity.PAGE,
+        AlertSeverity.PAGE,
         300,  # it tries again by itself; what counts here was given up
         "{{ $labels.instance }}: Alertmanager cannot send through {{ $labels.integration }}",
         "Its log has the answer of the other side: an expired key, a proxy, a URL that moved.",

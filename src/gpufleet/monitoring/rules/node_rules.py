@@ -5,7 +5,7 @@ File systems are told apart by instance and mount point, network interfaces by i
 
 from __future__ import annotations
 
-from gpufleet.monitoring.rules.rule import Alert, Recording, Severity
+from gpufleet.monitoring.rules.rule import Alert, AlertSeverity, Recording
 
 # Not what is of another machine, which says so itself, nor images that are full by their nature. An
 # overlay may be the root of a node that boots from an image; a full /dev/shm ends vLLM's ranks.
@@ -95,7 +95,7 @@ ALERTS: tuple[Alert, ...] = (
             "node:filesystem_available_bytes:in_a_day < 0\n"
             "  and node:filesystem_available:ratio < 0.2"
         ),
-        severity=Severity.TICKET,
+        severity=AlertSeverity.TICKET,
         for_seconds=3600,  # the trend of 6 hours has to hold for another
         summary=f"{_MOUNT} is full within a day if it goes on like this",
         action="See what grows: `du -xh --max-depth=2`; old models and releases can go.",
@@ -103,7 +103,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         name="DiskFull",
         expr="node:filesystem_available:ratio < 0.03",
-        severity=Severity.PAGE,
+        severity=AlertSeverity.PAGE,
         for_seconds=300,  # what is written and deleted again within minutes
         summary=f"{_MOUNT} has {{{{ $value | humanizePercentage }}}} left",
         action="Make room now: servers fail when they cannot write caches or logs.",
@@ -111,7 +111,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         name="InodesLow",
         expr="node:filesystem_inodes_free:ratio < 0.05",
-        severity=Severity.TICKET,
+        severity=AlertSeverity.TICKET,
         for_seconds=900,  # as a disk's, but inodes go in smaller steps
         summary=f"{_MOUNT} has {{{{ $value | humanizePercentage }}}} of its inodes left",
         action="Find the directory with many small files: caches of compiled kernels, mostly.",
@@ -119,7 +119,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         name="FilesystemReadOnly",
         expr=f"max {_PLACE} (node_filesystem_readonly{{{_WRITTEN}}}) == 1",
-        severity=Severity.PAGE,
+        severity=AlertSeverity.PAGE,
         for_seconds=120,  # a remount by hand, for a moment
         summary=f"{_MOUNT} is read-only",
         action="Read the kernel log: the kernel does this when the disk has errors.",
@@ -128,7 +128,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         name="HostMemoryLow",
         expr="node:memory_available:ratio < 0.05",
-        severity=Severity.TICKET,
+        severity=AlertSeverity.TICKET,
         for_seconds=900,  # loading a model takes much memory for some minutes, and gives it back
         summary=f"{_ON} has {{{{ $value | humanizePercentage }}}} of its memory left",
         action="See who has it: `systemd-cgtop -m`; the kernel kills processes next.",
@@ -136,7 +136,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         name="OomKill",
         expr="max by (instance) (increase(node_vmstat_oom_kill[15m])) > 0",
-        severity=Severity.TICKET,
+        severity=AlertSeverity.TICKET,
         for_seconds=0,  # it has happened
         summary=f"{_ON}: the kernel killed a process for want of memory",
         action="`journalctl -k -g 'Out of memory'` says which; see that its unit runs again.",
@@ -144,7 +144,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         name="HostMemoryErrors",
         expr="max by (instance) (increase(node_edac_uncorrectable_errors_total[1h])) > 0",
-        severity=Severity.PAGE,
+        severity=AlertSeverity.PAGE,
         for_seconds=0,  # errors that happened do not go away
         summary=f"{_ON} had errors of its main memory that could not be corrected",
         action="Take the node out of service; the kernel log names the module.",
@@ -156,7 +156,7 @@ ALERTS: tuple[Alert, ...] = (
             "max by (instance) (node_timex_sync_status) == 0\n"
             "  and max by (instance) (node_timex_maxerror_seconds) >= 16"
         ),
-        severity=Severity.TICKET,
+        severity=AlertSeverity.TICKET,
         for_seconds=900,  # chrony needs some minutes after a boot
         summary=f"{_ON}: nobody sets the clock",
         action="`chronyc tracking` or `timedatectl timesync-status`: is a time server reached?",
@@ -164,7 +164,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         name="ClockSkew",
         expr="abs(node:clock_skew_seconds) > 5",
-        severity=Severity.TICKET,
+        severity=AlertSeverity.TICKET,
         # A slow scrape looks like skew; certificates and logs suffer from minutes, not from a spike.
         for_seconds=600,
         summary=f"{_ON}: the clock is off by {{{{ $value | humanizeDuration }}}}",
@@ -173,7 +173,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         name="NetworkErrors",
         expr="node:network_errors:ratio_rate15m > 0.001",
-        severity=Severity.TICKET,
+        severity=AlertSeverity.TICKET,
         # One packet of a thousand is what slows TCP down visibly; with a rate over 15 minutes.
         for_seconds=1800,
         summary=(
@@ -189,7 +189,7 @@ ALERTS: tuple[Alert, ...] = (
             f"  increase(node_network_carrier_changes_total{{{_WIRED}}}[1h])\n"
             ") > 4"
         ),
-        severity=Severity.TICKET,
+        severity=AlertSeverity.TICKET,
         for_seconds=0,  # a count of an hour; a reboot or a replaced cable is two changes
         summary=f"{_ON}: the link of {{{{ $labels.device }}}} comes and goes",
         action="Cable, transceiver or the switch's port; replicas over nodes lose their peers.",
@@ -197,7 +197,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         name="InfinibandFlapping",
         expr="max by (instance, device, port) (increase(node_infiniband_link_downed_total[1h])) > 1.5",
-        severity=Severity.TICKET,
+        severity=AlertSeverity.TICKET,
         for_seconds=0,  # a count of an hour; once is a switch that was restarted
         summary=f"{_ON}: port {{{{ $labels.port }}}} of {{{{ $labels.device }}}} lost its link again",
         action="`ibstat` and the switch's log; take replicas over nodes off this one.",
@@ -208,7 +208,7 @@ ALERTS: tuple[Alert, ...] = (
         expr=(
             'max by (instance, name) (node_systemd_unit_state{state="failed", name!~"vllm-.*"}) == 1'
         ),
-        severity=Severity.TICKET,
+        severity=AlertSeverity.TICKET,
         for_seconds=300,  # systemd's own restarts come within seconds
         summary=f"{_ON}: {{{{ $labels.name }}}} has failed",
         action="`systemctl status` and `journalctl -u` say why; then `systemctl restart`.",
@@ -217,7 +217,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         name="CollectorFailed",
         expr=f'max by (instance, collector) (node_scrape_collector_success{{collector=~"{_EVERYWHERE}"}}) == 0',
-        severity=Severity.TICKET,
+        severity=AlertSeverity.TICKET,
         for_seconds=900,  # a collector that times out under load, now and then
         summary=f"{_ON}: the node exporter cannot read {{{{ $labels.collector }}}}",
         action="`journalctl -u` of the node exporter says why; alerts over it are blind.",
@@ -229,7 +229,7 @@ ALERTS: tuple[Alert, ...] = (
             "max by (instance, device) (node_md_disks_required)\n"
             '  - max by (instance, device) (node_md_disks{state="active"}) > 0'
         ),
-        severity=Severity.TICKET,
+        severity=AlertSeverity.TICKET,
         for_seconds=900,  # a disk that is just being replaced
         summary=f"{_ON}: {{{{ $labels.device }}}} lacks {{{{ $value }}}} of its disks",
         action="`cat /proc/mdstat`; replace the disk before the next one fails.",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Severity(StrEnum):
+class AlertSeverity(StrEnum):
     """Who is told, and when: the label `severity`, by which Alertmanager routes."""
 
     PAGE = "page"  # somebody gets up: clients are hurt, or soon will be
@@ -50,7 +50,7 @@ class Alert:
 
     name: str
     expr: str
-    severity: Severity
+    severity: AlertSeverity
     for_seconds: int
     summary: str
     action: str

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpufleet.monitoring.rules.rule import Alert, Recording, Severity
+from gpufleet.monitoring.rules.rule import Alert, AlertSeverity, Recording
 from gpufleet.settings.monitoring_settings import Objectives
 
 STAGE = ("instance", "stage", "model")
@@ -215,7 +215,7 @@ ALERTS = (
         "VllmDown",
         "max by (instance, stage) (gpufleet_stage_active) == 0"
         ' unless on (instance, stage) up{job="vllm"} == 1',
-        Severity.PAGE,
+        AlertSeverity.PAGE,
         300,  # a restart by systemd (15 s), by a group's head, or in a deploy's batch is shorter
         "{{ $labels.instance }}: the unit of stage {{ $labels.stage }} does not run",
         "systemctl status and the unit's journal on the node; an exit code of 2 is a wrong flag.",
@@ -224,7 +224,7 @@ ALERTS = (
         "VllmUnresponsive",
         f'(up{{job="vllm"}} == 0 and scrape_duration_seconds{{job="vllm"}} > {HANGING_SECONDS})'
         ' unless on (instance) up{job="node"} == 0',
-        Severity.PAGE,
+        AlertSeverity.PAGE,
         180,  # twelve scrapes in a row: a pause of one process, or a flapping link, is shorter
         "{{ $labels.instance }}: stage {{ $labels.stage }} takes connections and does not answer",
         "Its front process is frozen, or a firewall drops. Ask /metrics on the node itself first.",
@@ -233,7 +233,7 @@ ALERTS = (
         "VllmNotReady",
         f'min {_BY_SERVER} (up{{job="vllm"}}) == 0'
         " unless on (instance, stage) gpufleet_stage_active == 0",
-        Severity.PAGE,
+        AlertSeverity.PAGE,
         LOADING_SECONDS,
         "{{ $labels.instance }}: stage {{ $labels.stage }} is not ready since half an hour",
         "Its journal says how far loading came. If it only takes long, give it longer: "
@@ -246,7 +246,7 @@ ALERTS = (
         # may wait for long in an engine that is well.
         f' or sum {_BY_ENGINE} (vllm:num_requests_waiting_by_reason{{reason="capacity"}}) > 0)'
         + _nothing_moved(),
-        Severity.PAGE,
+        AlertSeverity.PAGE,
         STILL_SECONDS,
         "{{ $labels.instance }}: stage {{ $labels.stage }}, engine {{ $labels.engine }} has "
         "{{ $value }} requests and gives no token since 5 minutes",
@@ -257,7 +257,7 @@ ALERTS = (
         "max by (instance, stage) (gpufleet_watchdog_stalled) == 1"
         # What a dead watchdog last wrote says nothing of now.
         " and on (instance) time() - gpufleet_watchdog_timestamp_seconds < 120",
-        Severity.PAGE,
+        AlertSeverity.PAGE,
         60,  # one that acts has killed it by then; what is left are those that only warn
         "{{ $labels.instance }}: the watchdog finds stage {{ $labels.stage }} stalled",
         _STALL_ACTION,
@@ -267,7 +267,7 @@ ALERTS = (
         "VllmRestartedByWatchdog",
         # increase() extrapolates: a half stands for "at least one".
         "sum by (instance, stage) (increase(gpufleet_watchdog_restarts_total[1h])) > 0.5",
-        Severity.TICKET,
+        AlertSeverity.TICKET,
         0,
         "{{ $labels.instance }}: the watchdog restarted stage {{ $labels.stage }}",
         "It serves again; find out why it stood still, from the dump on the node.",
@@ -276,7 +276,7 @@ ALERTS = (
     Alert(
         "VllmWatchdogSilent",
         "time() - max by (instance) (gpufleet_watchdog_timestamp_seconds) > 300",
-        Severity.TICKET,
+        AlertSeverity.TICKET,
         300,
         "{{ $labels.instance }}: the watchdog has said nothing for {{ $value | humanizeDuration }}",
         "Look at its unit on the node; until it runs, frozen stages are found by VllmNoProgress "
@@ -289,7 +289,7 @@ ALERTS = (
         # an hour, and a stage over nodes never does.
         "sum by (instance, stage) (increase(gpufleet_stage_restarts_total[30m])) > 2.5"
         " or sum by (instance, stage) (increase(gpufleet_watchdog_restarts_total[1h])) > 2.5",
-        Severity.PAGE,
+        AlertSeverity.PAGE,
         0,
         "{{ $labels.instance }}: stage {{ $labels.stage }} starts again and again",
         "Read the journal of its last end but one: what it died of stands before the restart.",
@@ -299,7 +299,7 @@ ALERTS = (
         # Averaged: with every request that ends or is thrown out it falls for a moment.
         f"avg_over_time(stage:kv_cache_usage:max[5m]) >= {KV_SATURATED}"
         " and min_over_time(stage:requests_waiting:sum[5m]) > 0",
-        Severity.TICKET,
+        AlertSeverity.TICKET,
         600,  # with the average a quarter of an hour: a burst of long prompts is over sooner
         "{{ $labels.instance }}: KV cache of stage {{ $labels.stage }} is at "
         "{{ $value | humanizePercentage }} and requests wait",
@@ -310,7 +310,7 @@ ALERTS = (
         f"max_over_time(stage:kv_cache_usage:max[5m]) >= {KV_FULL}"
         " and min_over_time(stage:requests_waiting:sum[5m]) > 0"
         f" and sum {_BY_STAGE} (increase(vllm:num_preemptions_total[5m])) > 0",
-        Severity.PAGE,
+        AlertSeverity.PAGE,
         600,
         "{{ $labels.instance }}: KV cache of stage {{ $labels.stage }} is full and requests push "
         "each other out",
@@ -322,7 +322,7 @@ ALERTS = (
         "stage:requests_waiting:sum > 2 * stage:requests_running:sum"
         " and stage:requests_waiting:sum >= 20"
         " and deriv(stage:requests_waiting:sum[10m]) > 0",
-        Severity.PAGE,
+        AlertSeverity.PAGE,
         600,
         "{{ $labels.instance }}: {{ $value }} requests wait for stage {{ $labels.stage }}, and "
         "more and more",
@@ -335,7 +335,7 @@ ALERTS = (
         f"sum {_BY_STAGE} (increase(vllm:num_preemptions_total[15m])) > 10"
         f" and sum {_BY_STAGE} (increase(vllm:num_preemptions_total[15m]))"
         f" > 0.1 * sum {_BY_STAGE} (increase(vllm:request_success_total[15m]))",
-        Severity.TICKET,
+        AlertSeverity.TICKET,
         900,
         "{{ $labels.instance }}: stage {{ $labels.stage }} threw {{ $value | humanize }} requests "
         "out of the KV cache in 15 minutes",
@@ -344,7 +344,7 @@ ALERTS = (
     Alert(
         "VllmTurnsRequestsAway",
         f"sum {_BY_STAGE} (increase(vllm:admission_rejections_total[10m])) > 0",
-        Severity.TICKET,
+        AlertSeverity.TICKET,
         600,
         "{{ $labels.instance }}: stage {{ $labels.stage }} turned {{ $value | humanize }} requests "
         "away in 10 minutes",
@@ -362,7 +362,7 @@ _HELD = (
             " and on (model)"
             " sum by (model) (increase(vllm:time_to_first_token_seconds_count[15m]))"
             f" >= {REQUESTS_FOR_P99}",
-            Severity.PAGE,
+            AlertSeverity.PAGE,
             300,
             "{{ $labels.model }}: one request of a hundred waits longer than "
             "{{ $value | humanizeDuration }} for its first token",
@@ -378,7 +378,7 @@ _HELD = (
             " and on (model)"
             " sum by (model) (increase(vllm:inter_token_latency_seconds_count[15m]))"
             f" >= {TOKENS_FOR_P99}",
-            Severity.PAGE,
+            AlertSeverity.PAGE,
             300,
             "{{ $labels.model }}: one token of a hundred comes later than "
             "{{ $value | humanizeDuration }} after the one before",
@@ -396,7 +396,7 @@ _HELD = (
             " and on (model) sum by (model)"
             ' (increase(vllm:request_success_total{finished_reason="error"}[10m]))'
             f" >= {ERRORS_AT_LEAST})",
-            Severity.PAGE,
+            AlertSeverity.PAGE,
             300,
             "{{ $labels.model }}: {{ $value | humanizePercentage }} of its requests end in an "
             "error of the server",

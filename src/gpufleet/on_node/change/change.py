@@ -33,9 +33,7 @@ from gpufleet.on_node.change import (
     systemd,
     wait,
 )
-from gpufleet.on_node.change import (
-    units as change_units,
-)
+from gpufleet.on_node.change.units import restore, sentence, stop, switch
 from gpufleet.on_node.common import change_files, change_marks, linux_facts
 from gpufleet.on_node.common.answers import CannotRead
 
@@ -50,7 +48,7 @@ def look(_: Dict[str, Any]) -> Dict[str, Any]:
         try:
             found[name] = function()
         except (OSError, CannotRead, change_files.RefusedError, KeyError) as error:
-            problems.append("%s: %s" % (name, change_units.sentence(error)))
+            problems.append("%s: %s" % (name, sentence(error)))
     return {**found, "problem": "; ".join(problems) or None}
 
 
@@ -98,9 +96,9 @@ DO: Dict[str, Callable[[Dict[str, Any]], Dict[str, Any]]] = {
     "drain": change_marks.drain,
     "undrain": change_marks.undrain,
     "quiet": wait.quiet,
-    "stop": change_units.stop,
-    "switch": change_units.switch,
-    "restore": change_units.restore,
+    "stop": stop,
+    "switch": switch,
+    "restore": restore,
     "ready": wait.ready,
     "collect": releases.collect,
 }
@@ -113,7 +111,7 @@ def answer(asked: Dict[str, Any]) -> Dict[str, Any]:
     try:
         return {**base, **DO[asked["do"]](asked)}
     except (change_files.RefusedError, CannotRead, OSError, KeyError) as error:
-        return {**base, "problem": change_units.sentence(error)}
+        return {**base, "problem": sentence(error)}
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Dict
 
 from gpufleet.on_node.common.systemctl import of_each
-from gpufleet.on_node.packages import installed as installed_packages
+from gpufleet.on_node.packages import installed
 
 PARAMETERS = globals().get("PARAMETERS") or {}
 
@@ -330,9 +330,7 @@ def snapshot(asked: list[list[str]]) -> dict[str, Any]:
     wanted_lines: dict[str, set[str]] = {}
     for path, line in by_kind.get("line", []):
         wanted_lines.setdefault(path, set()).add(line)
-    installed = installed_packages.read(
-        only("package"), only("packages like"), only("stream"), run, reason
-    )
+    packages = installed.read(only("package"), only("packages like"), only("stream"), run, reason)
     states, alike = units(only("unit"), only("units like"))
     return {
         "schema": 1,
@@ -340,7 +338,7 @@ def snapshot(asked: list[list[str]]) -> dict[str, Any]:
         "lines": each(wanted_lines, lambda path: lines_of(path, wanted_lines[path])),
         "users": each(only("user"), user_state),
         "groups": each(only("group"), group_state),
-        **installed,
+        **packages,
         "units": states,
         "units_like": alike,
         "files_like": each(only("files like"), files_like),

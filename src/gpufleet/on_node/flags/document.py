@@ -26,7 +26,7 @@ _DEPRECATED = re.compile(
 )
 
 
-def flags(parser: argparse.ArgumentParser, help_texts: bool) -> List[Dict[str, Any]]:
+def document_flags(parser: argparse.ArgumentParser, help_texts: bool) -> List[Dict[str, Any]]:
     """Return every flag of `parser` and its positional argument, in the order of its help."""
     groups = {
         id(action): group.title

@@ -17,7 +17,7 @@ _KINDS = ("counter", "gauge", "histogram", "summary", "info")
 _READERS = ("vllm/benchmarks/", "vllm/v1/metrics/reader.py")
 
 
-def metrics(release: Release) -> Dict[str, Dict[str, Any]]:
+def release_metrics(release: Release) -> Dict[str, Dict[str, Any]]:
     """
     Return every metric as /metrics shows it: `type`, `help`, `file`, `deprecated`, `hidden`.
 

@@ -20,20 +20,14 @@ import types
 from typing import Any, Dict
 
 from gpufleet.on_node.flags import (
-    document as flag_document,
-)  # fmt: skip
-from gpufleet.on_node.flags import (
     environment,
     syntax,
     values,
 )
-from gpufleet.on_node.flags import (
-    metrics as vllm_metrics,
-)
-from gpufleet.on_node.flags import (
-    parser as vllm_parser,
-)
+from gpufleet.on_node.flags.document import document_flags
 from gpufleet.on_node.flags.fakes import order_literals
+from gpufleet.on_node.flags.metrics import release_metrics
+from gpufleet.on_node.flags.parser import ParserError, parser_class, serve_parser
 from gpufleet.on_node.flags.partial_import import Modules
 from gpufleet.on_node.flags.source import SourceError, release
 
@@ -63,13 +57,13 @@ def document(source: str, *, helps: bool = False, metrics: bool = False) -> Dict
     order_literals()
     for name in [name for name in os.environ if name.startswith("VLLM_")]:
         del os.environ[name]
-    parser = vllm_parser.serve_parser(modules)
-    flags = flag_document.flags(parser, helps)
+    parser = serve_parser(modules)
+    flags = document_flags(parser, helps)
     classes, enums = values.classes(modules, flags)
     found = {
         "schema": FORMAT,
         "vllm": modules.release.version,
-        "syntax": syntax.syntax(modules, vllm_parser.parser_class(modules)),
+        "syntax": syntax.syntax(modules, parser_class(modules)),
         "flags": flags,
         "classes": classes,
         "enums": enums,
@@ -78,7 +72,7 @@ def document(source: str, *, helps: bool = False, metrics: bool = False) -> Dict
         "unresolved": modules.unresolved,
     }
     if metrics:
-        found["metrics"] = vllm_metrics.metrics(modules.release)
+        found["metrics"] = release_metrics(modules.release)
     return found
 
 
@@ -103,7 +97,7 @@ def _answer(
     _end_in_time(source, seconds)
     try:
         return document(source, helps=helps, metrics=metrics)
-    except (SourceError, vllm_parser.ParserError) as error:
+    except (SourceError, ParserError) as error:
         return {"refused": str(error)}
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

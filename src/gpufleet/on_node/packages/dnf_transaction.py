@@ -11,8 +11,8 @@ import os
 import re
 from typing import Any, Dict, List, Optional, Tuple
 
-from gpufleet.on_node.packages import installed as installed_packages
 from gpufleet.on_node.packages import steps
+from gpufleet.on_node.packages.installed import RPM_ROW, SEVERAL, locked_names, with_version
 from gpufleet.on_node.packages.outcome import Change, Installed
 from gpufleet.on_node.packages.steps import Output, RefusedError
 
@@ -52,19 +52,19 @@ class Dnf:
 
     def installed(self) -> Dict[str, Installed]:
         """Return what rpm has, by name and by name:architecture."""
-        held = installed_packages.locked_names(self.root)
+        held = locked_names(self.root)
         found = {}
         for name, architecture, version in self._rows():
             state = Installed(version, True, name in held)
             found[name] = state
             found[name + ":" + architecture] = state
-            if installed_packages.SEVERAL.match(name):
-                found[installed_packages.with_version(name, version)] = state
+            if SEVERAL.match(name):
+                found[with_version(name, version)] = state
         return found
 
     def _rows(self) -> List[Tuple[str, str, str]]:
         where = ("--root", self.root) if self.root else ()
-        text = steps.ask("rpm", *where, "-qa", "--qf", installed_packages.RPM_ROW)
+        text = steps.ask("rpm", *where, "-qa", "--qf", RPM_ROW)
         rows = (line.split("\t") for line in text.splitlines())
         return sorted((row[0], row[1], row[2]) for row in rows if len(row) == 3)
 
@@ -72,7 +72,7 @@ class Dnf:
         """Return the packages that an interrupted rpm has left in two versions."""
         seen, twice = set(), set()
         for name, architecture, _ in self._rows():
-            if (name, architecture) in seen and not installed_packages.SEVERAL.match(name):
+            if (name, architecture) in seen and not SEVERAL.match(name):
                 twice.add(name)
             seen.add((name, architecture))
         return sorted(twice)

@@ -47,9 +47,8 @@ import time
 from typing import Any, Dict, Iterator, List
 
 from gpufleet.on_node.common import file_lock
-from gpufleet.on_node.transfer import manifest as tree
 from gpufleet.on_node.transfer import peers, store
-from gpufleet.on_node.transfer.manifest import RefusedError
+from gpufleet.on_node.transfer.manifest import RefusedError, described, judged, pack, unpacked
 
 PARAMETERS: Dict[str, Any] = globals().get("PARAMETERS") or {}
 
@@ -124,9 +123,9 @@ def describe(given: Dict[str, Any]) -> Dict[str, Any]:
     with hold_lock(given["lock"], fcntl.LOCK_SH):
         found = kept_manifest(given)
         if found is None:
-            found = tree.described(directory, given["leave_out"], done=tell.at).manifest()
+            found = described(directory, given["leave_out"], done=tell.at).manifest()
             remember(given, found)
-    made = tree.judged(found, hashlib.sha256(found).hexdigest(), given["leave_out"])
+    made = judged(found, hashlib.sha256(found).hexdigest(), given["leave_out"])
     files = sum(each.kind == "f" for each in made.entries)
     digest = hashlib.sha256(found).hexdigest()
     return {"digest": digest, "bytes": made.bytes, "files": files}
@@ -138,9 +137,9 @@ def serve(given: Dict[str, Any]) -> Dict[str, Any]:
         found = kept_manifest(given)
         if found is None:
             raise RefusedError("%s has changed since it was read" % given["directory"])
-        made = tree.judged(found, given["digest"], given["leave_out"])
+        made = judged(found, given["digest"], given["leave_out"])
         files = store.Files(made, store.open_folder(given["directory"]))
-        holding = peers.Holding(made, tree.pack(found), files, whole=True)
+        holding = peers.Holding(made, pack(found), files, whole=True)
         server = listening(given, holding)
         tell = Progress()
         tell.follow(lambda: (server.sent, 0))
@@ -167,8 +166,8 @@ def fetch(given: Dict[str, Any]) -> Dict[str, Any]:
         coming = store.Coming(given["directory"], given["mark"], given["owner"])
         fetching = Fetching(given)
         packed = fetching.manifest()
-        found = tree.unpacked(packed)
-        made = tree.judged(found, given["digest"], given["leave_out"])
+        found = unpacked(packed)
+        made = judged(found, given["digest"], given["leave_out"])
         coming.begin(made)
         holding = peers.Holding(made, packed, coming.files, whole=False)
         port, server = 0, None
@@ -347,7 +346,7 @@ def kept_manifest(given: Dict[str, Any]) -> Any:
     try:
         with open(_place(given), "rb") as file:
             made, _, data = file.read().partition(b"\n")
-        return tree.unpacked(data) if made == making_id(given["mark"]) else None
+        return unpacked(data) if made == making_id(given["mark"]) else None
     except (OSError, RefusedError):
         return None
 
@@ -357,7 +356,7 @@ def remember(given: Dict[str, Any], manifest: bytes) -> None:
     os.makedirs(given["manifests"], mode=0o700, exist_ok=True)
     place = _place(given)
     with open(place + ".new", "wb") as file:
-        file.write(making_id(given["mark"]) + b"\n" + tree.pack(manifest))
+        file.write(making_id(given["mark"]) + b"\n" + pack(manifest))
         file.flush()
         os.fsync(file.fileno())
     os.replace(place + ".new", place)
