@@ -82,7 +82,7 @@ def prepared(here: NodePlan, wanted: Vllm, *, apart: bool = False) -> Prepared:
         have_model(ground, found, wanted, model_artifact(found, here.everyone))
 
     proof = Proof(build, vllm_node.launch_commands(here.stages, here.settings, build), here.origins)
-    proofs = Converge(proof.wanted, watch=(build.mark,))
+    proofs = Converge(proof.desired_state, watch=(build.mark,))
     accept_flags(proofs, proof, name=f"have release {build.id} accept its flags")
     require_all_accepted(name="no release has refused")
 

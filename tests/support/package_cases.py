@@ -123,9 +123,9 @@ def has(system: System, driver: GpuLock, machine: Machine = H100) -> dict[str, s
 def snapshot(case: Case) -> Snapshot:
     """What the node would say of what is wanted."""
     values = wanted(case)
-    names = [VERSIONLOCK, *(each.name for each in values.of(Package))]
-    names += [name for lockstep in values.of(Lockstep) for name in lockstep.names]
-    patterns = [each.pattern for each in values.of(NoPackage)]
+    names = [VERSIONLOCK, *(each.name for each in values.values_of(Package))]
+    names += [name for lockstep in values.values_of(Lockstep) for name in lockstep.names]
+    patterns = [each.pattern for each in values.values_of(NoPackage)]
     matched = {
         pattern: frozenset(
             name

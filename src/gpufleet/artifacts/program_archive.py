@@ -56,7 +56,7 @@ class ProgramArchive:
         """Return the path of one of its programs."""
         return f"{self.directory}/{name}"
 
-    def others(self, names: frozenset[str]) -> tuple[str, ...]:
+    def other_versions(self, names: frozenset[str]) -> tuple[str, ...]:
         """Return which of the names in `all_versions` are other versions of it, sorted."""
         return tuple(
             sorted(name for name in names if name != self.version and not name.startswith("."))

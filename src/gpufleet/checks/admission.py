@@ -34,7 +34,7 @@ def admitted_nodes(
         reserved = set(wanted.gpus.reserved)
         # What is wrong with GPUs that others use is theirs to put right.
         unfit = {gpu: each for gpu, each in report.unfit(node.name).items() if gpu not in reserved}
-        gone = [each for each in report.gone(node.name) if not _of(each, reserved)]
+        gone = [each for each in report.missing_gpu_findings(node.name) if not _of(each, reserved)]
         if (unfit or gone) and not wanted.checks.degraded:
             problems += map(finding_sentence, (*gone, *(each[0] for each in unfit.values())))
             rest = len(node.gpus) - len({gpu.index for gpu in node.gpus} & set(unfit))

@@ -143,7 +143,7 @@ class Report:
     nodes: tuple[str, ...] = ()
 
     @cached_property
-    def of_nodes(self) -> Mapping[str, tuple[Finding, ...]]:
+    def node_findings(self) -> Mapping[str, tuple[Finding, ...]]:
         """Every node's findings."""
         found: dict[str, list[Finding]] = {name: [] for name in self.nodes}
         for finding in self.findings:
@@ -152,7 +152,7 @@ class Report:
 
     def verdict(self, node: str | None = None) -> Severity:
         """Return the worst severity, of one node or of all, that nobody accepted."""
-        about = self.findings if node is None else self.of_nodes[node]
+        about = self.findings if node is None else self.node_findings[node]
         worst = (finding.severity for finding in about if finding.accepted is None)
         return max(worst, default=Severity.OK)
 
@@ -173,7 +173,11 @@ class Report:
                     "stopped": bool(self.stopping(node)),
                     "unfit_gpus": sorted(self.unfit(node)),
                     "gone_gpus": sorted(
-                        {each.gpu.bus_id or "" for each in self.gone(node) if each.gpu}
+                        {
+                            each.gpu.bus_id or ""
+                            for each in self.missing_gpu_findings(node)
+                            if each.gpu
+                        }
                     ),
                 }
                 for node in self.nodes
@@ -184,20 +188,22 @@ class Report:
 
     def stopping(self, node: str) -> tuple[Finding, ...]:
         """Return what keeps work away from the node as a whole."""
-        return tuple(f for f in self.of_nodes[node] if f.gpu is None and f.stops)
+        return tuple(f for f in self.node_findings[node] if f.gpu is None and f.stops)
 
     def unfit(self, node: str) -> dict[int, tuple[Finding, ...]]:
         """Return the GPUs of a node that work must not be placed on, and why."""
         found: dict[int, tuple[Finding, ...]] = {}
-        for finding in self.of_nodes[node]:
+        for finding in self.node_findings[node]:
             index = finding.gpu.index if finding.gpu else None
             if index is not None and finding.stops:
                 found[index] = (*found.get(index, ()), finding)
         return found
 
-    def gone(self, node: str) -> tuple[Finding, ...]:
+    def missing_gpu_findings(self, node: str) -> tuple[Finding, ...]:
         """Return what is said of GPUs that should be there and that NVML does not list."""
-        return tuple(f for f in self.of_nodes[node] if f.gpu and f.gpu.index is None and f.stops)
+        return tuple(
+            f for f in self.node_findings[node] if f.gpu and f.gpu.index is None and f.stops
+        )
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:

@@ -104,7 +104,7 @@ def check(
             node_records.CHECK,
             {
                 name: node_records.check_record(
-                    report.of_nodes[name], node_records.probed_at(answer, now)
+                    report.node_findings[name], node_records.probed_at(answer, now)
                 )
                 for name, answer in answers.items()
             },

@@ -116,7 +116,7 @@ def unsilence(inventory_file: str, nodes: tuple[str, ...]) -> None:
 
     fleet = _read(inventory_file, nodes)
     found = _asked(fleet, inventory_file)
-    closing = {home: silences.to_close(each, nodes) for home, each in found.items()}
+    closing = {home: silences.silences_to_close(each, nodes) for home, each in found.items()}
     left = _asked(
         fleet, inventory_file, close={home: [s.id for s in each] for home, each in closing.items()}
     )

@@ -212,7 +212,7 @@ class _UpgradeCommand:
         self._require_confirmation()
         with (
             open_nodes(self.wanted.inventory) as nodes,
-            Journal.begin(self.folder, new_id()) as journal,
+            Journal.create(self.folder, new_id()) as journal,
         ):
             return self._start(nodes, journal, kind, what)
 
@@ -284,7 +284,7 @@ class _UpgradeCommand:
                     )
                 )
                 return 0
-            with Journal.begin(self.folder, new_id()) as journal:
+            with Journal.create(self.folder, new_id()) as journal:
                 status = self._start(nodes, journal, "rollback", f"back to before {of}")
         if status == 0:
             self._put_back_declaration(of)
@@ -401,7 +401,7 @@ class _UpgradeCommand:
             if path.is_file()
             else upgrade_state.State()
         )
-        edits = [declare_version.Edit.from_json(each).back for each in state.declared]
+        edits = [declare_version.Edit.from_json(each).inverse for each in state.declared]
         if not edits:
             click.echo(
                 "note: group_vars still declare what the fleet was brought back from: "

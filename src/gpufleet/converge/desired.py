@@ -362,7 +362,7 @@ class DesiredState:
     def __len__(self) -> int:
         return len(self.values)
 
-    def of(self, kind: type[_T]) -> tuple[_T, ...]:
+    def values_of(self, kind: type[_T]) -> tuple[_T, ...]:
         """Return the values of one kind, in the order given."""
         return tuple(value for value in self.values if isinstance(value, kind))
 

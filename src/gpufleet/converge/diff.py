@@ -160,7 +160,7 @@ def units_to_start(wanted: DesiredState, snapshot: Snapshot) -> tuple[str, ...]:
     """Return the names of the units that would be started or restarted now, as far as is known."""
     return tuple(
         unit.name
-        for unit in wanted.of(Unit)
+        for unit in wanted.values_of(Unit)
         if isinstance(state := snapshot.unit(unit.name), UnitState) and _why_start(unit, state)
     )
 
@@ -196,7 +196,7 @@ class _Work:
 
 def _packages(wanted: DesiredState, snapshot: Snapshot) -> Part:
     found = package_plan.packages(wanted, snapshot)
-    work = _Work(f"{len(wanted.of(Package))} packages are as wanted")
+    work = _Work(f"{len(wanted.values_of(Package))} packages are as wanted")
     work.changes += found.changes
     for what, reason in found.unknown:
         work.unknown(what, reason)
@@ -210,7 +210,7 @@ def _packages(wanted: DesiredState, snapshot: Snapshot) -> Part:
 
 
 def _accounts(wanted: DesiredState, snapshot: Snapshot) -> Part:
-    groups, users = wanted.of(Group), wanted.of(User)
+    groups, users = wanted.values_of(Group), wanted.values_of(User)
     work = _Work(f"{len(groups)} groups and {len(users)} users are as wanted")
     for group in groups:
         number = snapshot.groups.get(group.name, Unknown(snapshot.missed))
@@ -275,7 +275,7 @@ def _files(wanted: DesiredState, snapshot: Snapshot) -> Part:
             if isinstance(value, File) and found.sha256 != value.sha256:
                 work.rewritten.append(value)
     named = {value.path for value in values}
-    for pattern in wanted.of(NoOtherFiles):
+    for pattern in wanted.values_of(NoOtherFiles):
         matches = snapshot.files_like.get(pattern.pattern, Unknown(snapshot.missed))
         if isinstance(matches, Unknown):
             work.unknown(pattern.pattern, matches.reason)
@@ -351,7 +351,7 @@ def _entry(value: File | Directory | Link | Absent) -> dict[str, Any]:
 
 
 def _lines(wanted: DesiredState, snapshot: Snapshot) -> Part:
-    values = wanted.of(Line)
+    values = wanted.values_of(Line)
     work = _Work(f"{len(values)} lines are in place")
     entries = []
     for value in values:
@@ -370,7 +370,7 @@ def _lines(wanted: DesiredState, snapshot: Snapshot) -> Part:
 
 
 def _units(wanted: DesiredState, snapshot: Snapshot) -> Part:
-    units = wanted.of(Unit)
+    units = wanted.values_of(Unit)
     work = _Work(f"{len(units)} units are as wanted")
     seen: dict[str, UnitState] = {}
     gone = tuple(_gone(wanted, snapshot, work))
@@ -393,9 +393,11 @@ def _units(wanted: DesiredState, snapshot: Snapshot) -> Part:
 
 def _gone(wanted: DesiredState, snapshot: Snapshot, work: _Work) -> Iterator[UnitGone]:
     """What must go: by name, and whatever matches a pattern without being wanted."""
-    named = {unit.name for unit in wanted.of(Unit)} | {unit.name for unit in wanted.of(UnitGone)}
-    yield from wanted.of(UnitGone)
-    for pattern in wanted.of(NoOtherUnits):
+    named = {unit.name for unit in wanted.values_of(Unit)} | {
+        unit.name for unit in wanted.values_of(UnitGone)
+    }
+    yield from wanted.values_of(UnitGone)
+    for pattern in wanted.values_of(NoOtherUnits):
         found = snapshot.units_like.get(pattern.pattern, Unknown(snapshot.missed))
         if isinstance(found, Unknown):
             work.unknown(f"units {pattern.pattern}", found.reason)
@@ -477,14 +479,14 @@ def _hidden(wanted: DesiredState, name: str, state: UnitState) -> bool:
     It looks at the file that it has loaded, and does not notice another that comes before it.
     """
     path = f"{UNIT_DIRECTORY}/{name}"
-    ours = any(value.path == path for value in wanted.of(File))
+    ours = any(value.path == path for value in wanted.values_of(File))
     loaded = state.load == "loaded" and state.fragment not in {"", path}
     return ours and state.has_file and loaded
 
 
 def _related(wanted: DesiredState) -> frozenset[str]:
     """The units whose definition is our business."""
-    named = {unit.name for unit in wanted.of(Unit)}
+    named = {unit.name for unit in wanted.values_of(Unit)}
     defined = {unit_of(v.path) for v in wanted if isinstance(v, File | Link | Absent)}
     return frozenset(named | {name for name in defined if name})
 

@@ -48,7 +48,7 @@ class Packages:
 
 def packages(wanted: DesiredState, snapshot: Snapshot) -> Packages:
     """Compare what is wanted of packages with what was seen."""
-    if not any(wanted.of(kind) for kind in (Package, NoPackage, Lockstep, ModuleStream)):
+    if not any(wanted.values_of(kind) for kind in (Package, NoPackage, Lockstep, ModuleStream)):
         return Packages()
     manager = snapshot.package_manager
     named = _named(wanted, manager)
@@ -57,7 +57,7 @@ def packages(wanted: DesiredState, snapshot: Snapshot) -> Packages:
         return Packages(unknown=unknown)
     problems = list(_impossible(wanted, manager))
     seen = {name: _seen(snapshot, name) for name in _names(wanted, named)}
-    aligned, out_of_step = _aligned(named, wanted.of(Lockstep), seen)
+    aligned, out_of_step = _aligned(named, wanted.values_of(Lockstep), seen)
     problems += out_of_step
     changes: list[str] = []
     install, hold, release = [], [], []
@@ -89,8 +89,8 @@ def packages(wanted: DesiredState, snapshot: Snapshot) -> Packages:
         remove=tuple(remove),
         hold=tuple(hold),
         release=tuple(release),
-        sources=wanted.of(PackageSource) if install else (),
-        lockstep=wanted.of(Lockstep),
+        sources=wanted.values_of(PackageSource) if install else (),
+        lockstep=wanted.values_of(Lockstep),
         streams=streams,
     )
     return Packages(tuple(changes), (), tuple(problems), plan if changes else None)
@@ -101,7 +101,7 @@ _TOOL = {"apt": "dpkg", "dnf": "rpm"}
 
 def _named(wanted: DesiredState, manager: Manager | Unknown) -> list[Package]:
     """The packages that are wanted by name; with dnf also what holds need."""
-    named = list(wanted.of(Package))
+    named = list(wanted.values_of(Package))
     if manager == "dnf" and any(package.hold for package in named):
         named.insert(0, Package(VERSIONLOCK))
     return named
@@ -116,11 +116,11 @@ def _unknown(
         found = snapshot.packages.get(name, Unknown(snapshot.missed))
         if isinstance(found, Unknown):
             yield f"package {name}", found.reason
-    for pattern in wanted.of(NoPackage):
+    for pattern in wanted.values_of(NoPackage):
         alike = snapshot.packages_like.get(pattern.pattern, Unknown(snapshot.missed))
         if isinstance(alike, Unknown):
             yield f"packages {pattern.pattern}", alike.reason
-    for module in wanted.of(ModuleStream):
+    for module in wanted.values_of(ModuleStream):
         stream = snapshot.streams.get(module.name, Unknown(snapshot.missed))
         if isinstance(stream, Unknown):
             yield f"dnf module {module.name}", stream.reason
@@ -129,7 +129,7 @@ def _unknown(
 
 
 def _names(wanted: DesiredState, named: list[Package]) -> list[str]:
-    together = [name for lockstep in wanted.of(Lockstep) for name in lockstep.names]
+    together = [name for lockstep in wanted.values_of(Lockstep) for name in lockstep.names]
     return list(dict.fromkeys([*(package.name for package in named), *together]))
 
 
@@ -139,7 +139,7 @@ def _seen(snapshot: Snapshot, name: str) -> PackageState | None:
 
 
 def _impossible(wanted: DesiredState, manager: Manager) -> Iterator[str]:
-    if manager == "apt" and (streams := wanted.of(ModuleStream)):
+    if manager == "apt" and (streams := wanted.values_of(ModuleStream)):
         yield (
             f"dnf module {streams[0].name} is wanted, and this node has apt: want it for nodes "
             "with dnf only"
@@ -161,7 +161,7 @@ def _exact(package: Package) -> str:
 def _unwanted(wanted: DesiredState, snapshot: Snapshot) -> dict[str, str]:
     """Return {name: why} of the installed packages that go, in the order of their names."""
     found: dict[str, str] = {}
-    for pattern in wanted.of(NoPackage):
+    for pattern in wanted.values_of(NoPackage):
         alike = snapshot.packages_like[pattern.pattern]
         names = frozenset() if isinstance(alike, Unknown) else alike
         for name in filter(pattern.matches, names):
@@ -170,7 +170,7 @@ def _unwanted(wanted: DesiredState, snapshot: Snapshot) -> dict[str, str]:
 
 
 def _streams(wanted: DesiredState, snapshot: Snapshot) -> Iterator[ModuleStream]:
-    for module in wanted.of(ModuleStream):
+    for module in wanted.values_of(ModuleStream):
         if snapshot.streams[module.name] != module.stream:
             yield module
 

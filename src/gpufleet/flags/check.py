@@ -14,7 +14,7 @@ from typing import Any
 
 from gpufleet.flags import changes, environment, values
 from gpufleet.flags.changes import Change, ChangeKind
-from gpufleet.flags.command_line import CommandLine, Given, Trouble, Unparsed, parse
+from gpufleet.flags.command_line import CommandLine, GivenFlag, Trouble, Unparsed, parse
 from gpufleet.flags.conflicts import Settings, conflicts
 from gpufleet.flags.json_values import field_faults, type_faults
 from gpufleet.flags.problem import By, Kind, Problem, Severity
@@ -210,7 +210,7 @@ def _stray(line: CommandLine, one: Unparsed) -> Problem:
 # -- values ----------------------------------------------------------------------------------------
 
 
-def _fault(schema: Schema, line: CommandLine, given: Given, fault: values.Fault) -> Problem:
+def _fault(schema: Schema, line: CommandLine, given: GivenFlag, fault: values.Fault) -> Problem:
     """Say what is wrong with a value, and since when where the table of changes knows."""
     better = None if fault.better is None else _with_values(line, given, fault.better)
     change = _value_change(schema, given)
@@ -231,13 +231,13 @@ def _fault(schema: Schema, line: CommandLine, given: Given, fault: values.Fault)
     )
 
 
-def _with_values(line: CommandLine, given: Given, texts: tuple[str, ...]) -> tuple[str, ...]:
+def _with_values(line: CommandLine, given: GivenFlag, texts: tuple[str, ...]) -> tuple[str, ...]:
     if given.dotted:
         return (given.option, *texts)
     return (line.argv[given.at[0]].partition("=")[0], *texts)
 
 
-def _value_change(schema: Schema, given: Given) -> Change | None:
+def _value_change(schema: Schema, given: GivenFlag) -> Change | None:
     """Return the entry that says why these values are no longer taken."""
     for change in changes.for_name(given.flag.name):
         if not change.is_in_force(schema.version):
@@ -253,7 +253,7 @@ def _value_change(schema: Schema, given: Given) -> Change | None:
     return None
 
 
-def _later(schema: Schema, line: CommandLine, given: Given, value: Any) -> Iterator[Problem]:
+def _later(schema: Schema, line: CommandLine, given: GivenFlag, value: Any) -> Iterator[Problem]:
     """Yield what the parser takes and the start refuses, in one flag's value."""
     flag = given.flag
     if flag.name in _LATER and isinstance(value, dict):
@@ -275,7 +275,7 @@ def _wants_object(flag: Flag) -> bool:
     return isinstance(flag.default, dict) and flag.type is not None and flag.type.base == "json"
 
 
-def _listed(schema: Schema, line: CommandLine, given: Given) -> Iterator[Problem]:
+def _listed(schema: Schema, line: CommandLine, given: GivenFlag) -> Iterator[Problem]:
     name, plugin = _LISTED[given.flag.name]
     known = schema.values.get(name, ())
     text = given.values[-1] if given.values else ""
@@ -302,7 +302,7 @@ def _listed(schema: Schema, line: CommandLine, given: Given) -> Iterator[Problem
 
 def _at_start(
     line: CommandLine,
-    given: Given,
+    given: GivenFlag,
     kind: Kind,
     found: str,
     severity: Severity = Severity.REFUSE,
@@ -313,7 +313,9 @@ def _at_start(
 # -- what is known of a flag -----------------------------------------------------------------------
 
 
-def _known(schema: Schema, line: CommandLine, given: Given, *, refused: bool) -> Iterator[Problem]:
+def _known(
+    schema: Schema, line: CommandLine, given: GivenFlag, *, refused: bool
+) -> Iterator[Problem]:
     """Yield what the table of changes and the parser's own marks say of a flag that is given."""
     deprecated = False
     for change in changes.for_name(given.flag.name):
@@ -335,14 +337,14 @@ def _known(schema: Schema, line: CommandLine, given: Given, *, refused: bool) ->
         yield _mark(line, given, f"`{given.option}` is accepted, and not in vLLM's help")
 
 
-def _is_about(change: Change, given: Given) -> bool:
+def _is_about(change: Change, given: GivenFlag) -> bool:
     if change.values:
         return bool(set(change.values) & set(given.values))
     return change.when is None
 
 
 def _changed(
-    line: CommandLine, given: Given, change: Change, kind: Kind, severity: Severity
+    line: CommandLine, given: GivenFlag, change: Change, kind: Kind, severity: Severity
 ) -> Problem:
     found = change.why + (f" (if {change.when})" if change.when else "")
     return Problem(
@@ -358,7 +360,7 @@ def _changed(
     )
 
 
-def _mark(line: CommandLine, given: Given, found: str) -> Problem:
+def _mark(line: CommandLine, given: GivenFlag, found: str) -> Problem:
     return Problem(
         Kind.DEPRECATED,
         Severity.WARN,

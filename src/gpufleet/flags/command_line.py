@@ -17,7 +17,7 @@ from itertools import islice
 from gpufleet.flags.normalize import Dotted, Trouble, Unparsed, Word, rewrite
 from gpufleet.flags.schema import Flag, Schema
 
-__all__ = ["CommandLine", "Dotted", "Given", "Trouble", "Unparsed", "parse"]
+__all__ = ["CommandLine", "Dotted", "GivenFlag", "Trouble", "Unparsed", "parse"]
 
 # What argparse takes for a value although it starts with a dash.
 _NEGATIVE = re.compile(r"-\d+$|-\d*\.\d+$")
@@ -25,7 +25,7 @@ _HELP = {"-h", "--help"}
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenFlag:
     """
     One use of a flag.
 
@@ -58,18 +58,18 @@ class CommandLine:
     argv: tuple[str, ...]
     model: str | None
     model_at: tuple[int, ...]
-    given: tuple[Given, ...]
+    given: tuple[GivenFlag, ...]
     unparsed: tuple[Unparsed, ...]
 
     @cached_property
-    def by_name(self) -> dict[str, tuple[Given, ...]]:
+    def by_name(self) -> dict[str, tuple[GivenFlag, ...]]:
         """Every use of each flag, by the flag's name."""
-        uses: dict[str, tuple[Given, ...]] = {}
+        uses: dict[str, tuple[GivenFlag, ...]] = {}
         for one in self.given:
             uses[one.flag.name] = (*uses.get(one.flag.name, ()), one)
         return uses
 
-    def last(self, name: str) -> Given | None:
+    def last(self, name: str) -> GivenFlag | None:
         """Return the use of a flag that counts, unless the flag collects them all."""
         return self.by_name.get(name, (None,))[-1]
 
@@ -104,7 +104,7 @@ class _Parser:
 
     def __init__(self, schema: Schema, argv: tuple[str, ...], words: Sequence[Word]) -> None:
         self.model: Word | None = None
-        self.given: list[Given] = []
+        self.given: list[GivenFlag] = []
         self.unparsed: list[Unparsed] = []
         self._schema = schema
         self._argv = argv
@@ -233,7 +233,7 @@ class _Parser:
     def _give(self, flag: Flag, option: str, word: Word, values: Sequence[Word]) -> None:
         places = dict.fromkeys((*word.at, *(place for value in values for place in value.at)))
         texts = tuple(value.text for value in values)
-        self.given.append(Given(flag, option, texts, tuple(places), word.dotted))
+        self.given.append(GivenFlag(flag, option, texts, tuple(places), word.dotted))
 
     def _cannot(
         self,

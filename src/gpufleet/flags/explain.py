@@ -83,7 +83,7 @@ class Explanation:
         return presets.presets_setting(self.name)
 
     @property
-    def gone(self) -> Change | None:
+    def removal_reason(self) -> Change | None:
         """Why the release lacks it, if it does and the reason is known."""
         return None if self.there else changes.removal_reason(self.name, self.version)
 
@@ -217,7 +217,7 @@ def _state(found: Explanation) -> str:
             if there.deprecated:
                 said += "; deprecated"
         return said
-    gone = found.gone
+    gone = found.removal_reason
     if gone is None:
         if not found.accepted and not found.name.startswith(("-", "VLLM_")):
             return "not vLLM's own: a library under it reads the variable"

@@ -100,7 +100,7 @@ def first_without_value(name: str, value: str, old: Schema, new: Schema) -> str 
     for version in between(old, new):
         release = schema.load(version)
         flag = release.flag(name)
-        if flag and value not in release.listed(flag):
+        if flag and value not in release.listed_values(flag):
             return version
     return None
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from gpufleet.flags import changes, check, command_line, explain, history
 from gpufleet.flags.changes import Change, ChangeKind
-from gpufleet.flags.command_line import Given, Trouble, Unparsed
+from gpufleet.flags.command_line import GivenFlag, Trouble, Unparsed
 from gpufleet.flags.from_settings import ServerFlags
 from gpufleet.flags.schema import Flag, Schema
 
@@ -203,7 +203,7 @@ def _all_differences(old: Schema, new: Schema, yours: ServerFlags) -> Iterator[D
 
 
 def _flag_differences(
-    given: Given, old: Schema, new: Schema, argv: Sequence[str]
+    given: GivenFlag, old: Schema, new: Schema, argv: Sequence[str]
 ) -> Iterator[Difference]:
     argument = " ".join(argv[place] for place in given.at)
     now = new.flag(given.option)
@@ -222,7 +222,7 @@ def _same(now: Flag, before: Flag) -> bool:
     return now.name == before.name or now.dest == before.dest or before.name in now.options
 
 
-def _removed_flag(given: Given, old: Schema, new: Schema, argument: str) -> Difference:
+def _removed_flag(given: GivenFlag, old: Schema, new: Schema, argument: str) -> Difference:
     known = changes.removal_reason(given.option, new.version)
     if known is None and (base := changes.removal_reason(given.flag.name, new.version)):
         known = base
@@ -275,7 +275,7 @@ def _removed_flag(given: Given, old: Schema, new: Schema, argument: str) -> Diff
 
 
 def _level_differences(
-    given: Given, old: Schema, new: Schema, argument: str
+    given: GivenFlag, old: Schema, new: Schema, argument: str
 ) -> Iterator[Difference]:
     """Tell of -O: with JSON it was the compilation's configuration; a number is a level still."""
     level = given.values[:1] in {(number,) for number in "0123"} or (
@@ -300,7 +300,7 @@ def _level_differences(
 
 
 def _value_differences(
-    given: Given, now: Flag, old: Schema, new: Schema, argument: str
+    given: GivenFlag, now: Flag, old: Schema, new: Schema, argument: str
 ) -> Iterator[Difference]:
     if given.flag.takes_value != now.takes_value:
         takes = "takes a value now" if now.takes_value else "takes no value any more"
@@ -308,7 +308,7 @@ def _value_differences(
             Sort.VALUE, given.option, f"it {takes}", breaks=True, argument=argument, at=given.at
         )
         return
-    before, after = old.listed(given.flag), new.listed(now)
+    before, after = old.listed_values(given.flag), new.listed_values(now)
     for value in given.values:
         if value in before and after and value not in after:
             known = _value_change(given.flag.name, value, new.version)
@@ -338,7 +338,7 @@ def _value_differences(
 
 
 def _meaning_differences(
-    given: Given, old: Schema, new: Schema, argument: str
+    given: GivenFlag, old: Schema, new: Schema, argument: str
 ) -> Iterator[Difference]:
     for change in changes.between(old.version, new.version):
         if change.kind not in {ChangeKind.MEANING, ChangeKind.FORM}:
@@ -366,7 +366,7 @@ def _meaning_differences(
 
 
 def _deprecation_differences(
-    given: Given, now: Flag, argument: str, new: Schema
+    given: GivenFlag, now: Flag, argument: str, new: Schema
 ) -> Iterator[Difference]:
     if now.deprecated and not given.flag.deprecated:
         known = next(
@@ -568,7 +568,7 @@ def _value_change(name: str, value: str, version: str) -> Change | None:
     )
 
 
-def _lost_keys(given: Given, now: Flag, old: Schema, new: Schema) -> Iterator[str]:
+def _lost_keys(given: GivenFlag, now: Flag, old: Schema, new: Schema) -> Iterator[str]:
     before, after = _json_class(given.flag, old), _json_class(now, new)
     for text in given.values:
         try:

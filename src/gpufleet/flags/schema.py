@@ -215,7 +215,7 @@ class Schema:
         """The positional argument that takes the model; older than `vllm serve` (0.5) has none."""
         return next((flag for flag in self.flags if flag.positional), None)
 
-    def listed(self, flag: Flag) -> frozenset[str]:
+    def listed_values(self, flag: Flag) -> frozenset[str]:
         """Return the values that the release takes for a flag of its own, where it lists them."""
         taken: Iterable[Any] = flag.choices or self.values.get(flag.dest, ()) or flag.suggested
         return frozenset("None" if value is None else str(value) for value in taken)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from gpufleet.flags import changes, history, values
 from gpufleet.flags.changes import Change, ChangeKind
-from gpufleet.flags.command_line import CommandLine, Given, Trouble, Unparsed
+from gpufleet.flags.command_line import CommandLine, GivenFlag, Trouble, Unparsed
 from gpufleet.flags.problem import By, Kind, Problem, Severity
 from gpufleet.flags.schema import Flag, Schema, sort_key
 
@@ -49,7 +49,7 @@ def _is_taken(schema: Schema, one: Unparsed) -> bool:
         return not one.values
     if not one.values:
         return flag.nargs in {"?", "*"}
-    _, faults = values.read(schema, Given(flag, only, one.values, one.at))
+    _, faults = values.read(schema, GivenFlag(flag, only, one.values, one.at))
     return not faults
 
 

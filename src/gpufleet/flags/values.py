@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpufleet.flags.command_line import Given
+from gpufleet.flags.command_line import GivenFlag
 from gpufleet.flags.json_values import JsonFault, type_faults
 from gpufleet.flags.normalize import human_readable
 from gpufleet.flags.problem import Kind
@@ -49,7 +49,7 @@ class Fault:
     better: tuple[str, ...] | None = None
 
 
-def read(schema: Schema, given: Given) -> tuple[Any, tuple[Fault, ...]]:
+def read(schema: Schema, given: GivenFlag) -> tuple[Any, tuple[Fault, ...]]:
     """
     Return the value that a flag gets from its texts, and what is wrong with them.
 

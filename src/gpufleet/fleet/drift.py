@@ -188,10 +188,10 @@ def drift_from_probes(
     """Return what the probes of nodes say; a sentence in place of a probe is what is unknown."""
     report = evaluate(answers, settings, today)
     return {
-        name: _of_findings(report.of_nodes[name])
+        name: _of_findings(report.node_findings[name])
         + _of_lock(Reading(name, report.facts[name]), settings.get(name, NodeSettings()))
         if name in report.facts
-        else _of_findings(report.of_nodes[name])
+        else _of_findings(report.node_findings[name])
         for name in answers
     }
 

@@ -109,7 +109,7 @@ class InUse:
 
 
 @dataclass(frozen=True)
-class Broken:
+class Blocked:
     """Neither a reload nor a reboot would mend it: packages have to change first."""
 
     reasons: tuple[str, ...]
@@ -122,7 +122,7 @@ class Unknown:
     reasons: tuple[str, ...]
 
 
-DriverState: TypeAlias = Active | NeedsReload | NeedsReboot | InUse | Broken | Unknown
+DriverState: TypeAlias = Active | NeedsReload | NeedsReboot | InUse | Blocked | Unknown
 
 
 def driver_state(
@@ -150,7 +150,7 @@ def driver_state(
     if on_disk is None:
         return _without_module(document, loaded, wanted)
     if reasons := tuple(_unfit(driver, on_disk, wanted)):
-        return Broken(reasons)
+        return Blocked(reasons)
     if loaded == on_disk:
         told = _flavour(driver)
         if flavour is not None and told not in {None, flavour}:
@@ -200,7 +200,7 @@ def _without_module(
                 f"what boots next, has {version}"
             )
             return NeedsReboot(said, version)
-    return Broken(
+    return Blocked(
         (
             f"the disk has no NVIDIA module for {running}: `dkms status` says why it was not "
             f"built; install that kernel's headers (linux-headers-{running}, or kernel-devel)",
@@ -351,5 +351,5 @@ def decide(state: DriverState, policy: Policy, *, terminal: bool) -> Decision:
             )
         case InUse():
             return Decision("fail", state.sentence)
-        case Broken() | Unknown():
+        case Blocked() | Unknown():
             return Decision("fail", "; ".join(state.reasons))

@@ -77,7 +77,7 @@ def check_node_lock(
 def _place(node: NodeVars, objection: Objection) -> str:
     """Return the file and line of the key to change; of what is filled in, its own place."""
     at = node.origins.get(str(objection.at[0]))
-    return str(at.at(*objection.at[1:])) if at else ".".join(map(str, objection.at))
+    return str(at.place_of(*objection.at[1:])) if at else ".".join(map(str, objection.at))
 
 
 def _objections(

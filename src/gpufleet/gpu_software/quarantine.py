@@ -55,7 +55,7 @@ def is_fabric_pending(report: Report, node: str, settings: NodeSettings) -> bool
 def _stopping(report: Report, node: str, settings: NodeSettings) -> Iterator[Finding]:
     """Yield what is wrong by itself, not what was not asked because of it."""
     reserved = set(settings.gpus.reserved)
-    for each in report.of_nodes[node]:
+    for each in report.node_findings[node]:
         index = each.gpu.index if each.gpu else None
         tolerated = each.gpu is not None and (settings.checks.degraded or index in reserved)
         if each.stops and each.cause is None and not tolerated:

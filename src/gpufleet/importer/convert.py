@@ -16,7 +16,7 @@ from typing import Any
 from gpufleet import redact
 from gpufleet.flags import values
 from gpufleet.flags.check import check
-from gpufleet.flags.command_line import CommandLine, Given, parse
+from gpufleet.flags.command_line import CommandLine, GivenFlag, parse
 from gpufleet.flags.environment import environment_problems
 from gpufleet.flags.problem import Kind, Problem, Severity
 from gpufleet.flags.schema import FlagKind, Schema
@@ -382,7 +382,7 @@ class _Server:
                 gone.update(given.at)
         return tuple(word for at, word in enumerate(line.argv) if at and at not in gone)
 
-    def _renamed(self, given: Given) -> bool:
+    def _renamed(self, given: GivenFlag) -> bool:
         """Take a flag over as a setting of ours; False: it stays a flag."""
         name = _RENAMED[given.flag.name]
         value, faults = values.read(self.schema, given)

@@ -226,7 +226,7 @@ def _fleet(
 
     merged = {
         name: variables.merge(
-            *(of("group_vars", group) for group in ("all", *stem, *nested.of(name))),
+            *(of("group_vars", group) for group in ("all", *stem, *nested.groups_of(name))),
             of("host_vars", name),
             inline.get(name, {}),
             typed,
@@ -236,7 +236,9 @@ def _fleet(
     if problems:  # checking what could be read would only add mistakes that are none
         raise FleetError(*problems)
     known = {"group_vars": ("all", *stem, *nested.members), "host_vars": names}
-    checked = node_variables.check(merged, {name: (*stem, *nested.of(name)) for name in names})
+    checked = node_variables.check(
+        merged, {name: (*stem, *nested.groups_of(name)) for name in names}
+    )
     nodes = {name: each.from_root(root) for name, each in checked.items()}
     judged = lock_check.check_locks(nodes, today=dt.date.today())  # noqa: DTZ011  # the operator's day
     if judged.problems:

@@ -1,6 +1,6 @@
 """Every file that monitoring is made of, by its path: for a node of ours, or for one of yours.
 
-Pure: settings in, contents out. Secrets are not among them: `needed` says which files of this
+Pure: settings in, contents out. Secrets are not among them: `needed_secrets` says which files of this
 machine belong where, for whoever puts them there.
 
     prometheus/prometheus.yml, rules/*.rules.yml, targets/*.json, credentials/

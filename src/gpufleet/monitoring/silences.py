@@ -104,7 +104,7 @@ def read(document: Iterable[Mapping[str, Any]]) -> tuple[Silence, ...]:
     )
 
 
-def to_close(found: Iterable[Silence], nodes: Collection[str]) -> tuple[Silence, ...]:
+def silences_to_close(found: Iterable[Silence], nodes: Collection[str]) -> tuple[Silence, ...]:
     """Return those of ours that are about any of these nodes and nothing else."""
     return tuple(
         each for each in found if each.ours and each.nodes and set(each.nodes) <= set(nodes)

@@ -296,7 +296,7 @@ def configuration(
                     "timeout": at.seconds,
                     "stream_timeout": at.seconds,
                     "max_retries": 0,
-                    **name.parameters.given,
+                    **name.parameters.set_values,
                 },
                 "model_info": {"id": f"{name.name}@{entry}"},
             }
@@ -330,7 +330,7 @@ def configuration(
         "models": [each.name for each in asked],
         "body_keys": sorted(BODY_KEYS | set(wanted.body_keys)),
         "chat_keys": sorted(CHAT_KEYS),
-        "chat_models": [each.name for each in asked if CHAT_KEYS & set(each.parameters.given)],
+        "chat_models": [each.name for each in asked if CHAT_KEYS & set(each.parameters.set_values)],
         "ignored_keys": sorted(IGNORED_KEYS - set(wanted.body_keys)),
         "headers": sorted({*HEADERS, at.session_header}),
         "most_bytes": wanted.max_body_mib << 20,

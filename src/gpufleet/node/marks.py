@@ -22,7 +22,7 @@ class Lock:
     what: str
 
     @classmethod
-    def of(cls, said: Mapping[str, Any] | None) -> Lock | None:
+    def from_file(cls, said: Mapping[str, Any] | None) -> Lock | None:
         """Return what the node's file says; None: there is none."""
         if said is None:
             return None
@@ -45,7 +45,7 @@ class Mark:
     """None: a person made it, and only a person lifts it."""
 
     @classmethod
-    def of(cls, said: Mapping[str, Any] | None) -> Mark | None:
+    def from_file(cls, said: Mapping[str, Any] | None) -> Mark | None:
         """Return what the node's file says; None: there is none."""
         if said is None:
             return None

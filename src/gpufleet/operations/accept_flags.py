@@ -49,7 +49,7 @@ class Proof:
     _read: list[Schema] = field(default_factory=list, repr=False, compare=False)
 
     @property
-    def wanted(self) -> DesiredState:
+    def desired_state(self) -> DesiredState:
         """One file a stage beside the release, and no file of a stage that is not planned."""
         directory = f"{self.release.directory}/.accepts"
         return DesiredState(

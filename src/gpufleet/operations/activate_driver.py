@@ -20,7 +20,7 @@ from gpufleet.gpu_software import quarantine
 from gpufleet.gpu_software.driver_activation import (
     STOP_ORDER,
     UNLOAD_ORDER,
-    Broken,
+    Blocked,
     Decision,
     DriverState,
     NeedsReboot,
@@ -159,7 +159,7 @@ def activate_driver(driver: DriverPolicy) -> Commands:
 
 def _description(state: DriverState, found: Decision) -> str:
     match found.way:
-        case "fail" if isinstance(state, Broken):
+        case "fail" if isinstance(state, Blocked):
             return "bring the driver into force, once its packages are there"
         case "fail":
             return f"fail: {found.said}"

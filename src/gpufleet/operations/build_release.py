@@ -24,7 +24,7 @@ def have_release(ground: Converge, build: Release) -> None:
         name=f"build release {build.id}",
         _timeout=BUILD_SECONDS + WAIT_SECONDS,
     )
-    if artifact and artifact.others:
+    if artifact and artifact.has_other_nodes:
         copy(ground, artifact, name=f"copy release {build.id}")
         build_missing_release(
             ground,

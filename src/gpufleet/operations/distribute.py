@@ -85,7 +85,7 @@ class Artifact:
     remove: tuple[str, ...] = ()
 
     @property
-    def others(self) -> bool:
+    def has_other_nodes(self) -> bool:
         """Whether another node than the current one may have it, or need it."""
         return len(self.owners) > 1
 
@@ -198,7 +198,7 @@ def is_copied(artifact: Artifact | None) -> bool:
 
     While preparing, what it is about to make is logged, with those for whom.
     """
-    if artifact is None or not artifact.others:
+    if artifact is None or not artifact.has_other_nodes:
         return False
     found = _course(artifact, "make")
     if found.copies(host.name):

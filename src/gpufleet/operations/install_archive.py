@@ -37,7 +37,7 @@ def installed_versions(wanted: ProgramArchive) -> Converge:
 @operation()
 def remove_other_versions(node: Converge, wanted: ProgramArchive) -> Generator[StringCommand]:
     """Remove other versions of the program, once its unit runs this one."""
-    old = wanted.others(node.snapshot().listing(wanted.all_versions))
+    old = wanted.other_versions(node.snapshot().listing(wanted.all_versions))
     if not old:
         host.noop(f"no other version of {wanted.name}")
         return

@@ -64,7 +64,7 @@ def _record(deploy: str) -> list[str]:
     if here.name in loader.current().gpu_nodes:
         report, answer = _report(state)
         at = node_records.probed_at(answer, time.time())
-        files = {node_records.CHECK: node_records.check_record(report.of_nodes[here.name], at)}
+        files = {node_records.CHECK: node_records.check_record(report.node_findings[here.name], at)}
     program = payload.program("monitoring/record", files=files, deploy=deploy)
     answers = query(state, [here], lambda _: program, RECORD_SECONDS, "the record", short=True)
     return node_records.record_failures(answers, "what was found is")

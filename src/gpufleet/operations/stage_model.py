@@ -29,7 +29,7 @@ def have_model(ground: Converge, wanted: Checkpoint, vllm: Vllm, artifact: Artif
         name=f"stage {wanted.repository}",
         _timeout=model_files.DOWNLOAD_SECONDS,
     )
-    if artifact and artifact.others:
+    if artifact and artifact.has_other_nodes:
         copy(ground, artifact, name=f"copy {wanted.repository}")
         stage_missing_model(
             ground,

@@ -215,7 +215,7 @@ def _sentence(schema: Schema, problem: Problem, keys: tuple[KeyPath, ...], origi
 
 def _place(key: KeyPath, origins: Origins) -> str:
     origin = origins.get(str(key[0]))
-    return str(origin.at(*key[1:])) if origin else ""
+    return str(origin.place_of(*key[1:])) if origin else ""
 
 
 def _remedies(schema: Schema, problem: Problem) -> Iterator[str]:

@@ -74,8 +74,8 @@ def out_of_service(
             if refused := [each for each in found.values() if each and "missing" in each]:
                 unread.append(f"{node}: its cordon and drains are not known: {reason(refused[0])}")
                 continue
-            lock, cordon = Lock.of(found["lock"]), Mark.of(found["cordon"])
-            read = {name: Mark.of(each) for name, each in found["drained"].items()}
+            lock, cordon = Lock.from_file(found["lock"]), Mark.from_file(found["cordon"])
+            read = {name: Mark.from_file(each) for name, each in found["drained"].items()}
             marks = {name: mark for name, mark in read.items() if mark}
             for each in (cordon, lock, *marks.values()):
                 iso(float(each.since) if each else None)  # raises for a time that no calendar has

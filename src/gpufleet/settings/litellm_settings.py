@@ -55,7 +55,7 @@ class Parameters(Setting):
     ] = None
 
     @property
-    def given(self) -> dict[str, Any]:
+    def set_values(self) -> dict[str, Any]:
         """What is set, by name."""
         return self.model_dump(mode="json", exclude_none=True)
 

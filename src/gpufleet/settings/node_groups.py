@@ -25,7 +25,7 @@ class Groups:
 
     members: Mapping[str, tuple[str, ...]]
 
-    def of(self, host: str) -> tuple[str, ...]:
+    def groups_of(self, host: str) -> tuple[str, ...]:
         """The groups that a host is in, least specific first."""
         return tuple(group for group, hosts in self.members.items() if host in hosts)
 

@@ -89,7 +89,7 @@ class NodeVars:
             value, origin = self.variables.get(key, ({}, Origin("")))
             written = dict(_flat(value)) if key in self.variables else {}
             for path, leaf in written.items():
-                yield ".".join((key, *path)), leaf, origin.at(*path)
+                yield ".".join((key, *path)), leaf, origin.place_of(*path)
             for path, leaf in _flat(settings.get(key, DEFAULTS.get(key))):
                 if leaf is not None and not any(path[:n] in written for n in range(len(path) + 1)):
                     yield ".".join((key, *path)), leaf, self._filled_from((key, *path))
@@ -100,7 +100,7 @@ class NodeVars:
         if source is None or self.settings.gpu_lock is None:
             return None
         _, origin = self.variables[str(source[0])]
-        return origin.at(*source[1:])
+        return origin.place_of(*source[1:])
 
     def from_root(self, root: Path) -> NodeVars:
         """
@@ -156,7 +156,7 @@ def check(
                 sentence = f"{dotted}: {what}{_hint(at, what)}" if at else what
                 sentence += _also_at(layers, mistake.against.get(at))
                 if at and at[0] in layers:
-                    origin = layers[str(at[0])][1].at(*at[1:])
+                    origin = layers[str(at[0])][1].place_of(*at[1:])
                     found.setdefault((origin.file, origin.line, sentence), [])
                 else:
                     found.setdefault(("", 0, sentence), []).append(name)
@@ -212,7 +212,7 @@ def _also_at(layers: Variables, at: KeyPath | None) -> str:
     """Return where the other of two keys that contradict each other was set."""
     if not at or str(at[0]) not in layers:
         return ""
-    return f" ({'.'.join(map(str, at))} is in {layers[str(at[0])][1].at(*at[1:])})"
+    return f" ({'.'.join(map(str, at))} is in {layers[str(at[0])][1].place_of(*at[1:])})"
 
 
 def _names_beside(at: KeyPath) -> list[str]:

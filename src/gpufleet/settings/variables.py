@@ -56,7 +56,7 @@ class Origin:
     def __str__(self) -> str:
         return f"{self.file}:{self.line}" if self.line else self.file
 
-    def at(self, *path: str | int) -> Origin:
+    def place_of(self, *path: str | int) -> Origin:
         """Return the place of a key below; of the nearest key above it that has one."""
         for length in range(len(path), 0, -1):
             if line := self.inner.get(path[:length]):

@@ -334,7 +334,7 @@ def _beyond_budget(options: Options, chosen: Defaults, stages: list[StageMemory]
     if options.device == "cpu":
         return []
     total = options.gpu_memory_gib * GIB
-    worst = max(stages, key=lambda stage: stage.weights + stage.start.in_budget)
+    worst = max(stages, key=lambda stage: stage.weights + stage.start.budget_bytes)
     start = worst.start
     graphs = start.cuda_graphs.bytes
     if options.kv_cache_memory_bytes is not None:

@@ -48,7 +48,7 @@ def explain(case: SmallCache) -> Iterator[str]:
         share, total = case.chosen.gpu_memory_utilization, options.gpu_memory_gib
         left = (
             f"of {gib(total * share * GIB)} ({share:g} x {total:g} GiB) the weights take "
-            f"{gib(stage.weights)} and vLLM's start about {gib(stage.start.in_budget)}"
+            f"{gib(stage.weights)} and vLLM's start about {gib(stage.start.budget_bytes)}"
         )
         if stage.available <= 0:
             yield f"{left}: nothing is left for the KV cache"

@@ -164,7 +164,7 @@ def _stage(
     if options.vllm > (*NEWEST, 1 << 30):
         error *= 2
     budget = math.ceil(total * chosen.gpu_memory_utilization)
-    return StageMemory(weights, start, budget - weights - start.in_budget, error)
+    return StageMemory(weights, start, budget - weights - start.budget_bytes, error)
 
 
 _CPU_PROCESS = int(1.2 * GIB)

@@ -58,14 +58,14 @@ class StartMemory:
     """Whether this release keeps the graphs' memory free, or lets them come on top."""
 
     @property
-    def in_budget(self) -> int:
+    def budget_bytes(self) -> int:
         """Return the bytes that the KV cache does not get."""
         graphs = self.cuda_graphs.bytes if self.graphs_in_budget else 0
         return self.activation.bytes + self.non_torch.bytes + graphs
 
     @property
     def error(self) -> int:
-        """Return how far `in_budget` may be off: the errors are independent of each other."""
+        """Return how far `budget_bytes` may be off: the errors are independent of each other."""
         graphs = self.cuda_graphs.error_bytes if self.graphs_in_budget else 0
         return math.isqrt(
             self.activation.error_bytes**2 + self.non_torch.error_bytes**2 + graphs**2

@@ -195,7 +195,7 @@ def test_a_document_that_is_not_whole_is_unknown_and_harms_no_sibling(document, 
 
     report = evaluate({"gpu-01": broken, "gpu-02": document("t4x1")}, {}, TODAY)
 
-    (finding,) = report.of_nodes["gpu-01"]
+    (finding,) = report.node_findings["gpu-01"]
     assert finding.severity is Severity.UNKNOWN
     assert "is not whole" in finding.found
     assert report.verdict("gpu-02") <= Severity.INFO

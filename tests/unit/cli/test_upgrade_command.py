@@ -59,7 +59,7 @@ def test_without_a_person_and_without_yes_nothing_is_begun(inventory: Path, verb
 
 def test_one_that_is_not_at_its_end_is_named(inventory: Path) -> None:
     """A new one is not begun beside it; taking over is deliberate."""
-    with Journal.begin(inventory.parents[1] / FOLDER, UPGRADE) as journal:
+    with Journal.create(inventory.parents[1] / FOLDER, UPGRADE) as journal:
         journal.append("started", id=UPGRADE, inventory=str(inventory))
         journal.append("owner", by="ann@laptop")
         journal.append("locking", nodes=["gpu-01"])
@@ -88,7 +88,7 @@ def test_the_last_report_is_that_of_the_same_inventory(inventory: Path) -> None:
     """A project has several: the newest journal may be of another fleet."""
     newer = UPGRADE.replace("2026", "2027")
     for upgrade, about in ((UPGRADE, "prod.py"), (newer, "test.py")):
-        with Journal.begin(inventory.parents[1] / FOLDER, upgrade) as journal:
+        with Journal.create(inventory.parents[1] / FOLDER, upgrade) as journal:
             journal.append("started", id=upgrade, inventory=str(inventory.with_name(about)))
     (inventory.with_name("lab.py")).write_text(INVENTORY)
 

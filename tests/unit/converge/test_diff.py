@@ -369,29 +369,40 @@ def test_no_repr_of_a_difference_tells_a_content() -> None:
 def satisfied(wanted: DesiredState) -> Snapshot:
     """Return the node on which nothing of it is left to do."""
     files = {
-        **{f.path: FileState("file", f.user, f.group, f.mode, f.sha256) for f in wanted.of(File)},
-        **{d.path: FileState("directory", d.user, d.group, d.mode) for d in wanted.of(Directory)},
-        **{k.path: FileState("link", target=k.target) for k in wanted.of(Link)},
-        **{absent.path: None for absent in wanted.of(Absent)},
+        **{
+            f.path: FileState("file", f.user, f.group, f.mode, f.sha256)
+            for f in wanted.values_of(File)
+        },
+        **{
+            d.path: FileState("directory", d.user, d.group, d.mode)
+            for d in wanted.values_of(Directory)
+        },
+        **{k.path: FileState("link", target=k.target) for k in wanted.values_of(Link)},
+        **{absent.path: None for absent in wanted.values_of(Absent)},
     }
-    users = {u.name: UserState(u.home, u.shell, u.group, frozenset()) for u in wanted.of(User)}
-    names = frozenset(unit.name for unit in wanted.of(Unit))
+    users = {
+        u.name: UserState(u.home, u.shell, u.group, frozenset()) for u in wanted.values_of(User)
+    }
+    names = frozenset(unit.name for unit in wanted.values_of(Unit))
     return Snapshot(
         files=files,
         users=users,
-        lines={line.path: frozenset({line.line}) for line in wanted.of(Line)},
-        groups={group.name: 990 for group in wanted.of(Group)},
+        lines={line.path: frozenset({line.line}) for line in wanted.values_of(Line)},
+        groups={group.name: 990 for group in wanted.values_of(Group)},
         packages={
-            **{name: None for step in wanted.of(Lockstep) for name in step.names},
-            **{p.name: PackageState(p.version or "1", True, False) for p in wanted.of(Package)},
+            **{name: None for step in wanted.values_of(Lockstep) for name in step.names},
+            **{
+                p.name: PackageState(p.version or "1", True, False)
+                for p in wanted.values_of(Package)
+            },
         },
-        packages_like={gone.pattern: frozenset() for gone in wanted.of(NoPackage)},
-        files_like={like.pattern: frozenset() for like in wanted.of(NoOtherFiles)},
+        packages_like={gone.pattern: frozenset() for gone in wanted.values_of(NoPackage)},
+        files_like={like.pattern: frozenset() for like in wanted.values_of(NoOtherFiles)},
         units={
             **dict.fromkeys(names, UP),
-            **{gone.name: UnitState() for gone in wanted.of(UnitGone)},
+            **{gone.name: UnitState() for gone in wanted.values_of(UnitGone)},
         },
-        units_like={like.pattern: names for like in wanted.of(NoOtherUnits)},
+        units_like={like.pattern: names for like in wanted.values_of(NoOtherUnits)},
     )
 
 

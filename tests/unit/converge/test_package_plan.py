@@ -19,7 +19,7 @@ from gpufleet.converge.package_commands import Plan, commands, steps
 from gpufleet.converge.package_plan import VERSIONLOCK, Packages, packages
 from gpufleet.converge.snapshot import PackageState, Snapshot, Unknown, questions
 from gpufleet.on_node.packages import outcome
-from gpufleet.on_node.packages.dnf_transaction import listed
+from gpufleet.on_node.packages.dnf_transaction import parse_listing
 from gpufleet.on_node.packages.outcome import Change, Installed
 
 PARTS = ("lib", "kernel", "fabric")
@@ -33,14 +33,14 @@ def compare(*values: Value, manager: str = "apt", **installed: str) -> Packages:
     state = {name: PackageState(version, True, False) for name, version in installed.items()}
     like = {
         none.pattern: frozenset(name for name in installed if none.matches(name))
-        for none in wanted.of(NoPackage)
+        for none in wanted.values_of(NoPackage)
     }
     return packages(
         wanted,
         Snapshot(
             packages={name: state.get(name) for name in names},
             packages_like=like,
-            streams={module.name: "old" for module in wanted.of(ModuleStream)},
+            streams={module.name: "old" for module in wanted.values_of(ModuleStream)},
             package_manager="dnf" if manager == "dnf" else "apt",
         ),
     )
@@ -206,7 +206,7 @@ Transaction Summary
 
 def test_the_table_of_dnf_is_read_whole() -> None:
     """Names that are too long for their column, and what another package replaces, too."""
-    assert listed(DNF) == [
+    assert parse_listing(DNF) == [
         ("Installing", "nvidia-kmod-common-of-a-long-name", "3:595.91.07-1.el9"),
         ("replacing", "nvidia-old", "3:580.95.05-1.el9"),
         ("Downgrading", "lib", "3:580.95.05-1.el9"),

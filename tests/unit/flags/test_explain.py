@@ -82,7 +82,7 @@ def test_a_name_that_the_newest_release_lacks_is_accounted_for(name: str) -> Non
     if found.there or name in OF_LIBRARIES:
         return
     base = name.replace("--no-", "--", 1)
-    gone = found.gone or changes.removal_reason(base, NEWEST.version)
+    gone = found.removal_reason or changes.removal_reason(base, NEWEST.version)
     assert gone
     assert (gone.kind is ChangeKind.NEVER) == (not _ever(name))
     assert gone.replacement or gone.rewrite is not None or gone.kind is ChangeKind.NEVER

@@ -15,21 +15,23 @@ ARMOURED = b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n...\n"
 
 def test_all_four_packages_have_the_version_and_are_held():
     wanted = container_toolkit.desired_toolkit(SETTING, ARMOURED)
-    assert {(each.version, each.hold) for each in wanted.of(Package)} == {("1.18.0-1", True)}
-    assert wanted.of(Lockstep) == (Lockstep(tuple(each.name for each in wanted.of(Package))),)
+    assert {(each.version, each.hold) for each in wanted.values_of(Package)} == {("1.18.0-1", True)}
+    assert wanted.values_of(Lockstep) == (
+        Lockstep(tuple(each.name for each in wanted.values_of(Package))),
+    )
 
 
 @pytest.mark.parametrize(("key", "suffix"), [(ARMOURED, "asc"), (b"\x99\x02\x0d\x04", "gpg")])
 def test_the_source_takes_the_key_that_lies_there_and_names_it_as_apt_reads_it(key, suffix):
     wanted = container_toolkit.desired_toolkit(SETTING, key)
-    (source,) = wanted.of(PackageSource)
-    contents = {each.path: each.content for each in wanted.of(File)}
+    (source,) = wanted.values_of(PackageSource)
+    contents = {each.path: each.content for each in wanted.values_of(File)}
     assert contents[source.key] == key
     assert source.key.endswith(f".{suffix}")
 
 
 def test_every_package_may_come_from_the_source_and_no_driver_may():
-    (source,) = container_toolkit.desired_toolkit(SETTING, ARMOURED).of(PackageSource)
+    (source,) = container_toolkit.desired_toolkit(SETTING, ARMOURED).values_of(PackageSource)
     stems = tuple(pattern.rstrip("*") for pattern in source.packages)
     assert all(name.startswith(stems) for name in container_toolkit.PACKAGES)
     assert not "nvidia-open".startswith(stems)

@@ -13,7 +13,7 @@ import pytest
 from gpufleet.gpu_software.driver_activation import (
     STOP_ORDER,
     Active,
-    Broken,
+    Blocked,
     InUse,
     NeedsReboot,
     NeedsReload,
@@ -126,15 +126,15 @@ def test_what_was_stopped_and_unloaded_before_comes_back():
 @pytest.mark.parametrize(
     ("seen", "wanted", "kind", "said"),
     [
-        (document(OLD, OLD), NEW, Broken, "gpu_lock.driver is 580.95.05"),
-        (document(NEW, NEW), "58", Broken, "gpu_lock.driver is 58"),
-        (document(OLD, NEW, OLD), NEW, Broken, "stopped half-way"),
-        (document(OLD, NEW, None), NEW, Broken, "no libnvidia-ml.so.1"),
-        (document(None, None), NEW, Broken, "dkms status"),
+        (document(OLD, OLD), NEW, Blocked, "gpu_lock.driver is 580.95.05"),
+        (document(NEW, NEW), "58", Blocked, "gpu_lock.driver is 58"),
+        (document(OLD, NEW, OLD), NEW, Blocked, "stopped half-way"),
+        (document(OLD, NEW, None), NEW, Blocked, "no libnvidia-ml.so.1"),
+        (document(None, None), NEW, Blocked, "dkms status"),
         (document(NEW, PATCH, used_by=["nvidia_uvm", "gdrdrv"]), PATCH, NeedsReboot, "gdrdrv"),
         (with_newer_kernel(document(None, None, NEW), NEW), NEW, NeedsReboot, "9.9.9-newer"),
-        (with_newer_kernel(document(None, None, NEW), None), NEW, Broken, "dkms status"),
-        (with_newer_kernel(document(None, None, NEW), OLD), NEW, Broken, "dkms status"),
+        (with_newer_kernel(document(None, None, NEW), None), NEW, Blocked, "dkms status"),
+        (with_newer_kernel(document(None, None, NEW), OLD), NEW, Blocked, "dkms status"),
     ],
 )
 def test_what_a_reload_does_not_mend(seen, wanted, kind, said):
@@ -188,7 +188,7 @@ RELOAD = NeedsReload("old is loaded", NEW)
         (REBOOT, "ask", False, "fail"),
         (REBOOT, "never", True, "fail"),
         (InUse("x", ()), "when_needed", True, "fail"),
-        (Broken(("x",)), "when_needed", True, "fail"),
+        (Blocked(("x",)), "when_needed", True, "fail"),
         (Unknown(("x",)), "when_needed", True, "fail"),
     ],
 )

@@ -92,6 +92,6 @@ def test_red_hats_systems_have_no_file_of_apts() -> None:
 def test_the_drivers_packages_come_with_where_they_come_from() -> None:
     found = desired_driver(node(DEBIAN["12"]))
     assert isinstance(found, DesiredState)
-    (source,) = found.of(PackageSource)
+    (source,) = found.values_of(PackageSource)
     assert source.url == "https://mirror.example/cuda"
-    assert any(each.name == "nvidia-driver-cuda" for each in found.of(Package))
+    assert any(each.name == "nvidia-driver-cuda" for each in found.values_of(Package))

@@ -80,7 +80,7 @@ def test_a_node_that_runs_its_lock_gets_no_transaction(system: System, which: st
 
 def with_its_stream(case: Case) -> Snapshot:
     """The node's snapshot with the dnf module's stream enabled that the case wants."""
-    streams = {each.name: each.stream for each in wanted(case).of(ModuleStream)}
+    streams = {each.name: each.stream for each in wanted(case).values_of(ModuleStream)}
     return replace(snapshot(case), streams=streams)
 
 
@@ -107,8 +107,8 @@ def test_everything_of_the_drivers_version_goes_in_lockstep_and_is_held(
     system: System, which: str
 ) -> None:
     values = DesiredState(*driver_packages(system, LOCKS[which], on(system, B200)).wanted)
-    (lockstep,) = values.of(Lockstep)
-    members = {each.name: each for each in values.of(Package) if each.name in lockstep.names}
+    (lockstep,) = values.values_of(Lockstep)
+    members = {each.name: each for each in values.values_of(Package) if each.name in lockstep.names}
 
     assert set(lockstep.names) == versioned(system, LOCKS[which], B200)
     assert {each.version for each in members.values()} == {f"{LOCKS[which].driver}-*"}
@@ -171,7 +171,7 @@ def test_without_persistence_there_is_no_daemon() -> None:
 def test_a_branch_alone_accepts_any_of_its_versions() -> None:
     system = DEBIAN["12"]
     values = DesiredState(*driver_packages(system, lock("580"), on(system, H100)).wanted)
-    driver = next(each for each in values.of(Package) if each.name == "nvidia-driver-cuda")
+    driver = next(each for each in values.values_of(Package) if each.name == "nvidia-driver-cuda")
     assert [driver.accepts(each) for each in ("580.95.05-1", "580.178.04-1", "595.91.07-1")] == [
         True,
         True,

@@ -144,7 +144,7 @@ def test_of_two_files_of_a_name_the_administrators_counts(root):
 def test_the_file_for_boot_says_what_the_running_kernel_gets():
     gpu = Gpu(huge_pages=HugePages(count=512))
     (file,) = (
-        each for each in kernel_tuning.desired_tuning(gpu, 8).of(File) if each.path == SYSCTL
+        each for each in kernel_tuning.desired_tuning(gpu, 8).values_of(File) if each.path == SYSCTL
     )
     lines = [line for line in file.content.decode().splitlines() if not line.startswith("#")]
     assert lines == [f"-{each}" for each in kernel_tuning.kernel_settings(gpu)]
@@ -153,19 +153,19 @@ def test_the_file_for_boot_says_what_the_running_kernel_gets():
 
 def test_every_gpu_has_its_device_file_made_before_a_stage_starts():
     wanted = kernel_tuning.desired_tuning(Gpu(), 4)
-    files = {each.path: each.content.decode() for each in wanted.of(File)}
+    files = {each.path: each.content.decode() for each in wanted.values_of(File)}
     unit = files["/etc/systemd/system/gpufleet-gpu-devices.service"]
     assert "ExecStart=/usr/bin/nvidia-modprobe -u -c 0 -c 1 -c 2 -c 3\n" in unit
     assert "After=gpufleet-gpu-devices.service" in files[kernel_tuning.STAGES]
-    assert wanted.of(Unit) == (Unit(kernel_tuning.DEVICES, running=None),)
+    assert wanted.values_of(Unit) == (Unit(kernel_tuning.DEVICES, running=None),)
 
 
 def test_without_tuning_nothing_of_ours_stays():
     wanted = kernel_tuning.desired_tuning(Gpu(tuning=False), 8)
     assert kernel_tuning.kernel_settings(Gpu(tuning=False)) == ()
-    assert not wanted.of(File)
-    assert {each.path for each in wanted.of(Absent)} == {SYSCTL, kernel_tuning.STAGES}
-    assert [each.name for each in wanted.of(UnitGone)] == [kernel_tuning.DEVICES]
+    assert not wanted.values_of(File)
+    assert {each.path for each in wanted.values_of(Absent)} == {SYSCTL, kernel_tuning.STAGES}
+    assert [each.name for each in wanted.values_of(UnitGone)] == [kernel_tuning.DEVICES]
 
 
 def test_systemd_takes_the_unit(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from gpufleet.checks.evaluate import evaluate
 from gpufleet.converge.desired import File
 from gpufleet.gpu_software import quarantine
-from gpufleet.gpu_software.driver_activation import Active, Broken
+from gpufleet.gpu_software.driver_activation import Active, Blocked
 from gpufleet.on_node.gpu_software import driver_reload
 from gpufleet.settings.parse import parse_settings
 from tests.support.checkout import ROOT
@@ -39,7 +39,7 @@ def test_a_healthy_node_serves(document):
 
 
 def test_a_node_whose_driver_is_not_in_force_does_not_whatever_else_is_well(document):
-    said = problems(document, Broken(("the disk has no module",)))
+    said = problems(document, Blocked(("the disk has no module",)))
     assert said == (f"{NODE}: the disk has no module",)
 
 
@@ -67,6 +67,6 @@ def test_a_fabric_on_its_way_is_waited_for_and_nothing_else_is(document):
 
 
 def test_the_guard_looks_for_the_mark_that_the_program_sets():
-    (guard,) = quarantine.stage_guard().of(File)
+    (guard,) = quarantine.stage_guard().values_of(File)
     assert f"ConditionPathExists=!{driver_reload.MARK}" in guard.content.decode()
     assert quarantine.MARK == driver_reload.MARK

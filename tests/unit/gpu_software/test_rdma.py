@@ -43,7 +43,7 @@ def test_only_what_is_not_loaded_is_loaded():
     ("distribution", "apart"), [("debian", True), ("ubuntu", True), ("rocky", False)]
 )
 def test_the_adapters_library_is_a_package_of_its_own_on_debian_alone(distribution, apart):
-    names = {each.name for each in rdma.desired_rdma(Rdma(), distribution).of(Package)}
+    names = {each.name for each in rdma.desired_rdma(Rdma(), distribution).values_of(Package)}
     assert ("ibverbs-providers" in names) == apart
 
 

@@ -456,7 +456,7 @@ def test_groups_hold_their_childrens_hosts_parents_first():
         ("a100", ("n3",)),
         ("h100", ("n1", "n2")),
     ]
-    assert groups.of("n1") == ("gpu", "lb", "h100")
+    assert groups.groups_of("n1") == ("gpu", "lb", "h100")
 
 
 # -- the examples that operators copy --------------------------------------------------------------

@@ -440,4 +440,4 @@ def test_only_other_versions_are_removed_once_this_one_runs():
         "node_exporter", PublishedProgram(url="https://x.example.net/a", sha256="a" * 64), ("x",)
     )
 
-    assert wanted.others(frozenset({"a" * 12, "b" * 12, ".lock", ".c.new"})) == ("b" * 12,)
+    assert wanted.other_versions(frozenset({"a" * 12, "b" * 12, ".lock", ".c.new"})) == ("b" * 12,)

@@ -35,7 +35,7 @@ def test_only_our_own_about_just_these_nodes_are_ended() -> None:
     by_pattern["matchers"] = [{**ours["matchers"][0], "isRegex": True, "value": "gpu-.*"}]
     over = listed(ours, id="5", status={"state": "expired"})
     found = silences.read([ours, by_hand, other, by_pattern, over])
-    assert [each.id for each in silences.to_close(found, ["gpu-01"])] == ["1"]
+    assert [each.id for each in silences.silences_to_close(found, ["gpu-01"])] == ["1"]
 
 
 @pytest.mark.parametrize("length", ["", "30", "0m", "25h", "2d", "m30", "-5m", "1.5h"])

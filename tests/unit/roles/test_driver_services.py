@@ -24,7 +24,7 @@ def node(machine: Machine = PCIE, system: str = "debian", **lock) -> BareNode:
 
 
 def contents(wanted: DesiredState) -> str:
-    return "\n".join(file.content.decode() for file in wanted.of(File))
+    return "\n".join(file.content.decode() for file in wanted.values_of(File))
 
 
 def test_ubuntus_persistence_daemon_is_told_to_persist_and_others_are_left_as_packaged():
@@ -64,11 +64,11 @@ def test_nvlink_5_needs_infinibands_management_datagrams_and_older_switches_do_n
 
 def test_another_domain_restarts_imex():
     def unit(*domain: str) -> Unit:
-        (found,) = join_imex_domain.imex_wanted("580.95.05", domain).of(Unit)
+        (found,) = join_imex_domain.imex_wanted("580.95.05", domain).values_of(Unit)
         return found
 
     assert unit("10.0.0.1") == unit("10.0.0.1")
     assert unit("10.0.0.1") != unit("10.0.0.1", "10.0.0.2")
     wanted = join_imex_domain.imex_wanted("580.95.05", ("10.0.0.1", "10.0.0.2"))
-    (nodes,) = [each for each in wanted.of(File) if each.path == join_imex_domain.NODES]
+    (nodes,) = [each for each in wanted.values_of(File) if each.path == join_imex_domain.NODES]
     assert nodes.content == b"10.0.0.1\n10.0.0.2\n"

@@ -189,8 +189,8 @@ def test_graphs_belong_to_the_budget_since_0_20():
         for vllm in ((0, 19, 0), (0, 20, 0))
     )
 
-    assert older.in_budget == older.activation.bytes + older.non_torch.bytes
-    assert newer.in_budget == (
+    assert older.budget_bytes == older.activation.bytes + older.non_torch.bytes
+    assert newer.budget_bytes == (
         newer.activation.bytes + newer.non_torch.bytes + newer.cuda_graphs.bytes
     )
     assert newer.error > older.error

@@ -8,9 +8,9 @@ from gpufleet.monitoring.dashboards.panel import (
     Mark,
     Panel,
     Query,
-    Shown,
     Step,
     Unit,
+    ValueDisplay,
     Variable,
 )
 from gpufleet.monitoring.rules.vllm_rules import KV_FULL, KV_SATURATED
@@ -34,12 +34,12 @@ KV_STEPS = (
     Step(KV_FULL, Colour.BAD),
 )
 
-UP = (Shown(1, "up", Colour.GOOD), Shown(0, "DOWN", Colour.BAD))
-YES_IS_BAD = (Shown(0, "no", Colour.GOOD), Shown(1, "YES", Colour.BAD))
-YES_IS_TO_LOOK_AT = (Shown(0, "no", Colour.GOOD), Shown(1, "yes", Colour.LOOK))
+UP = (ValueDisplay(1, "up", Colour.GOOD), ValueDisplay(0, "DOWN", Colour.BAD))
+YES_IS_BAD = (ValueDisplay(0, "no", Colour.GOOD), ValueDisplay(1, "YES", Colour.BAD))
+YES_IS_TO_LOOK_AT = (ValueDisplay(0, "no", Colour.GOOD), ValueDisplay(1, "yes", Colour.LOOK))
 # Of timelines, where most of what there is to see is good.
-YES_STANDS_OUT = (Shown(0, " ", Colour.QUIET), Shown(1, "yes", Colour.BAD))
-THERE = (Shown(1, " ", Colour.NEUTRAL),)  # of a series that is its labels
+YES_STANDS_OUT = (ValueDisplay(0, " ", Colour.QUIET), ValueDisplay(1, "yes", Colour.BAD))
+THERE = (ValueDisplay(1, " ", Colour.NEUTRAL),)  # of a series that is its labels
 
 DEPLOYS = Mark(
     "Deploy",
@@ -55,7 +55,7 @@ def stat(
     *,
     unit: Unit = Unit.COUNT,
     steps: tuple[Step, ...] = (),
-    shown: tuple[Shown, ...] = (),
+    shown: tuple[ValueDisplay, ...] = (),
     empty: str = "",
     legend: str = "",
     width: int = 3,
@@ -114,7 +114,7 @@ def timeline(
     queries: tuple[Query, ...],
     what_to_do: str,
     *,
-    shown: tuple[Shown, ...] = THERE,
+    shown: tuple[ValueDisplay, ...] = THERE,
     width: int = 12,
     height: int = 8,
     empty: str = "",

@@ -22,8 +22,8 @@ from gpufleet.monitoring.dashboards.panel import (
     Panel,
     Query,
     Row,
-    Shown,
     Unit,
+    ValueDisplay,
 )
 
 _ON = 'instance=~"$instance"'
@@ -92,7 +92,10 @@ NOW = Row(
     ),
 )
 
-_SEVERITY = (Shown("page", "page", Colour.BAD), Shown("ticket", "ticket", Colour.LOOK))
+_SEVERITY = (
+    ValueDisplay("page", "page", Colour.BAD),
+    ValueDisplay("ticket", "ticket", Colour.LOOK),
+)
 ALERTS = Row(
     "What fires",
     (
@@ -129,7 +132,7 @@ ALERTS = Row(
                 ),
             ),
             "What came first is often the cause of the rest.",
-            shown=(Shown(1, " ", Colour.LOOK), Shown(2, " ", Colour.BAD)),
+            shown=(ValueDisplay(1, " ", Colour.LOOK), ValueDisplay(2, " ", Colour.BAD)),
             width=10,
             height=7,
             empty="nothing fired in this time",

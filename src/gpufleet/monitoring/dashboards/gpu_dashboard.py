@@ -12,7 +12,15 @@ from gpufleet.monitoring.dashboards.common import (
     stat,
     timeline,
 )
-from gpufleet.monitoring.dashboards.panel import Colour, Dashboard, Query, Row, Shown, Step, Unit
+from gpufleet.monitoring.dashboards.panel import (
+    Colour,
+    Dashboard,
+    Query,
+    Row,
+    Step,
+    Unit,
+    ValueDisplay,
+)
 
 _OF = 'instance="$instance",gpu=~"$gpu"'
 _RATE = "[$__rate_interval]"
@@ -166,7 +174,7 @@ HEAT = Row(
             ),
             "sw_power_cap: its limit, often wanted so. sw_thermal, hw_thermal: heat. hw_power_brake: "
             "the machine's power supply.",
-            shown=(Shown(1, " ", Colour.LOOK),),
+            shown=(ValueDisplay(1, " ", Colour.LOOK),),
             width=6,
             empty="nothing held a GPU back, or no DCGM",
         ),
@@ -185,7 +193,7 @@ MEMORY = Row(
                 ),
             ),
             "The number says whose fault it is: docs/alerts/.",
-            shown=(Shown(1, " ", Colour.BAD),),
+            shown=(ValueDisplay(1, " ", Colour.BAD),),
             width=8,
             empty="no Xid in this time",
         ),

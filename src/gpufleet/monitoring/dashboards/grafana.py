@@ -30,8 +30,8 @@ from gpufleet.monitoring.dashboards.panel import (
     Panel,
     Place,
     Row,
-    Shown,
     Step,
+    ValueDisplay,
     Variable,
     place_panels,
 )
@@ -55,7 +55,7 @@ _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _PROMISED = {"any": Objectives(ttft_p99_seconds=1, itl_p99_seconds=1)}
 
 Json = dict[str, Any]
-_Marked = TypeVar("_Marked", Step, Shown)
+_Marked = TypeVar("_Marked", Step, ValueDisplay)
 
 
 def dashboards() -> dict[str, str]:
@@ -197,7 +197,7 @@ def _thresholds(steps: tuple[Step, ...]) -> Json:
     }
 
 
-def _mappings(shown: tuple[Shown, ...]) -> list[Json]:
+def _mappings(shown: tuple[ValueDisplay, ...]) -> list[Json]:
     if not shown:
         return []
     options = {

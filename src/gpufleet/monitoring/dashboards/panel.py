@@ -63,7 +63,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Shown:
+class ValueDisplay:
     """A number that is written as a word, or a label's value that has a colour."""
 
     value: float | str
@@ -106,7 +106,7 @@ class Column:
     query: int | None = None
     unit: Unit = Unit.COUNT
     steps: tuple[Step, ...] = ()
-    shown: tuple[Shown, ...] = ()
+    shown: tuple[ValueDisplay, ...] = ()
     link: str = ""
     width: int | None = None
 
@@ -132,7 +132,7 @@ class Panel:
     width: int
     height: int
     steps: tuple[Step, ...] = ()
-    shown: tuple[Shown, ...] = ()
+    shown: tuple[ValueDisplay, ...] = ()
     columns: tuple[Column, ...] = ()
     minimum: float | None = None
     maximum: float | None = None

@@ -17,8 +17,8 @@ from gpufleet.monitoring.dashboards.panel import (
     Panel,
     Query,
     Row,
-    Shown,
     Unit,
+    ValueDisplay,
 )
 
 _ON = 'instance=~"$instance"'
@@ -94,7 +94,7 @@ FORCE = Row(
                 ),
             ),
             "Plan it, or let the next driver upgrade do it.",
-            shown=(Shown(0, " ", Colour.QUIET), Shown(1, "yes", Colour.LOOK)),
+            shown=(ValueDisplay(0, " ", Colour.QUIET), ValueDisplay(1, "yes", Colour.LOOK)),
             width=8,
             height=6,
         ),

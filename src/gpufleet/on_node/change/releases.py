@@ -37,7 +37,7 @@ class Release(NamedTuple):
     users: List[str]
 
 
-class Kept(NamedTuple):
+class KeptUnits(NamedTuple):
     """Kept units of an upgrade."""
 
     id: str
@@ -102,7 +102,7 @@ def processes() -> Iterator["tuple[int, Set[str]]"]:
                 yield int(name), found
 
 
-def kept_sets() -> List[Kept]:
+def kept_sets() -> List[KeptUnits]:
     """Return the kept units of upgrades, oldest first."""
     found = []
     for upgrade in change_files.names(change_files.KEPT):
@@ -115,11 +115,13 @@ def kept_sets() -> List[Kept]:
             for unit in services(folder)
             for each in NAMED.findall(change_files.read(folder + "/" + unit) or b"")
         }
-        found.append(Kept(upgrade, at, names))
+        found.append(KeptUnits(upgrade, at, names))
     return sorted(found, key=lambda each: (each.at, each.id))
 
 
-def stale(sets: List[Kept], keep: int, days: float, now: float, locked: Optional[str]) -> List[str]:
+def stale_sets(
+    sets: List[KeptUnits], keep: int, days: float, now: float, locked: Optional[str]
+) -> List[str]:
     """
     Return ids of kept sets that go. Pure.
 
@@ -160,7 +162,7 @@ def collect(asked: Dict[str, Any]) -> Dict[str, Any]:
     with change_files.turn(change_files.UNITS_TURN), hold_build_lock() as free:
         now = time.time()
         lock = change_files.document(change_files.LOCK)
-        old = stale(kept_sets(), keep, days, now, lock["id"] if lock else None)
+        old = stale_sets(kept_sets(), keep, days, now, lock["id"] if lock else None)
         for upgrade in old:
             change_files.remove_directory(change_files.KEPT + "/" + upgrade)
         change_files.remove_leftovers(change_files.KEPT)

@@ -14,7 +14,7 @@ from gpufleet.on_node.common import change_files, stages
 from gpufleet.on_node.common.answers import CannotRead
 from gpufleet.on_node.common.change_files import RefusedError
 from gpufleet.on_node.common.commands import refused, run
-from gpufleet.on_node.common.systemctl import of_each
+from gpufleet.on_node.common.systemctl import show_each
 
 FINGERPRINT = re.compile(r"printf %%s ([0-9A-Za-z]+) > /run/gpufleet/started/%n")
 STARTED = "/run/gpufleet/started"
@@ -78,7 +78,7 @@ def states(units: Iterable[str]) -> Dict[str, Dict[str, str]]:
     )  # fmt: skip
     if output.status != 0:
         raise refused("systemctl", output)
-    found = {about["Id"]: about for about in of_each(output.out) if "Id" in about}
+    found = {about["Id"]: about for about in show_each(output.out) if "Id" in about}
     if missing := [name for name in names if name not in found]:
         raise CannotRead("error", detail="systemctl says nothing of " + ", ".join(missing))
     return {name: found[name] for name in names}

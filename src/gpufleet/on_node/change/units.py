@@ -31,7 +31,7 @@ LINES = 40
 CUT_SECONDS = 30
 
 
-class Beside(NamedTuple):
+class StartFile(NamedTuple):
     """A file that units read when they start."""
 
     content: bytes
@@ -43,7 +43,7 @@ class Target(NamedTuple):
     """What a node is to have: units by name (None: no such unit), and files by path."""
 
     units: Dict[str, Optional[bytes]]
-    beside: Dict[str, Beside]
+    beside: Dict[str, StartFile]
 
 
 class Due(NamedTuple):
@@ -184,25 +184,25 @@ def following(units: Optional[Sequence[str]]) -> Target:
     for unit in chosen:
         content = None
         if known[unit] is not None:
-            content = whole(unit, manifest["sha256"].get(unit))
+            content = pending_file(unit, manifest["sha256"].get(unit))
             if systemd.fingerprint(content.decode("utf-8", "replace")) != known[unit]:
-                raise RefusedError(broken(unit))
+                raise RefusedError(repair_hint(unit))
         target.units[unit] = content
     for path, about in manifest["files"].items():
-        content = whole(about["name"], manifest["sha256"].get(about["name"]))
-        target.beside[path] = Beside(content, int(about["mode"], 8), (0, 0))
+        content = pending_file(about["name"], manifest["sha256"].get(about["name"]))
+        target.beside[path] = StartFile(content, int(about["mode"], 8), (0, 0))
     return target
 
 
-def whole(name: str, sha256: Optional[str]) -> bytes:
+def pending_file(name: str, sha256: Optional[str]) -> bytes:
     """Return a file of `next/`; of a secret no hash is written down."""
     content = change_files.read("%s/%s" % (change_files.NEXT, name))
     if content is None or (sha256 and hashlib.sha256(content).hexdigest() != sha256):
-        raise RefusedError(broken(name))
+        raise RefusedError(repair_hint(name))
     return content
 
 
-def broken(name: str) -> str:
+def repair_hint(name: str) -> str:
     """Return what to do about a file of `next/` that is not what its manifest says."""
     return (
         "%s/%s is not what its manifest says, as after a run that was interrupted: nothing was "
@@ -233,7 +233,7 @@ def kept_units(upgrade: str, units: Optional[Sequence[str]]) -> "tuple[Target, L
             content = change_files.read(folder + "/" + about["name"])
             if content is None:
                 raise RefusedError("%s/%s is gone: nothing was touched" % (folder, about["name"]))
-            target.beside[path] = Beside(content, int(about["mode"], 8), tuple(about["owner"]))
+            target.beside[path] = StartFile(content, int(about["mode"], 8), tuple(about["owner"]))
     return target, [unit for unit in chosen if unit not in manifest["units"]]
 
 
@@ -267,7 +267,7 @@ def keep(upgrade: str, target: Target) -> None:
         change_files.write_document(folder + "/" + change_files.MANIFEST, now)
 
 
-def keep_files(folder: str, wanted: Dict[str, Beside]) -> Dict[str, Any]:
+def keep_files(folder: str, wanted: Dict[str, StartFile]) -> Dict[str, Any]:
     """Keep the files beside units; return what the manifest says of them."""
     found = {}
     for number, path in enumerate(sorted(wanted)):

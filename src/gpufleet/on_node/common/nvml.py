@@ -98,7 +98,7 @@ def number(field_id: int) -> Ask:
     return lambda nvml, gpu: field(nvml, gpu, field_id)
 
 
-def each(**questions: Ask) -> Ask:
+def ask_all(**questions: Ask) -> Ask:
     """Return several questions as one; each of its answers may be missing for itself."""
     return lambda nvml, gpu: table_answers(questions.items(), nvml, gpu)
 

@@ -17,7 +17,7 @@ from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.common.answers import CannotRead, read
 from gpufleet.on_node.common.commands import path_of, refused, run
 from gpufleet.on_node.common.linux_facts import line, names
-from gpufleet.on_node.common.systemctl import of_each
+from gpufleet.on_node.common.systemctl import show_each
 
 UNITS_SECONDS = 10
 # What a GPU's work depends on beside the driver, and what upgrades Red Hat's machines by itself.
@@ -203,7 +203,7 @@ def units() -> dict[str, Any]:
         "systemctl", "show", "--no-pager", "--property=" + wanted, *UNITS,
         seconds=UNITS_SECONDS,
     )  # fmt: skip
-    blocks = of_each(output.out)
+    blocks = show_each(output.out)
     if "not been booted with systemd" in output.err:
         raise CannotRead("absent", detail="systemd does not run here")
     if not blocks:
@@ -265,12 +265,12 @@ def redirects(bridge: str) -> Any:
     if len(config) <= CONFIG_HEADER:
         raise CannotRead("no_permission", detail="PCI configuration space needs root")
     if config[:4] == b"\xff\xff\xff\xff":
-        return read(lost, bridge)
+        return read(raise_lost, bridge)
     control = acs_control(config)
     return bool(control & ACS_REDIRECT)
 
 
-def lost(bridge: str) -> None:
+def raise_lost(bridge: str) -> None:
     """Raise what a function that no longer answers on the bus is."""
     raise CannotRead("lost", detail=bridge.rpartition("/")[2])
 

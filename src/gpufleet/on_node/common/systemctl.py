@@ -15,6 +15,6 @@ def properties(text: str) -> Dict[str, str]:
     return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
 
-def of_each(text: str) -> List[Dict[str, str]]:
+def show_each(text: str) -> List[Dict[str, str]]:
     """Return those of several units, in their order: an empty line is between two of them."""
     return [properties(block) for block in text.split("\n\n") if block.strip()]

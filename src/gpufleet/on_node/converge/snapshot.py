@@ -26,7 +26,7 @@ import subprocess
 from collections.abc import Callable, Iterable
 from typing import Any, Dict
 
-from gpufleet.on_node.common.systemctl import of_each
+from gpufleet.on_node.common.systemctl import show_each
 from gpufleet.on_node.packages import installed
 
 PARAMETERS = globals().get("PARAMETERS") or {}
@@ -83,7 +83,7 @@ def run(*argv: str) -> str:
     return text
 
 
-def each(arguments: Iterable[str], read: Callable[[str], Any]) -> dict[str, Any]:
+def read_each(arguments: Iterable[str], read: Callable[[str], Any]) -> dict[str, Any]:
     """Return {argument: what `read` gives for it}, with the reason where it raises."""
     found = {}
     for argument in sorted(set(arguments)):
@@ -217,14 +217,14 @@ def units(asked: Iterable[str], patterns: Iterable[str]) -> tuple[dict[str, Any]
         failed = {"error": reason(error)}
         return dict.fromkeys(asked, failed), dict.fromkeys(patterns, failed)
     shown = {**loaded, **shown}
-    alike = each(
+    alike = read_each(
         patterns,
         lambda pattern: sorted(
             name for name in {*there, *loaded} if is_like(name, pattern) and is_ours(name)
         ),
     )
     ours = {name for found in alike.values() if isinstance(found, list) for name in found}
-    return each({*asked, *ours}, lambda name: unit_state(name, shown[name])), alike
+    return read_each({*asked, *ours}, lambda name: unit_state(name, shown[name])), alike
 
 
 def shown_units(
@@ -239,7 +239,7 @@ def shown_units(
         return {}, {}
     wanted = ",".join([*UNIT_PROPERTIES, "Id", "Names"])
     text = run("systemctl", "show", "-p", wanted, "--", *names, *patterns)
-    shown = of_each(text)
+    shown = show_each(text)
     if len(shown) < len(names):
         raise OSError("systemctl showed %d units of %d" % (len(shown), len(names)))
     for name, about in zip(names, shown):  # Python 3.8
@@ -334,15 +334,17 @@ def snapshot(asked: list[list[str]]) -> dict[str, Any]:
     states, alike = units(only("unit"), only("units like"))
     return {
         "schema": 1,
-        "files": each([*only("file"), *secrets], lambda path: file_state(path, secrets.get(path))),
-        "lines": each(wanted_lines, lambda path: lines_of(path, wanted_lines[path])),
-        "users": each(only("user"), user_state),
-        "groups": each(only("group"), group_state),
+        "files": read_each(
+            [*only("file"), *secrets], lambda path: file_state(path, secrets.get(path))
+        ),
+        "lines": read_each(wanted_lines, lambda path: lines_of(path, wanted_lines[path])),
+        "users": read_each(only("user"), user_state),
+        "groups": read_each(only("group"), group_state),
         **packages,
         "units": states,
         "units_like": alike,
-        "files_like": each(only("files like"), files_like),
-        "listings": each(only("listing"), listing),
+        "files_like": read_each(only("files like"), files_like),
+        "listings": read_each(only("listing"), listing),
         "leftovers": leftovers(),
     }
 

@@ -27,7 +27,7 @@ class Bindings:
         )
         self._add(tree.body, self.at_run_time)
 
-    def of(self, name: str) -> List[ast.stmt]:
+    def binding(self, name: str) -> List[ast.stmt]:
         """Return what binds `name`; what does so for type checkers, if nothing else does."""
         return self.at_run_time.get(name) or self._for_type_checkers.get(name) or []
 

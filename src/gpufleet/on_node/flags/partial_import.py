@@ -188,7 +188,7 @@ class Scope:
             return absent(self.name + "." + name)
         self._busy.add(name)
         try:
-            statements = self.bindings.of(name)
+            statements = self.bindings.binding(name)
             if not statements:
                 return self._from_elsewhere(name)
             for statement in statements:
@@ -291,7 +291,7 @@ class Scope:
         tree = ast.Module([statement], [])
         code = compile(tree, self.path, "exec", dont_inherit=True, flags=flags)
         for used in _class_names(code):
-            if not self._has(used) and self.bindings.of(used):
+            if not self._has(used) and self.bindings.binding(used):
                 self.names.setdefault(used, self.resolve(used))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

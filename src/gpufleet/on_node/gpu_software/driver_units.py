@@ -16,7 +16,7 @@ from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.common.answers import CannotRead, is_missing, read
 from gpufleet.on_node.common.commands import ENVIRONMENT, path_of
 from gpufleet.on_node.common.linux_facts import line, names
-from gpufleet.on_node.common.systemctl import of_each
+from gpufleet.on_node.common.systemctl import show_each
 
 KEPT = "/var/lib/gpufleet/driver-reload.json"
 UNITS = "/etc/systemd/system"
@@ -86,7 +86,7 @@ def unit_properties(units: Sequence[str]) -> dict[str, dict[str, str]]:
         return {}
     wanted = "Id,LoadState,ActiveState,ConditionResult,UnitFileState"
     output = do("systemctl", "show", "--no-pager", "--property=" + wanted, "--", *units)
-    loaded = (about for about in of_each(output) if about.get("LoadState") == "loaded")
+    loaded = (about for about in show_each(output) if about.get("LoadState") == "loaded")
     return {about["Id"]: about for about in loaded}
 
 

@@ -42,7 +42,7 @@ from gpufleet.on_node.common.answers import CannotRead, is_missing, missing, rea
 from gpufleet.on_node.common.commands import refused, run
 from gpufleet.on_node.common.forked import Watch
 from gpufleet.on_node.common.linux_facts import line, names
-from gpufleet.on_node.common.systemctl import of_each
+from gpufleet.on_node.common.systemctl import show_each
 from gpufleet.on_node.common.textfile import Labels, Number
 from gpufleet.on_node.monitoring import (
     gpu_values,  # fmt: skip
@@ -162,7 +162,7 @@ def units() -> List[Dict[str, Any]]:
         "systemctl", "show", "--no-pager", "--property=Id,ActiveState,NRestarts", *wanted,
         seconds=SECONDS["part"] - 2,
     )  # fmt: skip
-    said = {about.get("Id"): about for about in of_each(output.out)}
+    said = {about.get("Id"): about for about in show_each(output.out)}
     if output.status or not set(wanted) <= set(said):
         raise refused("systemctl", output)
     return [
@@ -201,7 +201,7 @@ def on_bus(known: Any) -> Dict[str, Any]:
 
 
 def answers(bus_id: str) -> bool:
-    """Say whether a PCI function answers: one that is gone reads as ones (system.py, `lost`)."""
+    """Say whether a PCI function answers: one that is gone reads as ones (`system.raise_lost`)."""
     try:
         with open("%s/sys/bus/pci/devices/%s/config" % (linux_facts.ROOT, bus_id), "rb") as file:
             return file.read(4) != b"\xff\xff\xff\xff"
@@ -320,9 +320,9 @@ def samples() -> Iterator[Sample]:
         facts.end()
     found = facts.answers
     failed.update({name: is_missing(answer) for name, answer in found.items()})
-    made = list(node(found, about, gpu_node)) + list(of_stages(found["stages"]))
+    made = list(node(found, about, gpu_node)) + list(stage_facts(found["stages"]))
     if "nvml" in found:
-        made += of_gpus(found, failed)
+        made += gpu_facts(found, failed)
     yield "facts_timestamp_seconds", {}, round(began_at, 3)
     # A GPU that is silent is part of "nvml"; its number is no name of a part.
     parts = {name: gone for name, gone in failed.items() if not name.startswith("gpu ")}
@@ -400,7 +400,7 @@ def node(found: Dict[str, Any], about: Dict[str, Any], gpu_node: bool) -> Iterat
             yield "reboot_pending", {"reason": "packages"}, int(host["packages"])
         yield "reboot_pending", {"reason": "kernel"}, int(host["newest"] != host["kernel"])
     if gpu_node:
-        yield from of_driver(versions)
+        yield from driver_facts(versions)
         yield from number_of_gpus(found, about)
 
 
@@ -421,7 +421,7 @@ def version_label(version: Optional[str]) -> str:
     return "unknown" if version is None else version
 
 
-def of_driver(versions: Dict[str, Optional[str]]) -> Iterator[Sample]:
+def driver_facts(versions: Dict[str, Optional[str]]) -> Iterator[Sample]:
     """Yield which parts differ from the loaded module; of what could not be read, nothing."""
     loaded = versions["loaded"]
     if not loaded:
@@ -448,7 +448,7 @@ def number_of_gpus(found: Dict[str, Any], about: Dict[str, Any]) -> Iterator[Sam
     yield "gpus", {"state": "present"}, min(there, len(answering)) if by_nvml else there
 
 
-def of_stages(found: Any) -> Iterator[Sample]:
+def stage_facts(found: Any) -> Iterator[Sample]:
     """Yield what systemd says of the stages."""
     for each in [] if is_missing(found) else found:
         stage = {"stage": each["stage"]}
@@ -458,7 +458,7 @@ def of_stages(found: Any) -> Iterator[Sample]:
         yield "stage_restarts_total", stage, each["restarts"]
 
 
-def of_gpus(found: Dict[str, Any], failed: Dict[str, bool]) -> List[Sample]:
+def gpu_facts(found: Dict[str, Any], failed: Dict[str, bool]) -> List[Sample]:
     """Return what NVML and the kernel log say of GPUs; what was silent is noted in `failed`."""
     made: List[Sample] = []
     count = found["nvml"] if not is_missing(found["nvml"]) else 0

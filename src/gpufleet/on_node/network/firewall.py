@@ -67,7 +67,7 @@ def run(*argv: str, text: str = "") -> str:
     return done.stdout.decode("utf-8", "replace")
 
 
-def there(name: str) -> bool:
+def is_installed(name: str) -> bool:
     """Say whether a program is in the path that is used here."""
     return any(os.access(os.path.join(where, name), os.X_OK) for where in PATH.split(":"))
 
@@ -129,7 +129,7 @@ def write(path: str, text: str, mode: int) -> None:
 
 def look(wanted: str) -> dict[str, Any]:
     """Return what is loaded, what is wanted in the same words, and what a reboot would load."""
-    installed, known = there("nft"), users(wanted)
+    installed, known = is_installed("nft"), users(wanted)
     return {
         "installed": installed,
         "user": known,

@@ -326,7 +326,7 @@ def server_states(drained: "set[str]") -> "dict[str, Any]":
     match = re.search(r"^description: gpufleet (\S+)", info, re.MULTILINE)
     found["fingerprint"] = match.group(1) if match else ""
     older = {}  # type: dict[str, int]
-    for text in of_older():
+    for text in older_statistics():
         for row in statistics(text):
             name = row["pxname"] + "/" + row["svname"]
             older[name] = older.get(name, 0) + int(row["scur"] or 0)
@@ -353,7 +353,7 @@ def statistics(text: str) -> "list[dict[str, str]]":
     return [row for row in rows if row.get("svname") not in (None, "FRONTEND", "BACKEND")]
 
 
-def of_older() -> "Iterator[str]":
+def older_statistics() -> "Iterator[str]":
     """Yield the statistics of processes that were reloaded, and end with their last requests."""
     try:
         processes = send_command("show proc", master=True)

@@ -131,7 +131,7 @@ class Dnf:
         self.foretold = text
         installed = self.installed()
         changes = []
-        for section, name, version in listed(text):
+        for section, name, version in parse_listing(text):
             before = installed[name].version if name in installed else None
             gone = section.startswith(("Removing", "replacing"))
             after = None if gone else version
@@ -194,7 +194,7 @@ class Dnf:
             self.run("clean")
 
 
-def listed(text: str) -> List[Tuple[str, str, str]]:
+def parse_listing(text: str) -> List[Tuple[str, str, str]]:
     """
     Return [(section, name, version)] of dnf's table.
 

@@ -67,7 +67,7 @@ def deaf() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
 
-def begin(root: str) -> None:
+def begin_log(root: str) -> None:
     """Begin the log anew."""
     os.makedirs(os.path.dirname(root + LOG), mode=0o755, exist_ok=True)
     with open(root + LOG, "w") as log:

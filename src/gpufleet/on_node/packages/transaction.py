@@ -46,7 +46,7 @@ def transact(asked: Dict[str, Any]) -> Dict[str, Any]:
     try:
         # apt fetches as its own user, which has to get through.
         os.chmod(os.path.dirname(os.path.dirname(root + LOCK)), 0o755)
-        steps.begin(root)
+        steps.begin_log(root)
         manager: Manager = Dnf(asked) if asked["manager"] == "dnf" else Apt(asked)
         locks.wait(root, manager.kind, seconds, partial(tell, root))
         steps.doing(root, "reads what is installed")
@@ -138,7 +138,7 @@ def change(manager: Manager, asked: Dict[str, Any], notes: List[str]) -> List[Ch
     steps.doing(root, "changes %d package%s" % (len(changes), "s"[: len(changes) - 1]))
     output = manager.install()
     held = [one.name for one in changes if one.name in before and before[one.name].held]
-    if output.status or broken(manager, asked):
+    if output.status or broken_packages(manager, asked):
         raise RefusedError(restore(manager, changes, output, held))
     left = manager.installed()
     manager.mark_again([name for name in held if name in left and name not in asked["release"]])
@@ -162,7 +162,7 @@ def fetch(manager: Manager, asked: Dict[str, Any]) -> List[str]:
         raise RefusedError("%s; %s" % (refused, UNTOUCHED)) from None
 
 
-def broken(manager: Manager, asked: Dict[str, Any]) -> List[str]:
+def broken_packages(manager: Manager, asked: Dict[str, Any]) -> List[str]:
     """Return the wanted packages that are not whole, whatever the exit status was."""
     found = manager.installed()
     return [name for name, _ in asked["install"] if name not in found or not found[name].whole]

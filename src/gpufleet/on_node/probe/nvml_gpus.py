@@ -13,7 +13,7 @@ from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.common.answers import CannotRead, is_missing, missing, plain, read
 from gpufleet.on_node.common.nvml import (
     Ask,
-    each,
+    ask_all,
     either,
     fill,
     get,
@@ -99,7 +99,7 @@ def retired(cause: int) -> Ask:
 
 def ecc_at(location: int) -> Ask:
     """Return a question for the error counters of one place: 2 DRAM, 7 SRAM."""
-    return each(
+    return ask_all(
         corrected_volatile=get("MemoryErrorCounter", 0, 0, location),
         uncorrected_volatile=get("MemoryErrorCounter", 1, 0, location),
         corrected_aggregate=get("MemoryErrorCounter", 0, 1, location),
@@ -197,7 +197,7 @@ GPU_FACTS: tuple[tuple[str, Ask], ...] = (
     ("ecc_dram", ecc_at(2)),
     ("ecc_sram_counts", ecc_at(7)),
     ("retired_pages_pending", get("RetiredPagesPendingStatus")),
-    ("retired_pages", each(single_bit=retired(0), double_bit=retired(1))),
+    ("retired_pages", ask_all(single_bit=retired(0), double_bit=retired(1))),
     # Blackwell. Repairs wait for a reset.
     ("repair", get("RepairStatus", keys=("channel_pending", "tpc_pending"))),
     ("memory_unrepairable", lambda nvml, gpu: nvml.nvmlDeviceGetUnrepairableMemoryFlag_v1(gpu)),
@@ -212,7 +212,7 @@ GPU_FACTS: tuple[tuple[str, Ask], ...] = (
     ("margin_celsius", get("MarginTemperature")),
     (
         "temperature_limits",
-        each(
+        ask_all(
             shutdown=number(193),
             slowdown=number(194),
             memory_max=number(195),

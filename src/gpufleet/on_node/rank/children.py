@@ -146,12 +146,14 @@ def describe_exit(status: int) -> str:
 def environment(values: dict[str, Any]) -> dict[str, str]:
     """Return our variables for a program: without systemd's own, placeholders filled in."""
     ours = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
-    found = {name: filled(value, values) for name, value in os.environ.items() if name not in ours}
+    found = {
+        name: fill_ports(value, values) for name, value in os.environ.items() if name not in ours
+    }
     found["GPUFLEET_INCARNATION"] = str(values["incarnation"])
     return found
 
 
-def filled(text: str, values: dict[str, Any]) -> str:
+def fill_ports(text: str, values: dict[str, Any]) -> str:
     """Fill in `{master_port}` and the like; other braces stay, for arguments hold JSON."""
     for name, value in values.items():
         text = text.replace("{%s}" % name, str(value))

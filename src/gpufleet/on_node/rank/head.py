@@ -150,7 +150,7 @@ class Head(Rank):
         elif kind == "gone":
             self._hurry(str(message.get("why")))
         elif kind == "leaving":
-            self.drain("%s was stopped" % self.named(rank), rank)
+            self.drain("%s was stopped" % self.rank_name(rank), rank)
         elif kind == "over":
             self.end(str(message.get("why")), rank)
 
@@ -169,7 +169,7 @@ class Head(Rank):
         if self.step != "gather":
             # It should be part of the group, and its program is a new one.
             new = "its node" if hello.get("boot_id") != self.hello[rank].get("boot_id") else "it"
-            self.end("%s: %s was started anew" % (self.named(rank), new), rank)
+            self.end("%s: %s was started anew" % (self.rank_name(rank), new), rank)
             return
         if why := "; ".join(self._differences(rank, hello)):
             self.refused[rank] = why
@@ -219,7 +219,7 @@ class Head(Rank):
         link.refused = True
         link.send("refused", why=why)
 
-    def lost(self, link: Link, why: str) -> None:
+    def link_lost(self, link: Link, why: str) -> None:
         rank = self.rank_of(link)
         if rank is None:
             if not link.refused and (link.known or "key" in why):
@@ -230,9 +230,9 @@ class Head(Rank):
         if self.tested[rank] != "done" and late:
             why = self.refused[rank] = self._not_large(rank)
         del self.ranks[rank]
-        self.say("%s %s" % (self.named(rank), why))
+        self.say("%s %s" % (self.rank_name(rank), why))
         if self.step != "gather":
-            self.end("%s %s" % (self.named(rank), why), rank)
+            self.end("%s %s" % (self.rank_name(rank), why), rank)
 
     def _give_up_on_large(self, now: float) -> None:
         for rank, link in list(self.ranks.items()):
@@ -323,12 +323,14 @@ class Head(Rank):
         }
         if self.mesh:
             self.mesh.pin()
-        self.state.begin(self.incarnation)
+        self.state.begin_incarnation(self.incarnation)
         self.state.phase("starting", "forms the group")
         self.say("incarnation %(counter)d, %(id)s, master port %(master_port)d" % self.incarnation)
         for rank, link in self.ranks.items():
             if link.clock_offset is not None and abs(link.clock_offset) > CLOCK_SECONDS:
-                self.say("%s: its clock is off by %+.1f s" % (self.named(rank), link.clock_offset))
+                self.say(
+                    "%s: its clock is off by %+.1f s" % (self.rank_name(rank), link.clock_offset)
+                )
             link.incarnation = self.incarnation["id"]
             link.send("form", group=self.incarnation)
         self.step = "form"
@@ -363,7 +365,7 @@ class Head(Rank):
         if self.incarnation is None:
             self.status = 0
             return
-        self.drain("%s was stopped" % self.named(0), 0)
+        self.drain("%s was stopped" % self.rank_name(0), 0)
 
     def drain(self, why: str, rank: int) -> None:
         """As any rank's, and the servers, ours and those of workers that have one, finish."""

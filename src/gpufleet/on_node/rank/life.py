@@ -23,7 +23,7 @@ from gpufleet.on_node.rank.children import (
     descendants,
     describe_exit,
     environment,
-    filled,
+    fill_ports,
     listens,
 )
 from gpufleet.on_node.rank.mesh import NEVER, Mesh
@@ -123,7 +123,7 @@ class Rank:
         """Act on a peer's message."""
         raise NotImplementedError
 
-    def lost(self, link: Link, why: str) -> None:
+    def link_lost(self, link: Link, why: str) -> None:
         """Act on the loss of a link, which is closed already."""
         raise NotImplementedError
 
@@ -174,7 +174,7 @@ class Rank:
         now = time.monotonic()
         self._keep_mesh(now)
         for name, status in self.children.ended():
-            why = "%s: %s ended %s" % (self.named(self.rank), name, describe_exit(status))
+            why = "%s: %s ended %s" % (self.rank_name(self.rank), name, describe_exit(status))
             if self.ending is None or self.ending.step == "drain":
                 self.program_ended(why, status)
         if self._asked_to_stop and self.ending is None:
@@ -261,7 +261,7 @@ class Rank:
         if link in self.links:
             self.links.remove(link)
             link.close()
-            self.lost(link, why)
+            self.link_lost(link, why)
 
     def _asked(self, *_: Any) -> None:
         self._asked_to_stop = True
@@ -277,11 +277,11 @@ class Rank:
 
     def start(self, program: list[str]) -> None:
         """Start one of our programs; one that cannot be started is the group's end."""
-        argv = [filled(word, self.values) for word in program]
+        argv = [fill_ports(word, self.values) for word in program]
         try:
             pid = self.children.start(argv, environment(self.values))
         except OSError as error:
-            why = "%s: cannot start %s: %s" % (self.named(self.rank), argv[0], error.strerror)
+            why = "%s: cannot start %s: %s" % (self.rank_name(self.rank), argv[0], error.strerror)
             self.end(why, self.rank, status=WRONG if error.errno in FOR_GOOD else 1)
             return
         self.say("started %s, process %d" % (argv[0], pid))
@@ -295,12 +295,12 @@ class Rank:
         if now < self._next_look:
             return False
         self._next_look = now + LOOK_SECONDS
-        port = int(filled(self.options.ready_port, self.values))
+        port = int(fill_ports(self.options.ready_port, self.values))
         if listens(port):
             return True
         self.state.phase("starting", "%s is to listen on port %d" % (self.me.name, port))
         if now > self._start_until:
-            limits = (self.named(self.rank), port, self.options.start_seconds)
+            limits = (self.rank_name(self.rank), port, self.options.start_seconds)
             self.end("%s: nobody listened on port %d within %g s" % limits, self.rank)
         return False
 
@@ -364,7 +364,7 @@ class Rank:
 
     # Words
 
-    def named(self, rank: int) -> str:
+    def rank_name(self, rank: int) -> str:
         """Return a rank's name for people: `rank 1 on gpu-02`."""
         return "rank %d on %s" % (rank, self.nodes[rank].name)
 
@@ -375,7 +375,7 @@ class Rank:
             return
         if len(self._said) > 1000:
             self._said.clear()
-        line = "%s of %s: %s" % (self.named(self.rank), self.options.replica, text)
+        line = "%s of %s: %s" % (self.rank_name(self.rank), self.options.replica, text)
         with contextlib.suppress(OSError):
             # A journal that takes nothing, on a stalled disk say, must not keep us from our end.
             if not select.select([], [STDERR], [], 0)[1]:

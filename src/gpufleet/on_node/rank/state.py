@@ -90,7 +90,7 @@ class State:
         self.document["phase"] = phase
         self.document["why"] = why
 
-    def begin(self, incarnation: dict[str, Any]) -> None:
+    def begin_incarnation(self, incarnation: dict[str, Any]) -> None:
         """Note the incarnation that we are part of now."""
         self.document["incarnation"] = {**incarnation, "since": int(time.time())}
         self.document["counter"] = incarnation["counter"]

@@ -62,7 +62,7 @@ class Worker(Rank):
                 self.told = missing
                 link.send("reach", missing=missing)
         elif apart := self._silent(now, silence + APART_SECONDS):
-            both = (self.named(self.rank), self.named(apart[0]))
+            both = (self.rank_name(self.rank), self.rank_name(apart[0]))
             self.end("%s and %s do not reach each other" % both, self.rank)
 
     def advance(self, now: float) -> None:
@@ -184,7 +184,7 @@ class Worker(Rank):
         link.incarnation, link.bound = group["id"], True
         if self.mesh:
             self.mesh.pin()
-        self.state.begin(self.incarnation)
+        self.state.begin_incarnation(self.incarnation)
         self.state.phase("starting", "%s is to start first" % self.nodes[0].name)
         self.say("incarnation %(counter)d, %(id)s, master port %(master_port)d" % self.incarnation)
         link.send("formed")
@@ -202,11 +202,11 @@ class Worker(Rank):
             link.send("started")
             self.state.phase("running")
 
-    def lost(self, link: Link, why: str) -> None:
+    def link_lost(self, link: Link, why: str) -> None:
         if not link.known and "closed" in why:
             why += ", before it said anything: do both have the same cluster key?"
         if self.incarnation is not None:
-            self.end("%s %s" % (self.named(0), why), 0)
+            self.end("%s %s" % (self.rank_name(0), why), 0)
         else:
             self._not_reached(why)
 
@@ -216,7 +216,7 @@ class Worker(Rank):
         if self.incarnation is None:
             self.status = 0
             return
-        self.drain("%s was stopped" % self.named(self.rank), self.rank)
+        self.drain("%s was stopped" % self.rank_name(self.rank), self.rank)
         if self.link:
             self.link.send("leaving")
 

@@ -26,7 +26,7 @@ from functools import partial
 from typing import Any, Callable, Iterable
 
 from gpufleet.on_node.common.http import Exchange
-from gpufleet.on_node.common.systemctl import of_each
+from gpufleet.on_node.common.systemctl import show_each
 
 PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 
@@ -71,7 +71,7 @@ def unit_states(units: Iterable[str]) -> dict[str, dict[str, str]]:
         return {}
     status, text = run("systemctl", "show", "-p", ",".join(UNIT_PROPERTIES), "--", *names)
     # It answers in the order asked, maybe by other names.
-    shown = of_each(text)
+    shown = show_each(text)
     if status != 0 or len(shown) != len(names):
         if len(names) > 1:  # whose fault that was
             return {name: unit_state(name) for name in names}
@@ -162,13 +162,13 @@ def stage(
     """
     unit = unit_state(asked["unit"]) if unit is None else unit
     seen = endpoint(asked, unit)
-    if always or not well(asked, seen):
+    if always or not is_healthy(asked, seen):
         lines = PARAMETERS.get("journal", 0)
         seen["journal"] = journal(asked["unit"], unit.get("InvocationID"), lines)
     return seen
 
 
-def well(asked: dict[str, Any], seen: dict[str, Any]) -> bool:
+def is_healthy(asked: dict[str, Any], seen: dict[str, Any]) -> bool:
     """Say whether a stage answers, and its unit has never restarted by itself."""
     answers = asked["served_name"] in seen.get("models", ())
     completes = "completion" in seen or not asked.get("completion")

@@ -167,7 +167,7 @@ def stage(unit: str) -> dict[str, Any]:
         "since": read(since, unit),
         "state": hide_secrets(read(unit_journal.state, name), hide),
         "events": happened,
-        "before": hide_secrets(read(before, happened, life), hide),
+        "before": hide_secrets(read(previous_log, happened, life), hide),
     }
 
 
@@ -333,7 +333,7 @@ def signal_name(entry: dict[str, Any]) -> str:
     return status
 
 
-def before(happened: Any, life: str | None) -> list[str]:
+def previous_log(happened: Any, life: str | None) -> list[str]:
     """Return the last lines that a unit wrote in the life before the present one."""
     if is_missing(happened):
         raise CannotRead("absent")

@@ -39,7 +39,7 @@ def size(folder: str, endings: Tuple[str, ...] = ("",)) -> int:
     return found
 
 
-def listed(tree: str, token_file: Optional[str]) -> Optional[int]:
+def listed_bytes(tree: str, token_file: Optional[str]) -> Optional[int]:
     """Return the bytes that a Hub's list of files comes to; None where it does not say."""
     request = urllib.request.Request(tree, headers={"User-Agent": "gpufleet"})
     with contextlib.suppress(OSError):
@@ -64,7 +64,7 @@ def main() -> None:
     document = {
         "schema": 1,
         "bytes": size(PARAMETERS["folder"]),
-        "total": listed(tree, PARAMETERS["token_file"]) if tree else None,
+        "total": listed_bytes(tree, PARAMETERS["token_file"]) if tree else None,
     }
     print(json.dumps(document))
 

@@ -178,7 +178,7 @@ def unpacked(data: bytes) -> bytes:
     return found
 
 
-def judged(manifest: bytes, digest: str, leave_out: Iterable[str] = ()) -> Tree:
+def parse_manifest(manifest: bytes, digest: str, leave_out: Iterable[str] = ()) -> Tree:
     """Return the tree that a manifest describes. Raises `RefusedError` if it is not to be made."""
     if hashlib.sha256(manifest).hexdigest() != digest:
         raise RefusedError("the manifest is not the one that the source has described")

@@ -104,7 +104,7 @@ class Holding:
             self.changed.notify_all()
 
     @property
-    def whole(self) -> bool:
+    def is_whole(self) -> bool:
         """Say whether every piece is here."""
         return len(self.have) == len(self.tree.pieces)
 

@@ -63,7 +63,7 @@ def open_folder(directory: str) -> int:
     return os.open(directory, _FOLDER)
 
 
-class Coming:
+class IncomingTree:
     """A directory in which a tree is put together; one process at a time has it."""
 
     def __init__(self, directory: str, mark: str, owner: str) -> None:
@@ -88,7 +88,7 @@ class Coming:
             "have", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600, dir_fd=self.folder
         )
 
-    def begin(self, tree: Tree) -> None:
+    def prepare(self, tree: Tree) -> None:
         """Make the tree's directories; remove what an earlier run left and this tree has not."""
         self.tree = tree
         self.files = Files(tree, self.root)

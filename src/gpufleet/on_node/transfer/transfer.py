@@ -48,7 +48,13 @@ from typing import Any, Dict, Iterator, List
 
 from gpufleet.on_node.common import file_lock
 from gpufleet.on_node.transfer import peers, store
-from gpufleet.on_node.transfer.manifest import RefusedError, described, judged, pack, unpacked
+from gpufleet.on_node.transfer.manifest import (
+    RefusedError,
+    described,
+    pack,
+    parse_manifest,
+    unpacked,
+)
 
 PARAMETERS: Dict[str, Any] = globals().get("PARAMETERS") or {}
 
@@ -123,9 +129,9 @@ def describe(given: Dict[str, Any]) -> Dict[str, Any]:
     with hold_lock(given["lock"], fcntl.LOCK_SH):
         found = kept_manifest(given)
         if found is None:
-            found = described(directory, given["leave_out"], done=tell.at).manifest()
+            found = described(directory, given["leave_out"], done=tell.report).manifest()
             remember(given, found)
-    made = judged(found, hashlib.sha256(found).hexdigest(), given["leave_out"])
+    made = parse_manifest(found, hashlib.sha256(found).hexdigest(), given["leave_out"])
     files = sum(each.kind == "f" for each in made.entries)
     digest = hashlib.sha256(found).hexdigest()
     return {"digest": digest, "bytes": made.bytes, "files": files}
@@ -137,7 +143,7 @@ def serve(given: Dict[str, Any]) -> Dict[str, Any]:
         found = kept_manifest(given)
         if found is None:
             raise RefusedError("%s has changed since it was read" % given["directory"])
-        made = judged(found, given["digest"], given["leave_out"])
+        made = parse_manifest(found, given["digest"], given["leave_out"])
         files = store.Files(made, store.open_folder(given["directory"]))
         holding = peers.Holding(made, pack(found), files, whole=True)
         server = listening(given, holding)
@@ -163,12 +169,12 @@ def fetch(given: Dict[str, Any]) -> Dict[str, Any]:
     if os.path.exists(given["mark"]):
         return {"bytes": 0, "found": 0, "sent": 0, "seconds": 0.0, "port": 0, "from": {}}
     with hold_lock(given["lock"], fcntl.LOCK_EX):
-        coming = store.Coming(given["directory"], given["mark"], given["owner"])
+        coming = store.IncomingTree(given["directory"], given["mark"], given["owner"])
         fetching = Fetching(given)
         packed = fetching.manifest()
         found = unpacked(packed)
-        made = judged(found, given["digest"], given["leave_out"])
-        coming.begin(made)
+        made = parse_manifest(found, given["digest"], given["leave_out"])
+        coming.prepare(made)
         holding = peers.Holding(made, packed, coming.files, whole=False)
         port, server = 0, None
         try:
@@ -224,7 +230,7 @@ class Fetching:
                 at += 1
             time.sleep(0.1)
 
-    def run(self, holding: peers.Holding, coming: store.Coming) -> None:
+    def run(self, holding: peers.Holding, coming: store.IncomingTree) -> None:
         """Bring all that is missing. Raises `RefusedError` when nobody has given more for long."""
         self._last = time.monotonic()
         threads = [
@@ -238,13 +244,13 @@ class Fetching:
         if holding.failed:
             raise RefusedError(holding.failed)
 
-    def _half(self, half: int, holding: peers.Holding, coming: store.Coming) -> None:
+    def _half(self, half: int, holding: peers.Holding, coming: store.IncomingTree) -> None:
         try:
             self._bring(half, holding, coming)
         except Exception as error:
             holding.fail(str(error) or type(error).__name__)
 
-    def _bring(self, half: int, holding: peers.Holding, coming: store.Coming) -> None:
+    def _bring(self, half: int, holding: peers.Holding, coming: store.IncomingTree) -> None:
         at, patient = 0, time.monotonic() + PATIENT_SECONDS
         while not holding.failed:
             numbers = [
@@ -278,7 +284,7 @@ class Fetching:
         with contextlib.suppress(OSError, peers.LostError), reached as lines:
             lines.write(b"D %d\n" % half)
 
-    def _taking(self, source: str, holding: peers.Holding, coming: store.Coming) -> Any:
+    def _taking(self, source: str, holding: peers.Holding, coming: store.IncomingTree) -> Any:
         def take(number: int, data: memoryview) -> None:
             try:
                 coming.write(number, data)
@@ -307,7 +313,7 @@ class Progress:
     def __init__(self) -> None:
         self._told = time.monotonic()
 
-    def at(self, done: int, total: int) -> None:
+    def report(self, done: int, total: int) -> None:
         """Say it, if it is time."""
         if time.monotonic() - self._told >= TELL_SECONDS:
             self._tell(done, total)

@@ -37,7 +37,7 @@ class Caller:
         self.deadline = deadline
         self.got = b""
 
-    def asked(self) -> str | None:
+    def question(self) -> str | None:
         """Return what it has asked for, "" for what is no question; None: it has not asked yet."""
         try:
             piece = self.connection.recv(LINE_BYTES)
@@ -94,7 +94,7 @@ class Agent:
         """Answer those who have asked, and take who comes."""
         for descriptor in ready & set(self.callers):
             caller = self.callers[descriptor]
-            asked = caller.asked()
+            asked = caller.question()
             if asked is not None:
                 self._answer(caller, asked)
         if self._listening is not None and self._listening.fileno() in ready:

@@ -118,7 +118,7 @@ class Server:
         return tuple(answered), tuple(withdrawn)
 
     def _ask(self, now: float) -> tuple[str, ...]:
-        wanted = verdict.to_ask(self.state, now, self.about["idle_seconds"])
+        wanted = verdict.engines_to_ask(self.state, now, self.about["idle_seconds"])
         names = sorted(self.state.engines, key=lambda name: (len(name), name))
         begun = []
         for engine in wanted:

@@ -200,7 +200,7 @@ def judge(state: State, now: float, seconds: float, *, pinned: bool) -> Verdict:
     return worst
 
 
-def to_ask(state: State, now: float, idle_seconds: float) -> Tuple[str, ...]:
+def engines_to_ask(state: State, now: float, idle_seconds: float) -> Tuple[str, ...]:
     """Return the engines that are to be asked for a token: nothing of them moved for so long."""
     if not idle_seconds or not state.ready:
         return ()

@@ -178,7 +178,7 @@ class Findings(JsonValue):
     stops: tuple[Stop, ...] = ()
 
     @classmethod
-    def of(cls, report: Report) -> Findings:
+    def unaccepted(cls, report: Report) -> Findings:
         """Return those of a report that nobody has accepted."""
         return cls(
             report.nodes,

@@ -16,20 +16,26 @@ from typing import Any, Literal
 from gpufleet.formatting import count_of
 from gpufleet.settings.upgrade_settings import Upgrade
 from gpufleet.upgrade.plan.replica_load import ReplicaLoad
-from gpufleet.upgrade.plan.required_replicas import Need, after, needed, serving, taken
+from gpufleet.upgrade.plan.required_replicas import (
+    Need,
+    required_replicas,
+    serving,
+    serving_after,
+    taken,
+)
 from gpufleet.upgrade.plan.wave import Wave, model_of
 from gpufleet.upgrade.plan.waves import spare, waves
 
 __all__ = [
     "ACCEPT_OUTAGE",
     "ACCEPT_UNKNOWN_LOAD",
-    "Left",
     "Need",
     "Recheck",
-    "left",
-    "needed",
+    "RemainingCapacity",
     "recheck",
     "refusals",
+    "remaining_capacity",
+    "required_replicas",
 ]
 
 ACCEPT_OUTAGE = "--accept-outage"
@@ -37,7 +43,7 @@ ACCEPT_UNKNOWN_LOAD = "--accept-unknown-load"
 
 
 @dataclass(frozen=True)
-class Left:
+class RemainingCapacity:
     """What a wave leaves of a model."""
 
     wave: int
@@ -78,23 +84,25 @@ class Recheck:
         return self.verdict == "proceed"
 
 
-def left(
+def remaining_capacity(
     found: Iterable[Wave],
     loads: Sequence[ReplicaLoad],
     settings: Upgrade,
     accepted: Collection[str] = (),
-) -> tuple[Left, ...]:
+) -> tuple[RemainingCapacity, ...]:
     """Return what each wave leaves of each model that it takes something of."""
-    needs = needed(loads, settings.headroom, settings.keep)
+    needs = required_replicas(loads, settings.headroom, settings.keep)
     serve = serving(loads)
     count = Counter(map(model_of, serve))
     said = []
     for wave in found:
         said += [
-            Left(wave.number, model, count[model], takes, needs[model].needed, model in accepted)
+            RemainingCapacity(
+                wave.number, model, count[model], takes, needs[model].needed, model in accepted
+            )
             for model, takes in sorted(taken(wave.groups, serve).items())
         ]
-        if (then := after(wave.groups, serve)) is not serve:
+        if (then := serving_after(wave.groups, serve)) is not serve:
             serve, count = then, Counter(map(model_of, then))
     return tuple(said)
 
@@ -114,7 +122,7 @@ def refusals(
     `accept_...` are the models that the operator has named. `load_seconds` is how long a replica of
     a model took to load the last time, where that is known.
     """
-    needs = needed(loads, settings.headroom, settings.keep)
+    needs = required_replicas(loads, settings.headroom, settings.keep)
     touched = {model for wave in found for group in wave.groups for model in group.models}
     unknown = [
         _unknown(need)
@@ -122,8 +130,8 @@ def refusals(
         if need.unknown and model in touched and model not in accept_unknown_load
     ]
     most = _most(found, loads)
-    short: dict[str, list[Left]] = {}
-    for each in left(found, loads, settings, accept_outage):
+    short: dict[str, list[RemainingCapacity]] = {}
+    for each in remaining_capacity(found, loads, settings, accept_outage):
         if each.takes > spare(
             needs[each.model], each.serving, most[each.model], accepted=each.accepted
         ):
@@ -155,10 +163,10 @@ def recheck(
     `loads` are fresh ones, of all replicas of its models. It waits where the load is too high, and
     where it is not known: both pass.
     """
-    needs = needed(loads, settings.headroom, settings.keep)
+    needs = required_replicas(loads, settings.headroom, settings.keep)
     most = _most([wave], loads)
     waits, goes = [], []
-    for each in left([wave], loads, settings, accept_outage):
+    for each in remaining_capacity([wave], loads, settings, accept_outage):
         need = needs[each.model]
         numbers = f"{each.model}: {each.left} of {each.serving} replicas are left, {_needs(need)}"
         if need.unknown and each.model not in accept_unknown_load:
@@ -195,7 +203,7 @@ def _unknown(need: Need) -> str:
     )
 
 
-def _part(lack: Left) -> str:
+def _part(lack: RemainingCapacity) -> str:
     """Say what a wave takes."""
     if lack.serving == 1:
         return "the only replica"
@@ -212,7 +220,7 @@ class _Request:
     accept_outage: Collection[str]
     load_seconds: Mapping[str, float]
 
-    def refusal(self, need: Need, lacks: Sequence[Left], most: int) -> str:
+    def refusal(self, need: Need, lacks: Sequence[RemainingCapacity], most: int) -> str:
         """
         Say what is lacking of a model, and what can be done about it.
 
@@ -269,7 +277,7 @@ class _Request:
             canary = min(self.settings.canary, size)
             tried = self.settings.model_copy(update={"waves": (size,), "canary": canary})
             made = waves(groups, tried, self.loads, self.accept_outage)
-            found = left(made, self.loads, tried, self.accept_outage)
+            found = remaining_capacity(made, self.loads, tried, self.accept_outage)
             if all(each.enough for each in found if each.model == model):
                 changed = f"`waves: [{size}]`"
                 if canary != self.settings.canary:

@@ -47,7 +47,7 @@ class Edit(JsonValue):
         return f"{self.file}:{self.line}: vllm.{self.key}: {self.before} -> {self.after}"
 
     @property
-    def back(self) -> Edit:
+    def inverse(self) -> Edit:
         """The same, undone."""
         return replace(self, before=self.after, after=self.before)
 
@@ -154,10 +154,10 @@ def _origin(origins: Mapping[str, Origin], key: str) -> Origin:
         raise FleetError(f"vllm.{key} is set nowhere that could be written")
     if key == "version" and ("version",) not in found.inner and (lock := origins.get("gpu_lock")):
         raise FleetError(
-            f"{lock.at('vllm', 'version')}: `gpu_lock` says which vLLM these nodes have: write a "
-            "new lock (`gpufleet lock`), and leave --vllm out"
+            f"{lock.place_of('vllm', 'version')}: `gpu_lock` says which vLLM these nodes have: "
+            "write a new lock (`gpufleet lock`), and leave --vllm out"
         )
-    return found.at(key)
+    return found.place_of(key)
 
 
 def _edit(root: Path, origin: Origin, key: str, before: str, after: str | None) -> Edit:
@@ -192,7 +192,7 @@ def _others(declared: Fleet, wanted: Collection[str], found: Iterable[Edit]) -> 
             for name, each in declared.gpu_nodes.items()
             if name not in wanted
             and (origin := each.origins.get("vllm"))
-            and (origin.file, origin.at(edit.key).line) == (edit.file, edit.line)
+            and (origin.file, origin.place_of(edit.key).line) == (edit.file, edit.line)
         ]
         if others:
             problems.append(

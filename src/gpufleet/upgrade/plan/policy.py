@@ -60,6 +60,6 @@ def _places(key: str, nodes: list[str], declared: Mapping[str, NodeVars]) -> str
     """Return where nodes have it from; a value that nobody wrote is a default."""
     origins = (declared[node].origins.get(KEY) for node in nodes)
     places = dict.fromkeys(
-        str(origin.at(*key.split("."))) if origin else "default" for origin in origins
+        str(origin.place_of(*key.split("."))) if origin else "default" for origin in origins
     )
     return ", ".join(places)

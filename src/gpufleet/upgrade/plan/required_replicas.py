@@ -45,7 +45,9 @@ class Need:
         return asdict(self)
 
 
-def needed(loads: Iterable[ReplicaLoad], headroom: float, keep: int = 1) -> dict[str, Need]:
+def required_replicas(
+    loads: Iterable[ReplicaLoad], headroom: float, keep: int = 1
+) -> dict[str, Need]:
     """Return what each model needs, by its name, of `upgrade.headroom` and `upgrade.keep`."""
     by_model: dict[str, list[ReplicaLoad]] = {}
     for each in loads:
@@ -80,7 +82,7 @@ def taken(groups: Iterable[Group], serve: frozenset[str]) -> Counter[str]:
     )
 
 
-def after(groups: Iterable[Group], serve: frozenset[str]) -> frozenset[str]:
+def serving_after(groups: Iterable[Group], serve: frozenset[str]) -> frozenset[str]:
     """Return which replicas serve when these groups are through."""
     for group in (each for each in groups if each.goes or each.comes):
         serve = (serve - {*group.goes}) | {*group.comes}

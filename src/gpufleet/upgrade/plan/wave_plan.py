@@ -13,11 +13,11 @@ from gpufleet.errors import FleetError
 from gpufleet.formatting import format_duration
 from gpufleet.settings.upgrade_settings import Upgrade
 from gpufleet.upgrade.plan import capacity
-from gpufleet.upgrade.plan.capacity import Left
+from gpufleet.upgrade.plan.capacity import RemainingCapacity
 from gpufleet.upgrade.plan.change_groups import without_cordoned
 from gpufleet.upgrade.plan.duration import Entry, Estimate, estimate, load_seconds
 from gpufleet.upgrade.plan.replica_load import ReplicaLoad, remarks
-from gpufleet.upgrade.plan.required_replicas import Need, needed
+from gpufleet.upgrade.plan.required_replicas import Need, required_replicas
 from gpufleet.upgrade.plan.wave import Group, Wave
 from gpufleet.upgrade.plan.waves import waves
 
@@ -32,7 +32,7 @@ class WavePlan:
     waves: tuple[Wave, ...]
     needs: Mapping[str, Need]
     """By model, of the load when it was made."""
-    left: tuple[Left, ...]
+    left: tuple[RemainingCapacity, ...]
     estimates: tuple[Estimate, ...]
     """Of each wave, in their order."""
     left_out: tuple[Group, ...] = ()
@@ -112,13 +112,13 @@ def plan_waves(
     ]
     if problems:
         raise FleetError(*problems)
-    left = capacity.left(made, loads, settings, accept_outage)
+    left = capacity.remaining_capacity(made, loads, settings, accept_outage)
     models = {model for group in on for model in group.models}
     return WavePlan(
         waves=made,
         needs={
             model: need
-            for model, need in needed(loads, settings.headroom, settings.keep).items()
+            for model, need in required_replicas(loads, settings.headroom, settings.keep).items()
             if model in models
         },
         left=left,
@@ -129,7 +129,9 @@ def plan_waves(
             *_accepted(left, loading),
             *(
                 f"{model}: {'; '.join(need.unknown)}: counted as full, which is accepted"
-                for model, need in needed(loads, settings.headroom, settings.keep).items()
+                for model, need in required_replicas(
+                    loads, settings.headroom, settings.keep
+                ).items()
                 if need.unknown and model in models
             ),
             *remarks(each for each in loads if each.model in models),
@@ -145,7 +147,7 @@ def _not_served(accepted: Iterable[str], loads: Sequence[ReplicaLoad], option: s
     ]
 
 
-def _accepted(left: Iterable[Left], loading: Mapping[str, float]) -> list[str]:
+def _accepted(left: Iterable[RemainingCapacity], loading: Mapping[str, float]) -> list[str]:
     """Say what an accepted outage costs, for each wave in which it is one."""
     said = []
     for each in left:

@@ -23,7 +23,13 @@ from dataclasses import dataclass, field
 from gpufleet.settings.upgrade_settings import Upgrade
 from gpufleet.upgrade.plan.change_groups import natural
 from gpufleet.upgrade.plan.replica_load import ReplicaLoad
-from gpufleet.upgrade.plan.required_replicas import Need, after, needed, serving, taken
+from gpufleet.upgrade.plan.required_replicas import (
+    Need,
+    required_replicas,
+    serving,
+    serving_after,
+    taken,
+)
 from gpufleet.upgrade.plan.wave import Group, Wave, model_of
 
 
@@ -40,7 +46,9 @@ def waves(
     `accepted` to be out (`--accept-outage`) one group goes at a time, whatever their load.
     """
     every = tuple(groups)
-    queue = _Queue(every, needed(loads, settings.headroom, settings.keep), loads, accepted)
+    queue = _Queue(
+        every, required_replicas(loads, settings.headroom, settings.keep), loads, accepted
+    )
     found: list[Wave] = []
     for number, (size, canary) in enumerate(_sizes(settings, len(every)), start=1):
         if not queue:
@@ -137,7 +145,7 @@ class _Queue:
             kind = min(fits or waiting, key=turn)
             room.subtract(kind.takes)
             chosen.append(kind.waiting.popleft()[1])
-        if (then := after(chosen, self.serve)) is not self.serve:
+        if (then := serving_after(chosen, self.serve)) is not self.serve:
             self.serve, self.count = then, Counter(map(model_of, then))
         return chosen
 

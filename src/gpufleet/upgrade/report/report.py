@@ -84,7 +84,7 @@ class Served:
     itl_p99: float | None
 
     @classmethod
-    def of(cls, traffic: Traffic) -> Served:
+    def from_counters(cls, traffic: Traffic) -> Served:
         """Return it of counters."""
         errors = (
             (traffic.finished or {}).get("error", 0.0),
@@ -395,7 +395,7 @@ def _replica(replica: str, own: Sequence[Entry], state: State) -> ReplicaReport:
 def _served(said: Mapping[str, Any], replica: str) -> Served | None:
     try:
         found = said["traffic"][replica]
-        return Served.of(Traffic.from_json(found))
+        return Served.from_counters(Traffic.from_json(found))
     except (AttributeError, KeyError, TypeError, ValueError):
         return None  # nothing was seen of it, or not so that this release reads it
 

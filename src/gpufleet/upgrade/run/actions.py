@@ -109,7 +109,7 @@ class FleetActions:
         return self.journal.state.of
 
     @property
-    def kept(self) -> str:
+    def kept_upgrade(self) -> str:
         """The upgrade whose kept units are those of before: this one, or the one undone."""
         return self.back_to or self.id
 
@@ -140,7 +140,7 @@ class FleetActions:
                 name: baseline.traffic_between(first.readings.get(name), reading).as_json()
                 for name, reading in last.readings.items()
             },
-            findings=Findings.of(report).as_json(),
+            findings=Findings.unaccepted(report).as_json(),
             alerts=last.alerts.as_json(),
         )
 
@@ -191,7 +191,7 @@ class FleetActions:
         for group in groups:
             here = {name: looks[name] for name in group.nodes if name in looks}
             for name, units_ in group_units.expected_units(
-                group, here, self.kept, old=bool(self.back_to)
+                group, here, self.kept_upgrade, old=bool(self.back_to)
             ).items():
                 for unit in units_:
                     if not group_units.is_out_of_service(here[name], unit):
@@ -368,7 +368,7 @@ class FleetActions:
         began = time.monotonic()
         looks = self._look(group, GONE_SECONDS)
         old = back != bool(self.back_to)
-        wanted = group_units.expected_units(group, looks, self.kept, old=old)
+        wanted = group_units.expected_units(group, looks, self.kept_upgrade, old=old)
         seconds = max((self._settings_of(r).start_seconds for r in group.replicas), default=0)
         asked = {
             name: node_questions.wait_ready(each, seconds) for name, each in wanted.items() if each
@@ -492,7 +492,7 @@ class FleetActions:
     def _findings(self, group: Group, before: Findings) -> Verdict:
         documents = observe.survey(self.nodes, self.declared)
         report = assessment.check_nodes(documents, self.declared.gpu_nodes)
-        found = Findings.of(report)
+        found = Findings.unaccepted(report)
         here = set(group.nodes)
         return gates.findings(
             Findings(

@@ -234,7 +234,7 @@ class UpgradeRun:
         state = self.journal.state
         if not state.declared or any(each.phase == "done" for each in state.groups.values()):
             return
-        wanted = [Edit.from_json(each).back for each in reversed(state.declared)]
+        wanted = [Edit.from_json(each).inverse for each in reversed(state.declared)]
         try:
             write_down(self.wanted.declared.root, wanted)
         except FleetError as error:

@@ -110,13 +110,13 @@ class NodeLook:
         """Return what a node answered to `look`."""
         said = _document(node, answer)
         following = said.get("next")
-        drained = {name: Mark.of(each) for name, each in (said.get("drained") or {}).items()}
+        drained = {name: Mark.from_file(each) for name, each in (said.get("drained") or {}).items()}
         return cls(
             node=node,
             boot_id=said.get("boot_id") or "",
             clock=said.get("clock") or 0.0,
-            lock=Lock.of(said.get("lock")),
-            cordon=Mark.of(said.get("cordon")),
+            lock=Lock.from_file(said.get("lock")),
+            cordon=Mark.from_file(said.get("cordon")),
             drained={name: mark for name, mark in drained.items() if mark},
             next=following
             and NextUnits(following["plan"], following["units"], tuple(following["remove"])),
@@ -150,8 +150,8 @@ class LockAnswer:
         """Return what a node answered to `lock` or `unlock`."""
         said = _document(node, answer)
         return cls(
-            Lock.of(said.get("lock")),
-            Lock.of(said.get("before")),
+            Lock.from_file(said.get("lock")),
+            Lock.from_file(said.get("before")),
             bool(said.get("ours")),
             said.get("problem"),
         )
@@ -172,9 +172,9 @@ class Marks:
     def read(cls, node: str, answer: Answer) -> Marks:
         """Return what a node answered to `cordon`, `uncordon`, `drain` or `undrain`."""
         said = _document(node, answer)
-        drained = {name: Mark.of(each) for name, each in (said.get("drained") or {}).items()}
+        drained = {name: Mark.from_file(each) for name, each in (said.get("drained") or {}).items()}
         return cls(
-            Mark.of(said.get("cordon")),
+            Mark.from_file(said.get("cordon")),
             {name: mark for name, mark in drained.items() if mark},
             tuple(said.get("changed") or ()),
             said.get("problem"),

@@ -124,7 +124,9 @@ def view_fleet(
     looks = look(nodes, declared.gpu_nodes)
     found = assessment.plan_fleet(documents, declared.gpu_nodes, unfit_stops=unfit_stops)
     report = assessment.check_nodes(documents, declared.gpu_nodes)
-    return FleetView(found, looks, Findings.of(report), below or {}, found.remarks, documents)
+    return FleetView(
+        found, looks, Findings.unaccepted(report), below or {}, found.remarks, documents
+    )
 
 
 def survey(nodes: Nodes, declared: Fleet) -> dict[str, Answer]:

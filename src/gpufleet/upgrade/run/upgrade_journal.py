@@ -70,7 +70,7 @@ class Journal:
         self._file = file
 
     @classmethod
-    def begin(cls, folder: Path, upgrade: str) -> Journal:
+    def create(cls, folder: Path, upgrade: str) -> Journal:
         """Create the journal of a new upgrade. Raises `FleetError` where that cannot be done."""
         path = folder / f"{upgrade}{SUFFIX}"
         try:

@@ -105,7 +105,7 @@ def test_an_alias_is_the_model_with_its_defaults_under_the_name_that_its_servers
 
 
 def test_every_default_arrives_and_a_clients_own_value_wins(proxy: Running, server: Server) -> None:
-    defaults = WANTED.models["org/small"].parameters.given
+    defaults = WANTED.models["org/small"].parameters.set_values
 
     proxy.ask({"model": "org/small", **CHAT})
     own = {"temperature": 0.0, "stop": ["."], "max_tokens": 5, "top_k": 1, "min_p": 0.0}

@@ -16,7 +16,7 @@ NOTHING = {"schema": 1, "step": None, "bytes": None, "total": None, "line": None
 
 @pytest.fixture
 def root(tmp_path: Path) -> str:
-    steps.begin(str(tmp_path))
+    steps.begin_log(str(tmp_path))
     return str(tmp_path)
 
 

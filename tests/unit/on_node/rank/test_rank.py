@@ -975,13 +975,13 @@ def test_the_pause_grows_with_lives_that_were_short(tmp_path):
     pauses = []
     for counter in range(1, 11):
         state = State(str(tmp_path / "rank.json"), "m-0", 0, "gpu-01")
-        state.begin({"id": "x", "counter": counter, "master_port": 1, "rpc_port": 2})
+        state.begin_incarnation({"id": "x", "counter": counter, "master_port": 1, "rpc_port": 2})
         state.end("it failed", 1, "gpu-02")
         state.write(0)
         pauses.append(state.pause())
 
     assert pauses == [0, 10, 20, 40, 80, 160, 300, 300, 300, 300]
-    state.begin({"id": "x", "counter": 11, "master_port": 1, "rpc_port": 2})
+    state.begin_incarnation({"id": "x", "counter": 11, "master_port": 1, "rpc_port": 2})
     state.document["incarnation"]["since"] -= 3600
     state.end("it failed", 1, "gpu-02")
     assert (state.pause(), state.pause_left()) == (0, 0)
@@ -1000,7 +1000,7 @@ def test_a_program_that_was_killed_left_an_end_behind(tmp_path):
     """Nobody wrote it: the next program finds an incarnation in the file, and says so."""
     path = str(tmp_path / "rank.json")
     state = State(path, "m-0", 1, "gpu-02")
-    state.begin({"id": "x", "counter": 7, "master_port": 1, "rpc_port": 2})
+    state.begin_incarnation({"id": "x", "counter": 7, "master_port": 1, "rpc_port": 2})
     state.write(0)
     after = State(path, "m-0", 1, "gpu-02")
 

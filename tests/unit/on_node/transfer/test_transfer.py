@@ -27,7 +27,7 @@ from typing import Any
 import pytest
 
 from gpufleet.artifacts import distribution
-from gpufleet.on_node.transfer.manifest import PIECE_BYTES, RefusedError, described, judged
+from gpufleet.on_node.transfer.manifest import PIECE_BYTES, RefusedError, described, parse_manifest
 from gpufleet.remote import payload
 
 MIB = 1 << 20
@@ -318,15 +318,15 @@ def test_a_hostile_manifest_is_refused(name: str, tmp_path: Path) -> None:
     grow(tmp_path / "tree", mib=1)
     (tmp_path / "tree/zz").symlink_to("/tmp")
     honest = described(str(tmp_path / "tree"), LEFT_OUT).manifest()
-    assert judged(honest, sha256(honest), LEFT_OUT).bytes > MIB
+    assert parse_manifest(honest, sha256(honest), LEFT_OUT).bytes > MIB
     manifest = json.loads(honest)
     HOSTILE[name](manifest)
     text = json.dumps(manifest).encode()
 
     with pytest.raises(RefusedError):
-        judged(text, sha256(text), LEFT_OUT)
+        parse_manifest(text, sha256(text), LEFT_OUT)
     with pytest.raises(RefusedError):
-        judged(honest, sha256(text), LEFT_OUT)
+        parse_manifest(honest, sha256(text), LEFT_OUT)
 
 
 def test_what_another_tree_left_is_removed_and_no_link_of_it_is_followed(ground: Ground) -> None:

@@ -16,8 +16,8 @@ from gpufleet.on_node.watchdog.verdict import (
     State,
     Verdict,
     engines,
+    engines_to_ask,
     observe,
-    to_ask,
 )
 from tests.support.checkout import ROOT
 
@@ -243,6 +243,6 @@ def test_only_engines_that_are_awake_and_did_not_move_are_asked() -> None:
     said = {"0": engine(1, 0), "1": engine(2, 0)._replace(awake=False), "2": engine(3, 0)}
     state, _ = watched(every_second(0, 50, said))
     state, _ = observe(state, Sample("life", {**said, "2": engine(4, 0)}), 50.0, SECONDS)
-    assert to_ask(state, 60.0, 60) == ("0",)
-    assert to_ask(state, 59.0, 60) == ()
-    assert to_ask(state, 1e6, 0) == ()
+    assert engines_to_ask(state, 60.0, 60) == ("0",)
+    assert engines_to_ask(state, 59.0, 60) == ()
+    assert engines_to_ask(state, 1e6, 0) == ()

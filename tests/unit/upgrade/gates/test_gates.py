@@ -429,7 +429,7 @@ def finding(severity: Severity, check: str = "xid", **also: Any) -> Finding:
 
 
 def checked(*found: Finding) -> Findings:
-    return Findings.of(Report(found, {}, ("gpu-01",)))
+    return Findings.unaccepted(Report(found, {}, ("gpu-01",)))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from gpufleet.errors import FleetError
 from gpufleet.settings.upgrade_settings import Upgrade
-from gpufleet.upgrade.plan.capacity import left, needed, recheck, refusals
+from gpufleet.upgrade.plan.capacity import recheck, refusals, remaining_capacity, required_replicas
 from gpufleet.upgrade.plan.wave import Group, Wave
 from gpufleet.upgrade.plan.wave_plan import plan_waves
 from gpufleet.upgrade.plan.waves import waves
@@ -32,7 +32,9 @@ def refused(groups, loads, settings=None, **more):
     ],
 )
 def test_so_many_replicas_are_needed_as_carry_the_load(shares, headroom, keep, needs):
-    found = needed([load(f"tiny-{n}", s) for n, s in enumerate(shares)], headroom, keep)["tiny"]
+    found = required_replicas([load(f"tiny-{n}", s) for n, s in enumerate(shares)], headroom, keep)[
+        "tiny"
+    ]
     assert (found.serving, found.needed) == (len(shares), needs)
 
 
@@ -154,7 +156,10 @@ def test_what_does_not_come_back_is_missing_in_the_waves_that_follow():
     _, loads = replicas("tiny", 3, 0.25)
     found = [Wave(1, (group("tiny-2", goes=("tiny-2",)),)), Wave(2, (group("tiny-0"),))]
 
-    assert [(each.serving, each.left) for each in left(found, loads, Upgrade())] == [(3, 2), (2, 1)]
+    assert [(each.serving, each.left) for each in remaining_capacity(found, loads, Upgrade())] == [
+        (3, 2),
+        (2, 1),
+    ]
     assert refusals(found, loads, Upgrade()) == ()
     (said,) = refusals(found, loads, Upgrade(keep=2))
     assert "wave 2 takes 1 of the 2 replicas" in said

@@ -80,7 +80,7 @@ def test_it_is_undone_byte_by_byte(project: Path) -> None:
     declare_version.write_down(project, edits)
     declare_version.write_down(project, edits)
     assert path.read_bytes() != before
-    declare_version.write_down(project, [each.back for each in edits])
+    declare_version.write_down(project, [each.inverse for each in edits])
 
     assert path.read_bytes() == before
 

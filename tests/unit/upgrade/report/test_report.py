@@ -236,7 +236,7 @@ def test_what_the_engine_writes_is_what_the_report_reads(
     fleet = Fleet(nodes, replicas, {"tiny": 1}, ill)
     groups = [Group(name, "stages", at, (name,)) for name, at in replicas.items()]
     heard = []
-    with Journal.begin(tmp_path, ME) as journal:
+    with Journal.create(tmp_path, ME) as journal:
         journal.append("started", id=ME)
         journal.append(
             "planned",

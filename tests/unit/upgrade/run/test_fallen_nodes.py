@@ -50,7 +50,7 @@ class Nodes:
 def fallen(tmp_path: Path, nodes: Nodes) -> Mapping[str, Any]:
     """Ask about both replicas."""
     groups = [group("tiny-0", "gpu-01"), group("tiny-1", "gpu-02")]
-    with Journal.begin(tmp_path, ME) as journal:
+    with Journal.create(tmp_path, ME) as journal:
         journal.append("started", id=ME)
         nothing = cast("Any", None)
         acting = FleetActions(

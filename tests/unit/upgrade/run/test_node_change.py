@@ -18,7 +18,7 @@ import pytest
 
 from gpufleet.converge.desired import File, started_line
 from gpufleet.on_node.change import change, releases
-from gpufleet.on_node.change.releases import Kept, Release
+from gpufleet.on_node.change.releases import KeptUnits, Release
 from gpufleet.on_node.change.units import following
 from gpufleet.on_node.common import linux_facts
 from gpufleet.serving.unit import UnitFile
@@ -482,9 +482,9 @@ def test_what_is_used_stays_and_of_the_rest_the_newest_and_the_young():
 
 
 def test_kept_units_go_when_they_are_old_and_not_the_last_nor_the_lock_holders():
-    sets = [Kept(str(day), day * DAY, set()) for day in (1, 2, 3, 99)]
+    sets = [KeptUnits(str(day), day * DAY, set()) for day in (1, 2, 3, 99)]
 
-    assert releases.stale(sets, 1, 14, 100 * DAY, locked="2") == ["1", "3"]
+    assert releases.stale_sets(sets, 1, 14, 100 * DAY, locked="2") == ["1", "3"]
 
 
 def release(tree: Tree, name: str, days: float) -> Path:

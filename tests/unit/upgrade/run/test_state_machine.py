@@ -31,7 +31,7 @@ class Case:
     def __init__(self, fleet: Fleet, waves: Sequence[Wave], rules: dict[str, Any]) -> None:
         self.fleet = fleet
         self.folder = Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None))
-        with Journal.begin(self.folder, ME) as journal:
+        with Journal.create(self.folder, ME) as journal:
             self.path = journal.path
             journal.append("started", id=ME)
             journal.append(

@@ -38,7 +38,7 @@ def planned(*waves: Wave) -> Entry:
 
 def test_what_was_written_is_read_by_another_process(tmp_path: Path) -> None:
     """Each entry is one line of JSON in a file for its owner alone."""
-    with Journal.begin(tmp_path / "upgrades", UPGRADE) as ours:
+    with Journal.create(tmp_path / "upgrades", UPGRADE) as ours:
         ours.append("started", id=UPGRADE, kind="upgrade")
         ours.append("draining", wave=1, group="tiny-0")
         found = upgrade_journal.read(ours.path)
@@ -52,7 +52,7 @@ def test_what_was_written_is_read_by_another_process(tmp_path: Path) -> None:
 
 def test_a_second_writer_is_refused_and_a_reader_is_not(tmp_path: Path) -> None:
     """Also one in another process: flock tells them apart by the open file."""
-    with Journal.begin(tmp_path, UPGRADE) as ours:
+    with Journal.create(tmp_path, UPGRADE) as ours:
         ours.append("started", id=UPGRADE)
         code = (
             "import sys; from pathlib import Path\n"
@@ -76,7 +76,7 @@ def test_a_second_writer_is_refused_and_a_reader_is_not(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cut", [1, 5, 30])
 def test_a_line_without_its_end_announces_nothing(tmp_path: Path, cut: int) -> None:
     """The machine went down while it was written: reading passes over it, writing takes it off."""
-    with Journal.begin(tmp_path, UPGRADE) as ours:
+    with Journal.create(tmp_path, UPGRADE) as ours:
         ours.append("started", id=UPGRADE)
         whole = ours.path.stat().st_size
         ours.append("wave", wave=1)
