@@ -481,7 +481,7 @@ def test_a_start_of_a_group_fills_its_incarnation_into_the_engines_name():
     flag = '{"engine_id":"llama-0-0-{incarnation}","kv_connector":"NixlConnector"}'
     values = {"incarnation": "5f1c", "master_port": 29502, "rpc_port": 29510}
 
-    assert json.loads(children.filled(flag, values)) == {
+    assert json.loads(children.fill_ports(flag, values)) == {
         "engine_id": "llama-0-0-5f1c",
         "kv_connector": "NixlConnector",
     }

@@ -32,9 +32,8 @@ def refused(groups, loads, settings=None, **more):
     ],
 )
 def test_so_many_replicas_are_needed_as_carry_the_load(shares, headroom, keep, needs):
-    found = required_replicas([load(f"tiny-{n}", s) for n, s in enumerate(shares)], headroom, keep)[
-        "tiny"
-    ]
+    loads = [load(f"tiny-{n}", s) for n, s in enumerate(shares)]
+    found = required_replicas(loads, headroom, keep)["tiny"]
     assert (found.serving, found.needed) == (len(shares), needs)
 
 
