@@ -60,7 +60,7 @@ def test_a_gpu_that_only_the_pci_bus_has_is_named(document, judged):
 
     assert stopped(said, "gpu-count") == {("block", bus_id)}
     assert said.worst("gpu-count").found.startswith(f"7 of 8 GPUs: {bus_id} is on the PCI bus")
-    assert [found.gpu.bus_id for found in said.report.gone("gpu-01")] == [bus_id]
+    assert [found.gpu.bus_id for found in said.report.missing_gpu_findings("gpu-01")] == [bus_id]
     assert f"lspci -vv -s {bus_id}" in said.text("gpu-count")
 
 

@@ -14,7 +14,7 @@ PROPRIETARY = GpuLock(driver="580.95.05", modules="proprietary")
 
 
 def files(wanted) -> dict[str, str]:
-    return {each.path: each.content.decode() for each in wanted.of(File)}
+    return {each.path: each.content.decode() for each in wanted.values_of(File)}
 
 
 def test_what_loads_at_boot_is_what_is_loaded_now():

@@ -45,7 +45,7 @@ def test_without_persistence_the_daemon_is_off():
 @pytest.mark.parametrize("role", [persistenced, fabric_manager])
 def test_another_driver_restarts_the_service_and_the_same_does_not(role):
     def fingerprint(driver: str) -> str | None:
-        (unit,) = role.wanted(node(HGX, driver=driver)).of(Unit)
+        (unit,) = role.wanted(node(HGX, driver=driver)).values_of(Unit)
         return unit.fingerprint
 
     assert fingerprint("580.95.05") == fingerprint("580.95.05")

@@ -44,16 +44,16 @@ def test_every_key_knows_its_line_also_the_nested_ones(written):
     vllm, models = found["vllm"][1], found["serving"][1]
 
     assert str(vllm) == "gpu.yml:2"
-    assert str(vllm.at("environment", "A")) == "gpu.yml:5"
-    assert str(models.at("tiny", "flags", 1)) == "gpu.yml:10"
+    assert str(vllm.place_of("environment", "A")) == "gpu.yml:5"
+    assert str(models.place_of("tiny", "flags", 1)) == "gpu.yml:10"
 
 
 def test_a_key_that_was_not_written_is_placed_at_the_nearest_one_above(written):
     """So `is needed and not set` names the mapping in which it is missing."""
     _, origin = written("a:\n  b:\n    c: 1\n")["a"]
 
-    assert str(origin.at("b", "missing", "deeper")) == "gpu.yml:2"
-    assert str(origin.at("missing")) == "gpu.yml:1"
+    assert str(origin.place_of("b", "missing", "deeper")) == "gpu.yml:2"
+    assert str(origin.place_of("missing")) == "gpu.yml:1"
 
 
 @pytest.mark.parametrize(

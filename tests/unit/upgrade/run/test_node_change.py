@@ -147,9 +147,14 @@ class Tree:
         return [each for each in log if not each.startswith("show")]
 
 
-@pytest.fixture
-def tree(tmp_path, monkeypatch):
+@pytest.fixture(autouse=True)
+def _root(monkeypatch):
+    """The program runs in this process, and sets it."""
     monkeypatch.setattr(linux_facts, "ROOT", "")
+
+
+@pytest.fixture
+def tree(tmp_path):
     found = Tree(tmp_path)
     found.run(OLD, GOES)
     (found.root / KEY.lstrip("/")).write_text("old key")
