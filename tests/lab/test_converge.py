@@ -87,7 +87,6 @@ from pyinfra.api import StringCommand, operation
 from gpufleet.converge.desired import File, DesiredState
 from gpufleet.operations import converge
 from gpufleet.operations.converge import Converge, probed_changes
-from tests.support.checkout import own_lab
 
 reads = []
 read = converge._read

@@ -36,7 +36,6 @@ DAEMONS = ("nvidia-persistenced", "nvidia-fabricmanager")
 
 OPENS = """python3 -c '
 import ctypes
-from tests.support.checkout import own_lab
 print(ctypes.CDLL("libnvidia-ml.so.1").nvmlInit_v2())'"""
 
 NO_NOUVEAU = "echo blacklist nouveau > /etc/modprobe.d/no-nouveau.conf"

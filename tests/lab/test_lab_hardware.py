@@ -42,7 +42,6 @@ nvml.nvmlDeviceGetPersistenceMode(gpu, ctypes.byref(mode))
 print(mode.value)' """
 COUNT_GPUS = """python3 -c '
 import ctypes
-from tests.support.checkout import own_lab
 nvml, count = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_uint()
 print(nvml.nvmlInit_v2(), nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)), count.value)'"""
 

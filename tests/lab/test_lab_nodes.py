@@ -30,7 +30,6 @@ STATE = Path("/var/lib/gpufleet-lab")
 # What a node prints of its GPUs, by the C library alone.
 COUNT_GPUS = """python3 -c '
 import ctypes
-from tests.support.checkout import own_lab
 nvml, count = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_uint()
 print(nvml.nvmlInit_v2(), nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)), count.value)'"""
 

@@ -262,7 +262,6 @@ def test_gpustat_sees_what_we_see(beside: Bare, node: str) -> None:
 
 NVITOP = """
 import json
-from tests.support.checkout import own_lab
 from nvitop import Device
 print(json.dumps([{
     "index": d.index, "uuid": d.uuid(), "name": d.name(), "bus_id": d.bus_id(),

@@ -290,7 +290,6 @@ def test_a_load_that_three_replicas_need_is_upgraded_around_one_by_one(
 
 _STATISTICS = """\
 import socket
-from tests.support.checkout import own_lab
 there = socket.socket(socket.AF_UNIX)
 there.connect("/run/gpufleet-gateway/admin.sock")
 there.sendall(b"show stat\\n")
