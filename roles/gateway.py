@@ -69,11 +69,11 @@ def gateway(node: MonitoringTargets) -> None:
 
 
 @deploy("gateway")
-def gateway_servers(node: MonitoringTargets, *, ifnothing_failed: bool = False) -> None:
+def gateway_servers(node: MonitoringTargets, *, if_nothing_failed: bool = False) -> None:
     """
     Converge the configuration alone, where there is a gateway of ours.
 
-    With `ifnothing_failed` only when no node of the run has failed until then: what was not
+    With `if_nothing_failed` only when no node of the run has failed until then: what was not
     replaced goes on being served.
     """
     wanted = gateway_parts(node)
@@ -82,7 +82,7 @@ def gateway_servers(node: MonitoringTargets, *, ifnothing_failed: bool = False) 
     there = Converge(DesiredState(), watch=(f"{HOME}/{CONFIGURATION}",))
     if not there.snapshot().file(f"{HOME}/{CONFIGURATION}").exists:
         return
-    also: dict[str, Any] = {"_if": nothing_failed} if ifnothing_failed else {}
+    also: dict[str, Any] = {"_if": nothing_failed} if if_nothing_failed else {}
     validate_config(wanted.files, wanted.configured, name="proof of the configuration", **also)
     wanted.files.files(name="servers", **also)
     reload_haproxy(
