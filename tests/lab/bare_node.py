@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from lab import vendor
+from lab.base_image import recipe
 from lab.nodes import Lab
 from tests.lab.conftest import Fleet
 
@@ -138,6 +139,27 @@ def bare_node(lab_id: str, project: Path, profile: str = "h100x8") -> Iterator[B
     yield BareNode(Lab.open(lab_id, print), project)
     if not keep:
         lab.purge()
+
+
+def archives(fleet: Fleet) -> list[dict[str, Any]]:
+    """
+    Return where the lab's own apt takes packages from, as `mirror.archives` names it.
+
+    The headers of this machine's kernel come with the vendor's repository, which signs them.
+    """
+    of_debian = [
+        {
+            "url": url.rstrip("/"),
+            "suites": [suite],
+            "components": components,
+            "key_file": signed.removeprefix("[signed-by=").removesuffix("]"),
+        }
+        for _, signed, url, suite, *components in (line.split() for line in recipe().sources)
+    ]
+    key = fleet.project / "kernels.gpg"
+    key.write_bytes((fleet.state.dir / "vendor/signing-key.gpg").read_bytes())
+    kernels = {"url": f"{fleet.state.mirror_url}/kernels", "suites": ["/"], "key_file": str(key)}
+    return [*of_debian, kernels]
 
 
 def vendor_state(node: BareNode, state: str) -> None:

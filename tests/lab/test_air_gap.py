@@ -17,9 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lab import vendor
-from lab.base_image import recipe
-from tests.lab.bare_node import DCGM, NODE, BareNode, Triple, bare_node
+from tests.lab.bare_node import DCGM, NODE, BareNode, Triple, archives, bare_node
 from tests.support.checkout import own_lab
 
 pytestmark = pytest.mark.long
@@ -87,32 +85,12 @@ def gap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AirGap]:
 
 def declare(node: BareNode) -> AirGap:
     """Write the node's variables: the vendor's address, and the mirror that stands in for it."""
-    repository = vendor.build(node.state.dir, node.state.mirror_url)
     gap = AirGap(node, node.project / "bundle", "")
-    debian = [line.split() for line in recipe().sources]
-    archives = [
-        {
-            "url": url.rstrip("/"),
-            "suites": [suite],
-            "components": components,
-            "key_file": signed.removeprefix("[signed-by=").removesuffix("]"),
-        }
-        for _, signed, url, suite, *components in debian
-    ]
-    key = node.project / "kernels.gpg"
-    key.write_bytes((node.state.dir / "vendor/signing-key.gpg").read_bytes())
-    kernels = {"url": f"{node.state.mirror_url}/kernels", "suites": ["/"], "key_file": str(key)}
     written = {
-        "cuda": {
-            "repository": {
-                "url": repository.url,
-                "keyring": repository.keyring,
-                "keyring_sha256": repository.keyring_sha256,
-            }
-        },
+        "cuda": {"repository": node.repository},
         "gpu_lock": {"driver": DRIVER, "dcgm": DCGM},
         "gpu": {"reboot": "when_needed", "reboot_seconds": 120},
-        "mirror": {"url": gap.url, "archives": [*archives, kernels]},
+        "mirror": {"url": gap.url, "archives": archives(node)},
         "offline": True,
     }
     (node.project / "group_vars/bare.yml").write_text(yaml.safe_dump(written))

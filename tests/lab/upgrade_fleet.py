@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -83,6 +83,8 @@ class UpgradeFleet(Fleet):
 
     key_of_clients: str = field(default_factory=lambda: secrets.token_urlsafe(24))
     wanted: dict[str, Any] = field(default_factory=dict)
+    first: str = OLD
+    """The release that is declared at first."""
     begun: float = 0.0
     """When the last command was begun, as time.time()."""
     running: subprocess.Popen[bytes] | None = field(default=None, repr=False)
@@ -101,10 +103,19 @@ class UpgradeFleet(Fleet):
         """The gateway, as clients have it."""
         return f"http://{self.address(GATEWAY)}:{PORT}/v1"
 
+    @property
+    def trusted(self) -> Path | None:
+        """The certificate that clients of the gateway trust; None where it shows none."""
+        return None
+
     # -- what is declared ----------------------------------------------------------------------
 
+    def transport(self) -> dict[str, Any]:
+        """Return the gateway's settings by which clients reach it: here plain HTTP."""
+        return {"allow_plain_http": True}
+
     def lay_out(self) -> None:
-        """Write the project: inventory, locks, variables; the older release is declared."""
+        """Write the project: inventory, locks, variables."""
         for folder in ("inventories", "group_vars", "locks"):
             (self.project / folder).mkdir(exist_ok=True)
         write(self.project / "inventories/up.py", INVENTORY)
@@ -113,7 +124,7 @@ class UpgradeFleet(Fleet):
         sha256 = hashlib.sha256(self.key_of_clients.encode()).hexdigest()
         gateway = {
             "port": PORT,
-            "allow_plain_http": True,
+            **self.transport(),
             "clients": [{"name": "load", "key_sha256": sha256}],
         }
         self._write("gateway.yml", {"gpu_node": False, "gateway": gateway})
@@ -124,8 +135,8 @@ class UpgradeFleet(Fleet):
             "gpus": {"reserved": [1]},
             "vllm": {
                 **provided["vllm"],
-                "version": OLD,
-                "lock": self.lock(OLD),
+                "version": self.first,
+                "lock": self.lock(self.first),
                 "uv_lock": str(self.project / "locks/uv.txt"),
                 # However often they change, a release that was built is not built again
                 "keep_releases": 12,
@@ -369,7 +380,9 @@ class UpgradeFleet(Fleet):
         """Have clients ask the gateway while this lasts."""
         out = self.project / f"{name}.jsonl"
         out.unlink(missing_ok=True)
-        with clients(self.url, self.key_of_clients, out, rate=rate) as running:
+        with clients(
+            self.url, self.key_of_clients, out, rate=rate, trusted=self.trusted
+        ) as running:
             yield running
 
     def stop_mirror(self) -> None:
@@ -404,22 +417,32 @@ def spread(release: Path, to: Path) -> None:
     part.rename(to / release.name)
 
 
+AnyFleet = TypeVar("AnyFleet", bound=UpgradeFleet)
+
+
 @contextmanager
 def upgrade_fleet(
-    lab_id: str, project: Path, nodes: Sequence[str] = NODES, *, bare: bool = False
-) -> Iterator[UpgradeFleet]:
+    lab_id: str,
+    project: Path,
+    nodes: Sequence[str] = NODES,
+    *,
+    bare: bool = False,
+    also: Sequence[str] = (OLD,),
+    kind: type[AnyFleet] = UpgradeFleet,  # type: ignore[assignment]
+) -> Iterator[AnyFleet]:
     """
     Give a lab of GPU nodes and a gateway, everything to download at hand, nothing deployed.
 
-    `bare`: the nodes come without a driver. It is gone afterwards; GPUFLEET_KEEP_LAB keeps it.
+    `bare`: the nodes come without a driver. `also`: releases of vLLM to be at hand beside the
+    newest one. It is gone afterwards; GPUFLEET_KEEP_LAB keeps it.
     """
     lab = Lab.open(lab_id, print)
     keep = bool(os.environ.get("GPUFLEET_KEEP_LAB"))
     if not keep:
         lab.purge()  # what a killed run left
     lab.up({**dict.fromkeys(nodes, PROFILE), GATEWAY: "none"}, without_driver=nodes if bare else ())
-    provisioning_sources.provide(LabState.load(lab_id), print, also=(OLD,))
-    found = UpgradeFleet(Lab.open(lab_id, print), project)
+    provisioning_sources.provide(LabState.load(lab_id), print, also=also)
+    found = kind(Lab.open(lab_id, print), project)
     found.lay_out()
     yield found
     if not keep:

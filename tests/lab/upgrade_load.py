@@ -176,14 +176,22 @@ class Clients:
 
 @contextmanager
 def clients(
-    url: str, key: str, out: Path, *, rate: float = 0.0, together: int = 0, model: str = "tiny"
+    url: str,
+    key: str,
+    out: Path,
+    *,
+    rate: float = 0.0,
+    together: int = 0,
+    model: str = "tiny",
+    trusted: Path | None = None,
 ) -> Iterator[Clients]:
     """
     Have clients ask while this lasts; they end with it.
 
     `rate`: so many requests a second. `together`: so many clients, each of which makes a long
-    request as soon as its last one has ended.
+    request as soon as its last one has ended. `trusted`: the only certificate that they trust.
     """
+    trust = {"SSL_CERT_FILE": str(trusted)} if trusted else {}
     command = [sys.executable, "-m", "tests.lab.upgrade_load", "--url", url, "--model", model]
     command += ["--rate", str(rate), "--together", str(together), "--out", str(out)]
     log = out.with_suffix(".log")
@@ -191,7 +199,7 @@ def clients(
         process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env={**os.environ, "OPENAI_API_KEY": key},
+            env={**os.environ, **trust, "OPENAI_API_KEY": key},
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=said,
