@@ -11,11 +11,12 @@ RUN := .venv/bin
 # Nothing that a shell of the operator's exports may change what is built or run here.
 unexport PYTHONPATH PYTHONDONTWRITEBYTECODE VIRTUAL_ENV
 
-.PHONY: help lab test test-unit test-long bench lint gpu-record clean distclean
+.PHONY: help lab test test-unit test-nodes test-long bench lint gpu-record clean distclean
 help:
 	@echo 'make lab        two real nodes with simulated GPUs, deployed until vLLM answers   (root)'
-	@echo 'make test       every test, on a lab of its own                                   (root)'
+	@echo 'make test       what has to work: one fleet from bare nodes to a bundle, and the rules  (root)'
 	@echo 'make test-unit  the tests and checks that need no root'
+	@echo 'make test-nodes the other tests on nodes, and those of real programs with deadlines    (root)'
 	@echo 'make test-long  the fault tables                                                  (root)'
 	@echo 'make bench      what commands, converges and copies cost, with their goals        (root)'
 	@echo 'make gpu-record what the probe finds on this machine, for tests/data/nodes/real  (an NVIDIA GPU)'
@@ -36,24 +37,21 @@ lint: .venv/.ready
 	$(RUN)/mypy
 	$(RUN)/lint-imports
 
-# A file's tests stay on one core: some of them hold ports, and measure seconds.
-UNIT_TESTS := $(RUN)/pytest -q -n logical --dist loadfile -m 'not lab and not long'
-
-# A lab is one worker's: tests/conftest.py. They wait for nodes more than they compute.
-LAB_TESTS := $(RUN)/pytest -v --durations=25 -n 2 --dist loadfile --no-loadscope-reorder
+# What failed is run once more, alone, and named in the last line: tests/support/retry.py.
+# A file's tests stay on one core, in their order: some of them hold ports, and a lab is one file's.
+TESTS := $(RUN)/python -m tests.support.retry --dist loadfile --no-loadscope-reorder
 
 test-unit: lint
-	$(UNIT_TESTS)
+	$(TESTS) -q -n logical -m 'not lab and not slow and not long'
 
-# Some tests measure seconds, and a machine may be taken away from them for seconds.  What failed is
-# run once more, alone; what then passes stays in the output as a failure that did not come again,
-# and what fails again is one.
-AGAIN := echo '=== failed; once more, alone ===' && $(RUN)/pytest -v --last-failed --last-failed-no-failures none
-
+# One of three workers walks a fleet from bare nodes to a bundle, and waits for nodes more than it computes.
 test: lint
 	@$(RUN)/gpufleet lab require-root 'make test'
-	$(UNIT_TESTS) || { [ $$? -eq 1 ] && $(AGAIN) -m 'not lab and not long'; }
-	$(LAB_TESTS) -m 'lab and not long' || { [ $$? -eq 1 ] && $(AGAIN) -m 'lab and not long'; }
+	$(TESTS) -q -n 3 --durations=15 -m 'not slow and not long'
+
+test-nodes: .venv/.ready
+	@$(RUN)/gpufleet lab require-root 'make test-nodes'
+	$(TESTS) -v -n 2 --durations=25 -m 'slow and not long'
 
 test-long: .venv/.ready
 	@$(RUN)/gpufleet lab require-root 'make test-long'

@@ -74,7 +74,8 @@ def fault_table(rows: list[tuple[str, float, str, float]]) -> str:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
-    Every test here needs root and nodes: none is skipped, `make test-unit` leaves them out.
+    Every test here needs root and nodes: none is skipped, `make test-unit` leaves them out, and
+    `make test` all but the walk through.
 
     Those of the fleet begin, for they take longest; the main job is the first of them, for it
     begins with bare nodes.
@@ -82,6 +83,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = [item for item in items if Path(item.fspath).is_relative_to(ROOT / "tests/lab")]
     for item in here:
         item.add_marker("lab")
+        if item.path.stem != "test_walkthrough":
+            item.add_marker("slow")
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(1800))  # a first deploy on a slow machine
         if "nodes" in getattr(item, "fixturenames", ()) and item.path.stem not in FLEET:

@@ -6,6 +6,8 @@ import pytest
 
 from gpufleet.progress import Amount, Pace, amount_of, wait_text
 
+pytestmark = pytest.mark.slow
+
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 

@@ -16,6 +16,8 @@ from tests.support import checkout
 from tests.support.matrix import SETTINGS, TODAY, Case, all_of, case, crossed, every_fault_once
 from tests.support.record_node import probe_machine
 
+pytestmark = pytest.mark.slow
+
 TABLE = pytest.StashKey[list[Case]]()
 
 

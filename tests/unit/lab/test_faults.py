@@ -23,6 +23,8 @@ from lab.faults import FAULTS, fault, find_fault, possible
 from lab.machine import Profile
 from tests.support.checkout import ROOT
 
+pytestmark = pytest.mark.slow
+
 DOCUMENT = ROOT / "docs/develop/lab-profiles.md"
 INTERVIEW = ROOT / "tests/unit/lab/nvml/interview.py"
 ON = {

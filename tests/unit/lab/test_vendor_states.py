@@ -22,10 +22,13 @@ from lab.vendor import driver, states
 
 OLDEST, NEWEST = f"{driver.VERSIONS[0]}-1", f"{driver.VERSIONS[-1]}-1"
 
-pytestmark = pytest.mark.skipif(
-    not all(map(shutil.which, (*vendor.TOOLS, "apt-get"))),
-    reason="building and reading an apt repository needs apt, dpkg-dev and gnupg",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not all(map(shutil.which, (*vendor.TOOLS, "apt-get"))),
+        reason="building and reading an apt repository needs apt, dpkg-dev and gnupg",
+    ),
+]
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,8 @@ from tests.support.checkout import ROOT
 from tests.unit.monitoring import dcgm
 from tests.unit.monitoring.dcgm import INTERVAL, ON_NODE
 
+pytestmark = pytest.mark.slow
+
 LINK_STATE = "DCGM_FI_DEV_NVLINK_GET_STATE"
 LINKS = f"{LINK_STATE}, gauge, State of one NVLink\n"
 LAST_XID = "DCGM_FI_DEV_XID_ERRORS"

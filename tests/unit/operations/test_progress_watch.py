@@ -12,6 +12,10 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 DEPLOY = """\
 from contextlib import nullcontext
 from pyinfra.api import QuoteString, StringCommand, operation

@@ -22,6 +22,8 @@ from gpufleet.remote import session
 from gpufleet.remote.query import probe_all
 from lab import nvml
 
+pytestmark = pytest.mark.slow
+
 GPUFLEET = Path(sys.executable).with_name("gpufleet")
 
 

@@ -16,6 +16,8 @@ from gpufleet.network.haproxy import BUFFER_MIB
 from gpufleet.settings.gateway_settings import Client
 from tests.unit.network.gateway.running import Running, Vllm, backend, running, until
 
+pytestmark = pytest.mark.slow
+
 FIRST, SECOND = "tiny/gpu-01.tiny-0", "tiny/gpu-02.tiny-1"
 
 

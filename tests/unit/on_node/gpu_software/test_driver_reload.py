@@ -9,6 +9,8 @@ import pytest
 from gpufleet.gpu_software.driver_activation import Active, InUse, NeedsReload, driver_state
 from tests.support.driver_machine import STAGE, Machine
 
+pytestmark = pytest.mark.slow
+
 NEW = "580.178.04"
 OLD = "580.95.05"
 LOAD = ["nvidia", "nvidia_modeset", "nvidia_drm", "nvidia_uvm"]

@@ -22,6 +22,7 @@ from lab.vendor import repository
 from tests.unit.on_node.packages.folders import KEY, Debian, deb, document, transact
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(not shutil.which("apt-get"), reason="no apt on this machine"),
     pytest.mark.skipif(os.geteuid() != 0, reason="dpkg installs as root only, also in a folder"),
 ]

@@ -14,9 +14,10 @@ from gpufleet.converge.package_commands import Plan
 from tests.unit.on_node.packages.folders import transact
 from tests.unit.on_node.packages.rpms import KEY, RedHat, provide, spec
 
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0, reason="rpm installs as root only, also in a folder"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(os.geteuid() != 0, reason="rpm installs as root only, also in a folder"),
+]
 DRIVER = ("drv-fabric", "drv-kernel", "drv-lib")
 
 

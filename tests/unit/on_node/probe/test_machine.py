@@ -20,6 +20,8 @@ from lab import machine, nvml
 from lab.machine.parts import Kernel, Package, Process, Unit, Upgrades, with_nvml_lines, with_unit
 from tests.support.record_node import probe, probe_machine
 
+pytestmark = pytest.mark.slow
+
 ACS_BITS = {  # PCI Express base specification, ACS control register
     "source validation": 0x01,
     "translation blocking": 0x02,

@@ -27,6 +27,8 @@ from gpufleet.on_node.rank.state import KILLED, State
 from gpufleet.on_node.rank.wire import Link, LostError
 from gpufleet.remote import payload
 
+pytestmark = pytest.mark.slow
+
 NODE_PYTHON = os.environ.get("GPUFLEET_NODE_PYTHON", sys.executable)
 KEY = b"k" * 32
 PORTS = itertools.count()

@@ -32,6 +32,8 @@ from gpufleet.planning.multinode.reachability import (
 from gpufleet.remote import payload
 from gpufleet.remote.facts import document
 
+pytestmark = pytest.mark.slow
+
 NODE_PYTHON = os.environ.get("GPUFLEET_NODE_PYTHON", sys.executable)
 SUBNETS = itertools.count(1)
 

@@ -30,6 +30,8 @@ from gpufleet.artifacts import distribution
 from gpufleet.on_node.transfer.manifest import PIECE_BYTES, RefusedError, described, parse_manifest
 from gpufleet.remote import payload
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 LEFT_OUT = (".complete", ".accepts")
 

@@ -33,6 +33,8 @@ from gpufleet.on_node.watchdog.dump import make_room
 from gpufleet.on_node.watchdog.watchdog import Watchdog
 from tests.support.checkout import ROOT
 
+pytestmark = pytest.mark.slow
+
 RECORDED = (ROOT / "tests/data/vllm-0.32.0.metrics").read_text()
 UNIT = "vllm-tiny-0.service"
 KEY = "a-key-that-nobody-may-see"

@@ -1,0 +1,46 @@
+"""Run pytest, and what failed once more, alone; the last line says what that was.
+
+    python -m tests.support.retry -n 2 -m 'not slow'
+
+A test that fails and then passes alone is a defect of that test, or of the machine: it is named,
+so that somebody looks. What fails twice is a failure.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+LAST_FAILED = Path(".pytest_cache/v/cache/lastfailed")
+# Each of their tests takes the fleet as the one before has left it.
+IN_ORDER = ("tests/lab/test_walkthrough.py",)
+TESTS_FAILED = 1
+"""pytest's exit status."""
+
+
+def to_retry(failed: Iterable[str]) -> list[str]:
+    """Return what has to run again for these tests, by their ids: files whose tests go in order
+    are run whole."""
+    whole = {name for name in IN_ORDER if any(test.startswith(name) for test in failed)}
+    return sorted({*whole, *(test for test in failed if not test.startswith(IN_ORDER))})
+
+
+def main(arguments: list[str]) -> int:
+    """Return pytest's exit status: of the second run, where there was one."""
+    pytest = [sys.executable, "-m", "pytest"]
+    # Forget the failures of earlier runs: this one may not select their tests.
+    status = subprocess.run([*pytest, "--cache-clear", *arguments], check=False).returncode
+    again: list[str] = []
+    if status == TESTS_FAILED and LAST_FAILED.is_file():
+        again = to_retry(json.loads(LAST_FAILED.read_text()))
+        print(f"=== {len(again)} failed; once more, alone ===", flush=True)
+        status = subprocess.run([*pytest, "-v", *again], check=False).returncode
+    print("retried:", ", ".join(again) or "none", flush=True)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
