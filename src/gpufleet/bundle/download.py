@@ -17,7 +17,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,9 @@ MANIFEST = "MANIFEST"
 # Without a byte for so long a connection is dead.
 SILENT_SECONDS = 60
 ATTEMPTS = 3
+# Seconds before a server that could not be reached, or was too busy, is asked again.
+PAUSES = (1, 3, 9)
+BUSY = {429, 500, 502, 503, 504}
 AT_ONCE = 8
 _CHUNK = 1 << 20
 _ALGORITHMS = ("sha256", "sha512", "git")
@@ -293,6 +296,19 @@ class _RangeRefused(Exception):  # noqa: N818
 
 
 def _answer(url: str, headers: Mapping[str, str]) -> Any:
+    """Ask a server, and once more after each pause while it is busy or cannot be reached."""
+    for pause in PAUSES:
+        with suppress(_BusyServerError):
+            return _answer_at_once(url, headers)
+        time.sleep(pause)
+    return _answer_at_once(url, headers)
+
+
+class _BusyServerError(FleetError):
+    """A server that may answer later."""
+
+
+def _answer_at_once(url: str, headers: Mapping[str, str]) -> Any:
     # Settings allow http and https alone.
     request = urllib.request.Request(url, headers={"User-Agent": "gpufleet"})  # noqa: S310
     for name, value in headers.items():
@@ -307,9 +323,10 @@ def _answer(url: str, headers: Mapping[str, str]) -> Any:
             raise MissingFileError(f"{without_password(url)}: there is no such file") from None
         if error.code == 416:
             raise _RangeRefused from None
-        raise FleetError(f"{without_password(url)}: answers {error.code} {error.reason}") from None
+        kind = _BusyServerError if error.code in BUSY else FleetError
+        raise kind(f"{without_password(url)}: answers {error.code} {error.reason}") from None
     except OSError as error:
-        raise FleetError(f"{without_password(url)}: cannot be reached: {error}") from None
+        raise _BusyServerError(f"{without_password(url)}: cannot be reached: {error}") from None
 
 
 def _matches(path: Path, digest: Digest) -> bool:

@@ -6,12 +6,14 @@ import hashlib
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from gpufleet.bundle import download
 from gpufleet.bundle.download import Digest, Folder, MissingFileError, Remote, open_folder
 from gpufleet.errors import FleetError
 
@@ -25,6 +27,10 @@ class Origin:
 
     url: str = ""
     status: int = 200
+    busy: int = 0
+    """So many of the next answers are 503."""
+    away: int = 0
+    """So many of the next connections are closed without an answer."""
     cuts: list[int] = field(default_factory=list)
     """After so many bytes each of the next answers ends."""
     asked: list[dict[str, str]] = field(default_factory=list)
@@ -34,12 +40,20 @@ class Origin:
 
 
 @pytest.fixture
-def origin() -> Iterator[Origin]:
+def origin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Origin]:
     told = Origin()
+    monkeypatch.setattr(download, "PAUSES", (0, 0, 0))
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             told.asked.append(dict(self.headers))
+            if told.away:
+                told.away -= 1
+                return
+            if told.busy:
+                told.busy -= 1
+                self.send_error(503)
+                return
             first = int(self.headers.get("Range", "bytes=0-")[6:-1])
             self.send_response(302 if told.redirect else 206 if first else told.status)
             if told.redirect:
@@ -147,6 +161,31 @@ def test_an_error_page_is_no_file(folder: Folder, origin: Origin, status: int, k
 
     with pytest.raises(kind, match=r"/a/b"):
         folder.fetch(remote(origin))
+
+
+@pytest.mark.parametrize(
+    ("busy", "away", "problem"),
+    [(3, 0, None), (4, 0, "answers 503"), (0, 3, None), (0, 4, "cannot be reached")],
+)
+def test_a_server_that_may_answer_later_is_asked_again_after_each_pause(
+    folder: Folder, origin: Origin, busy: int, away: int, problem: str | None
+):
+    origin.busy, origin.away = busy, away
+
+    with pytest.raises(FleetError, match=problem) if problem else nullcontext():
+        folder.fetch(remote(origin))
+
+    assert len(origin.asked) == 4
+    assert (folder.root / "a/b").exists() is not bool(problem)
+
+
+def test_what_no_server_has_is_asked_for_once(folder: Folder, origin: Origin):
+    origin.status = 404
+
+    with pytest.raises(MissingFileError):
+        folder.fetch(remote(origin))
+
+    assert len(origin.asked) == 1
 
 
 def test_a_token_stays_with_the_server_it_is_for(folder: Folder, origin: Origin):
