@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from gpufleet.checks.finding import Finding, Report
@@ -34,7 +34,7 @@ def admitted_nodes(
         reserved = set(wanted.gpus.reserved)
         # What is wrong with GPUs that others use is theirs to put right.
         unfit = {gpu: each for gpu, each in report.unfit(node.name).items() if gpu not in reserved}
-        gone = [each for each in report.missing_gpu_findings(node.name) if not _of(each, reserved)]
+        gone = report.missing_gpu_findings(node.name)
         if (unfit or gone) and not wanted.checks.degraded:
             problems += map(finding_sentence, (*gone, *(each[0] for each in unfit.values())))
             rest = len(node.gpus) - len({gpu.index for gpu in node.gpus} & set(unfit))
@@ -50,10 +50,6 @@ def admitted_nodes(
     if problems:
         raise FleetError(*problems)
     return found
-
-
-def _of(finding: Finding, gpus: Collection[int]) -> bool:
-    return finding.gpu is not None and finding.gpu.index in gpus
 
 
 def finding_sentence(finding: Finding) -> str:

@@ -104,6 +104,25 @@ def test_an_accepted_finding_stops_nothing():
     assert len(found.gpus) == 4
 
 
+def test_a_node_that_declares_gpus_and_no_model_yet_is_held_to_them():
+    with pytest.raises(FleetError, match="ecc-uncorrected"):
+        admit(finding(Severity.BLOCK), gpus={"count": 4})
+
+
+def test_a_gpu_that_others_use_is_theirs_to_put_right():
+    found = admit(finding(Severity.BLOCK, GpuId(1)), gpus={"reserved": [1]}, **MODELS)
+
+    assert found.unfit == {}
+
+
+def test_a_gpu_that_is_gone_stops_although_others_are_reserved():
+    """NVML does not list it, so nobody can say that it was one of those."""
+    gone = finding(Severity.BLOCK, GpuId(None), check="gpu-count")
+
+    with pytest.raises(FleetError, match="4 of its GPUs are fit"):
+        admit(gone, gpus={"reserved": [1]}, **MODELS)
+
+
 def test_a_node_that_is_to_have_no_gpus_is_not_held_to_it():
     """A load balancer in the same inventory has no driver, and needs none."""
     assert admit(finding(Severity.BLOCK), node_exporter={"port": 9100}).name == "gpu-01"

@@ -121,6 +121,26 @@ def test_a_switch_that_is_dead_for_all_gpus_alike_is_seen_on_a_known_board(docum
     }
 
 
+@pytest.mark.parametrize(
+    ("board", "links"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 12), ("NVIDIA A100-SXM4-80GB", 12), ("NVIDIA A800-SXM4-80GB", 8),
+        ("NVIDIA H100 80GB HBM3", 18), ("NVIDIA H200", 18), ("NVIDIA H20", 18), ("NVIDIA H800", 8),
+        ("NVIDIA B200", 18), ("NVIDIA GB200", 18),
+    ],
+)  # fmt: skip
+def test_a_known_board_has_all_links_of_its_data_sheet(document, judged, board, links):
+    node = document("h100x8")
+    for at, gpu in enumerate(node["gpus"]):
+        gpu["name"] = board
+        take_down(node, at, range(links, 18))
+    assert not [each for each in judged(node).troubles if each[0] == "nvlink-links"]
+
+    for at in range(8):
+        take_down(node, at, [0])
+    assert judged(node).troubles >= {("nvlink-links", "block", at) for at in range(8)}
+
+
 @pytest.mark.parametrize("state", [ACTIVE, ASLEEP])
 @pytest.mark.parametrize("profile", ["a100x8", "h100x8", "a100x4-pcie", "gb200x4"])
 def test_links_that_sleep_are_up_and_as_wide(document, judged, profile, state):
@@ -250,6 +270,19 @@ def test_of_three_boards_one_has_lost_its_peer(document, judged):
     assert {each for each in said.troubles if each[0] in LINK_CHECKS} == {
         ("nvlink-links", "warn", 2)
     }
+
+
+@pytest.mark.parametrize(("driver", "level"), [("nvidia", "warn"), ("vfio-pci", "block")])
+def test_a_board_on_the_bus_may_be_the_peer_that_is_gone_if_this_system_drives_it(
+    document, judged, driver, level
+):
+    """Of four boards in two pairs one has no link up; who was at the other end of it?"""
+    node, healthy = document("a100x4-pcie"), document("a100x4-pcie")
+    on_bus = [dict(each) for each in node["pci"] if str(each["class"]).startswith("0x03")]
+    take_down(node, 0)
+    node["pci"].append({**on_bus[0], "bus_id": "0000:f0:00.0", "driver": driver})
+    said = judged(node, siblings=[healthy, healthy])
+    assert ("nvlink-links", level, 0) in said.troubles
 
 
 def test_the_peer_of_a_gpu_that_should_be_there_may_still_serve_alone(document, judged):

@@ -19,6 +19,7 @@ from gpufleet.planning.planner import plan
 from gpufleet.planning.stage import Running
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Served
+from tests.support.models import described
 
 VLLM = {"version": "0.32.0", "lock": "locks/vllm.txt", "api_key_file": "secrets/api-key"}
 
@@ -91,6 +92,20 @@ def test_the_smallest_sufficient_remainder_is_taken():
     found = plan([machine("gpu-01", 4, 2)], {"gpu-01": declare({"m": model(replicas=2)})})
 
     assert gpus_on(found, "gpu-01") == [(4,), (5,)]
+
+
+def test_a_node_of_unlike_gpus_is_sized_by_the_least_of_their_memory():
+    """13 GB of weights and their cache fit on one of the large ones alone."""
+    node = machine("gpu-01", 2)
+    small = replace(node.gpus[1], memory_mib=16384)
+    wanted = declare({"m": {"model": "/srv/llama"}})
+    llama = {"m": described("meta-llama--Llama-2-7b")}
+
+    alike = plan([node], {"gpu-01": wanted}, llama)
+    unlike = plan([replace(node, gpus=(node.gpus[0], small))], {"gpu-01": wanted}, llama)
+
+    assert [stage.tensor_parallel for stage in alike.stages] == [1]
+    assert [stage.tensor_parallel for stage in unlike.stages] == [2]
 
 
 def test_gpus_of_one_numa_node_are_preferred():

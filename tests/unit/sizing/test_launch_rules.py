@@ -250,6 +250,15 @@ def test_a_choice_is_refused_with_the_nearest_that_works(
     assert (refused[rule].setting, refused[rule].nearest) == (setting, nearest)
 
 
+@pytest.mark.parametrize(("release", "nearest"), [((0, 11, 0), 8), ((0, 11, 1), None)])
+def test_adapters_of_rank_1_are_known_since_0_11_1(
+    release: tuple[int, int, int], nearest: int | None
+) -> None:
+    refused = asked("Llama-3.1-8B", Choice(lora_rank=1), vllm=release)
+
+    assert (refused["lora-rank"].nearest if "lora-rank" in refused else None) == nearest
+
+
 def test_mla_has_no_kv_heads_to_divide_by_decode_context() -> None:
     """Every rank has the whole latent cache, so any divisor of the ranks may share it."""
     for size in (2, 4, 8):

@@ -72,6 +72,10 @@ class IncomingTree:
         parent, self.name = os.path.split(directory)
         account = pwd.getpwnam(owner)
         self.user, self.group = account.pw_uid, account.pw_gid
+        # A model's revisions lie in a folder of the model, which its first one finds missing.
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(parent)
+            os.chmod(parent, 0o755)
         self.parent = open_folder(parent)
         with contextlib.suppress(FileExistsError):
             os.mkdir(PREFIX + self.name, 0o700, dir_fd=self.parent)

@@ -276,6 +276,7 @@ def test_errors_of_before_are_allowed_and_more_by_the_ratio() -> None:
     assert gates.traffic(before, did([0.03] * 100, errors=7), WANTED).passed is False
     lenient = WANTED.model_copy(update={"error_ratio": 0.02})
     assert gates.traffic(before, did([0.03] * 100, errors=7), lenient).passed is True
+    assert gates.traffic(before, did([0.03] * 100, errors=8), lenient).passed is False
 
 
 def test_counters_that_cannot_be_read_are_no_pass() -> None:

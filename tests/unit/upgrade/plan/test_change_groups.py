@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpufleet.planning.explanation import plan_changes
+from gpufleet.planning.stage import Handover
 from gpufleet.upgrade.plan.change_groups import (
     STOPPED,
     UNTOLD,
@@ -84,6 +85,36 @@ def test_who_gets_a_port_is_grouped_with_who_gives_it_up():
     (found,) = grouped(planned, running)
 
     assert (found.id, found.comes, found.goes) == ("new-0+old-0", ("new-0",), ("old-0",))
+
+
+@pytest.mark.parametrize(("port", "joined"), [(8001, True), (8002, True), (8003, False)])
+def test_servers_give_up_the_port_of_their_supervisor_too(port: int, joined: bool):
+    each_engine = (
+        "/opt/vllm/releases/0.31.0-ab/bin/vllm serve",
+        "--data-parallel-multi-port-external-lb",
+        "--data-parallel-size-local 2",
+    )
+    running = [runs("old-0", "a", "GPU-0", "GPU-1", port=8000, arguments=each_engine)]
+    assert running[0].servers == (8000, 8001)
+    planned = plan(stage("new-0", "a", "GPU-2", port=port))
+
+    found = [each.id for each in grouped(planned, running)]
+
+    assert found == (["new-0+old-0"] if joined else ["new-0", "old-0"])
+
+
+@pytest.mark.parametrize(("first", "joined"), [(5600, True), (5601, True), (5602, False)])
+def test_who_hands_over_its_cache_by_a_port_is_grouped_with_who_gives_it_up(
+    first: int, joined: bool
+):
+    """Two engines hand over from 5600 and 5601."""
+    engines = ("/opt/vllm/releases/0.31.0-ab/bin/vllm serve", "--data-parallel-size 2")
+    running = [runs("old-0", "a", "GPU-0", side_channel=5600, arguments=engines)]
+    planned = plan(stage("new-0", "a", "GPU-1", port=9000, handover=Handover((), first)))
+
+    found = [each.id for each in grouped(planned, running)]
+
+    assert found == (["new-0+old-0"] if joined else ["new-0", "old-0"])
 
 
 def test_the_same_port_on_another_node_joins_nobody():

@@ -1,0 +1,55 @@
+"""What a node answered is read as what it means for a change, and what it left out as not known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpufleet.upgrade.run.node_answers import RequestsLeft, UnitLook
+
+UP = UnitLook(
+    "vllm-tiny-0.service", "active", "running", 1.0, "abc", "abc", "0.32.0-e28e5608c2", restarts=0
+)
+
+
+@pytest.mark.parametrize("state", ["active", "reloading", "activating", "deactivating"])
+def test_a_unit_has_its_process_until_it_is_down(state: str) -> None:
+    assert replace(UP, active=state).is_running
+
+
+@pytest.mark.parametrize("state", ["inactive", "failed", "maintenance", ""])
+def test_a_unit_that_is_down_or_not_known_has_none(state: str) -> None:
+    assert not replace(UP, active=state).is_running
+
+
+def test_a_unit_runs_with_what_its_process_was_started_with() -> None:
+    assert UP.is_running_with("abc")
+    assert not UP.is_running_with("def")  # which its file may have by now
+    assert not replace(UP, started=None).is_running_with("abc")
+
+
+def test_a_unit_whose_fingerprint_nobody_knows_runs_with_nothing() -> None:
+    assert not replace(UP, started=None).is_running_with(None)
+
+
+@pytest.mark.parametrize("state", ["activating", "deactivating", "failed"])
+def test_a_unit_that_comes_or_goes_runs_with_nothing_yet(state: str) -> None:
+    assert not replace(UP, active=state).is_running_with("abc")
+
+
+def test_servers_are_quiet_when_all_say_that_nothing_is_left() -> None:
+    assert RequestsLeft({"a": 0, "b": 0}, 1.0).quiet
+    assert RequestsLeft({}, 0.0).quiet
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        RequestsLeft({"a": 0, "b": 1}, 1.0),
+        RequestsLeft({"a": 0, "b": None}, 1.0),
+        RequestsLeft({"a": 0}, 1.0, "b: no such unit"),
+    ],
+)
+def test_what_is_left_or_not_known_is_not_quiet(left: RequestsLeft) -> None:
+    assert not left.quiet
