@@ -33,10 +33,10 @@ LAB_ID = own_lab("gfwt")
 NODES = ("gpu-01", "gpu-02")
 DRIVER = "580.95.05"
 UNIT = "vllm-tiny-{}.service"
-# One process less, which is the default on GPUs: the CPU build is asked for it with both.
+# Run the worker in the engine's process, as vLLM does on one GPU; its CPU build needs both settings.
 UNI = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 UNI_FLAGS = {**FLAGS, "distributed-executor-backend": "uni"}
-# Requests a second: of more than these, two cores that load a model have little left to load it.
+# Requests a second. More of them take the processors that the loading of a model needs.
 RATE = 2.0
 # Seconds within which a log or a server has to say what is waited for.
 PATIENCE = 60

@@ -11,6 +11,7 @@ import hashlib
 import http.client
 import json
 import os
+import ssl
 import threading
 import time
 import urllib.error
@@ -326,7 +327,10 @@ def _answer_at_once(url: str, headers: Mapping[str, str]) -> Any:
         kind = _BusyServerError if error.code in BUSY else FleetError
         raise kind(f"{without_password(url)}: answers {error.code} {error.reason}") from None
     except OSError as error:
-        raise _BusyServerError(f"{without_password(url)}: cannot be reached: {error}") from None
+        # Silence of a minute, or a wrong certificate, is not asked for four times.
+        final = isinstance(getattr(error, "reason", error), TimeoutError | ssl.SSLError)
+        kind = FleetError if final else _BusyServerError
+        raise kind(f"{without_password(url)}: cannot be reached: {error}") from None
 
 
 def _matches(path: Path, digest: Digest) -> bool:

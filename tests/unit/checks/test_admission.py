@@ -116,7 +116,7 @@ def test_a_gpu_that_others_use_is_theirs_to_put_right():
 
 
 def test_a_gpu_that_is_gone_stops_although_others_are_reserved():
-    """NVML does not list it, so nobody can say that it was one of those."""
+    """NVML does not list a lost GPU: its index, and so whether it was reserved, is not known."""
     gone = finding(Severity.BLOCK, GpuId(None), check="gpu-count")
 
     with pytest.raises(FleetError, match="4 of its GPUs are fit"):

@@ -124,21 +124,6 @@ def imported(text: str, file: str = "serve.sh") -> Imported:
     return Imported(found.settings, (*notes, *found.notes))
 
 
-def test_a_secret_is_hidden_wherever_else_it_stands():
-    """Nothing but the name of its flag tells that it is one."""
-    found = imported("vllm serve m --door-token mellon123 --door-word mellon123")
-
-    assert "--door-word" in told(found)
-    assert "mellon123" not in told(found)
-    assert "mellon123" not in yaml.safe_dump(found.settings)
-
-
-def test_the_name_of_a_variable_is_no_secret():
-    found = imported("FOO='$KEY' vllm serve m --api-key '$KEY'")
-
-    assert "`$KEY`" in told(found)
-
-
 def served(text: str, file: str = "serve.sh") -> dict[str, Any]:
     """Return the settings of the one server of a text."""
     (one,) = imported(text, file).settings["serving"].values()
@@ -167,6 +152,21 @@ def accepted(found: Mapping[str, Any]) -> NodeSettings:
 
 
 # -- the round trip --------------------------------------------------------------------------------
+
+
+def test_a_secret_is_hidden_wherever_else_it_stands():
+    """The value alone does not look like a secret."""
+    found = imported("vllm serve m --door-token mellon123 --door-word mellon123")
+
+    assert "--door-word" in told(found)
+    assert "mellon123" not in told(found)
+    assert "mellon123" not in yaml.safe_dump(found.settings)
+
+
+def test_the_name_of_a_variable_is_no_secret():
+    found = imported("FOO='$KEY' vllm serve m --api-key '$KEY'")
+
+    assert "`$KEY`" in told(found)
 
 
 @pytest.mark.parametrize("file", SAMPLES)

@@ -72,7 +72,7 @@ class IncomingTree:
         parent, self.name = os.path.split(directory)
         account = pwd.getpwnam(owner)
         self.user, self.group = account.pw_uid, account.pw_gid
-        # A model's revisions lie in a folder of the model, which its first one finds missing.
+        # The folder of a model's revisions is missing before the first of them comes.
         with contextlib.suppress(FileExistsError):
             os.mkdir(parent)
             os.chmod(parent, 0o755)
