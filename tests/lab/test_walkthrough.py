@@ -33,7 +33,7 @@ LAB_ID = own_lab("gfwt")
 NODES = ("gpu-01", "gpu-02")
 DRIVER = "580.95.05"
 UNIT = "vllm-tiny-{}.service"
-# Run the worker in the engine's process, as vLLM does on one GPU; its CPU build needs both settings.
+# Run the worker in the engine's process, as vLLM does on one GPU. Its CPU build needs both.
 UNI = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 UNI_FLAGS = {**FLAGS, "distributed-executor-backend": "uni"}
 # Requests a second. More of them take the processors that the loading of a model needs.
