@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, ip_network
@@ -171,12 +172,19 @@ def remove(state: LabState) -> None:
     pull(state)
     if _exists(state.prefix):
         run_command.run("ip", "link", "del", state.prefix)
-    tables = json.loads(run_command.run("nft", "-j", "list", "tables"))["nftables"]
-    for table in (entry["table"] for entry in tables if "table" in entry):
+    for table in _tables():
         if table["name"] == state.table or table["name"].startswith(f"{state.table}_"):
             run_command.run("nft", "delete", "table", table["family"], table["name"])
     if state.net and any(_blocks(route) == state.net for route in _routes()):
         _ip("route", "del", "unreachable", str(state.net), "metric", _FALLBACK_METRIC)
+
+
+def _tables() -> list[dict[str, Any]]:
+    """Return every table of nftables: none on a machine where no lab has installed it yet."""
+    if not shutil.which("nft"):
+        return []
+    listed = json.loads(run_command.run("nft", "-j", "list", "tables"))["nftables"]
+    return [entry["table"] for entry in listed if "table" in entry]
 
 
 # -- faults ----------------------------------------------------------------------------------------
