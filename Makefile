@@ -17,7 +17,7 @@ help:
 	@echo 'make test       what has to work: one fleet from bare nodes to a bundle, and the rules  (root)'
 	@echo 'make test-unit  the tests and checks that need no root'
 	@echo 'make test-nodes the other tests on nodes, and those of real programs with deadlines    (root)'
-	@echo 'make test-long  the fault tables                                                  (root)'
+	@echo 'make test-long  the parts of the long tests; PART=alerts runs one                 (root)'
 	@echo 'make bench      what commands, converges and copies cost, with their goals        (root)'
 	@echo 'make gpu-record what the probe finds on this machine, for tests/data/nodes/real  (an NVIDIA GPU)'
 	@echo 'make clean      take the labs of this checkout away: nodes, mounts, bridges         (root)'
@@ -53,14 +53,11 @@ test-nodes: .venv/.ready
 	@$(RUN)/gpufleet lab require-root 'make test-nodes'
 	$(TESTS) -v -n 2 --durations=25 -m 'slow and not long'
 
+# Without PART: the parts, each with its last result (docs/measured/long-tests.md).
+PART ?=
 test-long: .venv/.ready
-	@$(RUN)/gpufleet lab require-root 'make test-long'
-	GPUFLEET_CHECK_MATRIX=docs/measured/check-matrix.md $(RUN)/pytest -v -m long tests/unit/checks/test_matrix.py
-	$(RUN)/pytest -v -m long tests/unit/monitoring
-	GPUFLEET_FAULT_TABLE=docs/measured/interrupted-deploys.md GPUFLEET_GROUP_FAULT_TABLE=docs/measured/group-faults.md \
-	GPUFLEET_UPGRADE_TABLE=docs/measured/driver-upgrade-faults.md GPUFLEET_ALERT_TABLE=docs/measured/alert-faults.md \
-	GPUFLEET_WATCHDOG_TABLE=docs/monitor/watchdog.md GPUFLEET_UPGRADE_LOAD_TABLE=docs/measured/upgrade-under-load.md \
-	GPUFLEET_UPGRADE_FAULT_TABLE=docs/measured/upgrade-faults.md $(RUN)/pytest -v -m long tests/lab
+	@test -z "$(PART)" || $(RUN)/gpufleet lab require-root 'make test-long'
+	@$(RUN)/python -m tests.support.long_tests $(PART)
 
 # BENCH='--nodes 8 --rounds 3': what benchmarks.converge.run is told.
 BENCH ?= --rounds ansible=1

@@ -13,10 +13,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,49 +26,11 @@ from lab import provisioning_sources
 from lab.nodes import Lab
 from lab.state import LabState
 from tests.conftest import FLEET
-from tests.support import checkout
 from tests.support.checkout import ROOT, own_lab
 
 LAB_ID = own_lab("gft")
 # The last one has no GPUs: it watches the others, once tests make it.
 NODES = {"gpu-01": "h100x8", "gpu-02": "a100x4-pcie", "mon-03": "none"}
-
-
-FAULTS = pytest.StashKey[list[tuple[str, float, str, float]]]()
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[FAULTS] = []
-
-
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Write the fault table, if it was asked for and everything in it passed."""
-    path = os.environ.get("GPUFLEET_FAULT_TABLE")
-    if path and exitstatus == 0 and session.config.stash[FAULTS]:
-        Path(path).write_text(fault_table(session.config.stash[FAULTS]))
-
-
-def fault_table(rows: list[tuple[str, float, str, float]]) -> str:
-    """Return docs/measured/interrupted-deploys.md: what was interrupted when, and how long the
-    next run took."""
-    lines = [
-        "# Interrupted deploys: the last long run",
-        "",
-        f"`make test-long` on {datetime.now(UTC):%Y-%m-%d}, commit {checkout.commit()}: "
-        f"{len(rows)} interruptions, all converged.",
-        "",
-        "After each, one ordinary deploy: it succeeded, every process ran with the new value, and",
-        "a further deploy changed nothing and restarted nothing. The last column is the time of",
-        "both deploys together.",
-        "",
-        "| fault | after | while | converged in |",
-        "| --- | --- | --- | --- |",
-        *(
-            f"| {fault} | {seconds:.1f} s | {operation.replace(' | ', ' : ')} | {spent:.0f} s |"
-            for fault, seconds, operation, spent in rows
-        ),
-    ]
-    return "\n".join(lines) + "\n"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -276,13 +237,6 @@ def deployed(nodes: Fleet) -> Fleet:
     run = nodes.pyinfra("-y", seconds=1800)
     assert run.status == 0, run.output
     return nodes
-
-
-@pytest.fixture
-def record(request: pytest.FixtureRequest) -> Callable[..., None]:
-    """Add a row to the fault table."""
-    rows: list[tuple[str, float, str, float]] = request.config.stash[FAULTS]
-    return lambda *row: rows.append(row)
 
 
 @pytest.fixture

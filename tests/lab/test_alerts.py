@@ -5,18 +5,15 @@ for everybody, and a real Alertmanager, which is what is asked. All faults are s
 a GPU of its own, so that an alert that names another one is found. Times are measured: they are of
 rules without their waiting time (`monitoring.alerts`), scraped every 5 s.
 
-With GPUFLEET_ALERT_TABLE the run writes docs/measured/alert-faults.md.
+`make test-long` writes docs/measured/alert-faults.md.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,8 +22,8 @@ import yaml
 from gpufleet.monitoring.rules.files import groups
 from tests.lab.conftest import Fleet, standing
 from tests.lab.test_watchdog import Load
-from tests.support import checkout
 from tests.support.checkout import own_lab
+from tests.support.measured import note
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(5400)]
 
@@ -166,8 +163,7 @@ def test_each_fault_makes_its_alert_fire_where_it_is_and_mending_ends_it(fleet: 
     for node in (HGX, PCIE):
         fleet.lab.clear(node)
     _watch(fleet, [each for each in FAULTS if each.ends], "ended", mended_at, ENDS_WITHIN)
-    if path := os.environ.get("GPUFLEET_ALERT_TABLE"):
-        Path(path).write_text(table())
+    write()
 
 
 def _labels(fleet: Fleet) -> list[dict[str, str]]:
@@ -194,23 +190,17 @@ def _watch(fleet: Fleet, rows: Any, what: str, since: float, seconds: float) -> 
         time.sleep(3)
 
 
-def table() -> str:
-    """Return docs/measured/alert-faults.md."""
-    lines = [
-        "# Faults, and the alerts that they made fire",
-        "",
-        f"Measured on {datetime.now(UTC):%Y-%m-%d}, commit {checkout.commit()}, on lab nodes: "
-        f"{len(FAULTS)} faults at once, each",
-        "seen in Alertmanager with its node and its GPU and with no other. Scraped every 5 s;",
-        "rules without their `for`, which comes on top of the first time in a fleet. The second",
-        "time is from mending until the alert is gone, with the windows of its expression.",
-        "",
-        "| what is broken | alert | node, GPU or stage | fires after | is gone after |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+def write() -> None:
+    """Write the rows of docs/measured/alert-faults.md."""
     for each in FAULTS:
         where = ", ".join(f"{name} {value}" for name, value in each.wanted.items())
         ended = "an hour (its window)" if each.ended is None else f"{each.ended:.0f} s"
-        alert = f"[{each.alert}](alerts/{PAGES[each.alert]}.md)"
-        lines.append(f"| {each.says} | {alert} | {where} | {each.fired:.0f} s | {ended} |")
-    return "\n".join(lines) + "\n"
+        note(
+            "measured/alert-faults.md",
+            each.says,
+            f"[{each.alert}](../alerts/{PAGES[each.alert]}.md)",
+            where,
+            f"{each.fired:.0f} s",
+            ended,
+            key=2,
+        )

@@ -1,23 +1,20 @@
 """
 Every fault of a replica over two nodes: found in time, all ranks end, and it serves again.
 
-With GPUFLEET_GROUP_FAULT_TABLE the long run writes docs/measured/group-faults.md.
+`make test-long` writes docs/measured/group-faults.md.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
 from tests.lab.conftest import Fleet, standing
 from tests.lab.group_faults import Client, Fault, Replica, Seen, killed, suffer
 from tests.lab.test_replicas_over_nodes import Shape, declare, deploy
-from tests.support import checkout
 from tests.support.checkout import own_lab
+from tests.support.measured import note
 
 LAB_ID = own_lab("gff")
 HEAD, WORKER = "gpu-01", "gpu-02"
@@ -116,58 +113,18 @@ FAULTS = {"mp": [*PROGRAMS, *OF_VLLM, *OF_NODES], "ray": [*PROGRAMS, *OF_RAY, *O
 def test_whatever_breaks_all_ranks_end_in_time_and_serve_again(
     replica: Replica, client: Client, fault: Fault
 ) -> None:
-    seen = suffer(replica, client, fault)
-    if path := os.environ.get("GPUFLEET_GROUP_FAULT_TABLE"):
-        write(Path(path), seen)
+    write(suffer(replica, client, fault))
 
 
-def write(path: Path, seen: Seen) -> None:
-    """Write docs/measured/group-faults.md anew with this fault; what it says of others stays."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    rows = {tuple(line.split(" | ")[:2]): line for line in lines if line.startswith("| ")}
-    rows[f"| {seen.backend}", seen.fault.name] = row(seen)
-    keys = [(f"| {shape.backend}", each.name) for shape in SHAPES for each in FAULTS[shape.backend]]
-    kept = [rows[key] for key in keys if key in rows]
-    path.write_text("\n".join([*INTRODUCTION.splitlines(), "", *HEADING, *kept]) + "\n")
-
-
-INTRODUCTION = """\
-# Faults of a replica over two nodes: the last long run
-
-Written by `make test-long`: two nodes of the lab (`docs/develop/lab.md`) with real vLLM on CPU and
-a tiny model: `mp` is a pipeline of two stages by vLLM's own processes, `ray` two tensor-parallel
-ranks by Ray. Two clients' requests begin every second, at the head, and give up after 20 s. After
-each fault every process of the old group was gone, none was left outside of the units, the
-incarnation was a new one, and the model completed the same text as before. Nobody did anything but
-mend the hardware, and that not before the old group had ended.
-
-* *found*: until a rank wrote that the group is over. Where nothing tells but silence, 10 s of it
-  are waited for; where vLLM or Ray has to notice the end of a process of its own, 15 s are granted.
-* *all ended*: until the last process of the old group was gone, on both nodes. SIGKILL comes 5 s
-  after SIGTERM.
-* *serves again*: from then, or from when the hardware was back, to the first answer. Most of it is
-  vLLM's start, with two cores for both nodes.
-* *run*: when a row was measured, and of which commit. What a run leaves out stays as it was.
-* The pause before repeated restarts was taken out, for so many faults in an hour are no crash loop:
-  with it, each would have waited longer than the one before
-  (`docs/decisions/0010-ranks-live-and-die-together.md`)."""
-
-
-HEADING = (
-    "| by | fault | found (bound) | all ended (bound) | serves again | clients "
-    "| what the journal says of the group's end | run |",
-    "| --- | --- | --- | --- | --- | --- | --- | --- |",
-)
-
-
-def row(seen: Seen) -> str:
-    """Return a fault's line of the table."""
+def write(seen: Seen) -> None:
+    """Write a fault's row of docs/measured/group-faults.md."""
     fault = seen.fault
 
     def within(seconds: float | None, bound: int) -> str:
         return "none" if seconds is None else f"{seconds:.1f} s ({bound} s)"
 
-    cells = [
+    note(
+        "measured/group-faults.md",
         seen.backend,
         fault.name,
         within(seen.found, fault.found_within),
@@ -175,6 +132,5 @@ def row(seen: Seen) -> str:
         "never stopped" if seen.again is None else f"{seen.again:.0f} s",
         seen.clients,
         seen.why,
-        f"{datetime.now(UTC):%Y-%m-%d}, {checkout.commit()}",
-    ]
-    return f"| {' | '.join(cells)} |"
+        key=2,
+    )

@@ -1,18 +1,18 @@
 """The fault table: deploys interrupted at moments nobody chose, and what the next one makes of it.
 
-Long: `make test-long`. The last result is docs/measured/interrupted-deploys.md.
+Long: `make test-long PART=interrupted-deploys` writes docs/measured/interrupted-deploys.md.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
 
 import pytest
 
 from tests.lab.conftest import Fleet
 from tests.lab.faults import converged, deploy_killed_after, power_cut_after
+from tests.support.measured import note
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
@@ -27,7 +27,7 @@ FIRST_CUTS = [("gpu-01", 20.0), ("gpu-02", 30.0)]
 
 
 def test_a_first_deploy_interrupted_again_and_again_converges(
-    nodes: Fleet, record: Callable[..., None]
+    nodes: Fleet,
 ) -> None:
     """Packages, accounts, the release and the model's files, each cut short where it stands."""
     kills = [(seconds, deploy_killed_after(nodes, seconds, seqs=8)) for seconds in FIRST_KILLS]
@@ -45,9 +45,7 @@ def test_a_first_deploy_interrupted_again_and_again_converges(
 
 
 @pytest.mark.parametrize(("number", "seconds"), list(enumerate(KILLS, 1)))
-def test_a_killed_deploy_converges(
-    deployed: Fleet, record: Callable[..., None], number: int, seconds: float
-) -> None:
+def test_a_killed_deploy_converges(deployed: Fleet, number: int, seconds: float) -> None:
     seqs = 8 + number
     operation = deploy_killed_after(deployed, seconds, seqs)
     began = time.monotonic()
@@ -56,12 +54,22 @@ def test_a_killed_deploy_converges(
 
 
 @pytest.mark.parametrize(("number", "seconds"), list(enumerate(CUTS, 1)))
-def test_a_node_without_power_converges(
-    deployed: Fleet, record: Callable[..., None], number: int, seconds: float
-) -> None:
+def test_a_node_without_power_converges(deployed: Fleet, number: int, seconds: float) -> None:
     seqs = 20 + number
     node = ("gpu-01", "gpu-02")[number % 2]
     operation = power_cut_after(deployed, node, seconds, seqs)
     began = time.monotonic()
     converged(deployed, seqs)
     record(f"power cut of {node}", seconds, operation, time.monotonic() - began)
+
+
+def record(fault: str, seconds: float, operation: str, spent: float) -> None:
+    """Write a row: what was interrupted when, while what, and how long the next two runs took."""
+    note(
+        "measured/interrupted-deploys.md",
+        fault,
+        f"{seconds:.1f} s",
+        operation,
+        f"{spent:.0f} s",
+        key=2,
+    )

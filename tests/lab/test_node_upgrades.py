@@ -1,7 +1,6 @@
 """Upgrades of a driver that fail or are interrupted, and what the next deploy makes of them.
 
-Long: `make test-long`. The last result is docs/measured/driver-upgrade-faults.md, written when
-GPUFLEET_UPGRADE_TABLE names it and everything passed.
+Long: `make test-long PART=driver-upgrades` writes docs/measured/driver-upgrade-faults.md.
 """
 
 from __future__ import annotations
@@ -12,19 +11,17 @@ import re
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
 from tests.lab.bare_node import NODE, BareNode, Triple, bare_node, vendor_state
 from tests.lab.faults import reached
 from tests.lab.test_node_deploy import BRANCH, FIRST, PATCH, in_force
-from tests.support import checkout
 from tests.support.checkout import own_lab
+from tests.support.measured import note
 
 LAB_ID = own_lab("gfq")
+PAGE = "measured/driver-upgrade-faults.md"
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
 # What the vendor's repository may have become since the last run: `gpufleet lab vendor`.
@@ -44,19 +41,6 @@ CUTS = [round(DRAW.uniform(1, 25), 1) for _ in range(10)]
 KILLS = [round(DRAW.uniform(1, 25), 1) for _ in range(4)]
 
 
-@dataclass(frozen=True)
-class Row:
-    """What happened, what the deploy said, how the node stood, how long the next deploy took."""
-
-    fault: str
-    said: str
-    stands: str
-    seconds: float
-
-
-ROWS: list[Row] = []
-
-
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BareNode]:
     """A node that runs the first driver."""
@@ -65,10 +49,6 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BareNode]:
         run = found.deploy()
         assert run.status == 0, run.output
         yield found
-    if (path := os.environ.get("GPUFLEET_UPGRADE_TABLE")) and len(ROWS) == len(STATES) + len(
-        CUTS
-    ) + len(KILLS):
-        Path(path).write_text(table(ROWS))
 
 
 def other(node: BareNode) -> str:
@@ -126,7 +106,8 @@ def test_an_upgrade_from_a_harmed_repository_is_refused_and_later_succeeds(
     in_force(node, wanted)
     words = said(run.output)
     assert words, run.output
-    ROWS.append(Row(f"repository: {state}", words, stood, time.monotonic() - began))
+    spent = time.monotonic() - began
+    note(PAGE, f"repository: {state}", words, stood, f"{spent:.0f} s")
 
 
 @pytest.mark.parametrize(("number", "seconds"), list(enumerate(CUTS, 1)))
@@ -163,28 +144,8 @@ def converged(node: BareNode, wanted: str, fault: str, operation: str) -> None:
     in_force(node, wanted)
     again = node.deploy("--json")
     assert again.changed == {}, again.output
-    ROWS.append(Row(fault, f"while: {operation.replace(' | ', ': ')}", stood, spent))
+    note(PAGE, fault, f"while: {operation.replace(' | ', ': ')}", stood, f"{spent:.0f} s")
 
 
 def said(output: str) -> str:
-    return sentence(output).replace("|", ":")[:300]
-
-
-def table(rows: list[Row]) -> str:
-    """Return docs/measured/driver-upgrade-faults.md."""
-    lines = [
-        "# Failed and interrupted driver upgrades: the last long run",
-        "",
-        f"`make test-long` on {datetime.now(UTC):%Y-%m-%d}, commit {checkout.commit()}: "
-        f"{len(rows)} of them, all converged. Between {FIRST}, {PATCH} and {BRANCH}, on a lab node "
-        "with 8 GPUs and NVSwitches.",
-        "",
-        "After each, one ordinary deploy: it succeeded, loaded module, library and fabric manager",
-        "had the wanted version, and every package was held. A node in service has one version of",
-        "all three; one out of service starts no stage until a check has passed.",
-        "",
-        "| fault | said | the node then | converged in |",
-        "| --- | --- | --- | --- |",
-        *(f"| {row.fault} | {row.said} | {row.stands} | {row.seconds:.0f} s |" for row in rows),
-    ]
-    return "\n".join(lines) + "\n"
+    return sentence(output)[:300]

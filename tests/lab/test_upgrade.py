@@ -2,14 +2,13 @@
 
 Four nodes behind our gateway; clients that are not ours (`tests/lab/upgrade_load.py`, and `vllm
 bench serve` out of the release on a node) from before each change until after it. Long. With
-GPUFLEET_UPGRADE_LOAD_TABLE the run writes docs/measured/upgrade-under-load.md.
+`make test-long` writes docs/measured/upgrade-under-load.md.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -17,9 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlencode
 
 import pytest
@@ -40,8 +37,8 @@ from tests.lab.upgrade_fleet import (
     upgrade_fleet,
 )
 from tests.lab.upgrade_load import Summary, bench_failures, clients, summary
-from tests.support import checkout
 from tests.support.checkout import own_lab
+from tests.support.measured import note
 from tests.unit.monitoring import offline
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(7200)]
@@ -69,13 +66,6 @@ class Row:
 
 
 ROWS: list[Row] = []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def tables() -> Iterator[None]:
-    yield
-    if (path := os.environ.get("GPUFLEET_UPGRADE_LOAD_TABLE")) and ROWS:
-        Path(path).write_text(table(ROWS))
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +153,9 @@ def changing(
         seen = summary(load.requests())
     assert seen.failed == 0, seen.failures
     assert not benched or benched[1] == 0, benched
-    ROWS.append(Row(change, seconds, seen, benched))
+    row = Row(change, seconds, seen, benched)
+    ROWS.append(row)
+    write(row)
 
 
 def test_the_gateway_serves_every_series_that_its_rules_and_panels_ask_for(
@@ -407,47 +399,21 @@ def test_a_driver_is_upgraded_with_reboots_and_no_request_is_lost(bare: UpgradeF
 # The table
 
 
-def table(rows: list[Row]) -> str:
-    """Return docs/measured/upgrade-under-load.md."""
-    requests = sum(row.seen.requests + (row.bench[0] if row.bench else 0) for row in rows)
-    failed = sum(row.seen.failed + (row.bench[1] if row.bench else 0) for row in rows)
-    lines = [
-        "# Changes under load: the last long run",
-        "",
-        f"`make test-long` on {datetime.now(UTC):%Y-%m-%d}, commit {checkout.commit()}: "
-        f"{len(rows)} changes, {requests} requests, {failed} failed.",
-        "",
-        "Lab nodes with a replica each behind the gateway; all of them and the clients share two",
-        "cores, so times are of that machine. Clients: OpenAI's own, which streams and tries",
-        f"nothing twice, {RATE:g} requests a second, one in twenty of them long; and where the",
-        f"column is filled `vllm bench serve`, {BENCH_RATE:g} a second. Failed is what raised, was",
-        "cut short, or ended without a reason.",
-        "",
-        "| change | took | requests | failed | bench: requests, failed | first token p50, p99 "
-        "| between tokens p99 | longest request | longest pause |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-        *(line(row) for row in rows),
-        "",
-        "The longest pause is the longest time in which no request ended.",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def line(row: Row) -> str:
+def write(row: Row) -> None:
+    """Write a row of docs/measured/upgrade-under-load.md."""
     seen = row.seen
-    benched = f"{row.bench[0]}, {row.bench[1]}" if row.bench else "-"
-    cells: list[Any] = [
+    note(
+        "measured/upgrade-under-load.md",
         row.change,
         f"{row.seconds:.0f} s",
-        seen.requests,
-        seen.failed,
-        benched,
+        str(seen.requests),
+        str(seen.failed),
+        f"{row.bench[0]}, {row.bench[1]}" if row.bench else "-",
         f"{spoken(seen.ttft_p50)}, {spoken(seen.ttft_p99)}",
         spoken(seen.itl_p99),
         spoken(seen.longest),
         spoken(seen.pause),
-    ]
-    return f"| {' | '.join(map(str, cells))} |"
+    )
 
 
 def spoken(seconds: float | None) -> str:

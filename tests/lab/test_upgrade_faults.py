@@ -3,8 +3,7 @@
 Long. Releases that are bad are real ones with a line of their source replaced
 (`tests/lab/made_release.py`). Every row begins with the fleet whole on one of two releases, and
 ends so, by nothing but what the row says a person had to do: the next one begins where it ended.
-With GPUFLEET_UPGRADE_FAULT_TABLE the run writes
-docs/measured/upgrade-faults.md: rows that did not run, or did not hold, are absent.
+`make test-long` writes docs/measured/upgrade-faults.md: rows that did not hold stay as they were.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,8 +26,8 @@ from tests.lab import made_release
 from tests.lab.made_release import DIES, Change
 from tests.lab.upgrade_fleet import GATES, GATEWAY, NEW, OLD, RATE, UpgradeFleet, upgrade_fleet
 from tests.lab.upgrade_load import Summary, summary
-from tests.support import checkout
 from tests.support.checkout import own_lab
+from tests.support.measured import note
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(5400)]
 
@@ -60,16 +57,6 @@ class Row:
     stood: str = ""
     said: str = ""
     person: str = NOTHING
-
-
-ROWS: list[Row] = []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def tables() -> Iterator[None]:
-    yield
-    if (path := os.environ.get("GPUFLEET_UPGRADE_FAULT_TABLE")) and ROWS:
-        Path(path).write_text(table(ROWS))
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +106,7 @@ def struck(fleet: UpgradeFleet, fault: str) -> Iterator[Row]:
         time.sleep(3)
         load.stop()
         row.clients = summary(load.requests())
-    ROWS.append(row)
+    write(row)
 
 
 def stands(fleet: UpgradeFleet) -> str:
@@ -423,34 +410,24 @@ def test_a_controller_killed_at_any_moment_is_resumed_and_no_request_is_lost(
         row.said, row.stood = last_words(fleet.said()), stands(fleet)
         row.person = f"{RESUME}, each time"
         serving_on(fleet, target)
-    moments = ", ".join(f"{name} {count}" for name, count in Counter(reached).most_common())
-    row.fault += f", after: {moments}; {ended + 1} upgrades"
+        moments = ", ".join(f"{name} {count}" for name, count in Counter(reached).most_common())
+        row.said += f"; killed after: {moments}; {ended + 1} upgrades"
     assert row.clients.failed == 0, row.clients.failures
 
 
 # -- the table -------------------------------------------------------------------------------------
 
 
-def table(rows: list[Row]) -> str:
-    """Return docs/measured/upgrade-faults.md."""
-    lines = [
-        "# What goes wrong while a fleet is changed: the last long run",
-        "",
-        f"`make test-long` on {datetime.now(UTC):%Y-%m-%d}, commit {checkout.commit()}: "
-        f"{len(rows)} faults. Four lab nodes with a replica each behind one gateway,",
-        f"vLLM {OLD} and {NEW}, {RATE:g} requests a second by OpenAI's own client, which streams",
-        "and tries nothing twice. Bad releases are the real one with a line of its source",
-        "replaced. After each, with what the last column says, the fleet was whole, nothing",
-        "drained, nothing locked.",
-        "",
-        "| fault | clients saw | the fleet then | the tool said | a person had to |",
-        "| --- | --- | --- | --- | --- |",
-        *(
-            f"| {row.fault} | {spoken(row.clients)} | {row.stood} | {row.said} | {row.person} |"
-            for row in rows
-        ),
-    ]
-    return "\n".join(lines) + "\n"
+def write(row: Row) -> None:
+    """Write a row of docs/measured/upgrade-faults.md."""
+    note(
+        "measured/upgrade-faults.md",
+        row.fault,
+        spoken(row.clients),
+        row.stood,
+        row.said,
+        row.person,
+    )
 
 
 def spoken(seen: Summary) -> str:

@@ -1,7 +1,7 @@
 """
 Real vLLM servers that freeze: found in time, dumped, ended as a group, and serving again.
 
-With GPUFLEET_WATCHDOG_TABLE the long run writes what it measured into docs/monitor/watchdog.md.
+`make test-long` writes what it measured into docs/monitor/watchdog.md.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,10 +23,11 @@ import yaml
 from tests.lab.conftest import Fleet, standing
 from tests.lab.group_faults import Replica, wait
 from tests.lab.test_replicas_over_nodes import COMPILATION, deploy
-from tests.support import checkout
 from tests.support.checkout import own_lab
+from tests.support.measured import note
 
 LAB_ID = own_lab("gfw")
+PAGE = "monitor/watchdog.md"
 HEAD, WORKER = "gpu-01", "gpu-02"
 # Longer than the first requests after a start take: at a load of 30 on two cores that was 65 s.
 SECONDS, IDLE_SECONDS = 30, 15
@@ -302,7 +301,7 @@ def test_a_saturated_server_is_left_alone_for_ten_minutes(
     assert load.answered
     assert metric(fleet, "stalls_total") == stalls
     told = f"left alone for {SATURATED_SECONDS // 60} minutes, {min(queues)} or more waiting"
-    note("a server with 160 clients and 8 places", told)
+    note(PAGE, "a server with 160 clients and 8 places", told, "-", "-", "-")
 
 
 def waiting(fleet: Fleet) -> int:
@@ -369,25 +368,12 @@ def pid(fleet: Fleet) -> str:
 
 
 def write(seen: Seen) -> None:
+    """Write a row of docs/monitor/watchdog.md."""
     note(
+        PAGE,
         seen.what,
-        f"{seen.found:.0f} s ({seen.bound} s) | {seen.dumped:.0f} s | {seen.killed:.0f} s | "
+        f"{seen.found:.0f} s ({seen.bound} s)",
+        f"{seen.dumped:.0f} s",
+        f"{seen.killed:.0f} s",
         f"{seen.again:.0f} s",
     )
-
-
-def note(what: str, cells: str) -> None:
-    """Put a row into the table of docs/monitor/watchdog.md; what it says of others stays."""
-    if not (path := os.environ.get("GPUFLEET_WATCHDOG_TABLE")):
-        return
-    file = Path(path)
-    if cells.count("|") < 3:
-        cells += " | - | - | -"
-    row = f"| {what} | {cells} | {datetime.now(UTC):%Y-%m-%d}, {checkout.commit()} |"
-    lines = file.read_text().splitlines()
-    (heading,) = (at for at, line in enumerate(lines) if line.startswith("| what froze |"))
-    end = next(at for at in range(heading, len(lines) + 1) if not [*lines, ""][at].startswith("|"))
-    rows = {line.split(" | ")[0]: line for line in lines[heading + 2 : end]}
-    rows[f"| {what}"] = row
-    lines[heading + 2 : end] = rows.values()
-    file.write_text("\n".join(lines) + "\n")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from datetime import UTC, datetime
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
@@ -12,8 +10,8 @@ from gpufleet.checks.evaluate import evaluate
 from gpufleet.checks.finding import Severity
 from lab import machine, nvml
 from lab.faults import FAULTS
-from tests.support import checkout
 from tests.support.matrix import SETTINGS, TODAY, Case, all_of, case, crossed, every_fault_once
+from tests.support.measured import note
 from tests.support.record_node import probe_machine
 
 pytestmark = pytest.mark.slow
@@ -56,37 +54,20 @@ def test_the_table_of_all_of_them_is_written(request):
     """Last in the file: docs/measured/check-matrix.md shows what the run above saw."""
     cases = request.config.stash.get(TABLE, [])
     assert {each.profile for each in cases} == set(nvml.profiles())
-    if path := os.environ.get("GPUFLEET_CHECK_MATRIX"):
-        Path(path).write_text(table(cases))
+    for row in rows(cases):
+        note("measured/check-matrix.md", *row)
 
 
 SHORT = {Severity.BLOCK: "**B**", Severity.UNKNOWN: "**U**", Severity.WARN: "w",
          Severity.INFO: "i", Severity.OK: "."}  # fmt: skip
 
 
-def table(cases: list[Case]) -> str:
-    """Return docs/measured/check-matrix.md."""
+def rows(cases: list[Case]) -> Iterator[list[str]]:
+    """Yield the rows of docs/measured/check-matrix.md."""
     profiles = nvml.profiles()
     at = {(each.profile, each.fault): each for each in cases}
-    lines = [
-        "# What the checks find: every kind of machine with every fault",
-        "",
-        f"`make test-long` on {datetime.now(UTC):%Y-%m-%d}, commit {checkout.commit()}: "
-        f"{len(profiles)} kinds of machine, {len(FAULTS)} faults, {len(cases)} machines",
-        "probed and judged. 0 false passes, 0 false blocks (the healthy machines too), 0",
-        "tracebacks. All hardware is simulated:",
-        "[lab-profiles.md](../develop/lab-profiles.md) says how.",
-        "",
-        "**B** blocked, **U** could not be checked (stops work like B), w warning, i remark,",
-        ". nothing to say; empty: this hardware cannot have the fault. The last column is who must",
-        "find it; checks that also speak up on some machine stand behind it in parentheses.",
-        "",
-        f"| fault | {' | '.join(profiles)} | found by |",
-        f"| --- |{' :-: |' * len(profiles)} --- |",
-    ]
     for name, about in FAULTS.items():
         row = [at.get((profile, name)) for profile in profiles]
-        cells = [SHORT[each.report.verdict()] if each else " " for each in row]
         also = {
             check
             for each in row
@@ -96,7 +77,6 @@ def table(cases: list[Case]) -> str:
             and any(f.check == check and f.severity == said and f.cause is None
                     for f in each.report.findings)
         }  # fmt: skip
-        found = ", ".join(about.finds) or "nobody: it is harmless"
+        found = ", ".join(about.finds) or "no check: it is harmless"
         more = f" ({', '.join(sorted(also))})" if also else ""
-        lines.append(f"| {name} | {' | '.join(cells)} | {found}{more} |")
-    return "\n".join(lines) + "\n"
+        yield [name, *(SHORT[each.report.verdict()] if each else "" for each in row), found + more]
