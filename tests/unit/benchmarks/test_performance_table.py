@@ -31,6 +31,18 @@ def test_a_ratio_without_a_goal_is_shown_and_misses_none() -> None:
     assert figures(8, runs(50), runs(1)) == [(50.0, True)]
 
 
+def test_against_pyinfras_operations_the_controllers_processor_counts() -> None:
+    """At most a third, however long the clock says."""
+
+    def kept(ours: float) -> list[tuple[str, bool]]:
+        ways = {"ours": [Run(99, ours, 0, 90)], "stock": [Run(1, 3.0, 0, 90)]}
+        return [(each.what, each.kept) for each in held({64: ways}) if "MiB" not in each.what]
+
+    what = "`deploys/vllm.py` / pyinfra's own operations, controller's CPU"
+    assert kept(1.0) == [(what, True)]
+    assert kept(1.01) == [(what, False)]
+
+
 def test_memory_has_a_goal_of_its_own() -> None:
     fat = [Run(1, 1, 1, 401)]
     assert [each.kept for each in held({8: {"ours": fat}})] == [False]
