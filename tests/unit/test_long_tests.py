@@ -71,6 +71,7 @@ def test_every_page_that_tests_write_takes_rows() -> None:
         "alert-faults.md",
         "check-matrix.md",
         "driver-upgrade-faults.md",
+        "environment-faults.md",
         "group-faults.md",
         "interrupted-deploys.md",
         "long-tests.md",
