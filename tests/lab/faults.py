@@ -48,9 +48,13 @@ def power_cut_after(fleet: Fleet, node: str, seconds: float, seqs: int) -> str:
     run = fleet.popen()
     time.sleep(seconds)
     fleet.lab.power(node, "off")
-    operation = reached(fleet)
-    run.wait(timeout=400)  # no connection may hang: every remote command has a deadline
-    fleet.lab.power(node, "on")
+    try:
+        operation = reached(fleet)
+        # No connection may hang: every remote command has a deadline. The other node may be
+        # building its release meanwhile, which takes minutes.
+        run.wait(timeout=900)
+    finally:
+        fleet.lab.power(node, "on")
     return operation
 
 
