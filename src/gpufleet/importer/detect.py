@@ -16,6 +16,10 @@ _HOW = (
     "give a list of models (`models:` with `command:` each), a compose file with a vLLM service, "
     "or a text with `vllm serve ...` or `docker run ... vllm/vllm-openai ...`"
 )
+_LONGEST = 1 << 18
+"""Characters of a text: models, a compose file or a script of hundreds of servers have fewer."""
+_MOST_VALUES = 100_000
+"""Values of a YAML text once each alias is the value that it stands for."""
 
 
 def read(text: str, file: str, name: str) -> tuple[tuple[Launch, ...], tuple[Note, ...]]:
@@ -25,6 +29,11 @@ def read(text: str, file: str, name: str) -> tuple[tuple[Launch, ...], tuple[Not
     `file` is for messages, `name` is what a server is called that has no name there. Raises
     `FleetError` where there is none.
     """
+    if len(text) > _LONGEST:
+        raise FleetError(
+            f"{file}: has {len(text):,} characters, more than anything that starts vLLM: at most "
+            f"{_LONGEST:,} are read; give the part with the servers"
+        )
     try:
         launches, notes = _read(text, file, name)
     except FleetError as error:
@@ -57,8 +66,8 @@ def _read(text: str, file: str, name: str) -> tuple[tuple[Launch, ...], tuple[No
 def _document(text: str, file: str) -> Mapping[str, Any] | None:
     """Return the text as YAML with `models` or `services`; None if it is none."""
     try:
-        loaded = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        loaded = _load(text)
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or a number that is none
         if file.endswith((".yml", ".yaml")):
             raise FleetError(f"is no YAML: {_where(error)}") from None
         return None
@@ -78,7 +87,34 @@ def _document(text: str, file: str) -> Mapping[str, Any] | None:
     return None
 
 
-def _where(error: yaml.YAMLError) -> str:
+def _load(text: str) -> Any:
+    """Return the value of a YAML text. Raises `FleetError` for one that aliases blow up."""
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _size(node, {}) > _MOST_VALUES:
+            raise FleetError(
+                f"its aliases (`*name`) stand for more than {_MOST_VALUES:,} values: write what "
+                "they stand for, or drop them"
+            )
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _size(node: yaml.Node, known: dict[int, int]) -> int:
+    """Return how many values a node has with its aliases written out; each node is seen once."""
+    if id(node) not in known:
+        known[id(node)] = _MOST_VALUES + 1  # what contains itself has no end
+        below = [] if isinstance(node, yaml.ScalarNode) else node.value
+        parts = (part for each in below for part in (each if isinstance(each, tuple) else (each,)))
+        known[id(node)] = 1 + sum(_size(part, known) for part in parts)
+    return known[id(node)]
+
+
+def _where(error: yaml.YAMLError | ValueError) -> str:
     """Return what is wrong in which line, without the line: it may have a key in it."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
         return f"{error.problem} in line {error.problem_mark.line + 1}"

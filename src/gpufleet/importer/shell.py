@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpufleet.errors import FleetError
@@ -37,6 +37,25 @@ _INNER = {"-c", "-lc", "-ec", "-cl"}
 # They speak of a server, and start none.
 _TALK = {"echo", "printf", "grep", "pgrep", "pkill", "which", "type", "cat", "man"}
 _LONGEST = 1 << 16  # characters of one command; longer is a quote that was never closed
+_MOST_EXPANDED = 1 << 22  # characters that a script's variables become, all together
+_QUOTED = {"": re.compile(r"""[\\'"]"""), "'": re.compile("'"), '"': re.compile(r'[\\"]')}
+"""What means something to a shell in a quote: its end, and a backslash before any character."""
+
+
+@dataclass
+class _Expanded:
+    """How much a script's variables have become: four variables can fill a machine's memory."""
+
+    characters: int = 0
+
+    def add(self, text: str) -> str:
+        self.characters += len(text)
+        if self.characters > _MOST_EXPANDED:
+            raise FleetError(
+                f"its variables become more than {_MOST_EXPANDED:,} characters: write the values "
+                "where they are used"
+            )
+        return text
 
 
 @dataclass
@@ -45,6 +64,11 @@ class _Script:
 
     variables: dict[str, str] = field(default_factory=dict)
     exported: dict[str, str] = field(default_factory=dict)
+    expanded: _Expanded = field(default_factory=_Expanded)
+
+    def expand(self, text: str) -> str:
+        """Return a text with the variables that are known."""
+        return expand(text, self.variables, self.expanded.add)
 
 
 def launches(text: str, name: str) -> tuple[Launch, ...]:
@@ -61,9 +85,13 @@ def _launches(text: str, name: str, script: _Script) -> tuple[Launch, ...]:
     return tuple(launch for words in _commands(text) for launch in _command(words, script, name))
 
 
-def expand(text: str, variables: Mapping[str, str]) -> str:
+def expand(
+    text: str, variables: Mapping[str, str], add: Callable[[str], str] = lambda value: value
+) -> str:
     """
     Return a text with the variables that are known; the others stay as they are written.
+
+    `add` is given the value of each variable, and may raise FleetError where there are too many.
 
     >>> expanded("$A/${B:-c}/$D", {"A": "a"})
     'a/c/$D'
@@ -72,7 +100,7 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[4]
         if name in variables:
-            return variables[name]
+            return add(variables[name])
         return match[3] if match[2] else match[0]
 
     return _VARIABLE.sub(value, text)
@@ -101,32 +129,40 @@ def _space_out(line: str) -> str:
 
 def _lines(text: str) -> Iterator[str]:
     """Yield the lines of a script, continued ones and those within quotes as one, no comments."""
-    pending, here, began = "", "", 1
+    pending, quote, here, began = "", "", "", 1
     for number, line in enumerate(text.splitlines(), 1):
         if here:
             here = "" if line.strip() == here else here
             continue
-        fresh = not _open(pending)
+        fresh = not quote
         if fresh and line.lstrip().startswith("#"):
             continue
         own = _without_comment(_plain(line)) if fresh else line
-        began = number if fresh else began
+        began = began if pending else number
         continued = _continues(own)
-        pending += own[:-1] + " " if continued else own
+        more = own[:-1] + " " if continued else own
+        pending += more
+        quote = _quote(more, quote)
+        if len(pending) > _LONGEST and (quote or continued):
+            break
         if continued:
             continue
-        if not _open(pending):
+        if not quote:
             if document := _HERE.search(pending):
                 here = document[2]
             yield pending
             pending = ""
-        elif len(pending) > _LONGEST:
-            break
         else:
             pending += "\n"
-    if _open(pending):
+            quote = _quote("\n", quote)
+    if quote:
         raise FleetError(  # by its line's number: what follows it may have a key in it
             f"a quote is opened in line {began} and never closed; close it"
+        )
+    if len(pending) > _LONGEST:
+        raise FleetError(
+            f"the command that begins in line {began} has more than {_LONGEST:,} characters: split "
+            "it"
         )
     if pending:
         yield pending
@@ -146,19 +182,38 @@ def _continues(line: str) -> bool:
 
 
 def _without_comment(line: str) -> str:
+    quote, at = "", 0
     for match in re.finditer(r"\s#", line):
-        if not _open(line[: match.start()]):
-            return line[: match.start()]
+        quote = _quote(line[at : match.start()], quote)
+        at = match.start()
+        if not quote:
+            return line[:at]
     return line
 
 
-def _open(text: str) -> bool:
-    """Say whether a quote is open at the end of a text."""
-    try:
-        shlex.split(text)
-    except ValueError:
-        return True
-    return False
+def _quote(text: str, quote: str = "") -> str:
+    """
+    Return the quote that is open at the end of a text, "" for none, by the one before it.
+
+    A backslash at the end is open, too: what it is about comes next.
+
+    >>> _quote("a 'b"), _quote("c' d", "'"), _quote('"')
+    ("'", '', '"')
+    """
+    if not text:
+        return quote
+    at = 0
+    if quote.endswith("\\"):
+        quote, at = quote[:-1], 1
+    while match := _QUOTED[quote].search(text, at):
+        at = match.end()
+        if match[0] != "\\":
+            quote = "" if quote else match[0]
+        elif at == len(text):
+            return f"{quote}\\"
+        else:
+            at += 1
+    return quote
 
 
 # -- one command -----------------------------------------------------------------------------------
@@ -177,7 +232,7 @@ def _command(words: Sequence[str], script: _Script, name: str) -> tuple[Launch, 
         return ()
     if _start(rest) is None:
         return _within(rest, replace(script, exported={**script.exported, **before}), name)
-    rest, passed = _read(rest, script.variables)
+    rest, passed = _read(rest, script)
     start = _start(rest)
     if start is None or {"-h", "--help"} & set(rest[start[1] :]):
         return ()
@@ -217,7 +272,7 @@ def _set(words: Sequence[str], script: _Script) -> None:
     for word in words[1:]:
         name = word.partition("=")[0]
         if match := _ASSIGNMENT.fullmatch(word):
-            script.variables[name] = expand(match[2], script.variables)
+            script.variables[name] = script.expand(match[2])
         if words[0] == "export" and name in script.variables:
             script.exported[name] = script.variables[name]
 
@@ -227,12 +282,12 @@ def _assignments(words: Sequence[str], script: _Script) -> tuple[dict[str, str],
     found: dict[str, str] = {}
     rest = list(words)
     while rest and (match := _ASSIGNMENT.fullmatch(rest[0])):
-        found[match[1]] = expand(match[2], script.variables)
+        found[match[1]] = script.expand(match[2])
         rest.pop(0)
     return found, rest
 
 
-def _read(words: Sequence[str], variables: Mapping[str, str]) -> tuple[list[str], str]:
+def _read(words: Sequence[str], script: _Script) -> tuple[list[str], str]:
     """Return the words as the shell passes them on, and the word for the script's own arguments."""
     found: list[str] = []
     passed = ""
@@ -248,7 +303,7 @@ def _read(words: Sequence[str], variables: Mapping[str, str]) -> tuple[list[str]
             passed = word
             continue
         whole = _VARIABLE.fullmatch(word)
-        text = expand(word, variables)
+        text = script.expand(word)
         # An unquoted variable may stand for several words; a model's name never has any space.
         if whole and text != word and not text:
             continue
