@@ -11,13 +11,14 @@ RUN := .venv/bin
 # Nothing that a shell of the operator's exports may change what is built or run here.
 unexport PYTHONPATH PYTHONDONTWRITEBYTECODE VIRTUAL_ENV
 
-.PHONY: help lab test test-unit test-nodes test-long bench lint gpu-record clean distclean
+.PHONY: help lab test test-unit test-nodes test-long mutants bench lint gpu-record clean distclean
 help:
 	@echo 'make lab        two real nodes with simulated GPUs, deployed until vLLM answers   (root)'
 	@echo 'make test       what has to work: one fleet from bare nodes to a bundle, and the rules  (root)'
 	@echo 'make test-unit  the tests and checks that need no root'
 	@echo 'make test-nodes the other tests on nodes, and those of real programs with deadlines    (root)'
 	@echo 'make test-long  the parts of the long tests; PART=alerts runs one                 (root)'
+	@echo 'make mutants    what the unit tests notice of changed code; ROOM=planning runs one room'
 	@echo 'make bench      what commands, converges and copies cost, with their goals        (root)'
 	@echo 'make gpu-record what the probe finds on this machine, for tests/data/nodes/real  (an NVIDIA GPU)'
 	@echo 'make clean      take the labs of this checkout away: nodes, mounts, bridges         (root)'
@@ -58,6 +59,11 @@ PART ?=
 test-long: .venv/.ready
 	@test -z "$(PART)" || $(RUN)/gpufleet lab require-root 'make test-long'
 	@$(RUN)/python -m tests.support.long_tests $(PART)
+
+# Without ROOM: the rooms, each with its last result (docs/measured/mutants.md). Changes a copy, not this checkout.
+ROOM ?=
+mutants: .venv/.ready
+	@$(RUN)/python -m tools.mutants $(ROOM)
 
 # BENCH='--nodes 8 --rounds 3': what benchmarks.converge.run is told.
 BENCH ?= --rounds ansible=1

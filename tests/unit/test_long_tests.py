@@ -75,6 +75,7 @@ def test_every_page_that_tests_write_takes_rows() -> None:
         "group-faults.md",
         "interrupted-deploys.md",
         "long-tests.md",
+        "mutants.md",
         "upgrade-faults.md",
         "upgrade-under-load.md",
         "watchdog.md",
