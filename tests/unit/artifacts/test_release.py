@@ -92,3 +92,9 @@ def test_the_build_script_is_a_shell_script_and_marks_last() -> None:
     assert script.index("sync -f /opt/vllm/releases") < script.rindex("touch ")
     assert "--require-hashes" in script
     assert "--trusted-host=m:1" in script
+
+
+def test_a_second_build_waits_for_half_an_hour() -> None:
+    script = build_script(release(vllm(), LOCK, UV))
+
+    assert f"flock -w {30 * 60} 9" in script

@@ -46,3 +46,13 @@ def test_an_unknown_product_counts_with_less_than_nvml_says():
 def test_a_partition_of_a_known_product_is_not_taken_for_the_whole():
     """NVML may report less than the product has: what it reports is the limit."""
     assert cuda_total_gib("NVIDIA H100 80GB HBM3", 40 * 2**30) == 40
+
+
+def test_a_name_that_nothing_is_near_to_is_refused_with_all_that_are_known():
+    with pytest.raises(FleetError, match="near names: H100-NVL") as near:
+        card("H100-NVL2")
+    with pytest.raises(FleetError) as far:
+        card("zzzzzzzz")
+
+    assert "known are" not in str(near.value)
+    assert f"known are {', '.join(names())}" in str(far.value)

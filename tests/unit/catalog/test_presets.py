@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from pydantic import ValidationError
 
 from gpufleet.catalog import presets
+from gpufleet.errors import FleetError
 from gpufleet.flags.explain import explain_flag
 from gpufleet.settings.serving_settings import Served
 
@@ -34,3 +37,57 @@ def test_a_preset_that_does_not_exist_is_refused_with_the_one_that_was_meant():
 def test_an_explanation_names_the_presets_that_set_the_flag():
     assert explain_flag("--speculative-config").presets == ("speculative",)
     assert explain_flag("--seed").presets == ()
+
+
+SUBJECT = presets.Subject("/srv/Qwen3-32B", (0, 32, 0), "Qwen3ForCausalLM", frozenset(), (9, 0))
+
+
+@pytest.mark.parametrize(
+    ("condition", "subject", "holds"),
+    [
+        ({}, {}, True),
+        ({"since": "0.32.0"}, {}, True),
+        ({"since": "0.33.0"}, {}, False),
+        ({"without": ["state"]}, {}, True),
+        ({"without": ["state"]}, {"caches": frozenset({"full", "state"})}, False),
+        ({"without": ["state"]}, {"caches": None}, False),
+        ({"capability": 9.0}, {}, True),
+        ({"capability": 9.0}, {"capability": (8, 9)}, False),
+        ({"capability": 8.9}, {"capability": (8, 9)}, True),
+        ({"capability": 9.0}, {"capability": None}, False),
+        ({"architectures": ["Qwen3ForCausalLM"]}, {}, True),
+        ({"architectures": ["LlamaForCausalLM"]}, {}, False),
+        ({"architectures": ["LlamaForCausalLM"]}, {"architecture": None}, False),
+    ],
+)
+def test_a_choice_holds_only_where_all_that_it_needs_is_known_and_true(condition, subject, holds):
+    choice = presets.Choice.model_validate({"value": 7, "because": "of this", **condition})
+    otherwise = presets.Choice(value=8, because="of nothing else")
+    found = presets.choose("chat", (choice, otherwise), replace(SUBJECT, **subject))
+
+    assert found == ((7, "of this") if holds else (8, "of nothing else"))
+    if not holds:
+        assert presets.choose("chat", (choice,), replace(SUBJECT, **subject)) is None
+
+
+def test_a_value_of_a_table_is_looked_up_by_the_models_family():
+    choice = presets.Choice(value="tool-call-parser", because="of this", table="families")
+    plain = presets.Choice(value="tool-call-parser", because="of this")
+
+    assert presets.choose("tools", (choice,), SUBJECT) == ("hermes", "of this")
+    assert presets.choose("tools", (plain,), SUBJECT) == ("tool-call-parser", "of this")
+
+
+@pytest.mark.parametrize(
+    ("model", "vllm", "says"),
+    [
+        ("/srv/gemma-4-27b", (0, 18, 0), "is in vLLM 0.19.0 and later"),
+        ("org/deepseek-r1-distill-qwen", (0, 32, 0), "have no tool-call-parser in vLLM"),
+        ("org/strange", (0, 32, 0), "no tool-call-parser is known for strange"),
+    ],
+)
+def test_a_family_without_a_parser_is_refused_with_what_to_set(model, vllm, says):
+    choice = presets.Choice(value="tool-call-parser", because="of this", table="families")
+    with pytest.raises(FleetError, match=says) as refused:
+        presets.choose("tools", (choice,), replace(SUBJECT, model=model, vllm=vllm))
+    assert "set `flags.tool-call-parser` yourself" in str(refused.value)

@@ -1,0 +1,81 @@
+"""A model's files: where they lie, and what a download does that was interrupted."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpufleet.artifacts.model_files import Checkpoint, checkpoint, download_script, listing_url
+from gpufleet.settings.serving_settings import Served, Vllm
+
+REVISION = "0123456789abcdef0123456789abcdef01234567"
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+def vllm(**more: object) -> Vllm:
+    given: dict[str, object] = {"version": "0.32.0", "lock": "a.txt", "listen": "127.0.0.1", **more}
+    return Vllm.model_validate(given)
+
+
+def test_a_model_of_the_hub_lies_under_its_name_and_revision() -> None:
+    found = checkpoint(Served.model_validate({"model": "org/name", "revision": REVISION}))
+
+    assert found is not None
+    assert found.directory == f"/var/lib/vllm/models/org--name/{REVISION}"
+    assert found.mark == f"{found.directory}/.complete"
+
+
+def test_a_model_at_a_path_is_not_downloaded() -> None:
+    assert checkpoint(Served.model_validate({"model": "/srv/model"})) is None
+
+
+def test_the_list_of_files_is_asked_of_the_endpoint_that_is_set() -> None:
+    wanted = Checkpoint("org/name", REVISION, "/m")
+
+    path = f"api/models/org/name/tree/{REVISION}?recursive=true"
+    assert listing_url(wanted, vllm()) == f"https://huggingface.co/{path}"
+    mirror = vllm(hf_endpoint="https://mirror.example/hf/")
+    assert listing_url(wanted, mirror) == f"https://mirror.example/hf/{path}"
+
+
+def test_a_download_may_take_six_hours_and_gets_its_token_as_a_credential() -> None:
+    wanted = Checkpoint("org/name", REVISION, "/m")
+
+    plain = download_script(wanted, vllm(), "/r")
+    secret = download_script(wanted, vllm(hf_token_file="secrets/hf-token"), "/r")
+
+    assert f"-p RuntimeMaxSec={6 * 60 * 60} " in plain
+    assert "hf-token" not in plain
+    assert "-p LoadCredential=hf-token:/etc/vllm/credentials/hf-token " in secret
+    assert "export HF_TOKEN_PATH=" in secret
+
+
+@pytest.mark.parametrize(("boot", "stays"), [(BOOT.read_text().strip(), True), ("another", False)])
+def test_a_download_goes_on_where_it_stopped_unless_the_node_has_rebooted(
+    tmp_path: Path, boot: str, stays: bool
+) -> None:
+    """The programs that need root are stand-ins; the shell and the files are real."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, does in (("install", 'mkdir -p "$8"'), ("systemd-run", "exit 0")):
+        (programs / name).write_text(f"#!/bin/sh\n{does}\n")
+        (programs / name).chmod(0o755)
+    wanted = Checkpoint("org/name", REVISION, str(tmp_path / "models/name"))
+    part = Path(wanted.directory, "part")
+    part.parent.mkdir(parents=True)
+    part.touch()
+    Path(f"{wanted.directory}.boot").write_text(f"{boot}\n")
+
+    subprocess.run(
+        ["sh", "-c", download_script(wanted, vllm(), "/r")],
+        check=True,
+        env={"PATH": f"{programs}:{os.environ['PATH']}"},
+        timeout=30,
+    )
+
+    assert part.exists() is stays
+    assert Path(wanted.mark).exists()
+    assert not Path(f"{wanted.directory}.boot").exists()
