@@ -22,7 +22,7 @@ import os
 import socket
 import threading
 import time
-from typing import Callable, Deque, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import Callable, Deque, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from gpufleet.on_node.transfer.manifest import MOST_BYTES, RefusedError, Tree
 from gpufleet.on_node.transfer.store import Files
@@ -47,6 +47,11 @@ IDLE_SECONDS = 30.0
 ASKED_AHEAD = 2
 LINE_BYTES = 512
 CONNECTIONS = 64
+# Connections that have not shown that they know the token have places of their own, few for each
+# address, and little time: a node needs milliseconds. Where all are taken the oldest one goes.
+UNPROVEN = 64
+UNPROVEN_OF_ADDRESS = 16
+PROOF_SECONDS = 5.0
 # Sent at a time where the rate is limited: 256 KiB are 21 ms of 100 Mbit/s.
 CHUNK_BYTES = 256 << 10
 
@@ -128,6 +133,8 @@ class Server:
         self.done: Set[str] = set()
         self.sent = 0
         self.open = 0
+        """Connections that have shown that they know the token."""
+        self._unproven: Dict[socket.socket, str] = {}
         self.quiet_since = time.monotonic()
         self._changed = threading.Condition()
         self._socket = _listening(address, port)
@@ -159,14 +166,26 @@ class Server:
     def _accept(self) -> None:
         while True:
             try:
-                connected, _ = self._socket.accept()
+                connected, address = self._socket.accept()
             except OSError:
                 return
-            if self.open >= CONNECTIONS:
+            if not self._admit(connected, address[0]):
                 connected.close()
                 continue
-            self._count(1)
             threading.Thread(target=self._serve, args=(connected,), daemon=True).start()
+
+    def _admit(self, connected: socket.socket, address: str) -> bool:
+        """Give a place to a connection that has shown nothing yet; say whether there is one."""
+        with self._changed:
+            if list(self._unproven.values()).count(address) >= UNPROVEN_OF_ADDRESS:
+                return False
+            if len(self._unproven) >= UNPROVEN:
+                oldest = next(iter(self._unproven))
+                del self._unproven[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+            self._unproven[connected] = address
+        return True
 
     def _count(self, change: int) -> None:
         with self._changed:
@@ -177,35 +196,46 @@ class Server:
     def _serve(self, connected: socket.socket) -> None:
         try:
             with contextlib.closing(Lines(connected)) as lines:
-                name = self._known(lines)
-                with self._changed:
-                    self.seen.add(name)
-                connected.settimeout(IDLE_SECONDS)
-                while True:
-                    verb, _, word = lines.read().partition(b" ")
-                    if verb == b"D":
-                        with self._changed:
-                            self.done.add("%s/%s" % (name, word.decode("ascii")))
-                            self._changed.notify_all()
-                    elif verb == b"M":
-                        self._send(lines, self.holding.manifest)
-                    elif verb == b"P" and word.isdigit():
-                        self._piece(lines, int(word))
-                    else:
-                        return
+                try:
+                    name = self._known(lines)
+                finally:
+                    with self._changed:
+                        self._unproven.pop(connected, None)
+                if self.open < CONNECTIONS:
+                    self._count(1)
+                    try:
+                        self._answer(lines, name)
+                    finally:
+                        self._count(-1)
         except (OSError, LostError, RefusedError, ValueError):
             pass  # it comes again, or goes to another
-        finally:
-            self._count(-1)
 
     def _known(self, lines: Lines) -> str:
         """Return the client's name once it has shown that it knows the token."""
         nonce = os.urandom(16).hex().encode("ascii")
         lines.write(nonce + b"\n")
-        name, _, shown = lines.read().partition(b" ")
+        name, _, shown = lines.read(time.monotonic() + PROOF_SECONDS).partition(b" ")
         if not hmac.compare_digest(proof(self.token, nonce, name), shown):
             raise LostError("a stranger")
         return name.decode("ascii")
+
+    def _answer(self, lines: Lines, name: str) -> None:
+        """Give what is asked for, until the end."""
+        with self._changed:
+            self.seen.add(name)
+        lines.socket.settimeout(IDLE_SECONDS)
+        while True:
+            verb, _, word = lines.read().partition(b" ")
+            if verb == b"D":
+                with self._changed:
+                    self.done.add("%s/%s" % (name, word.decode("ascii")))
+                    self._changed.notify_all()
+            elif verb == b"M":
+                self._send(lines, self.holding.manifest)
+            elif verb == b"P" and word.isdigit():
+                self._piece(lines, int(word))
+            else:
+                return
 
     def _piece(self, lines: Lines, number: int) -> None:
         if number >= len(self.holding.tree.pieces):
@@ -250,9 +280,15 @@ class Lines:
         """Send all of it."""
         self.socket.sendall(data)
 
-    def read(self) -> bytes:
-        """Return the next line without its end. Raises `LostError` at the end."""
+    def read(self, end: Optional[float] = None) -> bytes:
+        """
+        Return the next line without its end. Raises `LostError` at the end.
+
+        All of it has to be here at `end` (of `time.monotonic`), however it drips.
+        """
         while b"\n" not in self._left:
+            if end is not None:
+                self.socket.settimeout(max(0.001, end - time.monotonic()))
             more = self.socket.recv(1 << 16) if len(self._left) <= LINE_BYTES else b""
             if not more:
                 raise LostError("the connection ended")

@@ -13,11 +13,13 @@ import json
 import os
 import random
 import secrets
+import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -286,6 +288,52 @@ def test_a_stranger_is_not_answered(ground: Ground) -> None:
         # An end, or a reset where our last line was not read.
         with contextlib.suppress(ConnectionResetError):
             assert stranger.recv(100) == b""
+
+
+def test_strangers_take_no_place_from_a_node_that_knows_the_token(ground: Ground) -> None:
+    """They come from many addresses, say nothing or drip, and come again: the copy is as quick."""
+    grow(ground.tree("a"), mib=1)
+    digest = ground.ask("a", "describe")["digest"]
+    ground.start("a", "serve", digest=digest, expected=["b/0", "b/1"])
+    until(lambda: listens(ground, "a"))
+    over = threading.Event()
+    strangers: list[socket.socket] = []
+
+    def connect(number: int) -> None:
+        place = (ground.address("a"), ground.port)
+        source = (f"127.0.42.{number % 8 + 1}", 0)
+        with contextlib.suppress(OSError):
+            strangers.append(socket.create_connection(place, 5, source))
+
+    def drip() -> None:
+        while not over.wait(0.2):
+            for each in strangers:
+                with contextlib.suppress(OSError):
+                    each.send(b"x")
+            connect(len(strangers))
+
+    for number in range(200):
+        connect(number)
+    dripping = threading.Thread(target=drip)
+    dripping.start()
+    way = ("a", ground.address("a"), ground.port)
+    try:
+        found = ground.ask("b", "fetch", digest=digest, halves=[[way], [way]])
+    finally:
+        over.set()
+        dripping.join()
+    assert (found["error"], found["remarks"]) == ("", [])
+    assert whole(ground, "b")
+
+    def all_ended() -> bool:
+        poll = select.poll()
+        for each in strangers:
+            poll.register(each, select.POLLRDHUP)
+        return len(poll.poll(0)) == len(strangers)
+
+    until(all_ended)
+    for each in strangers:
+        each.close()
 
 
 def test_a_rate_limits_what_a_node_sends(ground: Ground) -> None:
