@@ -415,3 +415,40 @@ def test_performance_mode_throughput_doubles_what_is_not_given_since_0_17():
     assert batch(vllm=(0, 19, 0)) == (2048, 16384)
     assert batch(vllm=(0, 16, 0)) == (1024, 8192)
     assert batch(vllm=(0, 19, 0), max_num_seqs=64) == (64, 16384)
+
+
+@pytest.mark.parametrize(("gib", "said"), [(18.0, True), (18.25, False), (19.0, False)])
+def test_a_hundredth_less_than_one_request_is_taken_for_rounding(gib, said):
+    """1.8 % short is too little, 0.3 % is what the pool sets aside."""
+    scout = model("meta-llama--Llama-4-Scout-17B-16E-Instruct")
+    given = {"tensor_parallel": 4, "max_model_len": 400_000}
+
+    found = size(
+        scout, options("B200", vllm=(0, 13, 0), kv_cache_memory_bytes=int(gib * GIB), **given)
+    )
+
+    assert found.max_concurrency == pytest.approx(gib * 0.0546, abs=0.002)
+    assert any("cannot serve one request" in each for each in found.reasons) is said
+
+
+@pytest.mark.parametrize(("utilization", "fits"), [(0.97, True), (0.98, False)])
+def test_a_budget_has_to_leave_the_half_gib_that_is_there_before_vllm_measures(utilization, fits):
+    """2 % of an L4 is 0.44 GiB."""
+    tried = options("L4", vllm=(0, 21, 0), max_model_len=4096, gpu_memory_utilization=utilization)
+
+    found = size(model(NAMES[0]), tried)
+
+    assert found.fits is fits
+    assert any("leaves 0.44 GiB" in each for each in found.reasons) is not fits
+
+
+def test_fewer_sequences_are_proposed_only_where_there_are_more():
+    """The dummy run of 4,096 sequences takes the room; that of 256 does not, and is vLLM's own."""
+    tried = options("A100-40GB", max_num_batched_tokens=8192)
+
+    def remedy(**given):
+        return size(model(NAMES[0]), replace(tried, **given)).remedy
+
+    assert "--max-num-seqs 256" in remedy(max_num_seqs=4096)
+    assert "--max-num-seqs" not in remedy(max_num_seqs=256, max_model_len=120_000)
+    assert "--max-num-seqs" not in remedy(max_num_seqs=16, gpu_memory_gib=17.0)

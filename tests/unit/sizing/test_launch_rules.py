@@ -410,6 +410,7 @@ def test_bfloat16_is_refused_on_turing_only_where_it_is_asked_for() -> None:
         "float16"
     )
     assert "bfloat16" in asked("Llama-3.1-8B", Choice(), gpu=TURING, vllm=(0, 9, 0))
+    assert "bfloat16" not in asked("Llama-3.1-8B", Choice(), gpu=TURING, vllm=(0, 9, 1))
 
 
 def test_gemma_2_takes_no_float16() -> None:
@@ -461,6 +462,45 @@ def test_sparse_attention_needs_hopper() -> None:
         9,
         0,
     )
+
+
+@pytest.mark.parametrize(
+    ("gpu", "vllm", "refused"),
+    [
+        ((12, 0), (0, 21, 0), True),
+        ((12, 0), (0, 22, 0), False),
+        ((10, 0), (0, 21, 0), False),
+        (HOPPER, (0, 21, 0), False),
+        (ADA, (0, 22, 0), True),
+    ],
+)
+def test_sparse_attention_runs_on_consumer_blackwell_since_0_22(
+    gpu: tuple[int, int], vllm: tuple[int, ...], refused: bool
+) -> None:
+    assert ("sparse-attention" in asked("DeepSeek-V3.2", Choice(tensor=8), gpu=gpu, vllm=vllm)) is (
+        refused
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "vllm", "refused"),
+    [
+        # It has eight groups.
+        ("Mamba-Codestral-7B-v0.1", 2, (0, 10, 2), True),
+        ("Mamba-Codestral-7B-v0.1", 2, (0, 11, 0), False),
+        ("Mamba-Codestral-7B-v0.1", 16, (0, 11, 0), True),
+        ("Mamba-Codestral-7B-v0.1", 16, (0, 13, 0), True),
+        ("Mamba-Codestral-7B-v0.1", 16, (0, 14, 0), False),
+        ("Mamba-Codestral-7B-v0.1", 1, (0, 10, 2), False),
+        ("Llama-3.1-8B", 2, (0, 10, 2), False),
+    ],
+)
+def test_quantized_mamba_2_layers_are_divided_by_groups_since_0_11_and_anyhow_since_0_14(
+    name: str, tensor: int, vllm: tuple[int, ...], refused: bool
+) -> None:
+    found = asked(name, Choice(tensor=tensor), vllm=vllm, quantization=QUANTIZED["fp8"])
+
+    assert ("quantized-state" in found) is refused
 
 
 def test_several_things_are_told_at_once() -> None:
