@@ -154,6 +154,19 @@ def test_nothing_is_asked_that_is_not_needed() -> None:
             f"start {UNIT}: it is activating (auto-restart)",
         ),
         (
+            Unit(UNIT, "3c4d"),
+            UnitState("loaded", "activating", "auto-restart-queued", "enabled", started="3c4d"),
+            f"start {UNIT}: it is activating (auto-restart-queued)",
+        ),
+        *(
+            (
+                Unit(UNIT, "3c4d"),
+                UnitState("loaded", active, "running", "enabled", started="3c4d"),
+                None,
+            )
+            for active in ("reloading", "refreshing")
+        ),
+        (
             Unit(UNIT),
             UnitState("loaded", "failed", "failed", "enabled"),
             f"start {UNIT}: it is failed (failed)",

@@ -413,6 +413,40 @@ def test_variables_that_are_right_are_none_of_our_business() -> None:
     assert verdict("0.33.0", "M", **known).problems == ()
 
 
+@pytest.mark.parametrize(
+    ("value", "clear"),
+    [
+        *((word, True) for word in ("", "0", "1", "true", "False", " TRUE ")),
+        ("yes", False),
+        ("2", False),
+    ],
+)
+def test_a_switch_is_clear_only_in_the_words_that_vllm_compares_with(
+    value: str, clear: bool
+) -> None:
+    """Any other word means off, which who wrote `yes` did not mean."""
+    found = verdict("0.33.0", "M", VLLM_USE_PRECOMPILED=value)
+
+    assert found.accepted
+    assert [each.found for each in found.problems] == (
+        [] if clear else [f"`{value}` may not mean on: the variable is switched by 1 and 0"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("VLLM_LOGING_LEVEL", "VLLM_LOGGING_LEVEL"),
+        ("VLLM_XLA_CACHE", "VLLM_XLA_CACHE_PATH or VLLM_MEDIA_CACHE"),
+        ("VLLM_ATTENTION", None),
+    ],
+)
+def test_at_most_two_near_variables_are_proposed_and_none_that_is_far(
+    name: str, near: str | None
+) -> None:
+    assert refused("0.33.0", "M", **{name: "1"}).replacement == near
+
+
 def test_vllm_refuses_unknown_variables_where_it_is_told_to() -> None:
     """--fail-on-environ-validation makes vLLM itself end for a variable that it does not know."""
     line = "M --fail-on-environ-validation"

@@ -211,3 +211,22 @@ def test_kinds_that_mean_absent_are_all_told_as_such() -> None:
 def test_a_variables_type_keeps_its_own_brackets(type_: str | None, printed: str) -> None:
     there = Variable("VLLM_X", type_, None)
     assert _type(there) == printed
+
+
+@pytest.mark.parametrize(
+    ("name", "printed"),
+    [
+        ("--enable-log-requests", "a switch that can be negated"),
+        ("--aggregate-engine-logging", "a switch"),
+        ("--middleware", "text, may be given several times"),
+        ("--served-model-name", "text, several values"),
+        ("--max-num-seqs", "whole number"),
+        ("--gpu-memory-utilization", "number"),
+        ("--compilation-config", "JSON (CompilationConfig)"),
+        ("--host", "text"),
+    ],
+)
+def test_a_flags_type_says_how_it_is_given(name: str, printed: str) -> None:
+    flag = NEWEST.flag(name)
+    assert flag is not None
+    assert _type(flag) == printed

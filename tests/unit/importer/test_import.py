@@ -169,6 +169,22 @@ def test_the_name_of_a_variable_is_no_secret():
     assert "`$KEY`" in told(found)
 
 
+@pytest.mark.parametrize(
+    ("flag", "ends"),
+    [
+        ("--max-model-length 1000", "dropped, instead: --max-model-len"),
+        ("--foo 3", "this release has no option `--foo`; dropped"),
+        ("--rope-scaling {}", "now it is `--hf-overrides.rope_parameters {}`"),
+    ],
+)
+def test_a_flag_that_the_release_lacks_is_dropped_with_what_stands_for_it(
+    flag: str, ends: str
+) -> None:
+    (note,) = [str(each) for each in imported(f"vllm serve /m {flag}").notes if "`--" in str(each)]
+
+    assert note.endswith(ends)
+
+
 @pytest.mark.parametrize("file", SAMPLES)
 def test_what_comes_out_is_what_our_settings_take(file: str) -> None:
     """A person adds the commits; nothing else has to be changed."""
