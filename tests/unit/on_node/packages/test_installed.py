@@ -79,3 +79,33 @@ def test_files_of_an_interrupted_dpkg_are_said(updates: Path) -> None:
     (updates / "0001").touch()
     (updates / "tmp.i").touch()
     assert read()[1] == ["an interrupted dpkg"]
+
+
+def rpms(*rows: str) -> tuple[dict[str, Any], list[str]]:
+    return installed.rpm(lambda *_: "".join(f"{row}\n" for row in rows))
+
+
+def test_an_rpm_in_two_versions_was_left_by_an_interrupted_run() -> None:
+    found, unfinished = rpms("curl\tx86_64\t8.5.0-1", "curl\tx86_64\t8.6.0-1", "vim\tx86_64\t9-1")
+
+    assert unfinished == ["curl"]
+    assert found["curl"] == {"version": "8.6.0-1", "installed": False, "held": False}
+    assert found["vim"] == {"version": "9-1", "installed": True, "held": False}
+
+
+def test_kernels_of_several_versions_and_two_architectures_of_a_library_are_meant_so() -> None:
+    found, unfinished = rpms(
+        "kernel\tx86_64\t5.14.0-1",
+        "kernel\tx86_64\t5.14.0-2",
+        "glibc\ti686\t2-1",
+        "glibc\tx86_64\t2-1",
+    )
+
+    assert unfinished == []
+    assert found["kernel-5.14.0-1"]["installed"]
+    assert found["kernel"]["version"] == "5.14.0-2"
+    assert {name for name in found if name.startswith("glibc")} == {
+        "glibc",
+        "glibc:i686",
+        "glibc:x86_64",
+    }
