@@ -128,6 +128,18 @@ def test_latency_stops_where_a_wider_group_helps_no_more(weights_gib, kv_heads, 
     assert (tensor == 8) != ("answer no sooner" in found.reason)
 
 
+def test_throughput_says_of_the_others_how_much_they_hold_and_of_larger_ones_why_not():
+    """Two GPUs hold less each, eight about as many as four."""
+    found = considered(served(objective="throughput"), model(115))
+    reasons = {each.division: each.reason for each in found.candidates}
+
+    assert found.chosen.division == Division(4)
+    assert re.fullmatch(
+        r"fits and holds [\d,]+ KV tokens a GPU; .* holds [\d,]+", reasons[Division(2)]
+    )
+    assert reasons[Division(8)].endswith("holds about as many in more, smaller groups")
+
+
 def test_throughput_takes_engines_with_whole_experts_for_a_latent_cache():
     """One KV head cannot be divided: TP 8 keeps the same cache eight times, engines their own."""
     found = considered(served(objective="throughput"), model(400, kv_heads=1, experts=64))

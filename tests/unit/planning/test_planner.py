@@ -108,6 +108,18 @@ def test_a_node_of_unlike_gpus_is_sized_by_the_least_of_their_memory():
     assert [stage.tensor_parallel for stage in unlike.stages] == [2]
 
 
+def test_a_node_of_unlike_gpus_serves_what_the_oldest_of_them_can():
+    """MXFP4 needs Ampere: a group may get the GPU that is older."""
+    node = machine("gpu-01", 2)
+    turing = replace(node.gpus[1], compute_capability=(7, 5))
+    settings = {"gpu-01": declare({"m": {"model": "/srv/gpt-oss"}})}
+    oss = {"m": described("openai--gpt-oss-20b")}
+
+    assert plan([node], settings, oss).stages
+    with pytest.raises(FleetError, match=r"7\.5"):
+        plan([replace(node, gpus=(node.gpus[0], turing))], settings, oss)
+
+
 def test_gpus_of_one_numa_node_are_preferred():
     """NVLink joins all eight, but the CPU threads that feed a pair should sit on one socket."""
     odd_even = [index % 2 for index in range(8)]

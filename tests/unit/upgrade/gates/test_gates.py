@@ -246,6 +246,12 @@ def test_one_slow_request_alone_does_not_fail() -> None:
     assert gates.traffic(did([0.03] * 60), did([0.03] * 58 + [2.0] * 2), WANTED).passed is False
 
 
+def test_times_below_a_second_are_said_in_milliseconds_and_longer_ones_in_seconds() -> None:
+    verdict = gates.traffic(did([0.03] * 100), did([0.03] * 98 + [1.2] * 2), WANTED)
+
+    assert "its p99 is 1.75 s and was 39.8 ms before the change" in verdict.reasons[0]
+
+
 def test_quicker_is_no_fault() -> None:
     assert gates.traffic(did([0.4] * 100), did([0.009] * 100), WANTED).passed is True
 
