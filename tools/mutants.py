@@ -50,6 +50,8 @@ SLOWEST = 4.0
 """A mutant's tests may take this many times as long as the tests of unchanged code."""
 PATIENCE = 60.0
 """Seconds that a mutant's tests may take in any case."""
+PASSED = (0, 5)
+"""pytest's exit statuses: all passed, and no test that is not marked slow, long or lab."""
 
 # The kinds that half of a sample is drawn from, in turn: operators whose names begin so.
 DIRECTED = {
@@ -243,12 +245,12 @@ def bare(text: str) -> str:
     return ast.dump(tree)
 
 
-def suite(room: str, file: str, root: Path) -> list[str]:
+def suite(room: str, file: str, root: Path) -> tuple[list[str], list[str]]:
     """
-    Return the room's test files, in the order to run them for a mutant of this file.
+    Return the room's test files: those that name the module of this file, and the others.
 
-    Those that name the module come first: they probably kill it. Tests of programs for nodes are
-    also in the rooms that send these programs.
+    The first probably kill a mutant, and then the others need not run. Tests of programs for nodes
+    are also in the rooms that send these programs.
     """
     inside = sorted((root / TESTS / room).rglob("test_*.py"))
     stem = re.compile(rf"\b{re.escape(Path(file).stem)}\b")
@@ -256,8 +258,12 @@ def suite(room: str, file: str, root: Path) -> list[str]:
     named = [path for path, text in texts.items() if stem.search(text)]
     if room == "on_node":
         inside += [path for path in named if "on_node" in texts[path] and path not in inside]
-    inside.sort(key=lambda path: (path not in named, stem.search(path.stem) is None))
-    return [str(path.relative_to(root)) for path in inside]
+    inside.sort(key=lambda path: path.stem != f"test_{Path(file).stem}")
+    near, others = (
+        [str(path.relative_to(root)) for path in inside if (path in named) is wanted]
+        for wanted in (True, False)
+    )
+    return near, others
 
 
 def copy_checkout(to: Path) -> None:
@@ -285,7 +291,7 @@ def run_tests(root: Path, tests: Iterable[str], seconds: float) -> tuple[str, st
             start_new_session=True,
         )
         try:
-            result = "failed" if process.wait(seconds) else "passed"
+            result = "passed" if process.wait(seconds) in PASSED else "failed"
         except subprocess.TimeoutExpired:
             result = "too long"
         finally:
@@ -312,7 +318,10 @@ def survivors_of(root: Path, room: str, mutants: Iterable[Mutant], seconds: floa
             file.write_text(mutant.code)
             # Python takes compiled code for current by second and size.
             os.utime(file, (time.time(), 1e9 + number))
-            result, _ = run_tests(root, suite(room, mutant.file, root), seconds)
+            result = "passed"
+            for tests in filter(None, suite(room, mutant.file, root)):
+                if result == "passed":
+                    result, _ = run_tests(root, tests, seconds)
         finally:
             file.write_bytes(unchanged)
             os.utime(file, (time.time(), 1e9))
@@ -380,7 +389,9 @@ def run(room: str) -> int:
         paths = sorted((root / SOURCE / room).rglob("*.py"))
         files = {str(path.relative_to(root / SOURCE)): path.read_text() for path in paths}
         mutants = sample(files, share_of(room, root))
-        every = sorted({test for mutant in mutants for test in suite(room, mutant.file, root)})
+        every = sorted(
+            {test for mutant in mutants for test in chain(*suite(room, mutant.file, root))}
+        )
         started = time.monotonic()
         result, output = run_tests(root, every, 3600)
         number = re.search(r"(\d+) passed", output)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -99,12 +100,21 @@ def test_each_room_has_mutants_and_all_together_are_the_sample() -> None:
 
 
 def test_a_mutant_runs_the_tests_of_its_room_and_those_of_its_module_first() -> None:
-    found = suite("planning", "planning/ports.py", ROOT)
-    away = suite("on_node", "on_node/change/units.py", ROOT)
+    near, others = suite("planning", "planning/ports.py", ROOT)
+    away, _ = suite("on_node", "on_node/change/units.py", ROOT)
 
-    assert all(path.startswith("tests/unit/planning/") for path in found)
-    assert "ports" in Path(found[0]).read_text()
+    room = (ROOT / "tests/unit/planning").rglob("test_*.py")
+    assert sorted(near + others) == sorted(str(path.relative_to(ROOT)) for path in room)
+    assert near[0] == "tests/unit/planning/test_ports.py"
+    assert not [path for path in others if "ports" in re.findall(r"\w+", (ROOT / path).read_text())]
     assert any(not path.startswith("tests/unit/on_node/") for path in away)
+
+
+def test_a_file_of_slow_tests_alone_notices_nothing(copy: Path) -> None:
+    test = copy / "tests/unit/den/test_limit.py"
+    test.write_text(f"import pytest\n\npytestmark = pytest.mark.slow\n{test.read_text()}")
+
+    assert survivors_of(copy, "den", [mutant_of("return x > 3")], 60)
 
 
 @pytest.fixture
