@@ -40,6 +40,7 @@ from gpufleet.converge.snapshot import (
     UserState,
     questions,
 )
+from gpufleet.errors import FleetError
 
 UNIT = "vllm-tiny-0.service"
 UP = UnitState("loaded", "active", "running", "enabled", has_file=True, on_disk=True)
@@ -427,3 +428,47 @@ def test_a_node_that_is_as_wanted_gets_no_command(values: set[Value]) -> None:
     assert found.changes == found.problems == ()
     assert all(part.commands == () for part in found.parts)
     assert isinstance(found, Difference)
+
+
+@pytest.mark.parametrize("target", ["/opt/a", "/opt/z", None])
+def test_a_link_elsewhere_is_placed_anew_whichever_name_its_target_has(target: str | None) -> None:
+    wanted = DesiredState(Link("/etc/c", "/opt/m"))
+    seen = FileState("link", target=target or "/opt/m")
+
+    changes = difference(wanted, Snapshot(files={"/etc/c": seen})).files.changes
+
+    assert bool(changes) is (target is not None)
+    assert all(f"it points to {target}" in change for change in changes)
+
+
+def test_a_package_s_unit_file_stays_in_force_where_none_of_ours_lies_in_front() -> None:
+    """A file of ours that lies elsewhere hides nothing."""
+    wanted = DesiredState(File("/etc/a", b"a"), Unit("x.service"))
+    placed = FileState("file", "root", "root", 0o644, sha256=File("/etc/a", b"a").sha256)
+    state = replace(UP, fragment="/lib/systemd/system/x.service")
+    seen = Snapshot(files={"/etc/a": placed}, units={"x.service": state})
+
+    assert difference(wanted, seen).units.commands == ()
+
+
+def test_the_deadline_of_a_stop_holds_the_longest_of_those_that_stop() -> None:
+    wanted = DesiredState(
+        UnitGone("vllm-a-0.service", stop_seconds=40),
+        UnitGone("vllm-b-0.service", stop_seconds=400),
+    )
+    seen = Snapshot(units={"vllm-a-0.service": UP, "vllm-b-0.service": UP})
+
+    (stop,) = [
+        each
+        for each in difference(wanted, seen).units.commands
+        if isinstance(each, Command) and each.argv[:2] == ("systemctl", "stop")
+    ]
+
+    assert 400 < stop.seconds <= 500
+
+
+@pytest.mark.parametrize("mode", [-1, 0o10000])
+def test_a_mode_that_is_none_is_refused(mode: int) -> None:
+    with pytest.raises(FleetError, match="is not a mode: 0 to 0o7777"):
+        File("/etc/a", b"a", mode=mode)
+    assert File("/etc/a", b"a", mode=0o7777).mode == 0o7777

@@ -15,9 +15,10 @@ from gpufleet.converge.desired import (
     PackageSource,
     Value,
 )
-from gpufleet.converge.package_commands import Plan, commands, steps
+from gpufleet.converge.package_commands import Plan, commands, files, parameters, steps
 from gpufleet.converge.package_plan import VERSIONLOCK, Packages, packages
 from gpufleet.converge.snapshot import PackageState, Snapshot, Unknown, questions
+from gpufleet.errors import FleetError
 from gpufleet.on_node.packages import outcome
 from gpufleet.on_node.packages.dnf_transaction import parse_listing
 from gpufleet.on_node.packages.outcome import Change, Installed
@@ -144,6 +145,38 @@ def test_every_command_line_has_a_deadline_and_no_shell(manager: str) -> None:
     )
     assert all(0 < step.seconds <= 3600 for step in steps(plan))
     assert not any("sh" in line[:1] for line in commands(plan))
+
+
+def test_another_package_manager_is_waited_for_five_minutes() -> None:
+    plan = Plan("apt", install=(Package("lib"),))
+
+    assert parameters(plan)["lock_seconds"] == 300
+    assert any('DPkg::Lock::Timeout "300"' in text for text in map(str, files(plan).values()))
+
+
+def test_no_package_of_a_repair_can_be_taken_for_an_option() -> None:
+    """What was torn is put behind these words, in its version."""
+    (repair,) = [
+        step for step in steps(Plan("apt", install=(Package("lib"),))) if step.name == "repair"
+    ]
+
+    assert repair.argv[-1] == "--"
+    assert "--reinstall" in repair.argv
+
+
+def test_a_hold_that_was_lost_is_told_with_the_version_that_it_keeps() -> None:
+    wanted = Package("lib", "1", hold=True)
+
+    assert compare(wanted, lib="1").changes == ("hold lib at 1",)
+    assert compare(wanted, lib="2").changes == ("install lib=1: 2 is installed",)
+
+
+@pytest.mark.parametrize(
+    "none", [("nvidia-dkms-*", "no such name!"), ("no such pattern!",), ("nv*", "x y")]
+)
+def test_a_pattern_that_no_package_can_have_is_refused(none: tuple[str, ...]) -> None:
+    with pytest.raises(FleetError):
+        NoPackage(none[0], none[1:])
 
 
 # --- what a simulation foretells
