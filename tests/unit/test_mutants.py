@@ -178,7 +178,7 @@ Between.
 | room | place | survives | why |
 | --- | --- | --- | --- |
 | other | other/b.py:7 | `x → y` | equivalent |
-| den | den/limit.py:9 `low` | `a &#124; b → a + b` | sets: never both |
+| den | den/limit.py:9 `low` | `a ¦ b → a + b` | sets: never both |
 | den | den/limit.py:11 `low` | `gone → since` | |
 
 After.
@@ -195,7 +195,7 @@ def test_a_result_keeps_the_first_one_the_reasons_and_all_other_text() -> None:
     assert [line for line in after if line not in before] == [
         "| den | 10 | 5 | 8 | 66 | 1 | today |",
         "| den | den/limit.py:2 `low` | `p → q` | |",
-        "| den | den/limit.py:2 `low` | `a &#124; b → a + b` | sets: never both |",
+        "| den | den/limit.py:2 `low` | `a ¦ b → a + b` | sets: never both |",
     ]
     first = with_result(PAGE, ["new", "10", "8", "66", "1", "today"], [])
     assert "| new | 10 | 8 | 8 | 66 | 1 | today |" in first.splitlines()
