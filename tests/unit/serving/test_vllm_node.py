@@ -1,0 +1,38 @@
+"""What a node has to have before it serves: who owns it, and who may read it."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpufleet.artifacts.release import Release
+from gpufleet.converge.desired import Directory, File
+from gpufleet.serving.credentials import NOT_FOR_UNITS
+from gpufleet.serving.vllm_node import CREDENTIALS, required_state, restart_files
+from gpufleet.settings.serving_settings import Vllm
+
+VLLM = Vllm.model_validate({"version": "0.32.0", "lock": "a.txt", "listen": "127.0.0.1"})
+BUILD = Release("0.32.0-0123456789", b"lock", b"uv lock", VLLM)
+SECRETS = {"api-key": b"mellon", "hf-token": b"mellon"}
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_secrets_are_hidden_and_for_root_alone(apart: bool) -> None:
+    state = required_state(VLLM, BUILD, SECRETS, apart=apart)
+
+    found = {each.path: each for each in state.values_of(File) if each.content == b"mellon"}
+    names = set(NOT_FOR_UNITS) & set(SECRETS) if apart else set(SECRETS)
+    assert set(found) == {f"{CREDENTIALS}/{name}" for name in names}
+    assert {(each.secret, each.mode, each.user) for each in found.values()} <= {
+        (True, 0o600, "root")
+    }
+    modes = {each.path: each.mode for each in state.values_of(Directory)}
+    assert modes.pop(CREDENTIALS) == 0o700
+    assert set(modes.values()) == {0o755}
+
+
+def test_what_units_read_when_they_start_is_placed_with_them() -> None:
+    names = {each.path.rpartition("/")[2]: each for each in restart_files(SECRETS)}
+
+    assert "api-key" in names
+    assert not set(NOT_FOR_UNITS) & set(names)
+    assert {each.mode for each in names.values() if not each.secret} == {0o755}
