@@ -1,0 +1,115 @@
+"""What settings are when nobody writes them, and what is wrong with some that are written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from gpufleet.settings.gpu_lock import GpuLock, lock_objections
+from gpufleet.settings.lock_defaults import differences
+from gpufleet.settings.monitoring_settings import Receiver
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.serving_settings import Distribution, Vllm
+from tests.unit.settings.test_node_variables import checked
+
+VLLM = {"version": "0.32.0", "lock": "locks/vllm.txt", "listen": "127.0.0.1"}
+
+
+def test_a_node_has_gpus_and_gives_what_it_has_unless_it_is_said_otherwise() -> None:
+    assert NodeSettings().gpu_node is True
+    assert NodeSettings().vllm is None
+    distribution = Vllm.model_validate(VLLM).distribution
+    assert distribution == Distribution()
+    assert (distribution.enabled, distribution.port, distribution.rate_mbit) == (True, 8790, None)
+
+
+def test_nothing_changes_settings_after_they_were_read() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        NodeSettings().gpu_node = False
+
+
+def toolkit(branch: str) -> dict[str, Any]:
+    return {"profile": "full", "branch": branch, "version": f"{branch.replace('-', '.')}.0-1"}
+
+
+@pytest.mark.parametrize(
+    ("driver", "branch", "refused"),
+    [
+        ("580", "12-9", None),
+        ("580", "13-0", None),
+        ("580", "13-1", False),
+        ("575", "12-9", None),
+        ("575", "13-0", True),
+    ],
+)
+def test_a_toolkit_of_a_newer_cuda_than_the_drivers_is_a_remark_and_of_a_newer_major_refused(
+    driver: str, branch: str, refused: bool | None
+) -> None:
+    lock = GpuLock.model_validate({"driver": driver, "toolkit": toolkit(branch)})
+
+    assert [each.refused for each in lock_objections(lock)] == (
+        [] if refused is None else [refused]
+    )
+
+
+@pytest.mark.parametrize(
+    ("cuda", "locked", "differ"),
+    [
+        ({"toolkit": "12-9"}, {"toolkit": toolkit("13-0")}, ["12-9"]),
+        ({"toolkit": "13-0"}, {"toolkit": toolkit("13-0")}, []),
+        ({"toolkit": "12-9"}, {}, []),
+        ({}, {"toolkit": toolkit("13-0")}, []),
+    ],
+)
+def test_what_the_lock_says_must_not_be_said_otherwise_beside_it(
+    cuda: dict[str, Any], locked: dict[str, Any], differ: list[str]
+) -> None:
+    written = {"driver": "580.95.05", **locked}
+    lock = GpuLock.model_validate(written)
+
+    found = list(differences({"gpu_lock": written, "cuda": cuda}, lock))
+
+    assert [each.value for each in found] == differ
+    assert all("gpu_lock.toolkit.branch is 13-0" in str(each) for each in found)
+
+
+@pytest.mark.parametrize(
+    ("ways", "wrong"),
+    [
+        ({}, "goes nowhere"),
+        ({"slack_channel": "#gpus"}, "goes nowhere"),
+        ({"webhook_url_file": "a"}, None),
+        ({"pagerduty_key_file": "a"}, None),
+        ({"email_to": "a@example.net"}, None),
+        ({"slack_url_file": "a"}, "needs `slack_channel`"),
+        ({"slack_url_file": "a", "slack_channel": "#gpus"}, None),
+    ],
+)
+def test_a_receiver_goes_somewhere(ways: dict[str, str], wrong: str | None) -> None:
+    if wrong is None:
+        Receiver.model_validate(ways)
+        return
+    with pytest.raises(ValidationError, match=wrong):
+        Receiver.model_validate(ways)
+
+
+def test_a_lock_is_found_from_the_projects_root_wherever_the_command_was_typed(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "locks").mkdir()
+    (tmp_path / "locks/vllm.txt").touch()
+    found = checked(
+        a={"vllm": VLLM}, b={"vllm": VLLM | {"lock": "locks/none.txt"}}, c={"gpus": {"count": 1}}
+    )
+
+    names = {name: each.from_root(tmp_path).settings.vllm for name, each in found.items()}
+
+    assert names["a"]
+    assert names["a"].lock == str(tmp_path / "locks/vllm.txt")
+    assert names["b"]
+    assert names["b"].lock == "locks/none.txt"
+    assert names["c"] is None
+    assert found["a"].from_root(Path.cwd()) is found["a"]
