@@ -437,7 +437,8 @@ class _UpgradeCommand:
         for path in reversed(upgrade_journal.list_journals(self.folder)):
             try:
                 state = upgrade_state.fold(upgrade_journal.read(path))
-            except FleetError:
+            except FleetError as error:
+                click.echo(f"note: {printable(str(error))}", err=True)
                 continue
             if Path(state.inventory).resolve() == mine and (not state.is_over or _is_stuck(state)):
                 return path

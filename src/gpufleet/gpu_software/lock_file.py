@@ -6,6 +6,8 @@ One file for one key, so that a program may write it anew without touching what 
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -74,12 +76,28 @@ def overlay(
 
 
 def write(file: Path, text: str) -> None:
-    """Write a lock's file, whole or not at all. Raises `FleetError` where that cannot be done."""
-    new = file.with_name(f".{file.name}.new")
+    """
+    Write a file of variables, whole or not at all; after a power loss, too.
+
+    A link stays one: what it leads to is written, with the mode that it has. Raises `FleetError`
+    where that cannot be done.
+    """
+    place = file.resolve()
+    new = place.with_name(f".{place.name}.new")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        new.write_text(text, encoding="utf-8")
-        new.replace(file)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with new.open("w", encoding="utf-8", newline="") as written:
+            written.write(text)
+            written.flush()
+            if place.exists():
+                os.fchmod(written.fileno(), stat.S_IMODE(place.stat().st_mode))
+            os.fsync(written.fileno())
+        new.replace(place)
+        folder = os.open(place.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     except OSError as error:
         with suppress(OSError):
             new.unlink()

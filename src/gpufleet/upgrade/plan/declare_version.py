@@ -122,7 +122,8 @@ def write_down(root: Path, wanted: Iterable[Edit]) -> None:
     for edit in wanted:
         path = root / edit.file
         lines = texts.setdefault(path, _lines(path))
-        found = _LINE.match(lines[edit.line - 1]) if edit.line <= len(lines) else None
+        line = lines[edit.line - 1] if edit.line <= len(lines) else ""
+        found = _LINE.match(_without_end(line))
         if found and found["key"] == edit.key and found["value"] == edit.after:
             continue
         if not found or found["key"] != edit.key or found["value"] != edit.before:
@@ -133,11 +134,12 @@ def write_down(root: Path, wanted: Iterable[Edit]) -> None:
             continue
         lines[edit.line - 1] = (
             f"{found['before']}{found['quote']}{edit.after}{found['quote']}{found['after']}"
+            f"{line[len(_without_end(line)) :]}"
         )
     if problems:
         raise FleetError(*problems)
     for path, lines in texts.items():
-        write(path, "\n".join(lines) + "\n")
+        write(path, "".join(lines))
 
 
 def _lock(vllm: Vllm, version: str) -> str | None:
@@ -173,7 +175,7 @@ def _edit(root: Path, origin: Origin, key: str, before: str, after: str | None) 
             f"{origin}: sets vllm.{key}, and is no file of variables in group_vars or host_vars: "
             f"write {after} there yourself, and leave --vllm out"
         )
-    line = _lines(path)[origin.line - 1]
+    line = _without_end(_lines(path)[origin.line - 1])
     found = _LINE.match(line)
     if not found or found["key"] != key or found["value"] != before:
         raise FleetError(
@@ -204,7 +206,12 @@ def _others(declared: Fleet, wanted: Collection[str], found: Iterable[Edit]) -> 
 
 
 def _lines(path: Path) -> list[str]:
+    """Return a file's lines, each with the end that it has."""
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        return path.read_bytes().decode().splitlines(keepends=True)
     except (OSError, UnicodeDecodeError) as error:
         raise FleetError(f"{path}: cannot be read: {error}") from None
+
+
+def _without_end(line: str) -> str:
+    return line.rstrip("\r\n")

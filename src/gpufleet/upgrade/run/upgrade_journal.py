@@ -68,6 +68,8 @@ class Journal:
         self.on_entry: Callable[[Entry], None] | None = None
         """Is told each entry once it is on the disk: for what is shown meanwhile."""
         self._file = file
+        self._whole = os.fstat(file).st_size
+        """How many bytes are whole lines."""
 
     @classmethod
     def create(cls, folder: Path, upgrade: str) -> Journal:
@@ -122,19 +124,29 @@ class Journal:
         entry = Entry(time.time(), what, wave, group, node, _shorten(said))
         line = json.dumps(entry.as_json(), separators=(",", ":"), default=str) + "\n"
         try:
+            self._cut_off()
             # One write: greenlets of several groups append, and none comes between.
             _write(self._file, line.encode())
             os.fsync(self._file)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                self._cut_off()
             raise FleetError(
                 f"{self.path}: cannot be written ({error.strerror}), so {what} is not begun: make "
                 "room, and go on by `gpufleet upgrade --resume`"
             ) from None
+        self._whole += len(line.encode())
         self.entries.append(entry)
         self.state = apply(self.state, entry)
         if self.on_entry:
             self.on_entry(entry)
         return entry
+
+    def _cut_off(self) -> None:
+        """Take off what a failed write (a full disk) has left: the next one is a whole line."""
+        if os.fstat(self._file).st_size != self._whole:
+            os.ftruncate(self._file, self._whole)
+            os.fsync(self._file)
 
     def close(self) -> None:
         """Let another process write."""

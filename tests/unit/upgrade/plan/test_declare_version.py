@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 import pytest
@@ -158,3 +159,20 @@ def test_a_lock_is_found_from_the_project_wherever_the_command_is_typed(
     assert edits[1].after == "locks/vllm-0.32.0.txt"
     monkeypatch.chdir(project)
     assert read(project).nodes["gpu-01"].settings.vllm.lock == "locks/vllm-0.31.1.txt"  # type: ignore[union-attr]
+
+
+def test_links_modes_and_line_ends_stay(project: Path) -> None:
+    elsewhere = project / "shared.yml"
+    text = GPU.format(locks=project / "locks").replace("\n", "\r\n").rstrip()
+    elsewhere.write_bytes(text.encode())
+    elsewhere.chmod(0o600)
+    file = project / "group_vars/gpu.yml"
+    file.unlink()
+    file.symlink_to("../shared.yml")
+
+    declared = read(project)
+    declare_version.write_down(declared.root, declare_version.edits(declared, "0.32.0"))
+
+    assert file.is_symlink()
+    assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o600
+    assert elsewhere.read_bytes().decode() == text.replace("0.31.1", "0.32.0")

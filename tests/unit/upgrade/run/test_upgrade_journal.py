@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -198,3 +201,49 @@ def test_no_lock_is_left_of_an_upgrade_that_is_over() -> None:
     assert fold(entries).locked == ("gpu-01", "gpu-02")
     assert not fold(entries).is_over
     assert fold([*entries, Entry(3, "unlocked")]).is_over
+
+
+@contextmanager
+def disk_of(size: int) -> Iterator[None]:
+    """Let no file of this process grow beyond so many bytes: a write stops there, then fails."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_journal_survives_a_full_disk(tmp_path: Path) -> None:
+    """No half line stays: what comes once there is room again is whole, and all of it is read."""
+    with Journal.create(tmp_path, UPGRADE) as ours:
+        ours.append("started", id=UPGRADE)
+        for room in (1, 20):
+            with (
+                disk_of(ours.path.stat().st_size + room),
+                pytest.raises(FleetError, match="make room"),
+            ):
+                ours.append("draining", wave=1, group="tiny-0")
+            assert len(upgrade_journal.read(ours.path)) == 1
+            assert ours.path.read_bytes().endswith(b"}\n")
+        ours.append("failed", wave=1, group="tiny-0", why=["no room"])
+    with Journal.reopen(ours.path) as again:
+        assert [each.what for each in again.entries] == ["started", "failed"]
+
+
+def test_half_a_line_that_could_not_be_taken_off_at_once_is_before_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Journal.create(tmp_path, UPGRADE) as ours:
+        ours.append("started", id=UPGRADE)
+        with monkeypatch.context() as broken:
+            broken.setattr(os, "ftruncate", _fail)
+            with disk_of(ours.path.stat().st_size + 20), pytest.raises(FleetError):
+                ours.append("draining", wave=1, group="tiny-0")
+        assert not ours.path.read_bytes().endswith(b"}\n")
+        ours.append("failed", wave=1, group="tiny-0", why=["no room"])
+    assert [each.what for each in upgrade_journal.read(ours.path)] == ["started", "failed"]
+
+
+def _fail(*_: object) -> None:
+    raise OSError(5, "Input/output error")
