@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from gpufleet.settings.base import LOOPBACK, Port, Setting, Sha256
+from gpufleet.settings.base import LOOPBACK, BindAddress, Port, Setting, Sha256
 
 # A word of HAProxy's configuration and a metric's label are made of it.
 ClientName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$")]
@@ -107,7 +107,7 @@ class Gateway(Setting):
     """One address for clients: HAProxy in front of all replicas of all models."""
 
     port: Port = 8443
-    listen: Annotated[str, Field(description="Address that it binds")] = "0.0.0.0"  # noqa: S104
+    listen: BindAddress = "0.0.0.0"  # noqa: S104
     tls: Annotated[GatewayTls | None, Field(description="null: plain HTTP")] = None
     clients: Annotated[tuple[Client, ...], Field(description="Who may ask")] = ()
     allow_unauthenticated: Annotated[

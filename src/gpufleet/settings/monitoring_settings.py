@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from gpufleet.settings.base import Port, Setting, Sha256, Url
+from gpufleet.settings.base import BindAddress, Port, Setting, Sha256, UnitName, Url
 
 
 class PublishedProgram(Setting):
@@ -157,7 +157,7 @@ class Prometheus(Setting):
         PublishedProgram | None, Field(description="null: the package prometheus")
     ] = None
     port: Port = 9090
-    listen: Annotated[str, Field(description="Address that it binds")] = "127.0.0.1"
+    listen: BindAddress = "127.0.0.1"
     scrape_seconds: PositiveInt = 15
     retention_days: PositiveInt = 30
 
@@ -169,7 +169,7 @@ class Alertmanager(Setting):
         PublishedProgram | None, Field(description="null: the package prometheus-alertmanager")
     ] = None
     port: Port = 9093
-    listen: Annotated[str, Field(description="Address that it binds")] = "127.0.0.1"
+    listen: BindAddress = "127.0.0.1"
     page: Annotated[Receiver | None, Field(description="null: shown, sent to nobody")] = None
     ticket: Annotated[Receiver | None, Field(description="null: shown, sent to nobody")] = None
     heartbeat: Annotated[
@@ -200,7 +200,7 @@ class Grafana(Setting):
     provisioning: Annotated[
         str, Field(pattern=r"^/[\w./-]+$", description="Its provisioning directory")
     ] = "/etc/grafana/provisioning"
-    unit: str = "grafana-server.service"
+    unit: UnitName = "grafana-server.service"
 
 
 class AlertChange(Setting):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 from ipaddress import IPv4Network
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import (
     Field,
@@ -62,6 +62,8 @@ class Gpus(Setting):
 
 class Acceptance(Setting):
     """A finding that the operator knows of and lives with for a while."""
+
+    free_text: ClassVar = frozenset({"reason"})
 
     check: Annotated[str, Field(description="The check's name")]
     node: Annotated[str, Field(description="The node, or * for every node these variables reach")]

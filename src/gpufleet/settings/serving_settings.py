@@ -7,13 +7,13 @@ their unit.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from gpufleet.catalog import presets
 from gpufleet.formatting import suggestion
-from gpufleet.settings.base import LOOPBACK, AbsolutePath, Port, PythonVersion, Setting
+from gpufleet.settings.base import LOOPBACK, AbsolutePath, BindAddress, Port, PythonVersion, Setting
 from gpufleet.settings.monitoring_settings import Objectives, Watchdog
 from gpufleet.settings.upgrade_settings import Golden
 
@@ -93,6 +93,8 @@ class Distribution(Setting):
 class Vllm(Setting):
     """The vLLM release and what all stages of a node share."""
 
+    free_text: ClassVar = frozenset({"environment"})
+
     version: PythonVersion
     lock: Annotated[
         str,
@@ -115,7 +117,7 @@ class Vllm(Setting):
         ),
     ] = "cuda"
     user: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_-]{0,30}$")] = "vllm"
-    listen: Annotated[str, Field(description="Address that endpoints bind")] = "0.0.0.0"  # noqa: S104
+    listen: Annotated[BindAddress, Field(description="Address that endpoints bind")] = "0.0.0.0"  # noqa: S104
     watchdog_port: Annotated[
         int | None,
         Field(
@@ -183,6 +185,8 @@ def _some_or_fit(value: Any) -> Any:
 
 class Served(Setting):
     """One model and how much of the nodes that declare it it gets."""
+
+    free_text: ClassVar = frozenset({"arguments", "environment"})
 
     model: Annotated[
         str,

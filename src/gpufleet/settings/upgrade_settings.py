@@ -6,7 +6,7 @@ Pure, as `settings/node_settings.py`, of which these are parts. Durations are in
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt
 
@@ -85,6 +85,8 @@ class Upgrade(Setting):
 
 class Golden(Setting):
     """Prompts whose answers must be after a change what they were before."""
+
+    free_text: ClassVar = frozenset({"prompts"})
 
     prompts: Annotated[
         tuple[str, ...],
