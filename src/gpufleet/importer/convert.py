@@ -21,6 +21,7 @@ from gpufleet.flags.environment import environment_problems
 from gpufleet.flags.problem import Kind, Problem, Severity
 from gpufleet.flags.schema import FlagKind, Schema
 from gpufleet.importer.server import Launch, Note
+from gpufleet.settings.open_secrets import suggested_file
 
 _MODEL = re.compile(r"/\S+|[\w.-]+/[\w.-]+")
 _SERVED = re.compile(r"[\w.:/-]+")
@@ -128,6 +129,7 @@ _ORDER = (
     "drain_seconds",
     "flags",
     "environment",
+    "environment_files",
 )
 _ROUNDS = 60  # of rewriting; each takes one thing away
 
@@ -263,6 +265,17 @@ class _Server:
             decide=True,
         )
 
+    def _secret_variable(self, name: str, value: str) -> None:
+        if not _UNSET.match(value):
+            self.secrets.append(value)
+        file = suggested_file(name, self.key)
+        self.served.setdefault("environment_files", {})[name] = file
+        self._say(
+            f"{name} is dropped, its value not shown: {_TO_A_FILE}, `environment_files` names it "
+            f"({file})",
+            decide=True,
+        )
+
     def _without_secrets(self, argv: Sequence[str]) -> tuple[str, ...]:
         kept: list[str] = []
         words = list(argv)
@@ -307,7 +320,7 @@ class _Server:
                 or any(redact.find_secrets(_json(value)))
             ):
                 self.secrets += redact.find_secrets(_json(value))
-                self._secret(name, value, None)
+                self._secret_variable(name, value)
             elif name in _DROPPED_VARIABLES:
                 self._say(f"{name} is dropped: {_DROPPED_VARIABLES[name]}")
             elif name == "HF_ENDPOINT":

@@ -15,31 +15,59 @@ API_KEY = "api-key"
 API_KEY_FILE = f"{CREDENTIALS}/{API_KEY}"
 CLUSTER_KEY = "cluster-key"
 HF_TOKEN = "hf-token"  # noqa: S105  # a name
+VARIABLE = "variable"
+"""In front of the name of a credential that is a variable of processes: `variable.NAME` for every
+stage, `variable.NAME.MODEL` for those of one model (templates/vllm/vllm-variables.sh)."""
 # The Hub's token is for downloads: no unit loads it (`unit_credentials`).
 NOT_FOR_UNITS = (HF_TOKEN,)
 
 
-def secret_files(vllm: Vllm) -> dict[str, str]:
+def secret_files(vllm: Vllm, serving: Mapping[str, Served]) -> dict[str, str]:
     """Return the files of this machine that settings name, by the name of the credential."""
+    variables = {f"{VARIABLE}.{name}": path for name, path in vllm.environment_files.items()} | {
+        f"{VARIABLE}.{name}.{model}": path
+        for model, served in serving.items()
+        for name, path in served.environment_files.items()
+    }
     named = {
         API_KEY: vllm.api_key_file,
         CLUSTER_KEY: vllm.cluster_key_file,
         HF_TOKEN: vllm.hf_token_file,
     }
-    return {name: path for name, path in named.items() if path}
+    return {name: path for name, path in named.items() if path} | variables
 
 
-def unit_credentials(stage: Stage, model: Served) -> tuple[str, ...]:
+def unit_credentials(stage: Stage, model: Served, names: Iterable[str] = ()) -> tuple[str, ...]:
     """
     Return the names of the credentials that the stage's unit loads, where a node has them.
 
-    A rank that has no server needs no API key, and a new key no restart of it.
+    `names` are those of the node, among which variables are found. A rank that has no server needs
+    no API key, and a new key no restart of it.
     """
+    variables = variable_credentials(stage, model, names)
     if not stage.group:
-        return (API_KEY,)
+        return (API_KEY, *variables)
     by_ray = model.distributed_executor_backend == "ray"
     own = (API_KEY,) if stage.servers else ()
-    return (*own, CLUSTER_KEY, *([RAY_TOKEN] if by_ray else []))
+    return (*own, CLUSTER_KEY, *([RAY_TOKEN] if by_ray else []), *variables)
+
+
+def variable_credentials(stage: Stage, model: Served, names: Iterable[str]) -> tuple[str, ...]:
+    """
+    Return those of a node's credentials that are variables of the stage's process.
+
+    What a model says of a variable, in the open or by a file, counts more than what `vllm` does.
+    """
+    own = {f"{VARIABLE}.{name}.{stage.model}" for name in model.environment_files}
+    shadowed = {*model.environment, *model.environment_files}
+
+    def is_loaded(name: str) -> bool:
+        kind, _, variable = name.partition(".")
+        return kind == VARIABLE and (
+            name in own or ("." not in variable and variable not in shadowed)
+        )
+
+    return tuple(filter(is_loaded, names))
 
 
 def node_credentials(
@@ -48,11 +76,15 @@ def node_credentials(
     """
     Return the secrets that go to a node with these stages, by name.
 
-    `contents` are those of `secret_files`. Ray's token goes to nodes alone that have a stage which
-    Ray joins to others.
+    `contents` are those of `secret_files`. Variables and Ray's token go to nodes alone that have a
+    stage which loads them.
     """
     found = {name: content.strip() for name, content in contents.items()}
-    loaded = {name for each in stages for name in unit_credentials(each, serving[each.model])}
+    loaded = {
+        name for each in stages for name in unit_credentials(each, serving[each.model], found)
+    }
+    unused = {name for name in found if name.startswith(f"{VARIABLE}.")} - loaded
+    found = {name: content for name, content in found.items() if name not in unused}
     if RAY_TOKEN in loaded and CLUSTER_KEY in found:
         found[RAY_TOKEN] = ray_token(found[CLUSTER_KEY])
     return found
@@ -62,6 +94,6 @@ def unit_hashes(stage: Stage, model: Served, secrets: Mapping[str, bytes]) -> di
     """Return the SHA-256 of what the stage's unit loads of a node's `secrets`, by name."""
     return {
         name: hashlib.sha256(secrets[name]).hexdigest()
-        for name in unit_credentials(stage, model)
+        for name in unit_credentials(stage, model, secrets)
         if name in secrets
     }

@@ -28,7 +28,7 @@ from gpufleet.flags.arguments import words
 from gpufleet.planning.multinode import disaggregation, launch
 from gpufleet.planning.stage import Stage
 from gpufleet.remote import payload
-from gpufleet.serving.credentials import API_KEY
+from gpufleet.serving.credentials import API_KEY, variable_credentials
 from gpufleet.serving.quoting import UNQUOTABLE, is_unquotable, systemd_quote
 from gpufleet.serving.unit_environment import environment, offline_variables, rank
 from gpufleet.settings.base import KeyPath
@@ -40,6 +40,8 @@ RANK = node_paths.RANK
 nodes."""
 LAUNCHER = node_paths.LAUNCHER
 """Where `templates/vllm/vllm-serve.sh` lies on nodes."""
+VARIABLES = node_paths.VARIABLES
+"""Where `templates/vllm/vllm-variables.sh` lies on nodes whose stages have variables by files."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,12 @@ def render_unit(
         # Without the credential the launcher would start an open endpoint.
         raise ValueError(f"{stage.id} is to have an API key, and its hash is missing")
     variables = environment(stage, model, vllm, release=release, toolkit=toolkit)
+    secret = variable_credentials(stage, model, hashes)
+    if missing := {*vllm.environment_files, *model.environment_files} - {
+        *(name.split(".")[1] for name in secret),
+        *model.environment,
+    }:
+        raise ValueError(f"{stage.id} is to have {missing}, and their hashes are missing")
     directory = model_directory(model)
     return _render(
         "vllm/vllm.service.j2",
@@ -91,6 +99,7 @@ def render_unit(
         f"{UNIT_DIRECTORY}/{stage.unit}",
         {"release": release, "launcher": read_template("vllm/vllm-serve.sh", templates)}
         | ({"rank": payload.archive("rank/rank")} if stage.group else {})
+        | ({"variables": read_template("vllm/vllm-variables.sh", templates)} if secret else {})
         | {f"credential {name}": digest for name, digest in hashes.items()},
         templates,
         stage=stage,
@@ -104,7 +113,7 @@ def render_unit(
         program=RANK if stage.group else f"{RELEASES}/{release}/bin/vllm serve",
         credentials=sorted(hashes),
         stop_seconds=stop_seconds(model),
-        launcher=LAUNCHER,
+        launcher=f"{VARIABLES} {LAUNCHER}" if secret else LAUNCHER,
         release_directory=f"{RELEASES}/{release}",
         model_directory=systemd_quote(directory, command=False),
         protect_home="read-only" if _is_in_a_home(directory) else "yes",
@@ -168,10 +177,12 @@ def replica_fingerprint(stage: Stage, model: Served, vllm: Vllm) -> str:
     """
     said = [line for _, line in lines(replace(stage, node_rank=0), model, vllm)]
     variables = offline_variables(model) | vllm.environment | model.environment
+    secret = sorted({*vllm.environment_files, *model.environment_files})
     return _fingerprint(
         {
             "arguments": json.dumps([line for line in said if line[0] != "--host"]),
             "programs": _programs(),
+            **({"environment_files": json.dumps(secret)} if secret else {}),
             "environment": json.dumps(
                 sorted(each for each in variables.items() if each[0] not in launch.OF_THE_NODE)
             ),

@@ -29,6 +29,7 @@ from gpufleet.serving.credentials import (
     API_KEY_FILE,
     CREDENTIALS,
     NOT_FOR_UNITS,
+    VARIABLE,
     node_credentials,
     secret_files,
     unit_hashes,
@@ -45,6 +46,9 @@ UNITS = "vllm-*.service"
 # What a unit that is not wanted any more may take to stop: settings/node_settings.py's longest
 # drain, and the half minute that its unit adds.
 LONGEST_STOP_SECONDS = 3600 + 30
+
+# Linux takes 128 KiB for a variable with its name (MAX_ARG_STRLEN).
+_LONGEST_VARIABLE = 120_000
 
 # libnuma: vLLM's binding to memory nodes; its CPU build does not load without (measured).
 # Compiler and Python's headers: Triton, FlashInfer and torch's inductor compile kernels when the
@@ -86,8 +90,11 @@ def required_state(
 
 def restart_files(secrets: Mapping[str, bytes]) -> tuple[File, ...]:
     """Return the files that units read when they start; their fingerprints cover them."""
+    has_variables = any(name.startswith(f"{VARIABLE}.") for name in secrets)
+    variables = File(unit.VARIABLES, read_template("vllm/vllm-variables.sh").encode(), mode=0o755)
     return (
         File(unit.LAUNCHER, read_template("vllm/vllm-serve.sh").encode(), mode=0o755),
+        *([variables] if has_variables else []),
         File(unit.RANK, payload.archive("rank/rank"), mode=0o755),
         *(_secret(name, each) for name, each in secrets.items() if name not in NOT_FOR_UNITS),
     )
@@ -188,12 +195,24 @@ def credentials(stages: Iterable[Stage], settings: NodeSettings) -> dict[str, by
     """
     Return the secrets that go to a node, by name: read from this machine's files, or made of them.
 
-    Raises `FleetError` for files that are empty.
+    Raises `FleetError` for files that are empty, and for values that no variable can have.
     """
-    named = secret_files(serving_settings(settings))
+    named = secret_files(serving_settings(settings), settings.serving)
     contents = {name: read(path) for name, path in named.items()}
-    if empty := [named[name] for name, content in contents.items() if not content.strip()]:
-        raise FleetError(*(f"{path} is empty: put the secret into it" for path in empty))
+    problems = [
+        f"{named[name]} is empty: put the secret into it"
+        for name, content in contents.items()
+        if not content.strip()
+    ]
+    problems += [
+        f"{named[name]} has {len(content):,} bytes or a NUL among them, which no variable can "
+        f"have: put text of at most {_LONGEST_VARIABLE:,} bytes into it"
+        for name, content in contents.items()
+        if name.startswith(f"{VARIABLE}.")
+        and (b"\0" in content or len(content) > _LONGEST_VARIABLE)
+    ]
+    if problems:
+        raise FleetError(*dict.fromkeys(problems))
     return node_credentials(contents, stages, settings.serving)
 
 

@@ -20,6 +20,7 @@ from gpufleet.formatting import suggestion
 from gpufleet.settings import lock_defaults
 from gpufleet.settings.base import KeyPath
 from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.open_secrets import open_secrets
 from gpufleet.settings.parse import SettingsError, parse_settings
 from gpufleet.settings.variables import Origin, Variables
 
@@ -43,7 +44,7 @@ PASSWORDS: Mapping[str, str] = {
 }
 
 _LOCAL_PATHS = ("ssh_config_file", "ssh_key", "ssh_known_hosts_file")
-# Of the setting `vllm`.
+# Of the setting `vllm`, beside its `environment_files`.
 _VLLM_FILES = ("lock", "uv_lock", "api_key_file", "cluster_key_file", "hf_token_file")
 
 
@@ -104,7 +105,7 @@ class NodeVars:
 
     def from_root(self, root: Path) -> NodeVars:
         """
-        Return the same with the files that `vllm` names found from the project's root.
+        Return the same with the files that `vllm` and `serving` name found from the project's root.
 
         Wherever the command was typed. One that is not there stays as it was written: whoever reads
         it says what is wrong.
@@ -112,13 +113,22 @@ class NodeVars:
         vllm = self.settings.vllm
         if vllm is None or root == Path.cwd():
             return self
-        there = {
+        there: dict[str, Any] = {
             key: str(root / path)
             for key in _VLLM_FILES
             if (path := getattr(vllm, key)) and (root / path).is_file()
         }
-        found = vllm.model_copy(update=there)
-        return replace(self, settings=self.settings.model_copy(update={"vllm": found}))
+        there["environment_files"] = _from_root(vllm.environment_files, root)
+        serving = {
+            name: each.model_copy(
+                update={"environment_files": _from_root(each.environment_files, root)}
+            )
+            if each.environment_files
+            else each
+            for name, each in self.settings.serving.items()
+        }
+        changed = {"vllm": vllm.model_copy(update=there), "serving": serving}
+        return replace(self, settings=self.settings.model_copy(update=changed))
 
     def for_pyinfra(self, root: Path) -> dict[str, Any]:
         """Return the values with the operator's own files named so that any directory will do."""
@@ -170,6 +180,12 @@ def check(
     return nodes
 
 
+def _from_root(files: Mapping[str, str], root: Path) -> dict[str, str]:
+    return {
+        name: str(root / path) if (root / path).is_file() else path for name, path in files.items()
+    }
+
+
 def _flat(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield (path, value) of everything in nested mappings that is no mapping itself."""
     if not isinstance(value, Mapping):
@@ -192,6 +208,10 @@ def _key_mistakes(node: str, found: Variables) -> Iterator[tuple[Origin, str]]:
                 yield origin, f"{key}: is not plain data as JSON has it: {error}"
         elif said := _of_pyinfra(node, key, value):
             yield origin, said
+        else:
+            for secret in open_secrets({key: value}):
+                dotted = ".".join(map(str, secret.at))
+                yield origin.place_of(*secret.at[1:]), f"{dotted}: {secret.sentence}"
 
 
 def _of_pyinfra(node: str, key: str, value: Any) -> str | None:

@@ -11,11 +11,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from gpufleet.redact import hide_secrets
 from gpufleet.settings import lock_defaults
 from gpufleet.settings.base import KeyPath
 from gpufleet.settings.gpu_lock import GpuLock, lock_objections
 from gpufleet.settings.mirror_rewrite import rewrite_addresses, unreachable_addresses
 from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.open_secrets import open_secrets
 
 
 class SettingsError(Exception):  # it is a list of mistakes, not an error of ours
@@ -49,7 +51,9 @@ def parse_settings(data: Mapping[str, Any]) -> NodeSettings:
 
 def parse_written(data: Mapping[str, Any]) -> NodeSettings:
     """Parse variables as `parse_settings` does, but with the addresses that a mirror replaces."""
+    secrets = tuple(open_secrets(data))
     lock, mistakes = _lock(data)
+    mistakes += [(each.at, each.sentence) for each in secrets]
     against: dict[KeyPath, KeyPath] = {}
     if lock:
         differing = tuple(lock_defaults.differences(data, lock))
@@ -64,6 +68,9 @@ def parse_written(data: Mapping[str, Any]) -> NodeSettings:
         no_lock = bool(mistakes) and lock is None
         found = [each for each in error.errors() if not (no_lock and each["type"] == "missing")]
         mistakes += [each for each in map(_sentence, found) if each not in mistakes]
+    if secrets:  # what is wrong elsewhere may quote them
+        values = [each.value for each in secrets]
+        mistakes = [(at, hide_secrets(what, values)) for at, what in mistakes]
     if mistakes:
         raise SettingsError(*mistakes, against=against)
     return settings

@@ -7,6 +7,7 @@ their unit.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
@@ -25,6 +26,10 @@ a mapping: JSON; a list: one value after another; null: the flag is not passed."
 # Unit names, directories and URLs are made of it. 40 leaves room for "vllm-", the replica and
 # ".service" in systemd's limit of 255, and for a metric label that people can read.
 ModelName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,38}[a-z0-9])?$")]
+
+
+# The name of a credential has it, and a shell exports it.
+VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 
 
 # What the toolkit sets itself: an operator's value would contradict the plan.
@@ -147,6 +152,12 @@ class Vllm(Setting):
     hf_endpoint: Annotated[str | None, Field(description="A mirror of the Hugging Face Hub")] = None
     distribution: Distribution = Distribution()
     environment: Annotated[dict[str, str], Field(description="For every stage")] = {}
+    environment_files: Annotated[
+        dict[VariableName, str],
+        Field(
+            description="The same for secrets: the file on this machine with each variable's value"
+        ),
+    ] = {}
     keep_releases: Annotated[
         int, Field(ge=1, description="Releases to keep on a node beyond those in use, newest first")
     ] = 2
@@ -162,8 +173,8 @@ class Vllm(Setting):
                 f"endpoints would listen on {self.listen} without a key: set `api_key_file`, or "
                 "`listen: 127.0.0.1`, or `allow_unauthenticated: true`"
             )
-        if planned := sorted(set(self.environment) & PLANNED_ENVIRONMENT):
-            raise ValueError(f"`environment` sets {', '.join(planned)}, which the plan decides")
+        if mistakes := _environment_mistakes(self.environment, self.environment_files):
+            raise ValueError("; ".join(mistakes))
         numbers = tuple(int(part) for part in re.findall(r"\d+", self.version)[:2])
         if numbers < OLDEST_VLLM:
             raise ValueError(
@@ -175,6 +186,22 @@ class Vllm(Setting):
         if self.no_index and self.index_url:
             raise ValueError("`no_index` and `index_url` exclude each other: remove one")
         return self
+
+
+def _environment_mistakes(
+    environment: Mapping[str, str], environment_files: Mapping[str, str]
+) -> list[str]:
+    """Return what is wrong with the variables of `vllm` or of a model."""
+    mistakes = [
+        f"`{key}` sets {', '.join(planned)}, which the plan decides"
+        for key, names in (("environment", environment), ("environment_files", environment_files))
+        if (planned := sorted(set(names) & PLANNED_ENVIRONMENT))
+    ]
+    if twice := sorted(set(environment) & set(environment_files)):
+        mistakes.append(
+            f"`environment` and `environment_files` both set {', '.join(twice)}: remove one"
+        )
+    return mistakes
 
 
 def _some_or_fit(value: Any) -> Any:
@@ -285,6 +312,12 @@ class Served(Setting):
         dict[str, Argument], Field(description="Flags of `vllm serve`, without their dashes")
     ] = {}
     environment: Annotated[dict[str, str], Field(description="For this model's stages")] = {}
+    environment_files: Annotated[
+        dict[VariableName, str],
+        Field(
+            description="The same for secrets: the file on this machine with each variable's value"
+        ),
+    ] = {}
     start_seconds: Annotated[
         PositiveInt, Field(description="Deadline from start to the first answer")
     ] = 1800
@@ -334,8 +367,7 @@ class Served(Setting):
             for name in self.presets
             if name not in presets.names()
         ]
-        if planned := sorted(set(self.environment) & PLANNED_ENVIRONMENT):
-            mistakes.append(f"`environment` sets {', '.join(planned)}, which the plan decides")
+        mistakes += _environment_mistakes(self.environment, self.environment_files)
         if not self.is_path and self.revision is None:
             mistakes.append(
                 f"`revision` is missing: name the commit of {self.model}, so that every node "

@@ -163,6 +163,17 @@ def test_a_secret_is_hidden_wherever_else_it_stands():
     assert "mellon123" not in yaml.safe_dump(found.settings)
 
 
+def test_a_secret_variable_becomes_one_by_a_file():
+    found = imported("AWS_SECRET_ACCESS_KEY=mellon123 vllm serve org/m --served-model-name chat")
+
+    (model,) = accepted(found.settings).serving.values()
+    assert model.environment_files == {
+        "AWS_SECRET_ACCESS_KEY": "secrets/model-aws-secret-access-key"
+    }
+    assert "secrets/model-aws-secret-access-key" in told(found)
+    assert "mellon123" not in told(found) + yaml.safe_dump(found.settings)
+
+
 def test_the_name_of_a_variable_is_no_secret():
     found = imported("FOO='$KEY' vllm serve m --api-key '$KEY'")
 

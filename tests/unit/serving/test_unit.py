@@ -19,6 +19,7 @@ from gpufleet.planning.stage import Stage
 from gpufleet.serving import unit_environment
 from gpufleet.serving.unit import (
     LAUNCHER,
+    VARIABLES,
     drop_in,
     render_unit,
     stop_seconds,
@@ -157,6 +158,56 @@ def test_the_key_is_a_credential_and_never_text():
     """Unit files and command lines are readable by everybody on the node."""
     assert "LoadCredential=api-key:/etc/vllm/credentials/api-key\n" in render().content
     assert KEY["api-key"] not in render().content
+
+
+SECRET_VARIABLES = {"variable.AWS_SECRET_ACCESS_KEY": "9f" * 32}
+
+
+def test_a_variable_by_a_file_is_a_credential_and_starts_behind_a_program_of_its_own():
+    files = {"environment_files": {"AWS_SECRET_ACCESS_KEY": "secrets/aws"}}
+    name = "variable.AWS_SECRET_ACCESS_KEY"
+    found = render(None, vllm(**files), credentials=KEY | SECRET_VARIABLES).content
+
+    assert f"LoadCredential={name}:/etc/vllm/credentials/{name}\n" in found
+    assert f"ExecStart={VARIABLES} {LAUNCHER} \\\n" in found
+    assert "secrets/aws" not in found
+    assert VARIABLES not in render().content
+
+
+def test_a_new_value_of_a_variable_by_a_file_restarts_its_stages():
+    files = {"environment_files": {"AWS_SECRET_ACCESS_KEY": "secrets/aws"}}
+
+    def fingerprint(digest):
+        hashes = KEY | {"variable.AWS_SECRET_ACCESS_KEY": digest}
+        return render(None, vllm(**files), credentials=hashes).fingerprint
+
+    assert fingerprint("9f" * 32) != fingerprint("9e" * 32)
+
+
+def test_a_forgotten_variable_is_our_mistake():
+    with pytest.raises(ValueError, match="AWS_SECRET_ACCESS_KEY"):
+        render(None, vllm(environment_files={"AWS_SECRET_ACCESS_KEY": "secrets/aws"}))
+
+
+def test_variables_by_files_reach_the_process_and_no_argument(tmp_path):
+    """The program in front of the launcher, run for real; a newline at a file's end is no part."""
+    (tmp_path / "variable.AWS_SECRET_ACCESS_KEY").write_text("a b'c\"$HOME\n")
+    (tmp_path / "variable.MY_KEY.qwen3.5-8b").write_text("two\nlines\n")
+    (tmp_path / "api-key").write_text("key")
+
+    started = subprocess.run(
+        ["sh", TEMPLATES / "vllm/vllm-variables.sh", "env", "-0"],
+        env={"PATH": os.environ["PATH"], "CREDENTIALS_DIRECTORY": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    )
+
+    given = dict(line.split("=", 1) for line in started.stdout.split("\0") if line)
+    assert given["AWS_SECRET_ACCESS_KEY"] == "a b'c\"$HOME"
+    assert given["MY_KEY"] == "two\nlines"
+    assert not [name for name in given if "gpufleet" in name]
 
 
 def test_an_open_endpoint_has_no_credential():

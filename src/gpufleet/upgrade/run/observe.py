@@ -164,7 +164,7 @@ def fingerprints(
         model = here.serving[stage.model]
         contents = {
             name: read(path)
-            for name, path in credentials.secret_files(here.vllm).items()
+            for name, path in credentials.secret_files(here.vllm, here.serving).items()
             if name not in credentials.NOT_FOR_UNITS
         }
         secrets = credentials.node_credentials(contents, [stage], here.serving)

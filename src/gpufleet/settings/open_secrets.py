@@ -1,0 +1,109 @@
+"""Secrets that stand in the open among a node's variables.  Pure.
+
+Variables lie in version control, and what they set ends in units and command lines that every
+account of a node can read. A secret has its place in a file that git does not track; settings name
+the file. A secret is found by its form, wherever it stands, and by its name where names are free:
+variables of processes, flags' values.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpufleet.redact import find_secrets, is_secret, is_secret_name
+from gpufleet.settings.base import KeyPath
+
+_USER_IN_ADDRESS = re.compile(r"\b[a-z][a-z0-9+.-]*://[^/\s?#@]*@", re.IGNORECASE)
+_FILE = "write it to a file that git does not track"
+
+
+@dataclass(frozen=True)
+class OpenSecret:
+    """A secret among variables: where it stands, itself, and what to write instead."""
+
+    at: KeyPath
+    value: str
+    sentence: str
+
+
+def open_secrets(data: Mapping[str, Any]) -> Iterator[OpenSecret]:
+    """
+    Yield the secrets that stand in variables.
+
+        {"vllm": {"environment": {"AWS_SECRET_ACCESS_KEY": "abc"}}}
+        -> vllm.environment.AWS_SECRET_ACCESS_KEY: is a secret by its name, ...
+    """
+    for at, value in _strings(data):
+        if _USER_IN_ADDRESS.search(value):
+            yield OpenSecret(at, value, _in_address(at))
+        elif is_secret(value):
+            yield OpenSecret(at, value, f"has the form of a key or token: {_remedy(at)}")
+        elif value and _is_free(at) and is_secret_name(str(at[-1])):
+            yield OpenSecret(at, value, f"is a secret by its name: {_remedy(at)}")
+        elif _is_free(at):
+            for inner in find_secrets(_json(value)):
+                yield OpenSecret(at, inner, f"has a secret in its JSON: {_remedy(at)}")
+
+
+def _strings(value: Any, at: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+    if isinstance(value, Mapping):
+        for key, below in value.items():
+            yield from _strings(below, (*at, str(key)))
+    elif isinstance(value, list | tuple):
+        for number, below in enumerate(value):
+            yield from _strings(below, (*at, number))
+    elif isinstance(value, str):
+        yield at, value
+
+
+def _is_free(at: KeyPath) -> bool:
+    """Say whether a key's name is the operator's to choose: of a variable, or within a flag."""
+    return bool({"environment", "flags", "_env"} & set(at[:-1]))
+
+
+def _json(value: str) -> Any:
+    if value[:1] not in {"{", "["}:
+        return None
+    try:
+        return json.loads(value)
+    except ValueError:
+        return None
+
+
+def suggested_file(variable: str, owner: str = "") -> str:
+    """
+    Return a file for a variable's value, as messages name one.
+
+    >>> suggested_file("AWS_SECRET_ACCESS_KEY"), suggested_file("MY_KEY", "chat")
+    ('secrets/aws-secret-access-key', 'secrets/chat-my-key')
+    """
+    return "secrets/" + "-".join(filter(None, (owner, variable.lower().replace("_", "-"))))
+
+
+def _remedy(at: KeyPath) -> str:
+    if "environment" in at[:-1]:
+        name = str(at[-1])
+        file = suggested_file(name)
+        return (
+            "units are readable by every account of the node, variables by everyone with the "
+            f"repository: {_FILE}, and name it in `environment_files` instead: {{{name}: {file}}}"
+        )
+    if "flags" in at[:-1]:
+        return (
+            "arguments are readable by every account of the node: "
+            f"{_FILE}, and give it as a variable in `environment_files`, if vLLM reads one"
+        )
+    return f"{_FILE}, and name that where a setting takes a file (`..._file`)"
+
+
+def _in_address(at: KeyPath) -> str:
+    token = ", or `hf_token_file` for the Hub" if at[-1] == "hf_endpoint" else ""
+    return (
+        "has a user or password in an address, which ends in command lines: write the address "
+        "without them; nodes take them from /root/.netrc (pip, uv) and /etc/apt/auth.conf.d "
+        f"(apt){token}"
+    )

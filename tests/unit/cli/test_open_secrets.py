@@ -1,0 +1,107 @@
+"""No command prints a secret that stands in group_vars, not when it refuses it either."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+GPUFLEET = str(Path(sys.executable).with_name("gpufleet"))
+CANARY = "canary7391"
+VARIABLES = {
+    "vllm": {
+        "version": "0.32.0",
+        "lock": "locks/none.txt",
+        "listen": "127.0.0.1",
+        "index_url": f"https://user:{CANARY}@index.example/simple",
+        "find_links": [f"https://{CANARY}@wheels.example/"],
+        "hf_endpoint": f"https://user:{CANARY}@hub.example",
+        "environment": {"OPENAI_API_KEY": CANARY},
+    },
+    "cuda": {"toolkit": "13-0", "repository": {"url": f"http://u:{CANARY}@packages.example"}},
+    "serving": {
+        "m": {
+            "model": "/srv/m",
+            "environment": {"AWS_SECRET_ACCESS_KEY": CANARY, "MOTTO": f"hf_{CANARY * 2}"},
+            "flags": {"additional-config": {"password": CANARY}},
+        }
+    },
+    "_env": {"GIT_PASSWORD": CANARY},
+}
+KEYS = (
+    "vllm.index_url",
+    "vllm.find_links.0",
+    "vllm.hf_endpoint",
+    "vllm.environment.OPENAI_API_KEY",
+    "cuda.repository.url",
+    "serving.m.environment.AWS_SECRET_ACCESS_KEY",
+    "serving.m.environment.MOTTO",
+    "serving.m.flags.additional-config.password",
+    "_env.GIT_PASSWORD",
+)
+COMMANDS = (
+    ("inventory",),
+    ("inventory", "--json"),
+    ("plan", "--json"),
+    ("check", "--json"),
+    ("status", "--json"),
+    ("drift",),
+    ("topology",),
+    ("lock", "--set", "r580-lts", "--dry"),
+    ("bundle", "-o", "bundle"),
+    ("upgrade", "--dry"),
+)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "inventories").mkdir()
+    (tmp_path / "group_vars").mkdir()
+    (tmp_path / "inventories/prod.py").write_text(
+        "from gpufleet import inventory\n"
+        "globals().update(inventory.load(__file__, groups={'gpu': ['192.0.2.7']}))\n"
+    )
+    (tmp_path / "group_vars/gpu.yml").write_text(yaml.safe_dump(VARIABLES))
+    return tmp_path
+
+
+def run(project: Path, command: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    name, *options = command
+    words = [name, *options, "inventories/prod.py"]
+    if name == "bundle":
+        words = [name, "inventories/prod.py", *options]
+    return subprocess.run(
+        [GPUFLEET, *words], cwd=project, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_command_refuses_what_is_in_the_open_and_prints_none_of_it(
+    command: tuple[str, ...], project: Path
+) -> None:
+    done = run(project, command)
+
+    printed = done.stdout + done.stderr
+    assert done.returncode == 2, printed
+    assert CANARY not in printed
+    assert "Traceback" not in printed
+    missing = [key for key in KEYS if f"{key}: " not in done.stderr]
+    assert missing == [], printed
+    assert "group_vars/gpu.yml:" in done.stderr
+
+
+def test_a_secret_by_its_file_is_taken_and_its_content_is_nowhere(project: Path) -> None:
+    (project / "secrets").mkdir()
+    (project / "secrets/aws").write_text(CANARY)
+    (project / "group_vars/gpu.yml").write_text(
+        "vllm: {version: 0.32.0, lock: a.txt, listen: 127.0.0.1}\n"
+        "serving: {m: {model: /srv/m, environment_files: {AWS_SECRET_ACCESS_KEY: secrets/aws}}}\n"
+    )
+    for command in (("inventory",), ("inventory", "--json")):
+        done = run(project, command)
+        assert done.returncode == 0, done.stderr
+        assert "secrets/aws" in done.stdout
+        assert CANARY not in done.stdout + done.stderr
