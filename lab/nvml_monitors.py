@@ -1,7 +1,7 @@
-"""Two NVML programs of others, nvitop and gpustat, unmodified on a lab node.
+"""nvitop, an NVML program of others, unmodified on a lab node.
 
-They show whether the simulated library is one that strangers can live with, and whether they see
-what our probe sees. Their packages are those of this environment's lock: Python without compiled
+It shows whether the simulated library is one that strangers can live with, and whether it sees
+what our probe sees. Its packages are those of this environment's lock: Python without compiled
 parts, and psutil, whose wheel fits every Python 3 on this machine's architecture.
 """
 
@@ -11,15 +11,15 @@ import shutil
 from importlib import metadata
 from pathlib import Path
 
-PACKAGES = ("nvitop", "gpustat", "nvidia-ml-py", "psutil", "blessed", "jinxed", "wcwidth")
+PACKAGES = ("nvitop", "nvidia-ml-py", "psutil")
 PLACE = Path("opt/monitors")
 
 RUN = f"env PYTHONPATH=/{PLACE} PYTHONDONTWRITEBYTECODE=1 TERM=dumb python3 -m"
-"""How a node's shell runs them: `{RUN} gpustat --json`, `{RUN} nvitop -1`."""
+"""How a node's shell runs it: `{RUN} nvitop -1`."""
 
 
 def install(root: Path) -> None:
-    """Copy them below a node's root; what lies there already is replaced."""
+    """Copy its packages below a node's root; what lies there already is replaced."""
     for package in PACKAGES:
         for file in metadata.files(package) or ():
             if ".." in file.parts or file.suffix == ".pyc":

@@ -136,6 +136,7 @@ def lock(requirement: str, wheels: Path, out: Path) -> Path:
     Several requirements stand on a line each.
     """
     command = [find_uv_bin(), "pip", "compile", "--no-config", "--quiet", "--generate-hashes"]
+    command += ["--only-binary", ":all:"]
     command += ["--no-index", "--find-links", str(wheels), "--python-version", NODE_PYTHON]
     command += ["--python-platform", NODE_PLATFORM, "--no-header", "--no-annotate"]
     command += ["--no-emit-index-url", "--no-emit-find-links", "-"]

@@ -40,7 +40,7 @@ def installed() -> Path:
         subprocess.run([uv, "venv", "-q", "--clear", "-p", sys.executable, str(made)], check=True)
         subprocess.run(
             [
-                *(uv, "pip", "sync", "-q", "--require-hashes", "--compile-bytecode"),
+                *(uv, "pip", "sync", "-q", "--require-hashes", "--no-build", "--compile-bytecode"),
                 *("--python", str(made / "bin/python"), str(REQUIREMENTS)),
             ],
             check=True,

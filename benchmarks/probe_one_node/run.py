@@ -1,10 +1,10 @@
-"""What does our probe of one node cost, against programs that show less of it?
+"""What does our probe of one node cost, against a program that shows less of it?
 
     python -m benchmarks.probe_one_node.run [ROUNDS]
 
 Boots a lab node with eight simulated GPUs and asks it over one SSH connection a command, in turn,
 ROUNDS times (default 5): the whole probe (every GPU, every pair, the kernel log, the machine), then
-nvitop and gpustat, which show a dozen values a GPU. Prints the median of each and the ratio. The
+nvitop, which shows a dozen values a GPU. Prints the median of each and the ratio. The
 floor is `ssh NODE true`. The simulated NVML answers at once, so this is the programs' own cost; a
 real driver's answers come on top for all of them. Needs root.
 """
@@ -35,7 +35,6 @@ def main() -> None:
         ways = {
             "gpufleet's probe": ("python3 -I -", program),
             "nvitop -1": (f"{nvml_monitors.RUN} nvitop -1", ""),
-            "gpustat --json": (f"{nvml_monitors.RUN} gpustat --json", ""),
             "ssh true (floor)": ("true", ""),
         }
         for command, given in ways.values():

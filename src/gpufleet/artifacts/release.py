@@ -223,6 +223,9 @@ def build_script(wanted: Release) -> str:
     may have left files in it without their content. Whole means: everything that the lock names is
     installed, fits together and this Python, and the program can be imported.
 
+    Nothing is built from source: a lock's hash holds a source distribution, and not what that
+    requires to be built, which an index could choose and root would run.
+
     Bytecode is compiled here: the service cannot write to its release, and would otherwise compile
     it at every start (14 s of each, measured on two cores).
     """
@@ -230,7 +233,9 @@ def build_script(wanted: Release) -> str:
     home, cache = program.home, program.cache
     tool = f"{home}/uv/{_short(wanted.uv_lock)}"
     sources = _sources(wanted.source)
-    pip = ["-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--require-hashes"]
+    pip = ["-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
+    pip += ["--require-hashes", "--only-binary", ":all:"]
+    scratch = f"{home}/.scratch"
     return f"""set -eu
 umask 022
 unset PYTHONDONTWRITEBYTECODE PYTHONPATH PYTHONHOME
@@ -258,7 +263,7 @@ if ! test -e {wanted.mark}; then
     rm -rf {wanted.directory}
     $uv venv --quiet --python {interpreter} {wanted.directory}
     (umask 077; : > {wanted.build_log})
-    $uv pip sync --require-hashes --compile-bytecode --link-mode hardlink \\
+    $uv pip sync --require-hashes --no-build --compile-bytecode --link-mode hardlink \\
         --python $python {join(sources)} {wanted.lock_path} 2> {wanted.build_log} \\
         || {{ tail -n {_SAID_LINES} {wanted.build_log} >&2; exit 1; }}
     # Of uv's findings, those about what a package requires (others, a needed Python): it also calls
@@ -267,7 +272,10 @@ if ! test -e {wanted.mark}; then
         echo 'the lock does not fit together, or is for another Python: see locks/README.md' >&2
         exit 1
     fi
-    HOME=$(mktemp -d) $python -c 'import {", ".join(program.imports)}'
+    rm -rf {scratch}
+    mkdir -m 700 {scratch}
+    HOME={scratch} $python -c 'import {", ".join(program.imports)}'
+    rm -rf {scratch}
     sync -f {wanted.directory}
     sync -f {cache}
     rm -f {cache}.boot {wanted.build_log}
@@ -283,7 +291,8 @@ def _sources(source: Source) -> Sequence[str]:
         sources.append("--no-index")
     elif source.index_url:
         sources.append(f"--index-url={source.index_url}")
-    # Plain http is refused by pip unless its host is named; what comes from it is held to its hash.
+    # Plain http is refused by pip unless its host is named. It may carry wheels: each is held to
+    # the lock's hash, and nothing else that an index sends is run.
     sources += [
         f"--trusted-host={url.split('/')[2]}"
         for url in (*source.find_links, source.index_url or "")

@@ -58,7 +58,7 @@ def python() -> Path:
                 own = str(Path(sys.executable).resolve())
                 run_command.run(uv, "venv", "--quiet", "--python", own, draft, limit=60)
                 run_command.run(
-                    *(uv, "pip", "sync", "--quiet", "--require-hashes"),
+                    *(uv, "pip", "sync", "--quiet", "--require-hashes", "--no-build"),
                     *("--python", draft / "bin/python", LOCK),
                     limit=600,
                 )
