@@ -26,12 +26,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import click
 from pyinfra.api import exceptions
 
 from gpufleet.errors import FleetError
 from gpufleet.formatting import suggestion
 from gpufleet.gpu_software import lock_check, lock_file
 from gpufleet.inventory import invocation
+from gpufleet.inventory.exposure import exposure_remarks
 from gpufleet.inventory.refusal import Refusal
 from gpufleet.remote.ssh import nodelay_transport, open_files
 from gpufleet.settings import node_variables, variables
@@ -143,6 +145,8 @@ def load(
         selected = invocation.selection_problems(typed, tuple(fleet.nodes), _selectable(fleet))
         if problems := tuple(selected):
             raise InventoryError(*problems, what="this command line")
+        for remark in exposure_remarks(fleet.nodes.values(), fleet.root):
+            click.echo(f"note: {remark}", err=True)
     _loaded.append(replace(fleet, typed=typed))
     return fleet.for_pyinfra()
 
@@ -250,6 +254,7 @@ def _fleet(
         groups=nested,
         remarks=(
             *_unknown_keys(nodes.values(), root),
+            *exposure_remarks(nodes.values(), root),
             *_unread(directories, root, known),
             *judged.remarks,
         ),

@@ -1,0 +1,88 @@
+"""What of an operator's machine and connections is open to others: remarks, not refusals.
+
+ssh refuses a key that others can read. Here a run goes on: the mode is of the operator's machine
+alone, checkouts do not keep it, and a rollback must not wait for a `chmod`.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gpufleet.settings import variables
+from gpufleet.settings.base import KeyPath
+from gpufleet.settings.node_variables import NodeVars
+
+_STRICT = "ssh_strict_host_key_checking"
+_SECRET_FILES = frozenset(
+    {
+        "api_key_file",
+        "cluster_key_file",
+        "hf_token_file",
+        "pagerduty_key_file",
+        "password_file",
+        "slack_url_file",
+        "upstream_key_file",
+        "webhook_url_file",
+    }
+)
+_OTHERS = stat.S_IRGRP | stat.S_IWGRP | stat.S_IROTH | stat.S_IWOTH
+
+
+def exposure_remarks(nodes: Iterable[NodeVars], root: Path) -> Iterator[str]:
+    """
+    Yield a sentence for each secret file that others can read, and for unchecked host keys.
+
+    Each place of a variable is looked at once, however many nodes have it.
+    """
+    seen: set[tuple[str, str]] = set()
+    files: set[Path] = set()
+    for node in nodes:
+        for key, (value, origin) in node.variables.items():
+            if (key, str(origin)) in seen:
+                continue
+            seen.add((key, str(origin)))
+            if key == _STRICT and str(value).lower() not in {"yes", "true"}:
+                yield (
+                    f"{origin}: {key}: {value}: whoever answers at a node's address gets root's "
+                    "session and every secret of the run: remove it, and name the nodes' keys in "
+                    "ssh_known_hosts_file (docs/configure/inventory.md)"
+                )
+            for at, name in _secret_files(value, (key,)):
+                file = root / Path(name).expanduser()
+                if file not in files and (mode := _open_mode(file)):
+                    files.add(file)
+                    shown = variables.shown_path(file, root)
+                    yield (
+                        f"{origin.place_of(*at[1:])}: {'.'.join(map(str, at))}: {shown} has mode "
+                        f"{mode:04o}, so other accounts of this machine can read or change it: "
+                        f"chmod 600 {shown}"
+                    )
+
+
+def _secret_files(value: Any, at: KeyPath) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the names of files with secrets, with the paths of their keys."""
+    if isinstance(value, list):
+        for number, below in enumerate(value):
+            yield from _secret_files(below, (*at, number))
+    if not isinstance(value, Mapping):
+        return
+    for key, below in value.items():
+        here = (*at, str(key))
+        # `key_file` beside a certificate is a private key; of a repository it is a public one.
+        named = key in _SECRET_FILES or (key == "key_file" and "certificate_file" in value)
+        if isinstance(below, str) and (named or at[-1] == "environment_files"):
+            yield here, below
+        else:
+            yield from _secret_files(below, here)
+
+
+def _open_mode(file: Path) -> int:
+    """Return the mode of a file that others can read or write; 0: they cannot, or there is none."""
+    try:
+        mode = stat.S_IMODE(file.stat().st_mode)
+    except OSError:
+        return 0
+    return mode if mode & _OTHERS else 0
