@@ -190,11 +190,13 @@ class GpuReading:
     @cached_property
     def id(self) -> GpuId:
         """Everything that names it."""
-        texts = {
-            "uuid": self.known("uuid"),
-            "bus_id": self.known("pci", "bus_id"),
-            "serial": self.known("serial"),
-        }
+        paths = {"uuid": ("uuid",), "bus_id": ("pci", "bus_id"), "serial": ("serial",)}
+        texts = {}
+        for key, path in paths.items():
+            try:
+                texts[key] = self.known(*path)
+            except (LookupError, TypeError):  # an answer that makes no sense names nothing
+                texts[key] = None
         return GpuId(self.index, **{key: value and str(value) for key, value in texts.items()})
 
     def get(self, *path: Any, absent: Any = _RAISE) -> Any:

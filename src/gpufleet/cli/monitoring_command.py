@@ -229,13 +229,13 @@ def _asked(
 
     with connect(inventory_file, tuple(homes)) as ask:
         answers = ask(program, SECONDS, "the look at silences")
-    problems = []
+    problems: list[str] = []
     found = {}
     for home, said in answers.items():
-        if isinstance(said, str) or said["error"]:
-            problems.append(f"{home}: {said if isinstance(said, str) else said['error']}")
-        else:
-            found[home] = silences.read(said["silences"])
+        try:
+            found[home] = silences.read_answer(home, said)
+        except FleetError as error:
+            problems += error.problems
     if problems:
         raise FleetError(*problems)
     return found

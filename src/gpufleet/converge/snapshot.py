@@ -271,7 +271,10 @@ def _file_state(
     if "secret" in known:
         # Its hash was not printed on the node: its place among those asked was.
         hashes = sorted(question[2] for question in asked if question[:2] == ("secret", path))
-        known["sha256"] = hashes[known.pop("secret")]
+        place = known.pop("secret")
+        if place >= len(hashes):
+            return FileState("unknown", error="the node named a hash that was not asked for")
+        known["sha256"] = hashes[place]
     return FileState(**known)
 
 

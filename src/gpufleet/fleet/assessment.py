@@ -37,6 +37,7 @@ from gpufleet.planning.multinode.rank_groups import join_ranks, network_sentence
 from gpufleet.planning.planner import FleetPlan
 from gpufleet.planning.quantization_advice import advice
 from gpufleet.planning.stage import Running
+from gpufleet.remote.answer_forms import reading
 from gpufleet.serving import flag_check
 from gpufleet.serving.restarts import find_restarts
 from gpufleet.settings.node_settings import NodeSettings
@@ -126,7 +127,10 @@ def plan_fleet(
     documents = require_documents(answers)
     settings = {name: each.settings for name, each in declared.items()}
     report = check_nodes(documents, declared)
-    nodes = {name: node_from_probe(name, document) for name, document in documents.items()}
+    nodes, nics = {}, {}
+    for name, document in documents.items():
+        with reading(name):
+            nodes[name], nics[name] = node_from_probe(name, document), nearest_nics(document)
     remarks = tuple(
         finding_sentence(each) for each in report.findings if each.stops and each.cause is None
     )
@@ -150,7 +154,7 @@ def plan_fleet(
         models,
         runs,
         reserved={name: each.gpus.reserved for name, each in settings.items()},
-        nics={name: nearest_nics(document) for name, document in documents.items()},
+        nics=nics,
     )
     serving = {
         model: served for wanted in effective.values() for model, served in wanted.serving.items()

@@ -72,8 +72,9 @@ def _read_from_nodes(path: str, documents: Iterable[Mapping[str, Any]]) -> Model
     """Raises `FleetError` where no node could say what lies there."""
     why = "no node was asked"
     for document in documents:
-        found = (value_or(document.get("models")) or {}).get(path)
-        if found is None:
+        models = value_or(document.get("models"))
+        found = models.get(path) if isinstance(models, Mapping) else None
+        if not isinstance(found, Mapping):
             continue
         config = found.get("config")
         if isinstance(config, Mapping) and "missing" not in config:

@@ -37,6 +37,7 @@ from gpufleet.node.machine import Machine, System, from_probe
 from gpufleet.node.topology import Node, value_or
 from gpufleet.planning.planner import FleetPlan
 from gpufleet.planning.stage import Running, Stage
+from gpufleet.remote.answer_forms import reading
 from gpufleet.remote.query import Answer, probe_all
 from gpufleet.serving import servers
 from gpufleet.serving.restarts import partial_restarts
@@ -117,11 +118,12 @@ def _fellow_addresses(node: str) -> tuple[str, ...]:
 
 
 def _node_addresses(state: State) -> dict[str, tuple[str, ...]]:
-    return {
-        name: addresses(said)
-        for name, said in documents(state).items()
-        if not isinstance(said, str)
-    }
+    found = {}
+    for name, said in documents(state).items():
+        if not isinstance(said, str):
+            with reading(name):
+                found[name] = addresses(said)
+    return found
 
 
 def bare_node() -> BareNode | None:
@@ -139,7 +141,8 @@ def node_machine() -> tuple[System, Machine] | None:
     """Return what the current node is built of, after `node_plan`; None: it cannot be told."""
     found = documents(ctx_state.get())[host.name]
     try:
-        return None if isinstance(found, str) else from_probe(found)
+        with reading(host.name):
+            return None if isinstance(found, str) else from_probe(found)
     except FleetError:
         return None
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpufleet.errors import FleetError
+from gpufleet.remote.answer_forms import reading
 
 MARK = "gpufleet: "
 """How `createdBy` of ours begins: no other silence is ever closed by us."""
@@ -81,7 +82,11 @@ def new_silence(
 
 
 def read(document: Iterable[Mapping[str, Any]]) -> tuple[Silence, ...]:
-    """Return the silences that a server lists and that are not over, soonest to end first."""
+    """
+    Return the silences that a server lists and that are not over, soonest to end first.
+
+    Raises `ValueError`, `TypeError`, `KeyError` or `AttributeError` for what is no such list.
+    """
     found = (
         Silence(
             id=str(each["id"]),
@@ -95,13 +100,35 @@ def read(document: Iterable[Mapping[str, Any]]) -> tuple[Silence, ...]:
             ),
             by=str(each["createdBy"]),
             why=str(each["comment"]),
-            until=dt.datetime.fromisoformat(str(each["endsAt"])),
+            until=_moment(str(each["endsAt"])),
         )
         for each in document
     )
     return tuple(
         sorted((each for each in found if each.state != "expired"), key=lambda each: each.until)
     )
+
+
+def read_answer(node: str, answer: Mapping[str, Any] | str) -> tuple[Silence, ...]:
+    """
+    Return what `on_node/monitoring/silences.py` answered of a node's silences.
+
+    Raises `FleetError`, which names the node, where it did not do what was asked.
+    """
+    if isinstance(answer, str):
+        raise FleetError(f"{node}: {answer}")
+    with reading(node):
+        if answer["error"]:
+            raise FleetError(f"{node}: {answer['error']}")
+        return read(answer["silences"])
+
+
+def _moment(text: str) -> dt.datetime:
+    """Return a time with its zone; raises `ValueError` for one without."""
+    found = dt.datetime.fromisoformat(text)
+    if found.tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone")
+    return found
 
 
 def silences_to_close(found: Iterable[Silence], nodes: Collection[str]) -> tuple[Silence, ...]:

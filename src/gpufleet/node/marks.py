@@ -26,7 +26,9 @@ class Lock:
         """Return what the node's file says; None: there is none."""
         if said is None:
             return None
-        return cls(said["id"], said["owner"], said["from"], said["since"], said["what"])
+        if not isinstance(said["id"], str):
+            raise TypeError(f"id is {said['id']!r}")
+        return cls(said["id"], said["owner"], said["from"], float(said["since"]), said["what"])
 
     def __str__(self) -> str:
         """Say it in a sentence."""
@@ -49,7 +51,7 @@ class Mark:
         """Return what the node's file says; None: there is none."""
         if said is None:
             return None
-        return cls(said["by"], said["why"], said["since"], said.get("upgrade"))
+        return cls(said["by"], said["why"], float(said["since"]), said.get("upgrade"))
 
     def __str__(self) -> str:
         """Say it in a sentence."""

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from gpufleet.errors import FleetError
 from gpufleet.node.cordon import Cordon, cordon_of
 from gpufleet.node.probe_document import document_problem
+from gpufleet.remote.answer_forms import reading
 
 # nvmlGpuTopologyLevel_t, nvml.h, in the words of `nvidia-smi topo -m`. Two GPUs of one board
 # (internal, 0) are as near as two behind one switch.
@@ -155,6 +156,11 @@ def node_from_probe(name: str, document: Mapping[str, Any]) -> Node:
     """
     if wrong := document_problem(document):
         raise FleetError(f"{name}: its probe {wrong}")
+    with reading(name):
+        return _whole_node(name, document)
+
+
+def _whole_node(name: str, document: Mapping[str, Any]) -> Node:
     driver = document["driver"]
     gpus = tuple(
         _gpu(facts, document["numa"][at])
@@ -257,11 +263,11 @@ def _gpu(facts: Mapping[str, Any], numa: Mapping[str, Any]) -> Gpu:
     major, minor = facts["compute_capability"]
     return Gpu(
         index=facts["index"],
-        uuid=facts["uuid"],
-        name=facts["name"],
-        bus_id=facts["pci"]["bus_id"],
+        uuid=str(facts["uuid"]),
+        name=str(facts["name"]),
+        bus_id=str(facts["pci"]["bus_id"]),
         memory_mib=facts["memory"]["total"] >> 20,
-        compute_capability=(major, minor),
+        compute_capability=(int(major), int(minor)),
         numa_node=_numa_node(numa),
     )
 

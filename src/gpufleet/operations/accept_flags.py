@@ -25,6 +25,7 @@ from gpufleet.errors import FleetError
 from gpufleet.flags import extract, schema
 from gpufleet.flags.schema import Schema
 from gpufleet.operations.converge import Converge, files, foretell, refuse
+from gpufleet.remote.answer_forms import reading
 from gpufleet.remote.facts import ReleaseFlags
 from gpufleet.serving import flag_check
 from gpufleet.serving.flag_check import FlagFindings, LaunchCommand, Origins
@@ -104,7 +105,11 @@ def _ask(release: Release) -> Schema:
             f"{unread} ({document['refused']}), so it has accepted nothing: remove that folder and "
             "deploy again, or take a release that gpufleet can read and report this one"
         )
-    return schema.from_document(document)
+    try:
+        with reading(host.name):
+            return schema.from_document(document)
+    except FleetError as error:
+        raise FleetError(f"{unread}: {error}") from error
 
 
 @dataclass

@@ -17,6 +17,7 @@ from gpufleet.network.firewall import RULES, SERVICE, changes, problems, render_
 from gpufleet.operations.converge import Converge, announce, foretell, refuse
 from gpufleet.planning.stage import Running
 from gpufleet.remote import payload
+from gpufleet.remote.answer_forms import form_problem
 from gpufleet.remote.facts import FirewallRules
 
 Commands = Generator[StringCommand | FunctionCommand]
@@ -139,6 +140,8 @@ def _ask(action: str, text: str, seconds: int = 0) -> dict[str, Any]:
     found: dict[str, Any] = host.get_fact(
         FirewallRules, _stdin=program, _timeout=LOOK_SECONDS, _ignore_errors=True
     )
+    if found and (problem := form_problem(program.name, found)):
+        return {"error": f"{host.name}: {problem}"}
     return found or {}
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from pyinfra.api.exceptions import FactProcessError
 from pyinfra.api.facts import FactBase
 
+from gpufleet.remote.answer_forms import form_problem
 from gpufleet.sanitize import last_lines
 
 # `exec`: no shell stays between the connection and the program. A node without Python says so,
@@ -41,13 +42,14 @@ class Serving(FactBase[dict[str, Any]]):
         return PYTHON
 
     def process(self, output: Iterable[str]) -> dict[str, Any]:
-        return document(output, "the look at the endpoints")
+        return document(output, "the look at the endpoints", "serving/endpoints")
 
 
 class _Printed(FactBase[dict[str, Any]]):
     """The document of a program that is sent; `{}` when there was no answer."""
 
     what: str
+    program: str
 
     @staticmethod
     def default() -> dict[str, Any]:
@@ -57,7 +59,7 @@ class _Printed(FactBase[dict[str, Any]]):
         return PYTHON
 
     def process(self, output: Iterable[str]) -> dict[str, Any]:
-        return document(output, self.what)
+        return document(output, self.what, self.program)
 
 
 class NodeSnapshot(_Printed):
@@ -76,6 +78,7 @@ class NodeSnapshot(_Printed):
     """
 
     what = "the snapshot of the node"
+    program = "converge/snapshot"
 
 
 class Contents(_Printed):
@@ -94,6 +97,7 @@ class Contents(_Printed):
     """
 
     what = "the look at files"
+    program = "converge/read_files"
 
 
 class FirewallRules(_Printed):
@@ -112,6 +116,7 @@ class FirewallRules(_Printed):
     """
 
     what = "the look at the firewall"
+    program = "network/firewall"
 
 
 class KernelSettings(_Printed):
@@ -127,6 +132,7 @@ class KernelSettings(_Printed):
     """
 
     what = "the look at the kernel's settings"
+    program = "converge/sysctl"
 
 
 class ReleaseFlags(FactBase[dict[str, Any]]):
@@ -153,11 +159,12 @@ class ReleaseFlags(FactBase[dict[str, Any]]):
         return document(output, "the reading of the release's flags")
 
 
-def document(output: Iterable[str], program: str) -> dict[str, Any]:
+def document(output: Iterable[str], what: str, program: str = "") -> dict[str, Any]:
     """
     Return the JSON document on the last line of what a program printed.
 
-    Lines before it are the node's own (a login banner, a warning of a shell). Raises
+    Lines before it are the node's own (a login banner, a warning of a shell). `what` names the
+    program in sentences; `program` is its file, which says what form the document has. Raises
     `FactProcessError` with what the node said instead: anything else would end the whole run.
     """
     lines = list(output)
@@ -165,8 +172,10 @@ def document(output: Iterable[str], program: str) -> dict[str, Any]:
         found = json.loads(lines[-1])
     except (IndexError, ValueError, RecursionError):  # RecursionError: nested without end
         raise FactProcessError(
-            f"{program} printed no JSON document; the node said: {last_lines(lines)}"
+            f"{what} printed no JSON document; the node said: {last_lines(lines)}"
         ) from None
     if not isinstance(found, dict):
-        raise FactProcessError(f"{program} printed {lines[-1][:80]!r}, which is no JSON object")
+        raise FactProcessError(f"{what} printed {lines[-1][:80]!r}, which is no JSON object")
+    if problem := form_problem(program, found):
+        raise FactProcessError(f"{what}: {problem}")
     return found

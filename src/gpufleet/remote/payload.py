@@ -145,12 +145,15 @@ class Payload(str):
     ends it with `LACKS` or `KEEPS_NOTHING`. None for a text that is not one of our programs.
     """
 
-    __slots__ = ("brief",)
+    __slots__ = ("brief", "name")
     brief: Payload | None
+    name: str
+    """The program's, with what it is to do (`change/change look`); "" where it is none of ours."""
 
-    def __new__(cls, text: str, brief: Payload | None = None) -> Payload:
+    def __new__(cls, text: str, brief: Payload | None = None, name: str = "") -> Payload:
         found = super().__new__(cls, text)
         found.brief = brief
+        found.name = name
         return found
 
     def __repr__(self) -> str:
@@ -190,8 +193,9 @@ def program(name: str, *, nvml: bool = False, **parameters: Any) -> Payload:
     own = _hashed_source(f"on_node/{name}.py")
     carried = {module: _hashed_source(path) for module, path in modules.items()}
     without = {module: (sha256, "") for module, (sha256, _) in carried.items()}
+    what = " ".join([name, *(parameters[key] for key in ("action", "do") if key in parameters)])
     brief = Payload(_BOOTSTRAP.format(**fields, program=(own[0], ""), carried=without))
-    return Payload(_BOOTSTRAP.format(**fields, program=own, carried=carried), brief)
+    return Payload(_BOOTSTRAP.format(**fields, program=own, carried=carried), brief, what)
 
 
 @cache

@@ -214,7 +214,7 @@ def _ask(
             found = _in_session(state, host, program, seconds, opens=True) if short else None
             ended_well, out, error = found or _run(state, host, program, seconds, heard)
             if ended_well:
-                return document(out, what)
+                return document(out, what, getattr(program, "name", ""))
             return f"{what} ended without an answer; the node said: {last_lines([*error, *out])}"
     except (Timeout, TimeoutError):
         return _late(seconds)

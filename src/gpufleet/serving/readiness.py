@@ -158,7 +158,7 @@ def verdict(
     often has died.
     """
     if "error" in seen or "error" in seen.get("unit", {}):
-        reason = seen.get("error") or seen["unit"]["error"]
+        reason = seen.get("error") or seen.get("unit", {}).get("error")
         return Verdict(State.UNKNOWN, f"{unit}: could not be asked: {reason}")
     properties = seen["unit"]
     lines = seen.get("journal", [])

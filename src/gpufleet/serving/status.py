@@ -123,8 +123,8 @@ def fleet_status(
                 key = str(stage["model"]), int(stage["replica"])
                 rank = rank_status(node, stage, answer)
                 rank.as_json()  # raises for a time that no calendar has
-                found[key].append(rank)
                 names = tuple(map(str, stage["nodes"]))
+                found[key].append(rank)
                 members[key] = max(members.get(key, ()), names, key=len)
         # A node that is broken or hostile costs the others nothing.
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as problem:

@@ -296,7 +296,7 @@ def read_answers(
         for node in question.nodes:
             try:
                 _read_node(node, said.get(node, "was not asked"), question, found, servers)
-            except (AttributeError, KeyError, TypeError, ValueError) as problem:
+            except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as problem:
                 why = f"its answer makes no sense ({type(problem).__name__}: {problem})"
                 _mark_unknown(node, why, question, found, servers)
         answers[question.replica] = {prompt: tuple(each) for prompt, each in found.items()}
@@ -501,7 +501,7 @@ def _alerts(
                     alerts.setdefault(alert.labels, alert)
             if not problem and not isinstance(document, str):
                 asked_at.append(float(document["alerts"]["at"]))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             problem = f"its answer makes no sense ({type(error).__name__}: {error})"
         if problem:
             problems.append(f"{home}: Alertmanager did not say what fires: {problem}")

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from functools import wraps
+from typing import Any, TypeAlias, TypeVar
 
 from gpufleet.errors import FleetError
 from gpufleet.node.marks import Lock, Mark
+from gpufleet.remote.answer_forms import reading
 from gpufleet.serving import readiness
 
 Answer: TypeAlias = Mapping[str, Any] | str
 """What a node printed, or a sentence why there is nothing, as `fleet.live.connect` has it."""
 
 SCHEMA = 1
+
+T = TypeVar("T")
+
+
+def _named(read: Callable[[type[T], str, Answer], T]) -> Callable[[type[T], str, Answer], T]:
+    """Have a reader raise nothing but a `FleetError` that names the node."""
+
+    @wraps(read)
+    def named(cls: type[T], node: str, answer: Answer) -> T:
+        with reading(node):
+            return read(cls, node, answer)
+
+    return named
 
 
 @dataclass(frozen=True)
@@ -106,6 +121,7 @@ class NodeLook:
     """What of all this could not be read."""
 
     @classmethod
+    @_named
     def read(cls, node: str, answer: Answer) -> NodeLook:
         """Return what a node answered to `look`."""
         said = _document(node, answer)
@@ -146,6 +162,7 @@ class LockAnswer:
     problem: str | None = None
 
     @classmethod
+    @_named
     def read(cls, node: str, answer: Answer) -> LockAnswer:
         """Return what a node answered to `lock` or `unlock`."""
         said = _document(node, answer)
@@ -169,6 +186,7 @@ class Marks:
     """Whose mark stays and why."""
 
     @classmethod
+    @_named
     def read(cls, node: str, answer: Answer) -> Marks:
         """Return what a node answered to `cordon`, `uncordon`, `drain` or `undrain`."""
         said = _document(node, answer)
@@ -207,6 +225,7 @@ class RequestsLeft:
         return not self.total and not self.unknown and self.problem is None
 
     @classmethod
+    @_named
     def read(cls, node: str, answer: Answer) -> RequestsLeft:
         """Return what a node answered to `quiet`."""
         said = _document(node, answer)
@@ -244,6 +263,7 @@ class SwitchAnswer:
         return self.started_at - self.stopped_at
 
     @classmethod
+    @_named
     def read(cls, node: str, answer: Answer) -> SwitchAnswer:
         """Return what a node answered to `switch`, `restore` or `stop`."""
         said = _document(node, answer)
@@ -296,6 +316,7 @@ class ReadyAnswer:
         return (*own, *(each.why for each in self.units.values() if not each.ready))
 
     @classmethod
+    @_named
     def read(cls, node: str, answer: Answer) -> ReadyAnswer:
         """Return what a node answered to `ready`."""
         said = _document(node, answer)
@@ -315,6 +336,7 @@ class CollectAnswer:
     problem: str | None = None
 
     @classmethod
+    @_named
     def read(cls, node: str, answer: Answer) -> CollectAnswer:
         """Return what a node answered to `collect`."""
         said = _document(node, answer)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from gpufleet.errors import FleetError
 from gpufleet.monitoring import prometheus, silences
 from gpufleet.monitoring.silences import Silence
 from gpufleet.remote import payload
@@ -137,13 +138,9 @@ def _ask(
     for home in where:
         answer = said.get(home, "was not asked")
         try:
-            problem = answer if isinstance(answer, str) else answer["error"]
-            if not problem and not isinstance(answer, str):
-                found[home] = silences.read(answer["silences"])
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            problem = f"its answer makes no sense ({type(error).__name__}: {error})"
-        if problem:
-            problems.append(f"{home}: alerts could not be kept quiet: {problem}")
+            found[home] = silences.read_answer(home, answer)
+        except FleetError as error:
+            problems.append(f"alerts could not be kept quiet: {error}")
     return found, tuple(problems)
 
 

@@ -1,0 +1,96 @@
+"""What a node prints is held to the form of its program's answer before anything reads it.
+
+A node may be broken, run an older program or be hostile, and then prints any JSON. An answer that
+has not the form of its program becomes a sentence, as if the node had given none: whoever reads
+the others finds the types that `answer_shapes` names.  Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from gpufleet.errors import FleetError
+from gpufleet.remote import answer_shapes as shapes
+from gpufleet.sanitize import printable
+
+FORMS: Mapping[str, Any] = {
+    "change/change": shapes.Change,
+    "common/unit_journal": shapes.UnitJournal,
+    "converge/read_files": shapes.Contents,
+    "converge/reload_config": shapes.Server,
+    "converge/snapshot": shapes.Snapshot,
+    "converge/sysctl": shapes.KernelSettings,
+    "converge/validate_config": shapes.Problem,
+    "gpu_software/driver_reload": shapes.DriverChange,
+    "gpu_software/driver_reload look": shapes.DriverLook | shapes.Failed,
+    "gpu_software/kernel_modules": shapes.KernelModules | shapes.Failed,
+    "monitoring/record": shapes.Record,
+    "monitoring/silences": shapes.Silences,
+    "monitoring/target_files": shapes.TargetFiles,
+    "network/firewall": shapes.Done,
+    "network/firewall look": shapes.FirewallLook | shapes.Failed,
+    "network/gateway_drains": shapes.Gateway,
+    "packages/transaction_progress": shapes.Progress,
+    "probe/probe": shapes.Probe,
+    "reach/preflight": shapes.Preflight,
+    "reach/reach": shapes.Exchange,
+    "serving/endpoints": shapes.Endpoints,
+    "transfer/build_progress": shapes.Progress,
+    "transfer/folder_size": shapes.Progress,
+    "transfer/transfer": shapes.Transfer,
+}
+"""
+By program, and by what it is to do where its answers differ. Answers of programs that are not
+here are judged by their reader alone.
+"""
+
+
+def form_problem(program: str, document: Any) -> str | None:
+    """
+    Return what is wrong with the form of a program's answer, None if nothing is.
+
+    >>> form_problem("monitoring/record", {"schema": 1, "error": 3, "recorded": []})
+    "its answer makes no sense: error is 3: Input should be a valid string"
+    """
+    adapter = _adapter(program) or _adapter(program.partition(" ")[0])
+    if adapter is None:
+        return None
+    try:
+        adapter.validate_python(document, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        where = ".".join(map(str, first["loc"])) or "it"
+        found = printable(repr(first["input"])[:80])
+        return f"its answer makes no sense: {printable(where)} is {found}: {first['msg']}"
+    # Numbers of hundreds of digits.
+    except (OverflowError, RecursionError, ValueError) as error:
+        return f"its answer makes no sense: {type(error).__name__}: {printable(str(error))}"
+    return None
+
+
+@cache
+def _adapter(program: str) -> TypeAdapter[Any] | None:
+    return TypeAdapter(FORMS[program]) if program in FORMS else None
+
+
+@contextmanager
+def reading(node: str) -> Generator[None]:
+    """Turn what a reader raises for a malformed answer into a `FleetError` that names the node."""
+    try:
+        yield
+    except (
+        AttributeError,
+        IndexError,
+        KeyError,
+        OverflowError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
+        why = printable(f"{type(error).__name__}: {error}")
+        raise FleetError(f"{node}: its answer makes no sense ({why})") from error
