@@ -5,11 +5,13 @@ An upgrade runs deploys itself. They know each other by its id, in the variable 
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from gpufleet.formatting import join_names
+from gpufleet.remote.answer_shapes import UPGRADE_ID
 from gpufleet.sanitize import printable
 
 VARIABLE = "GPUFLEET_UPGRADE"
@@ -28,11 +30,14 @@ def lock_problems(documents: Mapping[str, Any], ours: str | None) -> tuple[str, 
         lock = document.get("upgrade") if isinstance(document, Mapping) else None
         if not isinstance(lock, Mapping) or lock.get("id") == ours:
             continue
-        if "missing" in lock:
+        why = lock.get("detail") or lock["missing"] if "missing" in lock else None
+        # Nothing but an id goes into a command that is pasted.
+        if why is None and not re.fullmatch(UPGRADE_ID, str(lock.get("id"))):
+            why = f"its id is {lock.get('id')!r}"
+        if why is not None:
             problems.append(
-                f"{name}: whether an upgrade is going on is not known "
-                f"({printable(str(lock.get('detail') or lock['missing']))}): its file is "
-                "/var/lib/gpufleet/change/lock.json"
+                f"{name}: whether an upgrade is going on is not known ({printable(str(why))}): "
+                "its file is /var/lib/gpufleet/change/lock.json"
             )
             continue
         found.setdefault(str(lock.get("id")), (lock, []))[1].append(name)

@@ -17,8 +17,9 @@ Time = Annotated[float, Field(ge=0, le=253402300799)]
 Number = Annotated[float, Field(ge=-1e15, le=1e15)]
 Count = Annotated[int, Field(ge=0, le=1 << 62)]
 Digits = Annotated[str, Field(pattern=r"^[0-9]{0,9}$")]
-UpgradeId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")]
+UPGRADE_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$"
 """Ids are printed into commands that people paste."""
+UpgradeId = Annotated[str, Field(pattern=UPGRADE_ID)]
 Names = list[str]
 # JSON has no tuples.
 Row = BeforeValidator(lambda each: tuple(each) if isinstance(each, list) else each)

@@ -32,7 +32,7 @@ def test_a_malformed_answer_is_a_failure_of_its_node_until_it_answers_well(
     ill = tmp_path / "ill"
     ill.touch()
     python.write_text(
-        f"#!/bin/sh\n[ -e {ill} ] || exec /usr/bin/python3 \"$@\"\ncat >{os.devnull}\n"
+        f'#!/bin/sh\n[ -e {ill} ] || exec /usr/bin/python3 "$@"\ncat >{os.devnull}\n'
         f"echo '{answer}'\n"
     )
     python.chmod(0o755)

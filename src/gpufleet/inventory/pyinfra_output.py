@@ -1,0 +1,83 @@
+"""No byte of a node reaches the terminal as it is, also where pyinfra itself prints it.
+
+pyinfra prints what failed operations and facts said, and with -v everything: escape sequences in
+it would set the clipboard, retitle the window or write over lines. What nodes said is escaped where
+pyinfra takes it to print; whatever else it prints (exceptions, tracebacks) passes `echo`, which
+lets the colours of pyinfra's own words through and nothing more.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import click
+from pyinfra import logger
+from pyinfra.api import Host, output
+from pyinfra.connectors import util
+from pyinfra.connectors.util import CommandOutput, OutputLine
+
+from gpufleet.sanitize import printable
+
+# What `click.style` writes for pyinfra, and tabs.
+_HARMLESS = re.compile(r"(\x1b\[(?:[0-2]|3[1-7]|9[1-7])m|\t)")
+_echo = click.echo
+
+
+class _Lines(Protocol):
+    def put(self, item: OutputLine) -> object: ...
+
+
+def patch_output() -> None:
+    """Have pyinfra print by the functions below."""
+    click.echo = echo
+    output.set_echo(echo)
+    util.read_buffer = read_buffer
+    for name in ("pyinfra.api.operations", "pyinfra.api.facts"):
+        importlib.import_module(name).print_host_combined_output = print_output  # type: ignore[attr-defined]
+
+
+def echo(message: Any = None, *arguments: Any, **options: Any) -> None:
+    """Print as `click.echo` does, with colours and without any other control character."""
+    if isinstance(message, bytes | bytearray):
+        message = bytes(message).decode("utf-8", "replace")
+    shown = None if message is None else harmless(str(message))
+    _echo(shown, *arguments, **options)
+
+
+def harmless(text: str) -> str:
+    r"""
+    Return a text with its colours, and all else that is not printable as Python writes it.
+
+    >>> harmless("\x1b[31mred\x1b[0m \x1b]0;title\x07")
+    '\x1b[31mred\x1b[0m \\x1b]0;title\\x07'
+    """
+    parts = _HARMLESS.split(text)
+    return "".join(part if place % 2 else printable(part) for place, part in enumerate(parts))
+
+
+def read_buffer(
+    name: str,
+    io: Iterable[str | bytes],
+    output_queue: _Lines,
+    print_output: bool = False,  # pyinfra's signature
+    print_func: Callable[[str], str] | None = None,
+) -> None:
+    """Keep the lines that a node prints; with -v print them, without their own colours either."""
+    for each in io:
+        line = each if isinstance(each, str) else each.decode("utf-8", "replace")
+        line = line.rstrip("\n")
+        output_queue.put(OutputLine(name, line))
+        if print_output:
+            shown = printable(line)
+            echo(print_func(shown) if print_func else shown, err=True)
+
+
+def print_output(host: Host, said: CommandOutput) -> None:
+    """Log what a failed command said."""
+    for each in said:
+        line = printable(each.line)
+        shown = output.format_text(line, "red") if each.buffer_name == "stderr" else line
+        logger.error(f"{host.print_prefix}{shown}")
