@@ -53,8 +53,8 @@ def endpoint_problems(
         answer = seen.get("metrics", {}).get(exporter.id)
         if answer is None:
             found.append(f"{exporter.id}: could not be asked")
-        elif answer["unit"].get("ActiveState") != "active":
-            found.append(f"{exporter.unit} is {answer['unit'].get('ActiveState') or 'unknown'}")
+        elif (state := (answer.get("unit") or {}).get("ActiveState")) != "active":
+            found.append(f"{exporter.unit} is {state or 'unknown'}")
         else:
             found += _exporter_problems(exporter, answer)
     return found

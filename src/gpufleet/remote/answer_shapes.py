@@ -64,8 +64,8 @@ class Mark(TypedDict):
 
 class Http(TypedDict):
     status: NotRequired[Count | None]
-    error: NotRequired[str]
-    body: NotRequired[str]
+    error: NotRequired[str | None]
+    body: NotRequired[str | None]
 
 
 class UnitProperties(TypedDict):
@@ -91,14 +91,14 @@ class Seen(TypedDict):
     journal: NotRequired[Names]
     health: NotRequired[Http]
     key_error: NotRequired[str]
-    models: NotRequired[Names]
+    models: NotRequired[list[str | None]]
     models_error: NotRequired[Http]
     without_key: NotRequired[Count | None]
     completion_error: NotRequired[Http]
 
 
 class Exporter(TypedDict):
-    unit: UnitProperties
+    unit: UnitProperties | None
     status: NotRequired[Count | None]
     error: NotRequired[str | None]
     missing: NotRequired[Names]
@@ -108,7 +108,7 @@ class Exporter(TypedDict):
 
 class Endpoints(Document):
     stages: dict[str, Seen | Unseen]
-    metrics: dict[str, Exporter]
+    metrics: dict[str, Exporter | Unseen]
 
 
 # A change of the fleet
@@ -407,7 +407,7 @@ class ReleaseThere(TypedDict):
 class Preflight(Document):
     address: str | None
     mtu: Count | Missing
-    routes: dict[str, str] | Missing
+    routes: dict[str, str | Missing] | Missing
     free: list[Count]
     used: dict[str, PortUser | None] | Missing
     udp: Count | None

@@ -126,6 +126,31 @@ def test_a_recorded_answer_has_its_form_and_is_read(row: Row) -> None:
         row.read(again)
 
 
+def test_what_a_program_could_not_find_out_is_an_answer_too() -> None:
+    """As the programs print it: a part that is missing, a unit that is not there, a failure."""
+    missing = {"missing": "absent", "detail": "x"}
+    recorded = {row.program: row.answer for row in ROWS}
+    look = recorded["reach/preflight"]
+    exporters = {"a": {"error": "OSError: x"}, "b": {"unit": None, "status": None, "error": None}}
+    failed = {"schema": 1, "error": "it is held"}
+    seldom: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("reach/preflight", {**look, "routes": {"gpu-02": missing}, "mtu": missing}),
+        ("reach/preflight", {**look, "routes": missing, "files": missing, "release": missing}),
+        ("reach/preflight", {**look, "used": {"29500": {"program": "x", "pid": 3, "unit": None}}}),
+        ("serving/endpoints", {"schema": 1, "stages": {"a": {"error": "x"}}, "metrics": exporters}),
+        ("change/change look", {"schema": 1, "problem": "units: systemd is away", "clock": 3.0}),
+        ("common/unit_journal", {**recorded["common/unit_journal"], "here": missing}),
+        ("common/unit_journal", {**recorded["common/unit_journal"], "lines": missing}),
+        ("gpu_software/driver_reload look", failed),
+        ("gpu_software/kernel_modules build", failed),
+        ("network/firewall look", failed),
+        ("probe/probe", {"stages": missing, "upgrade": missing, "cordon": missing}),
+        ("probe/probe", {"stages": [missing, {"unit": "vllm-x.service", "foreign": True}]}),
+        ("transfer/transfer fetch", failed),
+    )
+    assert [(name, said) for name, each in seldom if (said := form_problem(name, each))] == []
+
+
 def test_no_mutated_answer_raises_anything_but_a_sentence_of_its_node() -> None:
     assert [each for row in ROWS for each in broken(row, QUICK)][:20] == []
 
