@@ -1,4 +1,4 @@
-"""Is a certificate one that an exporter can show, and Prometheus believe?  Pure.
+"""Is a certificate one that an exporter or a gateway can show, and who asks believe?  Pure.
 
 A room of its own because `cryptography.x509` takes 14 ms to load, which only fleets with
 certificates need.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import ipaddress
+import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -20,8 +21,12 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-# A certificate is usually renewed a month ahead; with two weeks left that has not happened.
-REMARK_DAYS = 14
+# A certificate is usually renewed a month ahead; with three weeks left that has not happened.
+REMARK_DAYS = 21
+# Servers take a file that has more than the key in it: its certificate, the curve's parameters.
+_PRIVATE_KEY = re.compile(
+    rb"-----BEGIN ([A-Z ]*)PRIVATE KEY-----.*?-----END \1PRIVATE KEY-----", re.DOTALL
+)
 
 
 class CertificateFiles(NamedTuple):
@@ -30,6 +35,8 @@ class CertificateFiles(NamedTuple):
     certificate: tuple[str, bytes]
     key: tuple[str, bytes]
     ca: tuple[str, bytes] | None
+    setting: str = "exporters.tls"
+    """What names them."""
 
 
 def certificate_problems(named: CertificateFiles, now: dt.datetime) -> list[str]:
@@ -38,21 +45,22 @@ def certificate_problems(named: CertificateFiles, now: dt.datetime) -> list[str]
     try:
         chain = x509.load_pem_x509_certificates(certificate)
     except ValueError:
-        return [f"exporters.tls.certificate_file: {path} has no certificate in PEM"]
-    problems = list(_out_of_date(path, chain[0], now))
+        return [f"{named.setting}.certificate_file: {path} has no certificate in PEM"]
+    problems = [f"{named.setting}.{each}" for each in _out_of_date(path, chain[0], now)]
     try:
-        private = load_pem_private_key(key, password=None)
+        found = _PRIVATE_KEY.search(key)
+        private = load_pem_private_key(found[0] if found else b"", password=None)
     except TypeError:
         problems.append(
-            f"exporters.tls.key_file: {key_path} is encrypted, and nobody is there to unlock it "
-            f"when an exporter starts: `openssl pkey -in {key_path}` writes it without"
+            f"{named.setting}.key_file: {key_path} is encrypted, and nobody is there to unlock it "
+            f"when the server starts: `openssl pkey -in {key_path}` writes it without"
         )
     except ValueError:
-        problems.append(f"exporters.tls.key_file: {key_path} has no private key in PEM")
+        problems.append(f"{named.setting}.key_file: {key_path} has no private key in PEM")
     else:
         if _public(private.public_key()) != _public(chain[0].public_key()):
             problems.append(
-                f"exporters.tls.key_file: {key_path} is not the key of the certificate in {path}"
+                f"{named.setting}.key_file: {key_path} is not the key of the certificate in {path}"
             )
     if named.ca is not None:
         problems += _unsigned(path, chain, *named.ca)
@@ -62,10 +70,10 @@ def certificate_problems(named: CertificateFiles, now: dt.datetime) -> list[str]
 def _out_of_date(path: str, leaf: x509.Certificate, now: dt.datetime) -> Iterator[str]:
     begins, ends = leaf.not_valid_before_utc, leaf.not_valid_after_utc
     if now > ends:
-        yield f"exporters.tls.certificate_file: {path} has expired on {ends:%Y-%m-%d}: renew it"
+        yield f"certificate_file: {path} has expired on {ends:%Y-%m-%d}: renew it"
     elif now < begins:
         yield (
-            f"exporters.tls.certificate_file: {path} is not valid before {begins:%Y-%m-%d %H:%M} "
+            f"certificate_file: {path} is not valid before {begins:%Y-%m-%d %H:%M} "
             "UTC: wait, or look at this machine's clock"
         )
 
@@ -110,12 +118,18 @@ def _leaf(named: CertificateFiles) -> x509.Certificate:
     return x509.load_pem_x509_certificates(named.certificate[1])[0]
 
 
+def end_remarks(named: CertificateFiles, now: dt.datetime) -> Iterator[str]:
+    """Yield that a certificate ends soon."""
+    left = (_leaf(named).not_valid_after_utc - now).days
+    if left < REMARK_DAYS:
+        path = named.certificate[0]
+        yield f"{path} ({named.setting}.certificate_file) expires in {left} days: renew it"
+
+
 def certificate_remarks(named: CertificateFiles, address: str, now: dt.datetime) -> Iterator[str]:
     """Yield what will be wrong with it soon, or for whoever asks the node at an address."""
     path, leaf = named.certificate[0], _leaf(named)
-    left = (leaf.not_valid_after_utc - now).days
-    if left < REMARK_DAYS:
-        yield f"{path} (exporters.tls.certificate_file) expires in {left} days: renew it"
+    yield from end_remarks(named, now)
     if not _names(leaf, address):
         yield (
             f"{path} (exporters.tls.certificate_file) does not name {address}, at which Prometheus "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable
 
 from gpufleet import node_paths
@@ -13,6 +14,7 @@ from gpufleet.converge.desired import (
     NoOtherFiles,
     Unit,
 )
+from gpufleet.errors import FleetError
 from gpufleet.monitoring import targets
 from gpufleet.monitoring.targets import MonitoringTargets
 from gpufleet.network import haproxy, keepalived
@@ -120,6 +122,26 @@ def gateway_files(found: Configuration) -> DesiredState:
         NoOtherFiles(f"{HOME}/*.map"),
         NoOtherFiles(f"{HOME}/*.pem"),
     )
+
+
+def certificate_remarks(wanted: Gateway, node: str, now: dt.datetime) -> tuple[str, ...]:
+    """
+    Return what will be wrong with the gateway's certificate soon, in sentences.
+
+    Raises `FleetError` for files that cannot be read, and where clients would not believe it: it
+    has expired, is not valid yet, or is not the key's.
+    """
+    named = haproxy.certificate_files(wanted, node)
+    if not named:
+        return ()
+    from gpufleet.monitoring import exporter_certificates
+
+    read = targets.secrets({file: file for file in named}, "gateway.tls")
+    certificate, key = ((file, read[file]) for file in named)
+    files = exporter_certificates.CertificateFiles(certificate, key, None, "gateway.tls")
+    if problems := exporter_certificates.certificate_problems(files, now):
+        raise FleetError(*problems)
+    return tuple(exporter_certificates.end_remarks(files, now))
 
 
 def gateway_problems(node: MonitoringTargets) -> tuple[str, ...]:

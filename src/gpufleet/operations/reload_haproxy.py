@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -18,6 +19,7 @@ from gpufleet.network import haproxy
 from gpufleet.network.gateway_node import (
     HAPROXY,
     STOP_SECONDS,
+    certificate_remarks,
     configuration,
     gateway_files,
     gateway_problems,
@@ -54,13 +56,16 @@ def gateway_parts(node: MonitoringTargets) -> GatewayParts | None:
     """
     Return what the gateway is to have; None: the node is none.
 
-    Raises `FleetError` for files that cannot be read and servers that it could not reach.
+    Raises `FleetError` for files that cannot be read, a certificate that clients would not believe
+    and servers that it could not reach.
     """
     wanted = node.settings.gateway
     if wanted is None:
         return None
     if problems := gateway_problems(node):
         raise FleetError(*problems)
+    for remark in certificate_remarks(wanted, node.name, dt.datetime.now(dt.UTC)):
+        logger.warning("%s%s", host.print_prefix, remark)
     for remark in prometheus.unreachable_servers(node.nodes, node.servers, node.name):
         logger.warning("%s%s", host.print_prefix, remark.replace("watched", "reached by clients"))
     found = configuration(node, wanted, lambda: gateway_state("show"))
