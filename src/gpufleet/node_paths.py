@@ -45,6 +45,8 @@ LAUNCHER = "/usr/local/libexec/gpufleet/vllm-serve"
 VARIABLES = "/usr/local/libexec/gpufleet/vllm-variables"
 """`templates/vllm/vllm-variables.sh`: in front of the launcher where there are
 `environment_files`."""
+GUARD = "/usr/local/libexec/gpufleet/vllm-guard"
+"""The folder of `on_node/serving/guard.py`, on the Python path of servers that have a key."""
 RANK = "/usr/local/libexec/gpufleet/vllm-rank"
 """`on_node/rank/rank.py`: the main process of a rank of a replica over nodes."""
 STARTED = "/run/gpufleet/started"

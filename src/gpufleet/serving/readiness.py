@@ -15,6 +15,8 @@ from typing import Any
 
 from gpufleet.errors import FleetError
 
+_UNAUTHORIZED = 401
+
 
 class State(StrEnum):
     """What is known of a stage."""
@@ -182,14 +184,8 @@ def verdict(
         return Verdict(
             State.WRONG, f"{unit}: serves {seen.get('models')}, the plan says {served_name!r}"
         )
-    if keyed and seen.get("without_key") == 200:
-        return Verdict(State.WRONG, f"{unit}: answers without the API key")
-    if keyed and seen.get("without_key") != 401:
-        return Verdict(
-            State.UNKNOWN,
-            f"{unit}: whether it refuses strangers is not known: a request without the key gives "
-            f"{seen.get('without_key')}, not 401",
-        )
+    if keyed and (wrong := _answers_without_key(unit, seen.get("without_key") or {})):
+        return wrong
     if "timed out" in str(seen.get("completion_error", {}).get("error", "")):
         return Verdict(
             State.BUSY,
@@ -205,6 +201,25 @@ def verdict(
             f"{f': {cause}' if cause else ''}",
         )
     return Verdict(State.READY, f"{unit}: answers")
+
+
+def _answers_without_key(unit: str, statuses: Mapping[str, Any]) -> Verdict | None:
+    """Judge what a server answers to requests that show no key, by their method and path."""
+    for asked, status in statuses.items():
+        if status not in {None, _UNAUTHORIZED}:
+            return Verdict(
+                State.WRONG,
+                f"{unit}: answers {asked} with {status} without the API key, where it has to "
+                "refuse with 401: run deploys/vllm.py, and read the unit's journal if it stays so",
+            )
+    if not statuses or None in statuses.values():
+        asked = next((asked for asked, status in statuses.items() if status is None), "a request")
+        return Verdict(
+            State.UNKNOWN,
+            f"{unit}: whether it refuses strangers is not known: {asked} without the key gives no "
+            "answer, not 401",
+        )
+    return None
 
 
 def _death(unit: str, properties: Mapping[str, str], lines: Sequence[str]) -> str:
@@ -250,4 +265,4 @@ class Endpoint:
 
     def parameters(self) -> dict[str, Any]:
         """Return the parameters that on_node/serving/endpoints.py takes for it."""
-        return {**asdict(self), "completion": True}
+        return {**asdict(self), "guarded": True, "completion": True}

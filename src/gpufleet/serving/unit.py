@@ -42,6 +42,10 @@ LAUNCHER = node_paths.LAUNCHER
 """Where `templates/vllm/vllm-serve.sh` lies on nodes."""
 VARIABLES = node_paths.VARIABLES
 """Where `templates/vllm/vllm-variables.sh` lies on nodes whose stages have variables by files."""
+GUARD = f"{node_paths.GUARD}/gpufleet_guard.py"
+"""Where `on_node/serving/guard.py` lies on nodes: servers that have a key load it."""
+MIDDLEWARE = "gpufleet_guard.Guard"
+"""What `--middleware` names it by."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,7 @@ def render_unit(
         {"release": release, "launcher": read_template("vllm/vllm-serve.sh", templates)}
         | ({"rank": payload.archive("rank/rank")} if stage.group else {})
         | ({"variables": read_template("vllm/vllm-variables.sh", templates)} if secret else {})
+        | ({"guard": payload.source("serving/guard")} if vllm.api_key_file is not None else {})
         | {f"credential {name}": digest for name, digest in hashes.items()},
         templates,
         stage=stage,
@@ -204,7 +209,8 @@ def _programs() -> str:
     """Return a fingerprint of what is ours in every rank: a new gpufleet restarts them all."""
     names = ("vllm.service.j2", "vllm-serve.sh")
     ours = {name: read_template(f"vllm/{name}") for name in names}
-    return _fingerprint({**ours, "rank": payload.archive("rank/rank")})
+    programs = {"guard": payload.source("serving/guard"), "rank": payload.archive("rank/rank")}
+    return _fingerprint({**ours, **programs})
 
 
 def served_name(stage: Stage, model: Served) -> str:
@@ -255,6 +261,9 @@ def lines(stage: Stage, model: Served, vllm: Vllm) -> list[tuple[KeyPath, tuple[
             problems.append(f"serving.{stage.model}.flags.{name} {wrong}")
         elif said:
             found.append((key, said))
+    if vllm.api_key_file is not None:
+        # The last one stands before those of operators, and so before all that vLLM answers.
+        found.append((("vllm", "api_key_file"), ("--middleware", MIDDLEWARE)))
     if problems:
         raise FleetError(*problems)
     return found

@@ -46,7 +46,8 @@ def environment(
     """
     Return the variables of the stage's process, by name.
 
-    Built-in < `vllm.environment` < the model's `environment`. Raises `FleetError` with every name
+    Built-in < `vllm.environment` < the model's `environment`. The guard's folder comes before an
+    operator's own on the Python path, so that no module of theirs takes its name. Raises `FleetError` with every name
     that is not one, or is the plan's to set, and every value that
     systemd cannot say.
     """
@@ -70,7 +71,10 @@ def environment(
     if stage.handover:
         network = dict(stage.handover.networks)[stage.node]
         built_in |= launch.transfer_variables(stage, model, network, port=stage.handover.port)
-    return dict(sorted((built_in | vllm.environment | model.environment).items()))
+    found = built_in | vllm.environment | model.environment
+    if vllm.api_key_file is not None:
+        found["PYTHONPATH"] = ":".join(filter(None, (node_paths.GUARD, found.get("PYTHONPATH"))))
+    return dict(sorted(found.items()))
 
 
 def _wrong_variable(name: str, value: str) -> str | None:

@@ -81,6 +81,7 @@ def required_state(
         Directory(node_paths.VLLM_CONFIGURATION, mode=0o755),
         Directory(CREDENTIALS, mode=0o700),
         Directory(node_paths.PROGRAMS, mode=0o755),
+        Directory(node_paths.GUARD, mode=0o755),
         File(build.lock_path, build.lock),
         File(build.uv_lock_path, build.uv_lock),
         *(_secret(name, content) for name, content in used.items()),
@@ -96,6 +97,7 @@ def restart_files(secrets: Mapping[str, bytes]) -> tuple[File, ...]:
         File(unit.LAUNCHER, read_template("vllm/vllm-serve.sh").encode(), mode=0o755),
         *([variables] if has_variables else []),
         File(unit.RANK, payload.archive("rank/rank"), mode=0o755),
+        File(unit.GUARD, payload.source("serving/guard").encode()),
         *(_secret(name, each) for name, each in secrets.items() if name not in NOT_FOR_UNITS),
     )
 

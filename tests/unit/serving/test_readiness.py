@@ -26,7 +26,7 @@ ANSWERS: dict[str, Any] = {
     "journal": [],
     "health": {"status": 200, "body": ""},
     "models": ["tiny"],
-    "without_key": 401,
+    "without_key": {"GET /v1/models": 401, "POST /invocations": 401},
     "completion": "9",
     "completion_tokens": 1,
 }
@@ -54,7 +54,14 @@ def test_ready_is_a_completion_of_the_planned_model_and_a_refused_stranger() -> 
         ({"started": "another"}, "runs with other settings"),
         ({"completion_error": {"status": 500, "body": "dead"}}, "HTTP 500 dead"),
         ({"models": ["other"]}, "serves ['other'], the plan says 'tiny'"),
-        ({"without_key": 200}, "answers without the API key"),
+        (
+            {"without_key": {"GET /v1/models": 200}},
+            "answers GET /v1/models with 200 without the API key",
+        ),
+        (
+            {"without_key": {"GET /v1/models": 401, "POST /invocations": 400}},
+            "answers POST /invocations with 400 without the API key",
+        ),
         ({"key_error": "No such file"}, "its API key cannot be read"),
         ({"models_error": {"status": 401, "body": ""}}, "/v1/models answers HTTP 401"),
     ],
@@ -113,7 +120,8 @@ def test_a_completion_that_does_not_come_is_busy_or_frozen_not_wrong() -> None:
 
 
 def test_whether_strangers_are_refused_must_be_known() -> None:
-    assert judge({**ANSWERS, "without_key": None})[0] is State.UNKNOWN
+    for unknown in (None, {"GET /v1/models": 401, "POST /invocations": None}):
+        assert judge({**ANSWERS, "without_key": unknown})[0] is State.UNKNOWN
     found = verdict({**ANSWERS, "without_key": None}, served_name="tiny", unit="u", keyed=False)
     assert found.state is State.READY
 

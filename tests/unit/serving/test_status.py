@@ -56,6 +56,9 @@ class Server(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    def do_POST(self):
+        self.do_GET()
+
     def log_message(self, *_):
         pass
 
@@ -270,7 +273,11 @@ def event(what, at=CLOCK - 100, life=BEFORE, boot=BOOT, **more):
 
 def stage(rank=0, url="http://127.0.0.1:8000", **more):
     """One of on_node/serving/status.py's stages, which serves."""
-    answers = {"health": {"status": 200}, "models": ["llama"], "without_key": 401} if url else {}
+    answers = (
+        {"health": {"status": 200}, "models": ["llama"], "without_key": {"GET /v1/models": 401}}
+        if url
+        else {}
+    )
     properties = {"ActiveState": "active", "NRestarts": "0", "InvocationID": NOW}
     return {
         "unit": UNIT,
@@ -328,7 +335,11 @@ def judged(*answers):
     [
         (seen(), Health.SERVES, ""),
         (seen(models=["other"]), Health.WRONG, "serves ['other']"),
-        (seen(without_key=200), Health.WRONG, "answers without the API key"),
+        (
+            seen(without_key={"GET /v1/models": 200}),
+            Health.WRONG,
+            "answers GET /v1/models with 200 without the API key",
+        ),
         (seen(started="f0"), Health.WRONG, "its unit has changed since"),
         (seen(models_error={"error": "timed out"}), Health.WRONG, "/v1/models answers timed out"),
         (seen(key_error="[Errno 13] Permission denied: 'x'"), Health.UNKNOWN, "needs root"),

@@ -14,12 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpufleet import node_paths
 from gpufleet.errors import FleetError
 from gpufleet.planning.stage import Stage
-from gpufleet.serving import unit_environment
+from gpufleet.serving import unit, unit_environment
 from gpufleet.serving.unit import (
     LAUNCHER,
     VARIABLES,
+    MIDDLEWARE,
     drop_in,
     render_unit,
     stop_seconds,
@@ -41,6 +43,7 @@ STAGE = Stage(
     tensor_parallel=2,
 )
 KEY = {"api-key": "7d" * 32}
+OPEN = Vllm(version="0.32.0", lock="locks/vllm.txt", listen="127.0.0.1")
 
 
 def vllm(**changes):
@@ -64,9 +67,10 @@ def render(changed_model=None, changed_vllm=None, **changes):
 
 
 def flags(arguments):
-    """The operator's flags as words: those after the last of the plan's."""
+    """The operator's flags as words: those between the last of the plan's and the guard."""
     words = vllm_arguments(STAGE, model(flags=arguments), vllm())
-    return words[words.index("--shutdown-timeout") + 2 :]
+    assert words[-2:] == ("--middleware", MIDDLEWARE)
+    return words[words.index("--shutdown-timeout") + 2 : -2]
 
 
 # The unit as a whole
@@ -151,7 +155,7 @@ def test_every_flag_has_its_own_line():
         for pair in zip(but_the_record(one), but_the_record(two), strict=True)
         if len(set(pair)) > 1
     ]
-    assert differing == [("    --max-model-len 4096", "    --max-model-len 8192")]
+    assert differing == [("    --max-model-len 4096 \\", "    --max-model-len 8192 \\")]
 
 
 def test_the_key_is_a_credential_and_never_text():
@@ -306,6 +310,8 @@ def test_the_model_comes_first():
         "2",
         "--shutdown-timeout",
         "60",
+        "--middleware",
+        MIDDLEWARE,
     )
 
 
@@ -340,6 +346,39 @@ def test_arguments_that_no_command_line_can_say_are_refused_together():
         "serving.llama.flags.empty",
         "serving.llama.flags.nul",
     ]
+
+
+# The guard
+
+
+def test_the_guard_stands_before_an_operators_own_middleware():
+    """vLLM puts each one before those that came earlier on its command line."""
+    words = vllm_arguments(STAGE, model(flags={"middleware": "mine.Log"}), vllm())
+    assert words[-4:] == ("--middleware", "mine.Log", "--middleware", MIDDLEWARE)
+
+
+def test_no_module_of_an_operator_takes_the_guards_name():
+    set_path = {"environment": {"PYTHONPATH": "/srv/mine"}}
+    assert environment()["PYTHONPATH"] == node_paths.GUARD
+    for changes in ({"changed_model": model(**set_path)}, {"changed_vllm": vllm(**set_path)}):
+        assert environment(**changes)["PYTHONPATH"] == f"{node_paths.GUARD}:/srv/mine"
+
+
+def test_another_guard_restarts_the_servers_that_load_it(monkeypatch):
+    keyed, open_to_all = render(), render(changed_vllm=OPEN, credentials={})
+
+    monkeypatch.setattr(unit.payload, "source", lambda name: f"another {name}")
+
+    assert render().fingerprint != keyed.fingerprint
+    again = render(changed_vllm=OPEN, credentials={})
+    assert again.fingerprint == open_to_all.fingerprint
+
+
+def test_a_server_without_a_key_has_no_guard():
+    """`allow_unauthenticated`, or one that the node alone reaches: the guard would have no key."""
+    rendered = render(changed_vllm=OPEN, credentials={})
+    assert MIDDLEWARE not in rendered.content
+    assert "PYTHONPATH" not in rendered.content
 
 
 # Environment

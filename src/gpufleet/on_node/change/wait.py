@@ -48,6 +48,7 @@ class Server:
         self.key_file: Optional[str] = dict(unit_journal.CREDENTIAL.findall(self.text)).get(
             status.API_KEY
         )
+        self.guarded = status.is_guarded(server)
         self.fingerprint = systemd.fingerprint(self.text)
 
 
@@ -184,6 +185,7 @@ def look(server: Server) -> Dict[str, Any]:
             "url": server.url,
             "served_name": server.served_name,
             "key_file": server.key_file and linux_facts.ROOT + server.key_file,
+            "guarded": server.guarded,
             "completion": True,
         }
     )
@@ -197,7 +199,8 @@ def is_ready(server: Server, seen: Dict[str, Any]) -> bool:
         return False
     if server.url is None:
         return True
-    return "completion" in seen and server.served_name in seen.get("models", ())
+    refused = set((seen.get("without_key") or {}).values()) <= {endpoints.UNAUTHORIZED}
+    return refused and "completion" in seen and server.served_name in seen.get("models", ())
 
 
 def has_died(properties: Dict[str, str], restarts: int) -> bool:

@@ -1,7 +1,8 @@
 """RUNS ON THE NODE: does each endpoint answer, and what does its unit say?
 
 Takes (JSON header `PARAMETERS`):
-  stages   [{id, unit, url, served_name, key_file or null, completion: bool}]
+  stages   [{id, unit, url, served_name, key_file or null, guarded: bool, completion: bool}]; of a
+             server that is guarded every path but a few asks for the key, not /v1 alone
   metrics  [{id, unit, url, families: [name, ...], certificate_sha256, username, password,
              loopback_port}], the last four null where they have no meaning
   journal  lines of each unit's journal to bring back, from the unit's present start only, where not
@@ -35,6 +36,7 @@ PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 # CPU build under load up to 10 (measured).
 HEALTH_SECONDS = 5
 COMPLETION_SECONDS = 60
+UNAUTHORIZED = 401
 UNIT_PROPERTIES = (
     "Id",
     "LoadState",
@@ -195,7 +197,14 @@ def endpoint(asked: dict[str, Any], unit: dict[str, str]) -> dict[str, Any]:
     else:
         seen["models"] = [model.get("id") for model in document.get("data", [])]
     if key:
-        seen["without_key"] = request(asked["url"] + "/v1/models", HEALTH_SECONDS).get("status")
+        seen["without_key"] = {
+            "GET /v1/models": request(asked["url"] + "/v1/models", HEALTH_SECONDS).get("status")
+        }
+        if asked.get("guarded"):
+            # The same inference by a path that vLLM's own key leaves open. An empty request: where
+            # nobody refuses it, it computes nothing.
+            said = request(asked["url"] + "/invocations", HEALTH_SECONDS, body={})
+            seen["without_key"]["POST /invocations"] = said.get("status")
     if asked.get("completion"):
         answer = request(
             asked["url"] + "/v1/completions",

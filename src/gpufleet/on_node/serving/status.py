@@ -84,6 +84,7 @@ ENDS = ("exited", "succeeded", "failed", "out of memory", "stopped", "restarts")
 DETAILS = ("EXIT_CODE", "EXIT_STATUS", "UNIT_RESULT")
 
 API_KEY = "api-key"
+GUARD = "gpufleet_guard.Guard"
 FINGERPRINT = re.compile(r"printf %%s ([0-9A-Za-z]+) > /run/gpufleet/started/")
 # Words as units.systemd_quote writes them: wholly in quotes, or plain.
 WORD = re.compile(r"\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)'|(\S+)")
@@ -149,7 +150,7 @@ def stage(unit: str) -> dict[str, Any]:
         return known(said)[:CHARACTERS]
 
     endpoints.PARAMETERS["journal"] = LINES
-    seen = look(unit, place, served_name, key_file)
+    seen = look(unit, place, served_name, key_file, is_guarded(server))
     happened = read(events, unit)
     life = seen.get("unit", {}).get("InvocationID")
     return {
@@ -171,7 +172,9 @@ def stage(unit: str) -> dict[str, Any]:
     }
 
 
-def look(unit: str, place: str | None, served_name: str, key_file: str | None) -> dict[str, Any]:
+def look(
+    unit: str, place: str | None, served_name: str, key_file: str | None, guarded: bool
+) -> dict[str, Any]:
     """Return what on_node/serving/endpoints.py says; of a stage without an endpoint, only its
     unit."""
     if place is None:
@@ -187,6 +190,7 @@ def look(unit: str, place: str | None, served_name: str, key_file: str | None) -
         "url": place,
         "served_name": served_name,
         "key_file": key_file and linux_facts.ROOT + key_file,
+        "guarded": guarded,
         "completion": bool(PARAMETERS.get("completion")),
     }
     return endpoints.stage(asked)
@@ -260,6 +264,11 @@ def endpoint(server: list[str], port: int) -> str | None:
     if host in ("0.0.0.0", "::"):
         host = "127.0.0.1"
     return "http://%s:%s" % ("[%s]" % host if ":" in host else host, port)
+
+
+def is_guarded(server: list[str]) -> bool:
+    """Say whether a server loads our guard; units of older releases of gpufleet do not."""
+    return value(server, "--middleware") == GUARD
 
 
 def engines(server: list[str], port: int) -> list[int]:
