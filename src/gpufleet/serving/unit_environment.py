@@ -47,9 +47,10 @@ def environment(
     Return the variables of the stage's process, by name.
 
     Built-in < `vllm.environment` < the model's `environment`. The guard's folder comes before an
-    operator's own on the Python path, so that no module of theirs takes its name. Raises `FleetError` with every name
-    that is not one, or is the plan's to set, and every value that
-    systemd cannot say.
+    operator's own on the Python path, so that no module of theirs takes its name.
+
+    Raises `FleetError` with every name that is not one, or is the plan's to set, and every value
+    that systemd cannot say.
     """
     ours = {
         f"vllm.environment.{name}": (name, value) for name, value in vllm.environment.items()

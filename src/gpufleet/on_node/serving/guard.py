@@ -1,17 +1,18 @@
-"""RUNS IN THE SERVER: lets nobody in without the API key, whatever the path.
+"""RUNS IN THE SERVER: asks for the API key on every path but two.
 
-vLLM's own key guards paths that begin with /v1 and a few others; /invocations computes the same, and
-/tokenize, /scale_elastic_ep and more answer anybody. This is loaded by `--middleware
-gpufleet_guard.Guard`, the last of them, and so stands before all others and before every route.
+vLLM's own key guards paths that begin with /v1 and a few others; /invocations computes the same,
+and /tokenize, /scale_elastic_ep and more answer anybody. vLLM loads this by `--middleware
+gpufleet_guard.Guard`. It is the last one on the command line, and so stands before all others and
+before every route.
 
-Open are `OPEN` alone, by GET and HEAD: whether a server lives, which balancers ask, and its numbers,
-which Prometheus reads and the firewall's `monitoring` is about. A path is open only as it was
-sent: what is percent-encoded needs the key. Websockets need it, too. A kind of connection that is not
-known here is refused.
+Only `OPEN` answers without a key, to GET and HEAD: whether the server lives, which balancers ask,
+and its metrics, which Prometheus reads (`firewall.monitoring` says who reaches them). A path is open
+only as it was sent: one that is percent-encoded needs the key. Websockets need it, too. A type of
+connection that is not known here is refused.
 
-It is ASGI alone and of the standard library alone, for it runs in the Python of whatever release of
-vLLM is served. The key is the one that the launcher gave vLLM (`VLLM_API_KEY`, from the unit's
-credential); without one no request is answered.
+Pure ASGI, standard library, Python 3.8: it runs in the Python of any release of vLLM. The key is
+the one that the launcher gives vLLM (`VLLM_API_KEY`, of the unit's credential); without it the
+server answers no request.
 """
 
 from __future__ import annotations
