@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,19 +54,28 @@ COMPLETIONS = "/v1/completions"
 
 def record(vllm: Path, out: Path) -> None:
     """Run that release's server, use it, and write its /metrics."""
-    with tempfile.TemporaryDirectory(prefix="gpufleet-metrics-") as folder:
+    with running_server(vllm) as (server, port):
+        out.write_text(_used(server, port))
+
+
+@contextlib.contextmanager
+def running_server(
+    vllm: Path, *arguments: str, **environment: str
+) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Give a release's server of a small model that is ready, and its port on 127.0.0.1."""
+    with tempfile.TemporaryDirectory(prefix="gpufleet-server-") as folder:
         port = _free_port()
         checkpoint = tiny_model.write(Path(folder) / "tiny")
-        command = [str(vllm), "serve", str(checkpoint), *ARGUMENTS, f"--port={port}"]
+        command = [str(vllm), "serve", str(checkpoint), *ARGUMENTS, f"--port={port}", *arguments]
         path = f"{vllm.parent}:{os.environ['PATH']}"
-        own = {"PATH": path, "VLLM_CACHE_ROOT": f"{folder}/cache", **ENVIRONMENT}
+        own = {"PATH": path, "VLLM_CACHE_ROOT": f"{folder}/cache", **ENVIRONMENT, **environment}
         with (Path(folder) / "log").open("w") as log:
             server = subprocess.Popen(
                 command, env={**os.environ, **own}, stdout=log, stderr=log, start_new_session=True
             )
             try:
                 _wait(server, port)
-                out.write_text(_used(server, port))
+                yield server, port
             finally:
                 os.killpg(server.pid, signal.SIGKILL)
                 server.wait()

@@ -33,6 +33,7 @@ from gpufleet.planning.flag_layers import (
 )
 from gpufleet.planning.multinode import consistency, disaggregation
 from gpufleet.planning.multinode.disaggregation import Pairs
+from gpufleet.planning.multinode.open_ports import require_guarded_ports
 from gpufleet.planning.multinode.rank_groups import join_ranks, network_sentences
 from gpufleet.planning.planner import FleetPlan
 from gpufleet.planning.quantization_advice import advice
@@ -179,6 +180,7 @@ def plan_fleet(
     plan = replace(plan, reasons=(*plan.reasons, *network_sentences(plan.stages)))
     if unfit_stops:
         origins = {name: each.origins for name, each in declared.items()}
+        require_guarded_ports(plan.stages, settings, origins)
         remarks = (
             *disaggregation.remarks(pairs, layers),
             *consistency.check_consistency(plan.stages, settings, nodes, locks),

@@ -209,8 +209,8 @@ def _programs() -> str:
     """Return a fingerprint of what is ours in every rank: a new gpufleet restarts them all."""
     names = ("vllm.service.j2", "vllm-serve.sh")
     ours = {name: read_template(f"vllm/{name}") for name in names}
-    programs = {"guard": payload.source("serving/guard"), "rank": payload.archive("rank/rank")}
-    return _fingerprint({**ours, **programs})
+    guard = payload.source("serving/guard")
+    return _fingerprint({**ours, "guard": guard, "rank": payload.archive("rank/rank")})
 
 
 def served_name(stage: Stage, model: Served) -> str:

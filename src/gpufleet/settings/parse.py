@@ -18,6 +18,7 @@ from gpufleet.settings.gpu_lock import GpuLock, lock_objections
 from gpufleet.settings.mirror_rewrite import rewrite_addresses, unreachable_addresses
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.open_secrets import open_secrets
+from gpufleet.settings.server_routes import route_mistakes
 
 
 class SettingsError(Exception):  # it is a list of mistakes, not an error of ours
@@ -44,7 +45,7 @@ def parse_settings(data: Mapping[str, Any]) -> NodeSettings:
     Raises `SettingsError` with every mistake at once, each with the path of its key.
     """
     settings = rewrite_addresses(parse_written(data))
-    if found := tuple(unreachable_addresses(settings)):
+    if found := (*unreachable_addresses(settings), *route_mistakes(settings)):
         raise SettingsError(*found)
     return settings
 

@@ -146,6 +146,20 @@ class Vllm(Setting):
     allow_unauthenticated: Annotated[
         bool, Field(description="Accept that anyone who reaches the port may use the model")
     ] = False
+    allow_control_routes: Annotated[
+        bool,
+        Field(
+            description="Accept variables and flags that give servers routes which control them, "
+            "as VLLM_SERVER_DEV_MODE does: whoever has the API key may use those"
+        ),
+    ] = False
+    allow_unguarded_ports: Annotated[
+        bool,
+        Field(
+            description="Accept replicas over nodes without `firewall`: whoever reaches the ports "
+            "between the nodes may run code there"
+        ),
+    ] = False
     hf_token_file: Annotated[
         str | None, Field(description="File on this machine with the Hugging Face token")
     ] = None

@@ -6,8 +6,8 @@ gpufleet_guard.Guard`. It is the last one on the command line, and so stands bef
 before every route.
 
 Only `OPEN` answers without a key, to GET and HEAD: whether the server lives, which balancers ask,
-and its metrics, which Prometheus reads (`firewall.monitoring` says who reaches them). A path is open
-only as it was sent: one that is percent-encoded needs the key. Websockets need it, too. A type of
+and its metrics, which Prometheus reads (`firewall.monitoring` says who reaches them). A path is
+open only as it was sent: one that is percent-encoded needs the key. So do websockets. A type of
 connection that is not known here is refused.
 
 Pure ASGI, standard library, Python 3.8: it runs in the Python of any release of vLLM. The key is

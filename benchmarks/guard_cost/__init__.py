@@ -1,0 +1,1 @@
+"""What the guard of servers costs a request."""

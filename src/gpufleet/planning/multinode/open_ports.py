@@ -1,0 +1,66 @@
+"""Refuse replicas whose ports between nodes are open to everybody.  Pure.
+
+What vLLM, torch, Ray and NIXL say to each other between nodes is not authenticated, and some of it
+is pickles: whoever reaches those ports may run code as the user of vLLM. gpufleet's firewall keeps
+them for the nodes of the replica (`network/firewall.py`). Where it is off, somebody else has to,
+and the operator has to say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from gpufleet.errors import FleetError
+from gpufleet.formatting import join_names
+from gpufleet.planning.stage import Stage
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.variables import Origin
+
+
+def require_guarded_ports(
+    stages: Iterable[Stage],
+    settings: Mapping[str, NodeSettings],
+    origins: Mapping[str, Mapping[str, Origin]],
+) -> None:
+    """
+    Refuse stages that talk to other nodes from a node without `firewall`.
+
+    `origins` are the places of each node's top-level keys. Raises `FleetError` with a sentence for
+    each replica, that names the place of the key by which it goes over nodes.
+    """
+    exposed: dict[tuple[str, str, str], set[str]] = {}
+    for stage, key, nodes in _meetings(stages, settings):
+        origin = origins.get(stage.node, {}).get("serving")
+        place = f"{origin.place_of(stage.model, key)}: " if origin else ""
+        at = f"{place}serving.{stage.model}.{key}"
+        found = exposed.setdefault((stage.id, key, at), set())
+        found.update(node for node in nodes if _is_open(settings[node]))
+    problems = [
+        f"{at}: {name} talks to other nodes by ports that ask for no key, where whoever reaches "
+        f"them may run code, and {join_names(sorted(nodes))} {'has' if len(nodes) == 1 else 'have'}"
+        " no `firewall`: write `firewall: {}`, or, where a network of their own or a firewall of "
+        "yours keeps others out, `allow_unguarded_ports: true` under `vllm`"
+        for (name, _, at), nodes in exposed.items()
+        if nodes
+    ]
+    if problems:
+        raise FleetError(*problems)
+
+
+def _is_open(settings: NodeSettings) -> bool:
+    accepted = settings.vllm is not None and settings.vllm.allow_unguarded_ports
+    return settings.firewall is None and not accepted
+
+
+def _meetings(
+    stages: Iterable[Stage], settings: Mapping[str, NodeSettings]
+) -> Iterator[tuple[Stage, str, tuple[str, ...]]]:
+    """Yield stages that talk to other nodes, the key that has them do so, and whose ports that
+    takes."""
+    for stage in stages:
+        if stage.group is not None:
+            yield stage, "span_nodes", (stage.node,)
+        if stage.handover and settings[stage.node].serving[stage.model].prefill:
+            nodes = tuple(node for node, _ in stage.handover.networks)
+            if len(nodes) > 1:
+                yield stage, "prefill", nodes

@@ -1,0 +1,70 @@
+"""Settings that give a server routes which control it, or a way in past gpufleet's guard.  Pure.
+
+The guard (`on_node/serving/guard.py`) asks for the API key on every path. Whoever has the key of a
+fleet is to use its models; what these routes do is more: `/collective_rpc` calls any method of the
+workers, `/update_weights` changes the model, `/pause` stops it. Which setting brings which route
+was read in vllm/entrypoints of 0.31.0 and 0.32.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gpufleet.settings.base import KeyPath
+from gpufleet.settings.node_settings import NodeSettings
+
+CONTROL_VARIABLES = {
+    "VLLM_SERVER_DEV_MODE": "/collective_rpc, /update_weights, /pause, /sleep and others",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "/v1/load_lora_adapter and /v1/unload_lora_adapter",
+    "VLLM_TORCH_PROFILER_DIR": "/start_profile and /stop_profile",
+}
+CONTROL_FLAGS = {
+    "enable-elastic-ep": "/scale_elastic_ep",
+    "enable-fault-tolerance": "/fault_tolerance/apply",
+    "profiler-config": "/start_profile and /stop_profile",
+}
+"""What brings routes that control a server, and the routes."""
+
+PAST_VARIABLES = ("VLLM_USE_RUST_FRONTEND",)
+PAST_FLAGS = ("grpc", "grpc-port")
+"""What serves by another program than vLLM's Python server, which alone loads middleware."""
+
+_NO = {"", "0", "false"}
+
+
+def route_mistakes(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
+    """Yield what must not be in a node's settings, each with the path of its key."""
+    vllm = settings.vllm
+    if vllm is None:
+        return
+    for at, name, value in _set(settings):
+        is_flag = at[-2] == "flags"
+        control = (CONTROL_FLAGS if is_flag else CONTROL_VARIABLES).get(name)
+        if control and not vllm.allow_control_routes:
+            yield (
+                at,
+                f"gives servers {control}, by which whoever has the API key controls them: remove "
+                "it, or write `allow_control_routes: true` under `vllm`",
+            )
+        if vllm.api_key_file is not None and name in (PAST_FLAGS if is_flag else PAST_VARIABLES):
+            yield (
+                at,
+                "has another program than vLLM's Python server answer, and that does not load "
+                "the guard which asks for the API key on every path (`vllm.api_key_file`): "
+                f"remove it ({value!r})",
+            )
+
+
+def _set(settings: NodeSettings) -> Iterator[tuple[KeyPath, str, Any]]:
+    """Yield each variable and each flag that is on, with the path of its key."""
+    named: dict[KeyPath, Mapping[str, Any]] = {
+        ("vllm", "environment"): settings.vllm.environment if settings.vllm else {}
+    }
+    for model, served in settings.serving.items():
+        named["serving", model, "environment"] = served.environment
+        named["serving", model, "flags"] = served.flags
+    for path, values in named.items():
+        for name, value in values.items():
+            if value is not None and str(value).strip().lower() not in _NO:
+                yield (*path, name), name, value
