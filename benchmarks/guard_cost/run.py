@@ -4,9 +4,10 @@
 
 ENVIRONMENT has a release's CPU build, as `lab.metrics_recording` says. In each of ROUNDS (default
 40) the release's own Python calls an application that does nothing, with the guard before it and
-without, in turn, with the headers of a real request; their difference is the guard's cost. Then
-its server with the guard completes prompts by one token, one after another over one connection:
-the least that a request can take, of a model of two layers. The goal is a share of that.
+without, in turn, with the headers of a real request; their difference in processor time is the
+guard's cost. Then its server with the guard completes prompts by one token, one after another over
+one connection. The goal is a share of the fastest of them, of a model of two layers: no request
+takes less, also where this machine does other things meanwhile.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ SCOPE = {"type": "http", "method": "POST", "path": "/v1/completions",
          "raw_path": b"/v1/completions", "root_path": "", "headers": HEADERS}
 
 async def seconds(asked, calls=20000):
-    began = time.perf_counter()
+    began = time.process_time()
     for _ in range(calls):
         await asked(SCOPE, None, None)
-    return (time.perf_counter() - began) / calls
+    return (time.process_time() - began) / calls
 
 async def main():
     guarded = Guard(app, sys.argv[2].encode())
@@ -71,7 +72,7 @@ def main() -> int:
         flag = f"--middleware={unit.MIDDLEWARE}"
         with running_server(vllm, flag, PYTHONPATH=folder, VLLM_API_KEY=KEY) as (_, port):
             requests = completions(port)
-    cost, request = statistics.median(costs), statistics.median(requests)
+    cost, request = statistics.median(costs), min(requests)
     share = cost / request
     print(f"load {os.getloadavg()[0]:.1f}")
     print(
@@ -79,8 +80,8 @@ def main() -> int:
         f"({min(costs) * 1e6:.2f} to {max(costs) * 1e6:.2f})"
     )
     print(
-        f"completion of one token: {request * 1e3:.2f} ms, median of {len(requests)} "
-        f"({min(requests) * 1e3:.2f} to {max(requests) * 1e3:.2f})"
+        f"completion of one token: {request * 1e3:.2f} ms, fastest of {len(requests)} "
+        f"(median {statistics.median(requests) * 1e3:.2f})"
     )
     print(f"share: {share:.3%}, goal below {GOAL:.0%}: {'kept' if share < GOAL else 'missed'}")
     return int(share >= GOAL)

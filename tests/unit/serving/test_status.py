@@ -17,6 +17,7 @@ import pytest
 from rich.console import Console
 
 from gpufleet.cli.status_command import status_table
+from gpufleet.on_node.change import wait
 from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.serving.status import engines, main, read_event
 from gpufleet.planning.stage import Stage
@@ -47,11 +48,14 @@ class Server(BaseHTTPRequestHandler):
     """Answers as vLLM does."""
 
     health = 200
+    guarded = True
 
     def do_GET(self):
         keyed = self.headers["Authorization"] == f"Bearer {KEY}"
+        keyed |= self.path == "/invocations" and not self.guarded
         status = self.health if self.path == "/health" else 200 if keyed else 401
-        body = json.dumps({"data": [{"id": "llama"}]}).encode() if status == 200 else b"{}"
+        said = {"data": [{"id": "llama"}], "choices": [{"text": "9"}]}
+        body = json.dumps(said).encode() if status == 200 else b"{}"
         self.send_response(status)
         self.end_headers()
         self.wfile.write(body)
@@ -201,6 +205,33 @@ def test_a_node_without_nvidia_smi_has_no_indices_and_serves(node):
 
     assert replica.health is Health.SERVES
     assert replica.ranks[0].indices == ()
+
+
+def test_a_server_whose_guard_is_missing_is_wrong_and_no_change_takes_it_for_ready(
+    node, monkeypatch
+):
+    server = wait.Server(UNIT)
+    assert wait.is_ready(server, wait.look(server))
+
+    monkeypatch.setattr(Server, "guarded", False)
+
+    (rank,) = fleet_status({"gpu-01": node.look()}, {}, whole=False).replicas[0].ranks
+    assert rank.health is Health.WRONG
+    assert "answers POST /invocations with 200 without the API key" in rank.why
+    assert not wait.is_ready(server, wait.look(server))
+
+
+def test_a_unit_that_an_older_gpufleet_wrote_is_judged_by_what_that_asked(node, monkeypatch):
+    """So a fleet can be changed in waves, and rolled back."""
+    path = node.path / "etc/systemd/system" / UNIT
+    path.write_text(path.read_text().replace("--middleware gpufleet_guard.Guard", "--seed 1"))
+    monkeypatch.setattr(Server, "guarded", False)
+
+    assert (
+        fleet_status({"gpu-01": node.look()}, {}, whole=False).replicas[0].health is Health.SERVES
+    )
+    server = wait.Server(UNIT)
+    assert wait.is_ready(server, wait.look(server))
 
 
 RANK = """\
