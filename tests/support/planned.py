@@ -48,8 +48,8 @@ def planned(machines: dict[str, dict[str, Any]], settings: dict[str, dict[str, A
 
 
 def declared_of(settings: dict[str, dict[str, Any]]) -> dict[str, NodeVars]:
-    """Return what an inventory would say of nodes."""
+    """Return what an inventory would say of nodes, which have a firewall: they may be partners."""
     return {
-        name: NodeVars(name, (), NodeSettings.model_validate(each), {})
+        name: NodeVars(name, (), NodeSettings.model_validate({"firewall": {}, **each}), {})
         for name, each in settings.items()
     }

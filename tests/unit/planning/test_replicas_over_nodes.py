@@ -481,6 +481,7 @@ def assessed(**asked):
         documents[name] = document
         settings = {
             "vllm": {"version": "0.32.0", "lock": "locks/none.txt", "listen": "127.0.0.1"},
+            "firewall": {},
             "gpus": {"reserved": list(range(1, 8))},
             "serving": {
                 "q": {"model": "/srv/q", "context": 8192, "span_nodes": True, **asked},

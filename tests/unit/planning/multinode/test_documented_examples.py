@@ -125,7 +125,6 @@ EXAMPLES = {
 
 def settings(example: Example) -> dict[str, Any]:
     return {
-        "firewall": {},
         "vllm": {
             "version": "0.33.0",
             "lock": LOCK,

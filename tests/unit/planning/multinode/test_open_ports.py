@@ -52,7 +52,7 @@ def test_a_replica_over_nodes_without_a_firewall_is_refused(spanning: list[Stage
     first, second = (each.node for each in spanning)
     (said,) = judge(spanning, {})
     assert said.startswith("group_vars/gpu.yml:7: serving.m.span_nodes: m-0 talks to other nodes")
-    assert f"{first} and {second} have no `firewall`" in said
+    assert f"{first}, {second} have no `firewall`" in said
     assert "write `firewall: {}`" in said
     assert "`allow_unguarded_ports: true` under `vllm`" in said
     for word in WORDS:
