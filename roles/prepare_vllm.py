@@ -16,7 +16,7 @@ from gpufleet.operations.build_release import have_release
 from gpufleet.operations.check_reachability import check_reachability
 from gpufleet.operations.converge import Converge
 from gpufleet.operations.distribute import model_artifact
-from gpufleet.operations.stage_model import have_model
+from gpufleet.operations.stage_model import have_model, own_models
 from gpufleet.planning.stage import Stage
 from gpufleet.serving import vllm_node
 from gpufleet.serving.unit import UnitFile
@@ -76,6 +76,7 @@ def prepared(here: NodePlan, wanted: Vllm, *, apart: bool = False) -> Prepared:
     )
     ground.packages(name="packages")
     ground.accounts(name="service account")
+    own_models(ground, wanted, name="models belong to root")
     ground.files(name="directories, locks and credentials")
     have_release(ground, build)
     for found in host.loop(sorted(files, key=lambda each: each.directory)):

@@ -137,7 +137,6 @@ def copied(lab: Lab, nodes: Sequence[str], tree: dict[str, Any]) -> Copy:
             "rate_mbit": None,
             "expected": expected.get(name, ()),
             "halves": halves,
-            "owner": "root",
             "remove": (),
         }
         return ask(lab, name, "fetch" if halves else "serve", more)

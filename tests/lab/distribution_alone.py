@@ -8,7 +8,7 @@ from gpufleet.operations import distribute
 from gpufleet.operations.build_release import have_release
 from gpufleet.operations.converge import Converge
 from gpufleet.operations.distribute import Artifact
-from gpufleet.operations.stage_model import have_model
+from gpufleet.operations.stage_model import have_model, own_models
 from gpufleet.serving import vllm_node
 
 MODEL = Checkpoint("lab/odd", "0" * 40, "/var/lib/vllm/models/lab--odd")
@@ -23,10 +23,11 @@ with refusals():
         watch=(build.mark, MODEL.mark),
     )
     ground.accounts(name="service account")
+    own_models(ground, wanted, name="models belong to root")
     ground.files(name="directories and locks")
     have_release(ground, build)
     # Planned for no node, for its config is on no hub: every node is to have it.
     nobody = distribute.model_artifact(MODEL, ())
-    everyone = tuple(sorted(nobody.owners))
+    everyone = tuple(sorted(nobody.sharing))
     artifact = Artifact(**{**vars(nobody), "wanting": everyone})
     have_model(ground, MODEL, wanted, artifact)

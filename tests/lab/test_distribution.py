@@ -157,7 +157,7 @@ def test_one_node_builds_and_downloads_and_all_have_the_same(trio: Fleet) -> Non
     )
     assert alike(trio)
     owned = trio.ssh("gpu-02", f"stat -c %U:%G:%a {RELEASES}/* {MODEL} {MODEL}/.complete")
-    assert owned.split() == ["root:root:755", "vllm:vllm:755", "root:root:644"]
+    assert owned.split() == ["root:root:755", "root:root:755", "root:root:644"]
     imported = f"{RELEASES}/*/bin/python -v -c 'import vllm.part_7' 2>&1 | grep part_7"
     assert "part_7.cpython-311.pyc matches" in trio.ssh("gpu-02", imported), "valid bytecode"
     assert trio.ssh("gpu-02", "ss -Hltn 'sport = :8790'") == "", "nothing listens afterwards"
@@ -165,6 +165,25 @@ def test_one_node_builds_and_downloads_and_all_have_the_same(trio: Fleet) -> Non
     again = deployed(trio, "-y", "--json")
     assert again.status == 0
     assert again.changed == {}
+
+
+def test_models_of_the_service_user_become_roots_without_a_download(trio: Fleet) -> None:
+    """As releases before this one left them; the files stay the same ones."""
+    inodes = f"cd {MODEL} && stat -c '%n %i %Y' * .complete"
+    before = trio.ssh("gpu-01", inodes)
+    trio.ssh(
+        "gpu-01", "chown -R vllm:vllm /var/lib/vllm && chown root:root " + MODEL + "/.complete"
+    )
+
+    run = deployed(trio, "-y", "--json")
+
+    assert run.status == 0, run.output
+    assert trio.ssh("gpu-01", inodes) == before
+    assert trio.ssh("gpu-01", "find /var/lib/vllm ! -user root -o ! -group root") == ""
+    assert trio.ssh("gpu-01", f"setpriv --reuid=vllm --clear-groups cat {MODEL}/config.json") == (
+        "{}\n"
+    )
+    assert deployed(trio, "-y", "--json").changed == {}
 
 
 def test_after_a_node_was_lost_in_a_copy_the_next_run_converges(trio: Fleet) -> None:

@@ -6,7 +6,6 @@ and so that no service needs the hub, or its token, to start.
 
 from __future__ import annotations
 
-import posixpath
 from dataclasses import dataclass
 from shlex import quote
 
@@ -15,10 +14,35 @@ from gpufleet.settings.serving_settings import Served, Vllm
 
 TOKEN = f"{node_paths.VLLM_CREDENTIALS}/hf-token"
 MODELS = node_paths.MODELS
+DOWNLOADING = ".gpufleet-download-"
+"""As in on_node/transfer/place_model.py."""
 # Where the Hub's client asks when no other endpoint is set.
 HUB = "https://huggingface.co"
 # 700 GB at 1 Gbit/s: the largest open checkpoints on a slow line.
 DOWNLOAD_SECONDS = 6 * 3600
+# What the files cost after that: renames, and bringing to disk what was written last.
+PLACE_SECONDS = 3600
+# Not ProtectHome: the release's interpreter may lie in a home.
+_SANDBOX = (
+    "NoNewPrivileges=yes",
+    "CapabilityBoundingSet=",
+    "LockPersonality=yes",
+    "PrivateDevices=yes",
+    "PrivateMounts=yes",
+    "PrivateTmp=yes",
+    "ProtectControlGroups=yes",
+    "ProtectHome=read-only",
+    "ProtectKernelLogs=yes",
+    "ProtectKernelModules=yes",
+    "ProtectKernelTunables=yes",
+    "ProtectProc=invisible",
+    "ProtectSystem=strict",
+    "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK",
+    "RestrictNamespaces=yes",
+    "RestrictRealtime=yes",
+    "RestrictSUIDSGID=yes",
+    "SystemCallArchitectures=native",
+)
 
 
 @dataclass(frozen=True)
@@ -28,6 +52,12 @@ class Checkpoint:
     repository: str
     revision: str
     directory: str
+
+    @property
+    def download(self) -> str:
+        """Where the service user downloads it to (on_node/transfer/place_model.py)."""
+        parent, _, name = self.directory.rpartition("/")
+        return f"{parent}/{DOWNLOADING}{name}"
 
     @property
     def mark(self) -> str:
@@ -63,22 +93,24 @@ def download_script(wanted: Checkpoint, vllm: Vllm, release_directory: str) -> s
     """
     Return the shell script that downloads the files; run again, it goes on where it stopped.
 
-    Not after a reboot: a power cut may have left files whose content never reached the disk, and a
-    download that goes on believes them. Then it starts over.
-
-    It runs as the service user in a transient unit, which hands it the token as a credential: the
-    token is in no argument list and in no environment that others may read.
+    `on_node/transfer/place_model.py` makes the folder before it and puts the files into their place
+    after it. It runs as the service user in a transient unit that can write to that folder alone,
+    and which hands it the token as a credential: the token is in no argument list and in no
+    environment that others may read.
     """
     token = vllm.hf_token_file is not None
+    folder = wanted.download
     properties = [
         f"User={vllm.user}",
         "UMask=0022",
         f"RuntimeMaxSec={DOWNLOAD_SECONDS}",
+        *_SANDBOX,
+        f"ReadWritePaths={folder}",
         *([f"LoadCredential=hf-token:{TOKEN}"] if token else []),
     ]
     environment = {
-        "HOME": node_paths.VLLM_STATE,
-        "HF_HOME": f"{node_paths.VLLM_STATE}/huggingface",
+        "HOME": f"{folder}/home",
+        "HF_HOME": f"{folder}/home/huggingface",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         **({"HF_ENDPOINT": vllm.hf_endpoint} if vllm.hf_endpoint else {}),
@@ -86,7 +118,7 @@ def download_script(wanted: Checkpoint, vllm: Vllm, release_directory: str) -> s
     use_token = "export HF_TOKEN_PATH=$CREDENTIALS_DIRECTORY/hf-token; " if token else ""
     download = (
         f"exec {release_directory}/bin/hf download {quote(wanted.repository)} "
-        f"--revision {quote(wanted.revision)} --local-dir {quote(wanted.directory)}"
+        f"--revision {quote(wanted.revision)} --local-dir {quote(f'{folder}/files')}"
     )
     options = " ".join(
         [
@@ -94,19 +126,7 @@ def download_script(wanted: Checkpoint, vllm: Vllm, release_directory: str) -> s
             *(f"-E {quote(f'{name}={value}')}" for name, value in environment.items()),
         ]
     )
-    started = quote(f"{wanted.directory}.boot")
     return f"""set -eu
 test -e {quote(wanted.mark)} && exit 0
-boot=$(cat /proc/sys/kernel/random/boot_id)
-if test -e {started} && test "$(cat {started})" != "$boot"; then
-    rm -rf {quote(wanted.directory)}
-fi
-mkdir -p {quote(posixpath.dirname(wanted.directory))}
-echo "$boot" > {started}
-sync {started}
-install -d -o {vllm.user} -g {vllm.user} -m 755 {quote(wanted.directory)}
 systemd-run --quiet --wait --pipe --collect {options} -- /bin/sh -c {quote(use_token + download)}
-sync -f {quote(wanted.directory)}
-touch {quote(wanted.mark)}
-rm -f {started}
 """

@@ -64,7 +64,7 @@ class Artifact:
         what, verb: "release 0.32.0-ab", "build".
         directory, mark: the tree on the nodes, and the file in it that says that it is whole.
         wanting: the nodes of the inventory that are to have it, in its order.
-        owners: whose the files are on each node that may have it.
+        sharing: the nodes that may have it, and may give it.
         seconds: after which a copy ends.
         python: the interpreter that it is made for; "": it works everywhere.
         leave_out: names at its top that are each node's own.
@@ -77,7 +77,7 @@ class Artifact:
     directory: str
     mark: str
     wanting: tuple[str, ...]
-    owners: Mapping[str, str]
+    sharing: tuple[str, ...]
     seconds: int
     python: str = ""
     leave_out: tuple[str, ...] = (".complete",)
@@ -87,7 +87,7 @@ class Artifact:
     @property
     def has_other_nodes(self) -> bool:
         """Whether another node than the current one may have it, or need it."""
-        return len(self.owners) > 1
+        return len(self.sharing) > 1
 
     @property
     def coming(self) -> str:
@@ -109,7 +109,7 @@ def release_artifact(wanted: Release) -> Artifact | None:
         directory=wanted.directory,
         mark=wanted.mark,
         wanting=tuple(wanting),
-        owners=dict.fromkeys(sharing, "root"),
+        sharing=tuple(sharing),
         seconds=BUILD_SECONDS,
         python=wanted.source.python,
         # What this node's release has accepted (operations/accept_flags.py) says nothing of
@@ -146,9 +146,9 @@ def model_artifact(wanted: Checkpoint, stages: Iterable[Stage]) -> Artifact | No
         directory=wanted.directory,
         mark=wanted.mark,
         wanting=tuple(name for name in sharing if name in needing),
-        owners={name: vllm.user for name in sharing if (vllm := settings[name].vllm)},
+        sharing=tuple(sharing),
         seconds=DOWNLOAD_SECONDS,
-        remove=(f"{wanted.directory}.boot",),
+        remove=(f"{wanted.directory}.boot", wanted.download),
     )
 
 
@@ -235,7 +235,7 @@ def _in_run(state: State, names: Sequence[str]) -> list[str]:
 
 def _looked(state: State, artifact: Artifact, turn: tuple[str, ...]) -> DistributionPlan:
     lost = {each.name for each in state.failed_hosts}
-    asked = [each for each in state.inventory if each.name in artifact.owners.keys() - lost]
+    asked = [each for each in state.inventory if each.name in set(artifact.sharing) - lost]
     program = payload.program(
         "transfer/transfer",
         action="look",
@@ -378,7 +378,6 @@ def _programs(
             rate_mbit=sharing[name].rate_mbit,
             expected=expected.get(name, ()),
             halves=halves,
-            owner=artifact.owners[name],
             remove=artifact.remove,
         )
     return programs

@@ -6,7 +6,7 @@ pyinfra's to run, as ever: what it prints, its status and its deadline are as wi
 An operation takes one of these around what it yields, and nothing else changes:
 
     with progress_watch.show_download(wanted, vllm):
-        yield StringCommand("sh", "-c", QuoteString(checkpoint.download_script(wanted, ...)))
+        yield StringCommand("sh", "-c", QuoteString(model_files.download_script(wanted, ...)))
 
 pyinfra runs the command while the generator waits in the block, and closes the generator when the
 command failed: either way the block ends with it, and so do the looks. A function of a
@@ -53,7 +53,7 @@ def show_download(wanted: Checkpoint, vllm: Vllm) -> Generator[None]:
     """Say how far a model's download is that the block runs; the Hub is asked for its size."""
     with show_growth(
         f"download of {wanted.repository}",
-        wanted.directory,
+        f"{wanted.download}/files",
         seconds=DOWNLOAD_SECONDS,
         tree=listing_url(wanted, vllm),
         token_file=TOKEN if vllm.hf_token_file else None,

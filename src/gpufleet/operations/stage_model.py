@@ -9,11 +9,13 @@ from pyinfra.api import QuoteString, StringCommand, operation
 from pyinfra.context import ctx_state
 
 from gpufleet.artifacts import model_files
-from gpufleet.artifacts.model_files import Checkpoint
+from gpufleet.artifacts.model_files import MODELS, Checkpoint
 from gpufleet.artifacts.operator_files import release_of
 from gpufleet.operations import progress_watch
-from gpufleet.operations.converge import Converge
+from gpufleet.operations.converge import Converge, announce
 from gpufleet.operations.distribute import Artifact, copy, is_copied
+from gpufleet.remote import payload
+from gpufleet.remote.facts import PYTHON
 from gpufleet.settings.serving_settings import Vllm
 
 
@@ -72,10 +74,30 @@ def stage_missing_model(
     yield StringCommand("rm", "-rf", QuoteString(artifact.coming))
 
 
+@operation()
+def own_models(node: Converge, vllm: Vllm) -> Generator[StringCommand]:
+    """Give models that belonged to the service user to root; `node` watches their folder."""
+    found = node.snapshot().file(MODELS)
+    if not found.exists or (found.user, found.group) == ("root", "root"):
+        host.noop(f"{MODELS} is root's")
+        return
+    announce(f"give {MODELS} and all in it to root: it is {vllm.user}'s")
+    yield _placing("own", directory=MODELS)
+    node.forget()
+
+
+def _placing(action: str, **given: str) -> StringCommand:
+    program = payload.program("transfer/place_model", action=action, **given)
+    return StringCommand(PYTHON, _stdin=program, _timeout=model_files.PLACE_SECONDS)
+
+
 def _download(
     node: Converge, wanted: Checkpoint, vllm: Vllm, release_directory: str
 ) -> Generator[StringCommand]:
     script = model_files.download_script(wanted, vllm, release_directory)
+    place = {"directory": wanted.directory, "mark": wanted.mark}
+    yield _placing("begin", user=vllm.user, **place)
     with progress_watch.show_download(wanted, vllm):
         yield StringCommand("sh", "-c", QuoteString(script))
+    yield _placing("place", **place)
     node.forget()

@@ -76,8 +76,8 @@ def required_state(
             )
         ),
         Directory(node_paths.CACHE, mode=0o755),
-        Directory(node_paths.VLLM_STATE, user=user, group=user, mode=0o755),
-        Directory(node_paths.MODELS, user=user, group=user, mode=0o755),
+        Directory(node_paths.VLLM_STATE, mode=0o755),
+        Directory(node_paths.MODELS, mode=0o755),
         Directory(node_paths.VLLM_CONFIGURATION, mode=0o755),
         Directory(CREDENTIALS, mode=0o700),
         Directory(node_paths.PROGRAMS, mode=0o755),

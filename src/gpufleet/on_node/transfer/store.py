@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import pwd
 import shutil
 import subprocess
 from typing import Callable, Dict, List, Set
@@ -66,12 +65,10 @@ def open_folder(directory: str) -> int:
 class IncomingTree:
     """A directory in which a tree is put together; one process at a time has it."""
 
-    def __init__(self, directory: str, mark: str, owner: str) -> None:
+    def __init__(self, directory: str, mark: str) -> None:
         """Take it. Raises `RefusedError` if another has it, or if it is not ours."""
         self.directory, self.mark = directory, mark
         parent, self.name = os.path.split(directory)
-        account = pwd.getpwnam(owner)
-        self.user, self.group = account.pw_uid, account.pw_gid
         # The folder of a model's revisions is missing before the first of them comes.
         with contextlib.suppress(FileExistsError):
             os.mkdir(parent)
@@ -146,7 +143,6 @@ class IncomingTree:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(each.path, dir_fd=self.root)
                 os.symlink(each.target, each.path, dir_fd=self.root)
-                os.chown(each.path, self.user, self.group, dir_fd=self.root, follow_symlinks=False)
         for each in reversed(self.tree.entries):
             if each.kind == "d":
                 self._finish_folder(os.open(each.path, _FOLDER, dir_fd=self.root), each)
@@ -172,7 +168,6 @@ class IncomingTree:
         file = os.open(entry.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.root)
         try:
             os.ftruncate(file, entry.size)
-            os.fchown(file, self.user, self.group)
             os.fchmod(file, entry.mode)
             os.utime(file, ns=(entry.time, entry.time))
         finally:
@@ -180,7 +175,6 @@ class IncomingTree:
 
     def _finish_folder(self, folder: int, entry: Entry) -> None:
         try:
-            os.fchown(folder, self.user, self.group)
             os.fchmod(folder, entry.mode)
             if entry.path:
                 os.utime(folder, ns=(entry.time, entry.time))

@@ -18,7 +18,6 @@ and
   digest               of `serve` and `fetch`: the manifest's name
   halves               of `fetch`: for pieces of even and of odd number, [name, host, port] of its
                        sources, best first
-  owner                of `fetch`: whose the files are to be
   remove               of `fetch`: files that go when the tree is there
   seconds              after which it ends, whatever is missing
 Prints one JSON document:
@@ -169,7 +168,7 @@ def fetch(given: Dict[str, Any]) -> Dict[str, Any]:
     if os.path.exists(given["mark"]):
         return {"bytes": 0, "found": 0, "sent": 0, "seconds": 0.0, "port": 0, "from": {}}
     with hold_lock(given["lock"], fcntl.LOCK_EX):
-        coming = store.IncomingTree(given["directory"], given["mark"], given["owner"])
+        coming = store.IncomingTree(given["directory"], given["mark"])
         fetching = Fetching(given)
         packed = fetching.manifest()
         found = unpacked(packed)

@@ -7,7 +7,6 @@ others. What arrived is compared by reading it, never by what the programs say.
 from __future__ import annotations
 
 import contextlib
-import getpass
 import hashlib
 import json
 import os
@@ -69,7 +68,6 @@ class Ground:
             "rate_mbit": None,
             "expected": (),
             "halves": (),
-            "owner": getpass.getuser(),
             "remove": (),
             "seconds": 60,
             **more,

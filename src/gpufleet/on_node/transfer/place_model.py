@@ -1,0 +1,265 @@
+"""RUNS ON THE NODE, as root: puts a model that the service user has downloaded into its place.
+
+Takes (`PARAMETERS`) an `action`:
+  begin   make the folder for a download; finish a placing that was interrupted
+  place   put what was downloaded into its place, and mark it whole
+  own     give a folder of models that belonged to the service user, and all in it, to root
+and
+  directory   the model; of `own`: the folder of all models
+  mark        of `begin` and `place`: the file in it that says that it is whole
+  user        of `begin`: who downloads
+Prints one JSON document {"schema": 1}; on a problem one sentence on stderr and status 1.
+
+    <parent>/<name>/                      root's, readable by everybody
+    <parent>/.gpufleet-download-<name>/   0700, of who downloads
+      files/, home/                       the model; what the Hub's client needs a home for
+    <parent>/<name>.boot                  the boot since which the download runs
+
+The parent is root's. What lies in the download's folder may be hostile: it is root's before its
+names are read, everything in it is opened through no link, and what is neither file nor directory
+is refused, as is a file that somebody still writes.
+Python 3.8, standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import pwd
+import shutil
+import stat
+import subprocess
+import sys
+from typing import Any, Callable, Dict, Optional, Tuple
+
+from gpufleet.on_node.transfer.manifest import RefusedError
+from gpufleet.on_node.transfer.store import SYNC_SECONDS, open_folder
+
+PARAMETERS: Dict[str, Any] = globals().get("PARAMETERS") or {}
+
+PREFIX = ".gpufleet-download-"
+GONE = ".gpufleet-gone-"
+BOOT = "/proc/sys/kernel/random/boot_id"
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# O_NONBLOCK: opening a pipe would wait for its other end.
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def main() -> None:
+    """Do what is asked; say a problem in one sentence."""
+    try:
+        {"begin": begin, "place": place, "own": own}[PARAMETERS["action"]](PARAMETERS)
+    except RefusedError as refused:
+        sys.exit(str(refused))
+    except (OSError, subprocess.SubprocessError) as error:
+        sys.exit("%s: %s" % (PARAMETERS["directory"], error))
+    print(json.dumps({"schema": 1}))
+
+
+def begin(given: Dict[str, Any]) -> None:
+    """
+    Make the folder for a download, or leave the one of a download that was interrupted.
+
+    Not after a reboot: a power cut may have left files whose content never reached the disk, and a
+    download that goes on believes them. Then it starts over.
+    """
+    if os.path.exists(given["mark"]):
+        return
+    parent, name = _parent(given["directory"])
+    account = pwd.getpwnam(given["user"])
+    with open(BOOT, "rb") as file:
+        boot = file.read()
+    owner = _owner(PREFIX + name, parent)
+    if _noted(name + ".boot", parent) != boot or owner not in (os.geteuid(), account.pw_uid):
+        _remove(given["directory"], PREFIX + name)
+        owner = None
+    _note(name + ".boot", parent, boot)
+    if owner is None:
+        os.mkdir(PREFIX + name, 0o700, dir_fd=parent)
+        folder = os.open(PREFIX + name, _FOLDER, dir_fd=parent)
+        for each in ("files", "home"):
+            os.mkdir(each, 0o700, dir_fd=folder)
+            os.chown(each, account.pw_uid, account.pw_gid, dir_fd=folder, follow_symlinks=False)
+        os.fchown(folder, account.pw_uid, account.pw_gid)
+    elif owner != account.pw_uid:
+        # Root's: all had come when the placing began.
+        place(given)
+
+
+def place(given: Dict[str, Any]) -> None:
+    """Put what was downloaded into its place."""
+    if os.path.exists(given["mark"]):
+        return
+    parent, name = _parent(given["directory"])
+    folder = os.open(PREFIX + name, _FOLDER, dir_fd=parent)
+    os.fchown(folder, os.geteuid(), os.getegid())
+    os.fchmod(folder, 0o700)
+    files = os.open("files", _FOLDER, dir_fd=folder)
+    _seal(files, given["directory"])
+    # What the Hub's client notes of a download.
+    _remove(given["directory"], PREFIX + name + "/files/.cache")
+    _remove(given["directory"], PREFIX + name + "/home")
+    _sync(files)
+    os.close(os.open(os.path.basename(given["mark"]), _NEW, 0o644, dir_fd=files))
+    _sync(files)
+    # What older releases downloaded straight to there, and did not finish.
+    _remove(given["directory"], GONE + name)
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(name, GONE + name, src_dir_fd=parent, dst_dir_fd=parent)
+    os.rename("files", name, src_dir_fd=folder, dst_dir_fd=parent)
+    os.fsync(parent)
+    for each in (PREFIX + name, GONE + name, name + ".boot"):
+        _remove(given["directory"], each)
+
+
+def own(given: Dict[str, Any]) -> None:
+    """
+    Give the folder of models to root, with all in it; what is readable stays readable.
+
+    Its group goes last, and says that all is done.
+    """
+    above, name = os.path.split(given["directory"])
+    state = open_folder(above)
+    os.fchown(state, os.geteuid(), os.getegid())
+    models = os.open(name, _FOLDER, dir_fd=state)
+    os.fchown(models, os.geteuid(), -1)
+    os.fchmod(models, 0o755)
+    _walk(models, given["directory"], _take)
+    os.fchown(models, os.geteuid(), os.getegid())
+    os.fsync(models)
+
+
+def _seal(folder: int, shown: str) -> None:
+    os.fchown(folder, os.geteuid(), os.getegid())
+    os.fchmod(folder, 0o755)
+    _walk(folder, shown, _seal_entry)
+
+
+def _seal_entry(folder: int, name: str, status: os.stat_result, shown: str) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise RefusedError("%s: the download has it, and it is no file: a link?" % shown)
+    file = os.open(name, _FILE, dir_fd=folder)
+    try:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+            raise RefusedError("%s: the download has it, and others have it, too" % shown)
+        os.fchown(file, os.geteuid(), os.getegid())
+        os.fchmod(file, 0o644)
+        try:
+            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        except OSError as error:
+            # Others: a file system without leases.
+            if error.errno == errno.EAGAIN:
+                raise RefusedError(
+                    "%s: a program still writes it: wait for it, and deploy again" % shown
+                ) from None
+    finally:
+        os.close(file)
+
+
+def _take(folder: int, name: str, status: os.stat_result, _shown: str) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        os.chown(name, os.geteuid(), os.getegid(), dir_fd=folder, follow_symlinks=False)
+        return
+    with contextlib.suppress(OSError):  # it has just gone
+        file = os.open(name, _FILE, dir_fd=folder)
+        try:
+            if os.fstat(file).st_uid != 0:
+                os.fchown(file, os.geteuid(), os.getegid())
+                os.fchmod(file, 0o755 if os.fstat(file).st_mode & stat.S_IXUSR else 0o644)
+        finally:
+            os.close(file)
+
+
+def _walk(folder: int, shown: str, visit: Callable[[int, str, os.stat_result, str], None]) -> None:
+    """Take directories below an open one, each before what is in it, and visit all else."""
+    for name in sorted(os.listdir(folder)):
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        path = "%s/%s" % (shown, name)
+        if not stat.S_ISDIR(status.st_mode):
+            visit(folder, name, status, path)
+            continue
+        inner = os.open(name, _FOLDER, dir_fd=folder)
+        try:
+            os.fchown(inner, os.geteuid(), os.getegid())
+            os.fchmod(inner, 0o755)
+            _walk(inner, path, visit)
+        finally:
+            os.close(inner)
+
+
+def _parent(directory: str) -> Tuple[int, str]:
+    """Return a descriptor of the folder of a model, made if it is missing, and the model's name."""
+    path, name = os.path.split(directory)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path)
+        os.chmod(path, 0o755)
+    parent = open_folder(path)
+    status = os.fstat(parent)
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise RefusedError("%s is not root's alone: chown root %s; chmod 755 %s" % ((path,) * 3))
+    return parent, name
+
+
+def _owner(name: str, folder: int) -> Optional[int]:
+    """Return whose a directory is; None if there is none, -1 if it is something else."""
+    try:
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    return status.st_uid if stat.S_ISDIR(status.st_mode) else -1
+
+
+def _noted(name: str, folder: int) -> bytes:
+    try:
+        file = os.open(name, _FILE, dir_fd=folder)
+    except OSError:
+        return b""
+    try:
+        return os.read(file, 64)
+    finally:
+        os.close(file)
+
+
+def _note(name: str, folder: int, content: bytes) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder)
+    file = os.open(name, _NEW, 0o644, dir_fd=folder)
+    try:
+        os.write(file, content)
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _remove(directory: str, name: str) -> None:
+    """
+    Remove a name beside a model, with all that is in it; it need not be there.
+
+    All folders above it are root's, and shutil goes down by descriptors.
+    """
+    path = os.path.join(os.path.dirname(directory), name)
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path)
+        else:
+            os.unlink(path)
+
+
+def _sync(folder: int) -> None:
+    subprocess.run(
+        ["sync", "-f", "/proc/self/fd/%d" % folder],
+        pass_fds=[folder],
+        stdin=subprocess.DEVNULL,
+        timeout=SYNC_SECONDS,
+        check=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""A download becomes root's and gets its place; root follows no link that is planted in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpufleet.remote import payload
+
+USER = pwd.getpwuid(os.getuid()).pw_name
+REVISION = "17b23a3e"
+
+
+def run(action: str, directory: Path, user: str = USER) -> str:
+    """Return what it says when it refuses; "": it did it."""
+    program = payload.program(
+        "transfer/place_model",
+        action=action,
+        directory=str(directory),
+        mark=str(directory / ".complete"),
+        user=user,
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-"],
+        input=program,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if done.returncode == 0:
+        assert json.loads(done.stdout) == {"schema": 1}
+        return ""
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return tmp_path / "models/org--name" / REVISION
+
+
+@pytest.fixture
+def downloading(model: Path) -> Path:
+    """Return where a download that has begun writes files."""
+    model.parent.parent.mkdir()
+    assert run("begin", model) == ""
+    return model.parent / f".gpufleet-download-{REVISION}/files"
+
+
+def test_a_download_is_placed_whole_and_readable(model: Path, downloading: Path) -> None:
+    assert downloading.parent.stat().st_mode & 0o777 == 0o700
+    (downloading / "sub").mkdir(0o700)
+    (downloading / "sub/a.safetensors").write_bytes(b"a")
+    (downloading / "config.json").write_text("{}")
+    (downloading / "config.json").chmod(0o600)
+    (downloading / ".cache").mkdir()
+    model.mkdir()  # what an older release downloaded straight to there, not whole
+    (model / "half").touch()
+
+    assert run("place", model) == ""
+
+    assert sorted(each.name for each in model.iterdir()) == [".complete", "config.json", "sub"]
+    assert (model / "config.json").stat().st_mode & 0o777 == 0o644
+    assert (model / "sub").stat().st_mode & 0o777 == 0o755
+    assert [each.name for each in model.parent.iterdir()] == [REVISION]
+    assert run("place", model) == ""
+    assert run("begin", model) == ""
+    assert [each.name for each in model.parent.iterdir()] == [REVISION]
+
+
+def test_a_download_goes_on_but_for_a_reboot(model: Path, downloading: Path) -> None:
+    (downloading / "half").touch()
+    assert run("begin", model) == ""
+    assert (downloading / "half").exists()
+
+    (model.parent / f"{REVISION}.boot").write_text("another")
+    assert run("begin", model) == ""
+    assert not (downloading / "half").exists()
+
+
+def test_no_link_leads_root_out_of_the_folder(model: Path, downloading: Path) -> None:
+    """As a program with the rights of the service user could plant them."""
+    victim = model.parents[2] / "victim"
+    victim.mkdir()
+    secret = victim / "secret"
+    secret.write_text("secret")
+    secret.chmod(0o600)
+    boot = model.parent / f"{REVISION}.boot"
+
+    boot.unlink()
+    boot.symlink_to(secret)
+    assert run("begin", model) == ""
+    assert not boot.is_symlink()
+
+    for name, plant in {
+        "link": lambda each: each.symlink_to(secret),
+        "folder": lambda each: each.symlink_to(victim, target_is_directory=True),
+        "hard link": lambda each: os.link(secret, each),
+        "pipe": os.mkfifo,
+        ".complete": lambda each: each.symlink_to(secret),
+    }.items():
+        plant(downloading / name)
+        assert str(model / name) in run("place", model), name
+        assert not model.exists()
+        (downloading / name).unlink()
+
+    downloading.rmdir()
+    downloading.symlink_to(victim, target_is_directory=True)
+    assert run("place", model)
+    downloading.parent.rename(model.parent / "aside")
+    downloading.parent.symlink_to(victim, target_is_directory=True)
+    assert run("place", model)
+    assert run("begin", model) == "", "a new folder takes the place of the link"
+
+    assert secret.read_text() == "secret"
+    assert secret.stat().st_mode & 0o777 == 0o600
+    assert [each.name for each in victim.iterdir()] == ["secret"]
+
+
+def test_a_file_that_somebody_still_writes_is_not_taken(model: Path, downloading: Path) -> None:
+    with (downloading / "a.safetensors").open("wb"):
+        assert "still writes" in run("place", model)
+    assert run("place", model) == ""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="gives files to another user")
+def test_models_of_the_service_user_become_roots_and_stay_readable(model: Path) -> None:
+    """What is there is not downloaded again, and whoever reads it goes on."""
+    nobody = pwd.getpwnam("nobody")
+    secret = model.parents[2] / "secret"
+    secret.write_text("secret")
+    model.mkdir(parents=True)
+    (model / "a.safetensors").write_bytes(b"a" * 100)
+    (model / "a.safetensors").chmod(0o600)
+    (model / "link").symlink_to(secret)
+    models = model.parents[1]
+    for each in (models, *models.rglob("*")):
+        os.chown(each, nobody.pw_uid, nobody.pw_gid, follow_symlinks=False)
+    os.chown(secret, nobody.pw_uid, nobody.pw_gid)
+    before = (model / "a.safetensors").stat()
+
+    assert run("own", models) == ""
+
+    for each in (models, *models.rglob("*")):
+        assert (each.lstat().st_uid, each.lstat().st_gid) == (0, 0), each
+    after = (model / "a.safetensors").stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert after.st_mode & 0o777 == 0o644
+    assert secret.stat().st_uid == nobody.pw_uid
