@@ -163,6 +163,7 @@ def ask(lab: Lab, node: str, action: str, more: dict[str, Any]) -> dict[str, Any
         manifests="/var/lib/gpufleet/manifests",
         leave_out=[".complete"],
         lock="",
+        python="",
         seconds=1800,
         **more,
     )

@@ -156,6 +156,8 @@ def test_one_node_builds_and_downloads_and_all_have_the_same(trio: Fleet) -> Non
         trio, "gpu-03", f"{RELEASES}/0.32.0-*"
     )
     assert alike(trio)
+    note = trio.project / "vllm.txt.built.json"
+    assert '"node": "gpu-01"' in note.read_text()
     owned = trio.ssh("gpu-02", f"stat -c %U:%G:%a {RELEASES}/* {MODEL} {MODEL}/.complete")
     assert owned.split() == ["root:root:755", "root:root:755", "root:root:644"]
     imported = f"{RELEASES}/*/bin/python -v -c 'import vllm.part_7' 2>&1 | grep part_7"
@@ -165,6 +167,31 @@ def test_one_node_builds_and_downloads_and_all_have_the_same(trio: Fleet) -> Non
     again = deployed(trio, "-y", "--json")
     assert again.status == 0
     assert again.changed == {}
+
+
+def test_a_node_with_other_files_than_were_built_is_no_source(trio: Fleet) -> None:
+    """It says that its release is whole, and is the first that has it."""
+    release = trio.ssh("gpu-02", f"echo {RELEASES}/0.32.0-*").strip()
+    trio.ssh("gpu-01", f"rm -rf {release}")
+    trio.ssh(
+        "gpu-02",
+        f"echo 'evil = 1' >> {release}/lib/python3*/site-packages/vllm/__init__.py && "
+        "rm -rf /var/lib/gpufleet/manifests",
+    )
+
+    run = deployed(trio, "-y")
+
+    assert run.status == 0, run.output
+    assert "gpu-02: release 0.32.0-" in run.output
+    assert "does not name" not in deployed(trio, "-y").output, "nobody lacks it: it does not matter"
+    assert listing(trio, "gpu-01", RELEASES) == listing(trio, "gpu-03", RELEASES)
+    assert "evil" not in trio.ssh(
+        "gpu-01", f"cat {release}/lib/python3*/site-packages/vllm/__init__.py"
+    )
+    trio.ssh("gpu-02", f"rm -rf {release}")
+    assert deployed(trio, "-y").status == 0
+    assert alike(trio)
+    assert built(trio) == ["gpu-01"]
 
 
 def test_models_of_the_service_user_become_roots_without_a_download(trio: Fleet) -> None:

@@ -15,7 +15,7 @@ N nodes long.)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -28,10 +28,18 @@ HALVES = 2
 
 @dataclass(frozen=True)
 class TreeState:
-    """What a node says of a tree: whether it is there and whole, and what kind of node it is."""
+    """
+    What a node says of a tree.
+
+    Attributes:
+        whole: whether it is there and whole.
+        kind: what kind of node it is.
+        digest: of its files; "": they were not read since the tree is whole.
+    """
 
     whole: bool
     kind: Kind
+    digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,10 +60,18 @@ class Share:
 
 @dataclass(frozen=True)
 class DistributionPlan:
-    """How each node comes to what it needs: `alone` names who makes its own, and why."""
+    """
+    How each node comes to what it needs.
+
+    Attributes:
+        shares: who makes it and who copies it.
+        alone: who makes its own, and why.
+        unknown: nodes that have it, and not with files that are known to be right.
+    """
 
     shares: tuple[Share, ...]
     alone: Mapping[str, str]
+    unknown: tuple[str, ...] = ()
 
     def makes(self, node: str) -> Share | None:
         """Return the share for which a node makes it; None: it makes it for nobody."""
@@ -75,11 +91,13 @@ def parse_look(answer: dict[str, Any] | str) -> TreeState | str:
     kind = answer.get("kind")
     if not isinstance(kind, list) or not all(isinstance(each, str) for each in kind):
         return "it does not say what kind of node it is"
-    return TreeState(answer.get("whole") is True, tuple(kind))
+    return TreeState(answer.get("whole") is True, tuple(kind), str(answer.get("digest") or ""))
 
 
 def plan_distribution(
-    wanting: Sequence[str], looks: Mapping[str, TreeState | str]
+    wanting: Sequence[str],
+    looks: Mapping[str, TreeState | str],
+    right: Mapping[Kind, Collection[str]] | None = None,
 ) -> DistributionPlan:
     """
     Return who makes and who copies.
@@ -87,6 +105,8 @@ def plan_distribution(
     `wanting` are the nodes that need it in this run and may have it, in the inventory's order.
     `looks` are theirs and those of others who may have it already: whoever has it gives it, the
     first of `wanting` before the first of the others; where none has it, the first makes it.
+    `right` are the digests that it may have, by kind of node; None: any. A node with another one
+    gives it to nobody, and keeps it.
     """
     alone = {
         node: said if isinstance(said := looks.get(node), str) else "it was not asked"
@@ -98,19 +118,22 @@ def plan_distribution(
         if isinstance(found := looks.get(node), TreeState):
             by_kind.setdefault(found.kind, []).append(node)
     shares = []
+    unknown: list[str] = []
     for kind, members in by_kind.items():
-        having = [
-            node
-            for node in dict.fromkeys((*members, *sorted(looks)))
+        there = {
+            node: found.digest
+            for node in (*members, *sorted(looks))
             if isinstance(found := looks[node], TreeState) and found.whole and found.kind == kind
-        ]
-        lacking = [node for node in members if node not in having]
+        }
+        lacking = [node for node in members if node not in there]
         if not lacking:
             continue
+        having = [node for node in there if right is None or there[node] in right.get(kind, ())]
+        unknown += [node for node in there if node not in having]
         source = having[0] if having else lacking[0]
         others = tuple(node for node in lacking if node != source)
         shares.append(Share(source, bool(having), others))
-    return DistributionPlan(tuple(shares), alone)
+    return DistributionPlan(tuple(shares), alone, tuple(unknown))
 
 
 def sources(source: str, others: Sequence[str]) -> dict[str, tuple[tuple[str, ...], ...]]:

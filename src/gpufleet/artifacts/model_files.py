@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from shlex import quote
 
 from gpufleet import node_paths
+from gpufleet.remote import sandbox
 from gpufleet.settings.serving_settings import Served, Vllm
 
 TOKEN = f"{node_paths.VLLM_CREDENTIALS}/hf-token"
@@ -22,27 +23,6 @@ HUB = "https://huggingface.co"
 DOWNLOAD_SECONDS = 6 * 3600
 # What the files cost after that: renames, and bringing to disk what was written last.
 PLACE_SECONDS = 3600
-# Not ProtectHome: the release's interpreter may lie in a home.
-_SANDBOX = (
-    "NoNewPrivileges=yes",
-    "CapabilityBoundingSet=",
-    "LockPersonality=yes",
-    "PrivateDevices=yes",
-    "PrivateMounts=yes",
-    "PrivateTmp=yes",
-    "ProtectControlGroups=yes",
-    "ProtectHome=read-only",
-    "ProtectKernelLogs=yes",
-    "ProtectKernelModules=yes",
-    "ProtectKernelTunables=yes",
-    "ProtectProc=invisible",
-    "ProtectSystem=strict",
-    "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK",
-    "RestrictNamespaces=yes",
-    "RestrictRealtime=yes",
-    "RestrictSUIDSGID=yes",
-    "SystemCallArchitectures=native",
-)
 
 
 @dataclass(frozen=True)
@@ -104,7 +84,7 @@ def download_script(wanted: Checkpoint, vllm: Vllm, release_directory: str) -> s
         f"User={vllm.user}",
         "UMask=0022",
         f"RuntimeMaxSec={DOWNLOAD_SECONDS}",
-        *_SANDBOX,
+        *sandbox.PROPERTIES,
         f"ReadWritePaths={folder}",
         *([f"LoadCredential=hf-token:{TOKEN}"] if token else []),
     ]
@@ -128,5 +108,5 @@ def download_script(wanted: Checkpoint, vllm: Vllm, release_directory: str) -> s
     )
     return f"""set -eu
 test -e {quote(wanted.mark)} && exit 0
-systemd-run --quiet --wait --pipe --collect {options} -- /bin/sh -c {quote(use_token + download)}
+{" ".join(sandbox.RUN)} {options} -- /bin/sh -c {quote(use_token + download)}
 """

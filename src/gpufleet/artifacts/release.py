@@ -19,11 +19,14 @@ from urllib.parse import unquote
 
 from gpufleet import node_paths
 from gpufleet.errors import FleetError
+from gpufleet.remote import sandbox
 
 RELEASES = node_paths.RELEASES
 CACHE = node_paths.UV_CACHE
 # A cold build of vLLM's CUDA wheels is some 5 GB to download and unpack; an hour is a slow mirror.
 BUILD_SECONDS = 3600
+# Importing torch and vLLM takes 20 s on a cold disk; a slow one gets a margin.
+IMPORT_SECONDS = 600
 # A build whose controller has gone runs on; the next one waits for it.
 WAIT_SECONDS = 1800
 # Of what uv has said, when it fails: its reasons are at the end.
@@ -235,7 +238,6 @@ def build_script(wanted: Release) -> str:
     sources = _sources(wanted.source)
     pip = ["-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
     pip += ["--require-hashes", "--only-binary", ":all:"]
-    scratch = f"{home}/.scratch"
     return f"""set -eu
 umask 022
 unset PYTHONDONTWRITEBYTECODE PYTHONPATH PYTHONHOME
@@ -272,10 +274,7 @@ if ! test -e {wanted.mark}; then
         echo 'the lock does not fit together, or is for another Python: see locks/README.md' >&2
         exit 1
     fi
-    rm -rf {scratch}
-    mkdir -m 700 {scratch}
-    HOME={scratch} $python -c 'import {", ".join(program.imports)}'
-    rm -rf {scratch}
+    {sandbox.as_nobody(IMPORT_SECONDS)} $python -IB -c 'import {", ".join(program.imports)}'
     sync -f {wanted.directory}
     sync -f {cache}
     rm -f {cache}.boot {wanted.build_log}

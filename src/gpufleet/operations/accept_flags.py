@@ -94,6 +94,7 @@ def _ask(release: Release) -> Schema:
     document = host.get_fact(
         ReleaseFlags,
         python=f"{release.directory}/bin/python",
+        seconds=READ_SECONDS + 10,
         _stdin=extract.program(seconds=READ_SECONDS),
         _timeout=int(READ_SECONDS) + 20,
     )

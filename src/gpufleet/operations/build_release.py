@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from pyinfra import host
-from pyinfra.api import QuoteString, StringCommand, operation
+from pyinfra.api import FunctionCommand, QuoteString, StringCommand, operation
 from pyinfra.context import ctx_state
 
 from gpufleet.artifacts.release import BUILD_SECONDS, WAIT_SECONDS, Release, build_script
 from gpufleet.operations import progress_watch
 from gpufleet.operations.converge import Converge, announce
-from gpufleet.operations.distribute import Artifact, copy, is_copied, release_artifact
+from gpufleet.operations.distribute import (
+    Artifact,
+    copy,
+    is_copied,
+    note_build,
+    release_artifact,
+)
 
 
 def have_release(ground: Converge, build: Release) -> None:
@@ -38,8 +44,12 @@ def have_release(ground: Converge, build: Release) -> None:
 @operation()
 def build_release(
     node: Converge, wanted: Release, artifact: Artifact | None = None
-) -> Generator[StringCommand]:
-    """Build the release, unless it is there and whole, or comes from another node."""
+) -> Generator[StringCommand | FunctionCommand]:
+    """
+    Build the release, unless it is there and whole, or comes from another node.
+
+    Its files are noted once it is whole (`distribute.note_build`).
+    """
     if node.snapshot().file(wanted.mark).exists:
         host.noop(f"release {wanted.id} is there")
         return
@@ -47,6 +57,8 @@ def build_release(
         host.noop(f"release {wanted.id} comes from another node")
         return
     yield from _build(node, wanted)
+    if artifact and artifact.has_other_nodes:
+        yield FunctionCommand(note_build, (artifact,), {})
 
 
 @operation()

@@ -27,8 +27,8 @@ from pyinfra.api import FunctionCommand, Host, State, operation
 from pyinfra.context import ctx_state
 
 from gpufleet import node_paths
-from gpufleet.artifacts import distribution
-from gpufleet.artifacts.distribution import DistributionPlan, Share, TreeState
+from gpufleet.artifacts import built_releases, distribution
+from gpufleet.artifacts.distribution import DistributionPlan, Kind, Share, TreeState
 from gpufleet.artifacts.model_files import DOWNLOAD_SECONDS, Checkpoint, checkpoint
 from gpufleet.artifacts.operator_files import release_of
 from gpufleet.artifacts.release import BUILD_SECONDS, Release
@@ -70,6 +70,7 @@ class Artifact:
         leave_out: names at its top that are each node's own.
         lock: a file that is held while it is read or brought; "": none.
         remove: files on nodes that go when it is there.
+        release: what it is a build of, whose files are noted (artifacts/built_releases.py).
     """
 
     what: str
@@ -83,6 +84,7 @@ class Artifact:
     leave_out: tuple[str, ...] = (".complete",)
     lock: str = ""
     remove: tuple[str, ...] = ()
+    release: Release | None = None
 
     @property
     def has_other_nodes(self) -> bool:
@@ -116,6 +118,7 @@ def release_artifact(wanted: Release) -> Artifact | None:
         # another's.
         leave_out=(".complete", ".accepts"),
         lock=f"{wanted.program.home}/.building",
+        release=wanted,
     )
 
 
@@ -166,6 +169,9 @@ class _Run:
     """What is known in one run of pyinfra, over all of its nodes."""
 
     found: dict[object, AsyncResult] = field(default_factory=dict)
+    built: dict[str, dict[Kind, frozenset[str]]] = field(default_factory=dict)
+    """By directory: the digests of what this run has had built."""
+    told: set[str] = field(default_factory=set)
     one_at_a_time: BoundedSemaphore = field(default_factory=BoundedSemaphore)
 
 
@@ -239,7 +245,9 @@ def _looked(state: State, artifact: Artifact, turn: tuple[str, ...]) -> Distribu
     program = payload.program(
         "transfer/transfer",
         action="look",
+        directory=artifact.directory,
         mark=artifact.mark,
+        manifests=MANIFESTS if artifact.release else "",
         python=artifact.python,
         seconds=LOOK_SECONDS - 5,
     )
@@ -247,7 +255,95 @@ def _looked(state: State, artifact: Artifact, turn: tuple[str, ...]) -> Distribu
     looks: dict[str, TreeState | str] = {
         name: distribution.parse_look(said) for name, said in answers.items()
     }
-    return distribution.plan_distribution(turn, looks)
+    found = distribution.plan_distribution(turn, looks, _right(state, artifact))
+    _tell_unknown(state, artifact, found)
+    return found
+
+
+def _right(state: State, artifact: Artifact) -> dict[Kind, frozenset[str]] | None:
+    """
+    Return the digests that an artifact may have, by kind of node; None: of a model, any.
+
+    Raises `FleetError` while preparing, if they cannot be read.
+    """
+    if artifact.release is None:
+        return None
+    found: dict[Kind, frozenset[str]] = {}
+    try:
+        found = built_releases.read_note(artifact.release)
+    except FleetError as error:
+        if not state.is_executing:
+            raise
+        logger.warning("%s", error)
+    for kind, digests in _run(state).built.get(artifact.directory, {}).items():
+        found[kind] = found.get(kind, frozenset()) | digests
+    return found
+
+
+def _tell_unknown(state: State, artifact: Artifact, found: DistributionPlan) -> None:
+    """Name, once a run, nodes that have an artifact and are no source of it."""
+    if artifact.release is None:
+        return
+    note = built_releases.note_path(artifact.release)
+    told = _run(state).told
+    names = sorted(set(found.unknown) - told)
+    told.update(names)
+    if names:
+        logger.warning(
+            "%s: %s is there with files that %s does not name, and is copied from there by nobody. "
+            "If no deploy of yours has built it, remove %s there and deploy again",
+            ", ".join(names),
+            artifact.what,
+            note,
+            artifact.directory,
+        )
+
+
+def note_build(state: State, host: Host, artifact: Artifact) -> bool:
+    """Note the files of what has just been built on a node: the others copy no others."""
+    if artifact.release is None:
+        return True
+    program = payload.program("transfer/transfer", action="describe", **_tree(artifact))
+    said = query(
+        state,
+        [host],
+        lambda _: program,
+        artifact.seconds,
+        f"the reading of {artifact.what}",
+        aloud=False,
+        hear=_Shown({host.name: host}, f"reads {artifact.what}"),
+    )[host.name]
+    why = said if isinstance(said, str) else str(said.get("error") or "")
+    found = why or distribution.parse_look({"whole": True, **said})  # type: ignore[dict-item]
+    if isinstance(found, TreeState) and found.digest:
+        noted = _run(state).built.setdefault(artifact.directory, {})
+        noted[found.kind] = noted.get(found.kind, frozenset()) | {found.digest}
+        try:
+            built_releases.note_build(artifact.release, found.kind, found.digest, host.name)
+        except FleetError as error:
+            why = str(error)
+        else:
+            return True
+    logger.warning(
+        "%s%s is not noted, and no later run has it copied from here: %s",
+        host.print_prefix,
+        artifact.what,
+        printable(str(why or found)),
+    )
+    return True
+
+
+def _tree(artifact: Artifact) -> dict[str, Any]:
+    """Return what nodes are told of an artifact."""
+    return {
+        "directory": artifact.directory,
+        "mark": artifact.mark,
+        "leave_out": artifact.leave_out,
+        "lock": artifact.lock,
+        "manifests": MANIFESTS,
+        "python": artifact.python,
+        "seconds": artifact.seconds,
+    }
 
 
 @operation()
@@ -312,14 +408,7 @@ def _copies(state: State, artifact: Artifact, own: Share) -> Answers:
     with _run(state).one_at_a_time:
         hosts = {each.name: each for each in state.inventory}
         source = hosts[own.source]
-        tree: dict[str, Any] = {
-            "directory": artifact.directory,
-            "mark": artifact.mark,
-            "leave_out": artifact.leave_out,
-            "lock": artifact.lock,
-            "manifests": MANIFESTS,
-            "seconds": artifact.seconds,
-        }
+        tree = _tree(artifact)
         reading = payload.program("transfer/transfer", action="describe", **tree)
         described = query(
             state,
@@ -333,6 +422,9 @@ def _copies(state: State, artifact: Artifact, own: Share) -> Answers:
         why = described if isinstance(described, str) else described.get("error")
         if isinstance(described, str) or why or not isinstance(described.get("digest"), str):
             return dict.fromkeys(own.others, f"{own.source} cannot read it: {why or 'no name'}")
+        right = _right(state, artifact)
+        if right is not None and described["digest"] not in frozenset().union(*right.values()):
+            return dict.fromkeys(own.others, f"{own.source} has other files than were built")
         programs = _programs(state, artifact, own, {**tree, "digest": described["digest"]})
         answers = query(
             state,

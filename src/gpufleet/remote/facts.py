@@ -14,6 +14,7 @@ from typing import Any
 from pyinfra.api.exceptions import FactProcessError
 from pyinfra.api.facts import FactBase
 
+from gpufleet.remote import sandbox
 from gpufleet.remote.answer_forms import form_problem
 from gpufleet.sanitize import last_lines
 
@@ -140,9 +141,16 @@ class ReleaseFlags(FactBase[dict[str, Any]]):
     What a release of vLLM on the node takes, as `on_node/flags/schema.py` reads it from its files.
 
     ```python
-    host.get_fact(ReleaseFlags, python="/opt/vllm/releases/ID/bin/python", _stdin=extract.program())
+    host.get_fact(
+        ReleaseFlags,
+        python="/opt/vllm/releases/ID/bin/python",
+        seconds=60,
+        _stdin=extract.program(),
+    )
     {"schema": 1, "vllm": "0.32.0", "flags": [...], ...}
     ```
+
+    The release's own files run as a user without rights, never as root.
 
     `{"refused": sentence}` when there is no such release, `{}` when there was no answer.
     """
@@ -151,9 +159,9 @@ class ReleaseFlags(FactBase[dict[str, Any]]):
     def default() -> dict[str, Any]:
         return {}
 
-    def command(self, python: str) -> str:
+    def command(self, python: str, seconds: float) -> str:
         # A refusal is an answer, which pyinfra would not pass on if the program had failed.
-        return f"{quote(python)} -I -; exit 0"
+        return f"{sandbox.as_nobody(seconds)} {quote(python)} -I -; exit 0"
 
     def process(self, output: Iterable[str]) -> dict[str, Any]:
         return document(output, "the reading of the release's flags")

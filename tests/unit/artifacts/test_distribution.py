@@ -95,6 +95,27 @@ def test_whoever_has_it_gives_it_though_it_has_no_part_in_the_run() -> None:
     assert plan_distribution(["a", "b"], looks).shares == (Share("b", True, ("a",)),)
 
 
+def test_a_node_is_believed_about_no_files_but_those_that_were_built() -> None:
+    """One that says it has a release which nobody has built, or another one, gives it to nobody."""
+    right = {NOBLE: {"aa"}, JAMMY: {"bb"}}
+    looks = {
+        "a": TreeState(False, NOBLE),
+        "b": TreeState(False, NOBLE),
+        "forged": TreeState(True, NOBLE, "ff"),
+        "of another kind": TreeState(True, NOBLE, "bb"),
+        "unread": TreeState(True, NOBLE),
+    }
+    found = plan_distribution(["a", "forged", "b"], looks, right)
+
+    assert found.shares == (Share("a", False, ("b",)),)
+    assert found.unknown == ("forged", "of another kind", "unread")
+    assert found.copies("forged") is found.makes("forged") is None, "it keeps what it has"
+
+    looks["built"] = TreeState(True, NOBLE, "aa")
+    assert plan_distribution(["a", "b"], looks, right).shares == (Share("built", True, ("a", "b")),)
+    assert plan_distribution(["a", "b"], looks, {}).shares == (Share("a", False, ("b",)),)
+
+
 def test_nobody_copies_what_everybody_has() -> None:
     assert (
         plan_distribution(["a", "b"], {name: TreeState(True, NOBLE) for name in "ab"}).shares == ()

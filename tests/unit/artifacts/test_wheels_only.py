@@ -96,26 +96,3 @@ def test_a_locked_package_that_an_index_has_as_source_only_is_not_built(
     assert not Path(made.mark).exists()
     needed = "building from source is disabled" if what == "the release" else "No matching"
     assert needed in done.stderr
-
-
-def test_a_build_leaves_nothing_of_the_home_that_its_imports_had(tmp_path: Path) -> None:
-    """The release's wheel writes into its home when it is imported, as libraries with caches do."""
-    index, seen = tmp_path / "index", tmp_path / "seen"
-    index.mkdir()
-    module = (
-        "from pathlib import Path\n"
-        "(Path.home() / '.cache').mkdir()\n"
-        f"Path({str(seen)!r}).write_text(str(Path.home()))\n"
-    )
-    wheel = _write_wheel(index, "vllm", "0.32.0", files={"vllm.py": module})
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    lock = f"vllm==0.32.0 \\\n    --hash=sha256:{digest}\n".encode()
-    made = wanted(tmp_path, lock, sdist(index, "uv", "0.13.9", tmp_path / "ran"))
-    uv_is_there(made)
-
-    done = build(made)
-
-    assert done.returncode == 0, done.stderr
-    assert Path(made.mark).exists()
-    assert seen.read_text()
-    assert not Path(seen.read_text()).exists()

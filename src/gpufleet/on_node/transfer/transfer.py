@@ -7,9 +7,10 @@ Takes (`PARAMETERS`) an `action`:
   fetch     bring it, hand out what has come meanwhile, put it in place, hand it out until the end
 and
   directory, mark      the tree, and the file in it that says that it is whole
-  manifests            a directory for what was read of trees
+  manifests            a directory for what was read of trees; of `look`: "": nobody asks for it
   leave_out            names at the tree's top that are this node's own, and no part of it
-  python               of `look`: the interpreter that a tree of this kind is made for; "": any
+  python               of `look` and `describe`: the interpreter that a tree of this kind is made
+                       for; "": any
   lock                 a file that is held so that nobody builds or removes meanwhile; "": none
   own, token           who we are, and what all nodes of this run know
   address, port        to listen at
@@ -23,8 +24,9 @@ and
 Prints one JSON document:
   schema    1
   error     why not; "": all is well
-  look:     whole, kind (what must be alike for one tree to work on two nodes)
-  describe: digest, bytes, files
+  look:     whole, kind (what must be alike for one tree to work on two nodes), digest ("": the tree
+            was not read since it is whole)
+  describe: digest, bytes, files, kind
   serve:    sent
   fetch:    bytes, found (here from an earlier run), sent, seconds, port (where it listened; 0: not
             at all), remarks, from {name: bytes}
@@ -96,8 +98,11 @@ def _late(seconds: float) -> None:
 
 
 def look(given: Dict[str, Any]) -> Dict[str, Any]:
-    """Return whether the tree is here, and what kind of node this is."""
-    return {"whole": os.path.exists(given["mark"]), "kind": kind(given["python"])}
+    """Return whether the tree is here, what it was when it was read, and what node this is."""
+    whole = os.path.exists(given["mark"])
+    found = kept_manifest(given) if whole and given["manifests"] else None
+    digest = hashlib.sha256(found).hexdigest() if found else ""
+    return {"whole": whole, "kind": kind(given["python"]), "digest": digest}
 
 
 def kind(python: str) -> List[str]:
@@ -133,7 +138,8 @@ def describe(given: Dict[str, Any]) -> Dict[str, Any]:
     made = parse_manifest(found, hashlib.sha256(found).hexdigest(), given["leave_out"])
     files = sum(each.kind == "f" for each in made.entries)
     digest = hashlib.sha256(found).hexdigest()
-    return {"digest": digest, "bytes": made.bytes, "files": files}
+    what = kind(given["python"])
+    return {"digest": digest, "bytes": made.bytes, "files": files, "kind": what}
 
 
 def serve(given: Dict[str, Any]) -> Dict[str, Any]:

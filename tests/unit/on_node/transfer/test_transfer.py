@@ -69,6 +69,7 @@ class Ground:
             "expected": (),
             "halves": (),
             "remove": (),
+            "python": "",
             "seconds": 60,
             **more,
         }

@@ -1,0 +1,41 @@
+"""What programs on a node run in that are not to be trusted with it.  Pure."""
+
+from __future__ import annotations
+
+from shlex import quote
+
+RUN = ("systemd-run", "--quiet", "--wait", "--pipe", "--collect")
+"""Runs a command in a transient unit; its input, outputs and status are the command's."""
+
+# Not ProtectHome=yes: a release's interpreter may lie in a home. None that systemd 239 (RHEL 8) does
+# not know: systemd-run refuses what a unit's file may have.
+PROPERTIES = (
+    "NoNewPrivileges=yes",
+    "CapabilityBoundingSet=",
+    "LockPersonality=yes",
+    "PrivateDevices=yes",
+    "PrivateMounts=yes",
+    "PrivateTmp=yes",
+    "ProtectControlGroups=yes",
+    "ProtectHome=read-only",
+    "ProtectKernelModules=yes",
+    "ProtectKernelTunables=yes",
+    "ProtectSystem=strict",
+    "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK",
+    "RestrictNamespaces=yes",
+    "RestrictRealtime=yes",
+    "SystemCallArchitectures=native",
+)
+"""Properties of a unit that can write to nothing but what it is given, and read no secrets."""
+
+
+def as_nobody(seconds: float) -> str:
+    """
+    Return the words of a shell that stand in front of a command of a release's own files.
+
+    It runs as a user that exists while it runs, which can read what everybody may, write to a
+    temporary folder of its own, reach no network, and is ended after `seconds`.
+    """
+    properties = ("DynamicUser=yes", "PrivateNetwork=yes", f"RuntimeMaxSec={seconds:g}")
+    words = (*RUN, "-E HOME=/tmp", "-E LOGNAME=nobody")
+    return " ".join([*words, *(f"-p {quote(each)}" for each in (*properties, *PROPERTIES)), "--"])
