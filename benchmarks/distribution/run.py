@@ -138,6 +138,7 @@ def copied(lab: Lab, nodes: Sequence[str], tree: dict[str, Any]) -> Copy:
             "expected": expected.get(name, ()),
             "halves": halves,
             "remove": (),
+            "files": None,
         }
         return ask(lab, name, "fetch" if halves else "serve", more)
 

@@ -30,8 +30,11 @@ CHANGED = 1
 @click.argument("inventory_file", metavar="INVENTORY")
 @click.option("--group", help="Lock this group; else every node: the group named as INVENTORY is.")
 @click.option("--set", "set_", metavar="NAME", help="Lock a set of versions; no node is asked.")
+@click.option("--models", is_flag=True, help="Lock models' files; no node is asked.")
 @click.option("--dry", is_flag=True, help="Print the file and write nothing.")
-def lock(inventory_file: str, group: str | None, set_: str | None, *, dry: bool) -> int:
+def lock(
+    inventory_file: str, group: str | None, set_: str | None, *, models: bool, dry: bool
+) -> int:
     """
     Write what the nodes of INVENTORY run to group_vars/GROUP.lock.yml.
 
@@ -39,13 +42,23 @@ def lock(inventory_file: str, group: str | None, set_: str | None, *, dry: bool)
     written. So is what `cuda`, `dcgm` and `vllm` say differently. With --set the versions are those
     of a set that is known to fit together: r580-lts, r595, r615.
 
+    With --models: write the hashes of all files of the models that INVENTORY serves, as the Hub
+    names them, to models.lock.json. Nodes then take no other files, downloaded or copied.
+
     \b
     gpufleet lock inventories/prod.py                               # every node runs the same
     gpufleet lock inventories/prod.py --group gpu_h100
     gpufleet lock inventories/prod.py --group gpu_h100 --set r580-lts
+    gpufleet lock inventories/prod.py --models
 
     Exit status: 0 written or as it is, 1 with --dry: it would be written, 2 refused.
     """
+    if models:
+        if group or set_:
+            raise FleetError("--models locks the files of all models: leave --group and --set out")
+        from gpufleet.cli.model_lock_command import lock_models
+
+        return lock_models(inventory_file, dry=dry)
     if set_ is None:
         from gpufleet.cli.fleet_inputs import use_gevent
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpufleet.artifacts import release
+from gpufleet.artifacts.model_lock import judge_models
 from gpufleet.checks.admission import admitted_nodes, finding_sentence
 from gpufleet.checks.evaluate import evaluate
 from gpufleet.checks.finding import Report
@@ -183,6 +184,7 @@ def plan_fleet(
         require_guarded_ports(plan.stages, settings, origins)
         remarks = (
             *disaggregation.remarks(pairs, layers),
+            *judge_models(effective),
             *consistency.check_consistency(plan.stages, settings, nodes, locks),
             *flag_check.check_plan(plan.stages, settings, origins),
         )

@@ -30,6 +30,7 @@ from gpufleet import node_paths
 from gpufleet.artifacts import built_releases, distribution
 from gpufleet.artifacts.distribution import DistributionPlan, Kind, Share, TreeState
 from gpufleet.artifacts.model_files import DOWNLOAD_SECONDS, Checkpoint, checkpoint
+from gpufleet.artifacts.model_lock import Files
 from gpufleet.artifacts.operator_files import release_of
 from gpufleet.artifacts.release import BUILD_SECONDS, Release
 from gpufleet.errors import FleetError
@@ -70,6 +71,7 @@ class Artifact:
         leave_out: names at its top that are each node's own.
         lock: a file that is held while it is read or brought; "": none.
         remove: files on nodes that go when it is there.
+        files: the hashes that a model's files must have (artifacts/model_lock.py); None: any.
         release: what it is a build of, whose files are noted (artifacts/built_releases.py).
     """
 
@@ -84,6 +86,7 @@ class Artifact:
     leave_out: tuple[str, ...] = (".complete",)
     lock: str = ""
     remove: tuple[str, ...] = ()
+    files: Files | None = None
     release: Release | None = None
 
     @property
@@ -471,6 +474,7 @@ def _programs(
             expected=expected.get(name, ()),
             halves=halves,
             remove=artifact.remove,
+            files=artifact.files,
         )
     return programs
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import dataclass, replace
 
 from pyinfra import host
 from pyinfra.api import QuoteString, StringCommand, operation
 from pyinfra.context import ctx_state
 
-from gpufleet.artifacts import model_files
+from gpufleet.artifacts import model_files, model_lock
 from gpufleet.artifacts.model_files import MODELS, Checkpoint
+from gpufleet.artifacts.model_lock import Files
 from gpufleet.artifacts.operator_files import release_of
 from gpufleet.operations import progress_watch
 from gpufleet.operations.converge import Converge, announce
@@ -19,14 +21,36 @@ from gpufleet.remote.facts import PYTHON
 from gpufleet.settings.serving_settings import Vllm
 
 
+@dataclass(frozen=True)
+class Download:
+    """
+    How a model's files come from outside.
+
+    Attributes:
+        wanted: the model.
+        vllm: the settings of the node.
+        release_directory: the release whose client of the Hub downloads.
+        files: the hashes that they must have; None: no lock names them.
+    """
+
+    wanted: Checkpoint
+    vllm: Vllm
+    release_directory: str
+    files: Files | None
+
+
 def have_model(ground: Converge, wanted: Checkpoint, vllm: Vllm, artifact: Artifact | None) -> None:
-    """Have a model's files on the node: downloaded once, and copied to the others."""
-    directory = release_of(vllm).directory
+    """
+    Have a model's files on the node: downloaded once, and copied to the others.
+
+    They are held to the lock of models, where it names them.
+    """
+    files = model_lock.locked_files(wanted, vllm)
+    artifact = artifact and replace(artifact, files=files)
+    download = Download(wanted, vllm, release_of(vllm).directory, files)
     stage_model(
         ground,
-        wanted,
-        vllm,
-        directory,
+        download,
         artifact,
         name=f"stage {wanted.repository}",
         _timeout=model_files.DOWNLOAD_SECONDS,
@@ -35,9 +59,7 @@ def have_model(ground: Converge, wanted: Checkpoint, vllm: Vllm, artifact: Artif
         copy(ground, artifact, name=f"copy {wanted.repository}")
         stage_missing_model(
             ground,
-            wanted,
-            vllm,
-            directory,
+            download,
             artifact,
             name=f"stage {wanted.repository} where it was not copied",
             _timeout=model_files.DOWNLOAD_SECONDS,
@@ -46,31 +68,29 @@ def have_model(ground: Converge, wanted: Checkpoint, vllm: Vllm, artifact: Artif
 
 @operation()
 def stage_model(
-    node: Converge,
-    wanted: Checkpoint,
-    vllm: Vllm,
-    release_directory: str,
-    artifact: Artifact | None = None,
+    node: Converge, download: Download, artifact: Artifact | None = None
 ) -> Generator[StringCommand]:
     """Download a model's files, unless they are there and whole, or come from another node."""
+    wanted = download.wanted
     if node.snapshot().file(wanted.mark).exists:
         host.noop(f"{wanted.repository} is there")
         return
     if is_copied(artifact):
         host.noop(f"{wanted.repository} comes from another node")
         return
-    yield from _download(node, wanted, vllm, release_directory)
+    yield from _download(node, download)
 
 
 @operation()
 def stage_missing_model(
-    node: Converge, wanted: Checkpoint, vllm: Vllm, release_directory: str, artifact: Artifact
+    node: Converge, download: Download, artifact: Artifact
 ) -> Generator[StringCommand]:
     """Download a model's files that were to come from another node and did not."""
+    wanted = download.wanted
     if not ctx_state.get().is_executing or node.snapshot().file(wanted.mark).exists:
         host.noop(f"{wanted.repository} is there")
         return
-    yield from _download(node, wanted, vllm, release_directory)
+    yield from _download(node, download)
     yield StringCommand("rm", "-rf", QuoteString(artifact.coming))
 
 
@@ -86,16 +106,15 @@ def own_models(node: Converge, vllm: Vllm) -> Generator[StringCommand]:
     node.forget()
 
 
-def _placing(action: str, **given: str) -> StringCommand:
+def _placing(action: str, **given: object) -> StringCommand:
     program = payload.program("transfer/place_model", action=action, **given)
     return StringCommand(PYTHON, _stdin=program, _timeout=model_files.PLACE_SECONDS)
 
 
-def _download(
-    node: Converge, wanted: Checkpoint, vllm: Vllm, release_directory: str
-) -> Generator[StringCommand]:
-    script = model_files.download_script(wanted, vllm, release_directory)
-    place = {"directory": wanted.directory, "mark": wanted.mark}
+def _download(node: Converge, download: Download) -> Generator[StringCommand]:
+    wanted, vllm = download.wanted, download.vllm
+    script = model_files.download_script(wanted, vllm, download.release_directory)
+    place = {"directory": wanted.directory, "mark": wanted.mark, "files": download.files}
     yield _placing("begin", user=vllm.user, **place)
     with progress_watch.show_download(wanted, vllm):
         yield StringCommand("sh", "-c", QuoteString(script))

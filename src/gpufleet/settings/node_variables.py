@@ -45,7 +45,14 @@ PASSWORDS: Mapping[str, str] = {
 
 _LOCAL_PATHS = ("ssh_config_file", "ssh_key", "ssh_known_hosts_file")
 # Of the setting `vllm`, beside its `environment_files`.
-_VLLM_FILES = ("lock", "uv_lock", "api_key_file", "cluster_key_file", "hf_token_file")
+_VLLM_FILES = (
+    "lock",
+    "uv_lock",
+    "models_lock",
+    "api_key_file",
+    "cluster_key_file",
+    "hf_token_file",
+)
 
 
 @dataclass(frozen=True)

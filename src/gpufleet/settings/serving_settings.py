@@ -163,6 +163,10 @@ class Vllm(Setting):
     hf_token_file: Annotated[
         str | None, Field(description="File on this machine with the Hugging Face token")
     ] = None
+    models_lock: Annotated[
+        str,
+        Field(description="Hashes of models' files: `gpufleet lock --models` writes it"),
+    ] = "models.lock.json"
     hf_endpoint: Annotated[str | None, Field(description="A mirror of the Hugging Face Hub")] = None
     distribution: Distribution = Distribution()
     environment: Annotated[dict[str, str], Field(description="For every stage")] = {}
@@ -325,6 +329,13 @@ class Served(Setting):
     flags: Annotated[
         dict[str, Argument], Field(description="Flags of `vllm serve`, without their dashes")
     ] = {}
+    allow_unlocked_code: Annotated[
+        bool,
+        Field(
+            description="Accept that `trust-remote-code` runs code whose files no lock of models "
+            "names"
+        ),
+    ] = False
     environment: Annotated[dict[str, str], Field(description="For this model's stages")] = {}
     environment_files: Annotated[
         dict[VariableName, str],

@@ -8,6 +8,8 @@ and
   directory   the model; of `own`: the folder of all models
   mark        of `begin` and `place`: the file in it that says that it is whole
   user        of `begin`: who downloads
+  files       of `begin` and `place`: the hashes that its files must have
+              (gpufleet.artifacts.model_lock); null: any
 Prints one JSON document {"schema": 1}; on a problem one sentence on stderr and status 1.
 
     <parent>/<name>/                      root's, readable by everybody
@@ -36,6 +38,7 @@ import sys
 from typing import Any, Callable, Dict, Optional, Tuple
 
 from gpufleet.on_node.transfer.manifest import RefusedError
+from gpufleet.on_node.transfer.model_hashes import hold_to_lock
 from gpufleet.on_node.transfer.store import SYNC_SECONDS, open_folder
 
 PARAMETERS: Dict[str, Any] = globals().get("PARAMETERS") or {}
@@ -103,6 +106,13 @@ def place(given: Dict[str, Any]) -> None:
     # What the Hub's client notes of a download.
     _remove(given["directory"], PREFIX + name + "/files/.cache")
     _remove(given["directory"], PREFIX + name + "/home")
+    if given["files"] is not None:
+        try:
+            hold_to_lock(files, given["directory"], given["files"])
+        except RefusedError:
+            # A download that goes on from them would end here again.
+            _remove(given["directory"], PREFIX + name)
+            raise
     _sync(files)
     os.close(os.open(os.path.basename(given["mark"]), _NEW, 0o644, dir_fd=files))
     _sync(files)

@@ -16,10 +16,11 @@ import hashlib
 import os
 import shutil
 import subprocess
-from typing import Callable, Dict, List, Set
+from typing import Callable, Dict, List, Optional, Set
 
 from gpufleet.on_node.common import file_lock
 from gpufleet.on_node.transfer.manifest import Entry, Part, RefusedError, Tree, blocks
+from gpufleet.on_node.transfer.model_hashes import hold_to_lock
 
 PREFIX = ".gpufleet-coming-"
 # What has to stay free on a file system besides what is brought: 1 GiB, as logs and locks need.
@@ -134,12 +135,21 @@ class IncomingTree:
             at += part.length
         os.write(self._have, b"%d\n" % number)
 
-    def finish(self, remove: List[str]) -> None:
-        """Bring the whole tree to disk and into its place, mark it, and remove what is over."""
+    def finish(self, remove: List[str], files: Optional[Dict[str, List[str]]] = None) -> None:
+        """
+        Bring the whole tree to disk and into its place, mark it, and remove what is over.
+
+        Raises `RefusedError` for a model that has not the `files` of its lock.
+        """
         for each in self.tree.entries:
             if each.kind == "f":
                 self._finish_file(each)
-            elif each.kind == "l":
+        if files is not None:
+            if any(each.kind == "l" for each in self.tree.entries):
+                raise RefusedError("%s has links, and a model has none" % self.directory)
+            hold_to_lock(self.root, self.directory, files)
+        for each in self.tree.entries:
+            if each.kind == "l":
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(each.path, dir_fd=self.root)
                 os.symlink(each.target, each.path, dir_fd=self.root)

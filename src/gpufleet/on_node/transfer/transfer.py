@@ -20,6 +20,7 @@ and
   halves               of `fetch`: for pieces of even and of odd number, [name, host, port] of its
                        sources, best first
   remove               of `fetch`: files that go when the tree is there
+  files                of `fetch`: the hashes that a model's files must have; null: any
   seconds              after which it ends, whatever is missing
 Prints one JSON document:
   schema    1
@@ -193,7 +194,7 @@ def fetch(given: Dict[str, Any]) -> Dict[str, Any]:
         tell = Progress()
         tell.follow(lambda: (holding.bytes, made.bytes))
         fetching.run(holding, coming)
-        coming.finish(given["remove"])
+        coming.finish(given["remove"], given["files"])
         remember(given, found)
         spent = time.monotonic() - began
         if server:

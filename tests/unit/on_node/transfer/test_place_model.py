@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pwd
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -17,14 +19,15 @@ USER = pwd.getpwuid(os.getuid()).pw_name
 REVISION = "17b23a3e"
 
 
-def run(action: str, directory: Path, user: str = USER) -> str:
+def run(action: str, directory: Path, files: Mapping[str, tuple[str, str]] | None = None) -> str:
     """Return what it says when it refuses; "": it did it."""
     program = payload.program(
         "transfer/place_model",
         action=action,
         directory=str(directory),
         mark=str(directory / ".complete"),
-        user=user,
+        user=USER,
+        files=files,
     )
     done = subprocess.run(
         [sys.executable, "-I", "-"],
@@ -154,3 +157,40 @@ def test_models_of_the_service_user_become_roots_and_stay_readable(model: Path) 
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     assert after.st_mode & 0o777 == 0o644
     assert secret.stat().st_uid == nobody.pw_uid
+
+
+def git(content: bytes) -> tuple[str, str]:
+    return "git", hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+def sha256(content: bytes) -> tuple[str, str]:
+    return "sha256", hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"config.json": git(b"{}"), "sub/a": sha256(b"a")}, ""),
+        ({"config.json": git(b"{ }"), "sub/a": sha256(b"a")}, "config.json has the git hash"),
+        ({"config.json": git(b"{}"), "sub/a": sha256(b"b")}, "sub/a has the sha256 hash"),
+        ({"config.json": git(b"{}")}, "sub/a is none of the files"),
+        (
+            {"config.json": git(b"{}"), "sub/a": sha256(b"a"), "tokenizer.json": git(b"")},
+            "tokenizer.json is missing",
+        ),
+    ],
+    ids=["as locked", "git", "sha256", "one too many", "one missing"],
+)
+def test_a_download_is_held_to_the_lock_of_models(
+    model: Path, downloading: Path, files: Mapping[str, tuple[str, str]], said: str
+) -> None:
+    """What the client notes of a download counts for nothing; what is wrong is not kept."""
+    (downloading / "sub").mkdir()
+    (downloading / "sub/a").write_bytes(b"a")
+    (downloading / "config.json").write_bytes(b"{}")
+    (downloading / ".cache/huggingface").mkdir(parents=True)
+    (downloading / ".cache/huggingface/note").touch()
+
+    assert said in run("place", model, files)
+    assert model.exists() is (said == "")
+    assert not downloading.exists()

@@ -70,6 +70,7 @@ class Ground:
             "halves": (),
             "remove": (),
             "python": "",
+            "files": None,
             "seconds": 60,
             **more,
         }

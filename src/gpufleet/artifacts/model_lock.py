@@ -1,0 +1,137 @@
+"""
+The hashes that models' files must have, by the Hub's own word, in a file beside the settings.
+Border: it reads and writes the file.
+
+    {"schema": 1, "models": {"org/name": {"<revision>": {
+      "model.safetensors": ["sha256", "..."], "config.json": ["git", "..."]}}}}
+
+`sha256`: of the content, as the Hub names large files; `git`: SHA-1 over git's header and the
+content, as it names small ones. `gpufleet lock INVENTORY --models` writes it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from gpufleet.artifacts.model_files import Checkpoint
+from gpufleet.errors import FleetError
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.serving_settings import Served, Vllm
+
+SCHEMA = 1
+_DIGEST = {"sha256": re.compile(r"[0-9a-f]{64}"), "git": re.compile(r"[0-9a-f]{40}")}
+
+Files: TypeAlias = Mapping[str, tuple[str, str]]
+"""By a file's path in the model: the algorithm, and the digest in hex."""
+
+Models: TypeAlias = Mapping[tuple[str, str], Files]
+"""By repository and revision."""
+
+
+def read_lock(path: Path) -> dict[tuple[str, str], Files]:
+    """
+    Return the models that a lock names; none where there is no such file.
+
+    Raises `FleetError` for one that cannot be read.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        return dict(_entries(document))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise FleetError(
+            f"{path} cannot be read as a lock of models ({error}): restore it, or remove it "
+            "and run `gpufleet lock INVENTORY --models`"
+        ) from None
+
+
+def _entries(document: Any) -> Iterator[tuple[tuple[str, str], Files]]:
+    if document["schema"] != SCHEMA:
+        raise ValueError(f"schema {document['schema']!r}")
+    for repository, revisions in document["models"].items():
+        for revision, files in revisions.items():
+            yield (repository, revision), {name: _digest(each) for name, each in files.items()}
+
+
+def _digest(each: Any) -> tuple[str, str]:
+    algorithm, digest = each
+    if not _DIGEST[algorithm].fullmatch(digest):
+        raise ValueError(f"{digest!r} is no {algorithm}")
+    return algorithm, digest
+
+
+def lock_text(models: Models) -> str:
+    """Return the file for these models."""
+    named: dict[str, dict[str, dict[str, list[str]]]] = {}
+    for (repository, revision), files in sorted(models.items()):
+        held = {name: list(each) for name, each in sorted(files.items())}
+        named.setdefault(repository, {})[revision] = held
+    return json.dumps({"schema": SCHEMA, "models": named}, indent=1) + "\n"
+
+
+def write_lock(path: Path, models: Models) -> None:
+    """Write the file, whole or not at all. Raises `FleetError` where that cannot be done."""
+    new = path.with_name(f".{path.name}.new")
+    try:
+        new.write_text(lock_text(models), encoding="utf-8")
+        new.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            new.unlink()
+        raise FleetError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def locked_files(wanted: Checkpoint, vllm: Vllm) -> Files | None:
+    """Return the files that a model must have; None: no lock names it."""
+    return read_lock(Path(vllm.models_lock)).get((wanted.repository, wanted.revision))
+
+
+def judge_models(settings: Mapping[str, NodeSettings]) -> tuple[str, ...]:
+    """
+    Return the remark on models whose files no lock names.
+
+    `settings` are those of nodes with the flags that presets set. Raises `FleetError` for a model
+    whose files hold code that is to run, unless its entry allows that.
+    """
+    unlocked = {(model, served.model): served for model, served in _unlocked(settings.values())}
+    if refused := tuple(
+        f"serving.{model}: `trust-remote-code` runs code of {repository}, whose files no lock "
+        "names: write one with `gpufleet lock INVENTORY --models`, or set "
+        "`allow_unlocked_code: true`"
+        for (model, repository), served in sorted(unlocked.items())
+        if _runs_code(served) and not served.allow_unlocked_code
+    ):
+        raise FleetError(*refused)
+    names = ", ".join(sorted({repository for _, repository in unlocked}))
+    if not names:
+        return ()
+    return (
+        f"{names}: nodes take whatever files the download has, for no lock names their hashes: "
+        "`gpufleet lock INVENTORY --models` writes one",
+    )
+
+
+def _unlocked(settings: Iterable[NodeSettings]) -> Iterator[tuple[str, Served]]:
+    locks: dict[str, Models] = {}
+    for each in settings:
+        if each.vllm is None:
+            continue
+        path = each.vllm.models_lock
+        if path not in locks:
+            locks[path] = read_lock(Path(path))
+        for model, served in each.serving.items():
+            if not served.is_path and (served.model, served.revision) not in locks[path]:
+                yield model, served
+
+
+def _runs_code(served: Served) -> bool:
+    return any(
+        name.lstrip("-").replace("_", "-") == "trust-remote-code" and value is not False
+        for name, value in served.flags.items()
+    )

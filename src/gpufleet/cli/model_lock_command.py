@@ -1,0 +1,85 @@
+"""`gpufleet lock INVENTORY --models`: writes the hashes of models' files, as the Hub names them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gpufleet.errors import FleetError
+
+if TYPE_CHECKING:
+    from gpufleet.artifacts.model_lock import Files
+    from gpufleet.bundle.models import Model
+    from gpufleet.inventory.loader import Fleet
+
+CHANGED = 1
+"""Exit status of `--dry` where a file would be another."""
+
+
+def lock_models(inventory_file: str, *, dry: bool) -> int:
+    """
+    Write the locks of models that the settings name; return the exit status.
+
+    A revision that a lock names already is not asked for again, and keeps its hashes.
+    """
+    from gpufleet.artifacts import model_lock
+    from gpufleet.inventory.loader import read
+
+    fleet = read(inventory_file)
+    wanted: dict[Path, dict[tuple[str, str], Model]] = {}
+    for path, model in _models(fleet):
+        wanted.setdefault(path, {})[model.repository, model.revision] = model
+    if not wanted:
+        raise FleetError(f"{inventory_file}: no node serves a model of the Hub: nothing to lock")
+    status = 0
+    for path, models in wanted.items():
+        there = model_lock.read_lock(path)
+        found = {key: there.get(key) or _files(model) for key, model in models.items()}
+        if found == there:
+            click.echo(f"{path} has these models already", err=True)
+        elif dry:
+            click.echo(model_lock.lock_text(found), nl=False)
+            click.echo(f"would be written to {path}", err=True)
+            status = CHANGED
+        else:
+            model_lock.write_lock(path, found)
+            count = sum(map(len, found.values()))
+            click.echo(f"{path} is written: {len(found)} models, {count} files", err=True)
+    return status
+
+
+def _models(fleet: Fleet) -> Iterator[tuple[Path, Model]]:
+    """Yield each model with its lock; of the Hub itself, not of a mirror in its place."""
+    from gpufleet.bundle.models import Model
+    from gpufleet.settings.node_settings import NodeSettings
+    from gpufleet.settings.parse import parse_written
+
+    for node in fleet.gpu_nodes.values():
+        vllm = node.settings.vllm
+        if vllm is None:
+            continue
+        ours = {key: each for key, each in node.values.items() if key in NodeSettings.model_fields}
+        written = parse_written(ours).vllm
+        for served in node.settings.serving.values():
+            if served.revision:
+                endpoint = written.hf_endpoint if written else None
+                model = Model(served.model, served.revision, endpoint, vllm.hf_token_file)
+                yield fleet.root / vllm.models_lock, model
+
+
+def _files(model: Model) -> Files:
+    from gpufleet.artifacts import operator_files
+    from gpufleet.bundle import models
+
+    token = operator_files.read(model.token_file).decode().strip() if model.token_file else None
+    click.echo(f"{model.repository} at {model.revision}", err=True)
+    return {
+        remote.path.removeprefix(f"{model.files}/"): (
+            remote.digests[0].algorithm,
+            remote.digests[0].hexdigest,
+        )
+        for remote in models.find(model, token)
+    }

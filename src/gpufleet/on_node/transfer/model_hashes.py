@@ -1,0 +1,83 @@
+"""RUNS ON THE NODE: holds a model's files to the hashes of its lock, as the Hub names them."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import hashlib
+import os
+import stat
+from typing import Dict, Iterator, List, Tuple
+
+from gpufleet.on_node.transfer.manifest import RefusedError
+
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_BLOCK = 1 << 20
+# What the Hub's client notes of a download; older releases of gpufleet left it there.
+NOTES = ".cache/"
+MARK = ".complete"
+
+
+def hold_to_lock(folder: int, shown: str, files: Dict[str, List[str]]) -> None:
+    """
+    Raise `RefusedError` unless an open folder has these files, with these hashes, and no others.
+
+    `files` has for each path its algorithm, `sha256` or `git`, and the digest in hex.
+    """
+    there = {name for name in _names(folder, "") if name != MARK and not name.startswith(NOTES)}
+    for names, problem in (
+        (sorted(files.keys() - there), "is missing, and the lock of models names it"),
+        (sorted(there - files.keys()), "is none of the files that the lock of models names"),
+    ):
+        if names:
+            raise RefusedError("%s/%s %s" % (shown, names[0], problem))
+
+    def differs(each: Tuple[str, List[str]]) -> str:
+        name, (algorithm, digest) = each
+        found = _digest(folder, name, algorithm)
+        return (
+            ""
+            if found == digest
+            else "%s/%s has the %s hash %s, and %s in the lock"
+            % (
+                shown,
+                name,
+                algorithm,
+                found,
+                digest,
+            )
+        )
+
+    with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as workers:
+        wrong = [said for said in workers.map(differs, sorted(files.items())) if said]
+    if wrong:
+        raise RefusedError("%s: it is not what `gpufleet lock --models` has seen" % wrong[0])
+
+
+def _digest(folder: int, name: str, algorithm: str) -> str:
+    file = os.open(name, _FILE, dir_fd=folder)
+    try:
+        if algorithm == "git":
+            found = hashlib.sha1(b"blob %d\0" % os.fstat(file).st_size)
+        else:
+            found = hashlib.sha256()
+        while True:
+            block = os.read(file, _BLOCK)
+            if not block:
+                return found.hexdigest()
+            found.update(block)
+    finally:
+        os.close(file)
+
+
+def _names(folder: int, below: str) -> Iterator[str]:
+    """Yield the paths of all that is no directory."""
+    for name in os.listdir(folder):
+        if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            yield below + name
+            continue
+        inner = os.open(name, _FOLDER, dir_fd=folder)
+        try:
+            yield from _names(inner, below + name + "/")
+        finally:
+            os.close(inner)
