@@ -12,10 +12,10 @@ from gpufleet.artifacts import model_files
 from gpufleet.artifacts.operator_files import release_of
 from gpufleet.fleet.run import NodePlan
 from gpufleet.operations.accept_flags import Proof, accept_flags, require_all_accepted
+from gpufleet.operations.artifact import model_artifact
 from gpufleet.operations.build_release import have_release
 from gpufleet.operations.check_reachability import check_reachability
 from gpufleet.operations.converge import Converge
-from gpufleet.operations.distribute import model_artifact
 from gpufleet.operations.stage_model import have_model, own_models
 from gpufleet.planning.stage import Stage
 from gpufleet.serving import vllm_node

@@ -4,10 +4,9 @@ from gpufleet.artifacts.model_files import Checkpoint
 from gpufleet.artifacts.operator_files import release_of
 from gpufleet.converge.desired import DesiredState, Package
 from gpufleet.fleet.run import node_plan, refusals
-from gpufleet.operations import distribute
+from gpufleet.operations.artifact import Artifact, model_artifact
 from gpufleet.operations.build_release import have_release
 from gpufleet.operations.converge import Converge
-from gpufleet.operations.distribute import Artifact
 from gpufleet.operations.stage_model import have_model, own_models
 from gpufleet.serving import vllm_node
 
@@ -27,7 +26,7 @@ with refusals():
     ground.files(name="directories and locks")
     have_release(ground, build)
     # Planned for no node, for its config is on no hub: every node is to have it.
-    nobody = distribute.model_artifact(MODEL, ())
+    nobody = model_artifact(MODEL, ())
     everyone = tuple(sorted(nobody.sharing))
     artifact = Artifact(**{**vars(nobody), "wanting": everyone})
     have_model(ground, MODEL, wanted, artifact)

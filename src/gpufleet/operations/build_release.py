@@ -10,14 +10,9 @@ from pyinfra.context import ctx_state
 
 from gpufleet.artifacts.release import BUILD_SECONDS, WAIT_SECONDS, Release, build_script
 from gpufleet.operations import progress_watch
+from gpufleet.operations.artifact import Artifact, release_artifact
 from gpufleet.operations.converge import Converge, announce
-from gpufleet.operations.distribute import (
-    Artifact,
-    copy,
-    is_copied,
-    note_build,
-    release_artifact,
-)
+from gpufleet.operations.distribute import copy, is_copied, note_build
 
 
 def have_release(ground: Converge, build: Release) -> None:

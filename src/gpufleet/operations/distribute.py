@@ -14,191 +14,37 @@ changed.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Mapping, Sequence
 from time import monotonic
-from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any
 
-from gevent.event import AsyncResult
-from gevent.lock import BoundedSemaphore
 from pyinfra import host, logger
 from pyinfra.api import FunctionCommand, Host, State, operation
 from pyinfra.context import ctx_state
 
-from gpufleet import node_paths
 from gpufleet.artifacts import built_releases, distribution
 from gpufleet.artifacts.distribution import DistributionPlan, Kind, Share, TreeState
-from gpufleet.artifacts.model_files import DOWNLOAD_SECONDS, Checkpoint, checkpoint
-from gpufleet.artifacts.model_lock import Files
-from gpufleet.artifacts.operator_files import release_of
-from gpufleet.artifacts.release import BUILD_SECONDS, Release
 from gpufleet.errors import FleetError
 from gpufleet.fleet.live import Answers
 from gpufleet.fleet.run import documents
 from gpufleet.inventory import loader
 from gpufleet.node import cluster_network
+from gpufleet.operations.artifact import (
+    MANIFESTS,
+    Artifact,
+    artifact_run,
+    once,
+    sharing_nodes,
+    tree_parameters,
+)
 from gpufleet.operations.converge import Converge, foretell
-from gpufleet.planning.stage import Stage
 from gpufleet.progress import Amount, Pace
 from gpufleet.remote import payload
 from gpufleet.remote.query import query
 from gpufleet.sanitize import printable
-from gpufleet.settings.serving_settings import Distribution
-
-T = TypeVar("T")
 
 # It starts an interpreter, no more; connecting is the rest.
 LOOK_SECONDS = 30
-MANIFESTS = node_paths.MANIFESTS
-"""Where nodes keep what they have read of a tree, so that they need not do so again."""
-COMING = ".gpufleet-coming-"
-"""As in on_node/transfer/store.py."""
-
-
-@dataclass(frozen=True)
-class Artifact:
-    """
-    What nodes need and may hand each other.
-
-    Attributes:
-        what, verb: "release 0.32.0-ab", "build".
-        directory, mark: the tree on the nodes, and the file in it that says that it is whole.
-        wanting: the nodes of the inventory that are to have it, in its order.
-        sharing: the nodes that may have it, and may give it.
-        seconds: after which a copy ends.
-        python: the interpreter that it is made for; "": it works everywhere.
-        leave_out: names at its top that are each node's own.
-        lock: a file that is held while it is read or brought; "": none.
-        remove: files on nodes that go when it is there.
-        files: the hashes that a model's files must have (artifacts/model_lock.py); None: any.
-        release: what it is a build of, whose files are noted (artifacts/built_releases.py).
-    """
-
-    what: str
-    verb: str
-    directory: str
-    mark: str
-    wanting: tuple[str, ...]
-    sharing: tuple[str, ...]
-    seconds: int
-    python: str = ""
-    leave_out: tuple[str, ...] = (".complete",)
-    lock: str = ""
-    remove: tuple[str, ...] = ()
-    files: Files | None = None
-    release: Release | None = None
-
-    @property
-    def has_other_nodes(self) -> bool:
-        """Whether another node than the current one may have it, or need it."""
-        return len(self.sharing) > 1
-
-    @property
-    def coming(self) -> str:
-        """Where it is put together on a node."""
-        parent, _, name = self.directory.rpartition("/")
-        return f"{parent}/{COMING}{name}"
-
-
-def release_artifact(wanted: Release) -> Artifact | None:
-    """Return a release as what nodes may hand each other; None: this node has no part in that."""
-    sharing = _sharing()
-    if host.name not in sharing:
-        return None
-    directories = _once(ctx_state.get(), "releases", _releases)
-    wanting = [name for name in sharing if directories[name] == wanted.directory]
-    return Artifact(
-        what=f"release {wanted.id}",
-        verb="build",
-        directory=wanted.directory,
-        mark=wanted.mark,
-        wanting=tuple(wanting),
-        sharing=tuple(sharing),
-        seconds=BUILD_SECONDS,
-        python=wanted.source.python,
-        # What this node's release has accepted (operations/accept_flags.py) says nothing of
-        # another's.
-        leave_out=(".complete", ".accepts"),
-        lock=f"{wanted.program.home}/.building",
-        release=wanted,
-    )
-
-
-def _releases() -> dict[str, str]:
-    """Return where each node that serves has its release."""
-    return {
-        name: release_of(vllm).directory
-        for name, each in loader.current().gpu_nodes.items()
-        if (vllm := each.settings.vllm)
-    }
-
-
-def model_artifact(wanted: Checkpoint, stages: Iterable[Stage]) -> Artifact | None:
-    """Return a model's files likewise; `stages` are those of the whole plan."""
-    sharing = _sharing()
-    if host.name not in sharing:
-        return None
-    settings = {name: each.settings for name, each in loader.current().gpu_nodes.items()}
-    needing = {
-        each.node
-        for each in stages
-        if (found := checkpoint(settings[each.node].serving[each.model]))
-        and found.directory == wanted.directory
-    }
-    return Artifact(
-        what=wanted.repository,
-        verb="download",
-        directory=wanted.directory,
-        mark=wanted.mark,
-        wanting=tuple(name for name in sharing if name in needing),
-        sharing=tuple(sharing),
-        seconds=DOWNLOAD_SECONDS,
-        remove=(f"{wanted.directory}.boot", wanted.download),
-    )
-
-
-def _sharing() -> dict[str, Distribution]:
-    """Return the nodes that hand things out, with how."""
-    return {
-        name: each.settings.vllm.distribution
-        for name, each in loader.current().gpu_nodes.items()
-        if each.settings.vllm and each.settings.vllm.distribution.enabled
-    }
-
-
-@dataclass
-class _Run:
-    """What is known in one run of pyinfra, over all of its nodes."""
-
-    found: dict[object, AsyncResult] = field(default_factory=dict)
-    built: dict[str, dict[Kind, frozenset[str]]] = field(default_factory=dict)
-    """By directory: the digests of what this run has had built."""
-    told: set[str] = field(default_factory=set)
-    one_at_a_time: BoundedSemaphore = field(default_factory=BoundedSemaphore)
-
-
-_RUNS: WeakKeyDictionary[State, _Run] = WeakKeyDictionary()
-
-
-def _run(state: State) -> _Run:
-    return _RUNS.setdefault(state, _Run())
-
-
-def _once(state: State, key: object, work: Callable[[], T]) -> T:
-    """Let whoever comes first do it; the others get its result."""
-    run = _run(state)
-    found = run.found.get(key)
-    if found is None:
-        # No yield between looking and storing: under gevent this is atomic.
-        found = run.found[key] = AsyncResult()
-        try:
-            found.set(work())
-        except BaseException as error:
-            found.set_exception(error)
-            raise
-    result: T = found.get()
-    return result
 
 
 def is_copied(artifact: Artifact | None) -> bool:
@@ -232,7 +78,7 @@ def _course(artifact: Artifact, phase: str) -> DistributionPlan:
     alone = state.is_executing and typed is not None and typed.serial
     key = (artifact.directory, phase, state.is_executing, host.name if alone else "")
     turn = (host.name,) if alone else tuple(_in_run(state, artifact.wanting))
-    return _once(state, key, lambda: _looked(state, artifact, turn))
+    return once(state, key, lambda: _looked(state, artifact, turn))
 
 
 def _in_run(state: State, names: Sequence[str]) -> list[str]:
@@ -278,7 +124,7 @@ def _right(state: State, artifact: Artifact) -> dict[Kind, frozenset[str]] | Non
         if not state.is_executing:
             raise
         logger.warning("%s", error)
-    for kind, digests in _run(state).built.get(artifact.directory, {}).items():
+    for kind, digests in artifact_run(state).built.get(artifact.directory, {}).items():
         found[kind] = found.get(kind, frozenset()) | digests
     return found
 
@@ -288,7 +134,7 @@ def _tell_unknown(state: State, artifact: Artifact, found: DistributionPlan) -> 
     if artifact.release is None:
         return
     note = built_releases.note_path(artifact.release)
-    told = _run(state).told
+    told = artifact_run(state).told
     names = sorted(set(found.unknown) - told)
     told.update(names)
     if names:
@@ -306,7 +152,7 @@ def note_build(state: State, host: Host, artifact: Artifact) -> bool:
     """Note the files of what has just been built on a node: the others copy no others."""
     if artifact.release is None:
         return True
-    program = payload.program("transfer/transfer", action="describe", **_tree(artifact))
+    program = payload.program("transfer/transfer", action="describe", **tree_parameters(artifact))
     said = query(
         state,
         [host],
@@ -319,7 +165,7 @@ def note_build(state: State, host: Host, artifact: Artifact) -> bool:
     why = said if isinstance(said, str) else str(said.get("error") or "")
     found = why or distribution.parse_look({"whole": True, **said})  # type: ignore[dict-item]
     if isinstance(found, TreeState) and found.digest:
-        noted = _run(state).built.setdefault(artifact.directory, {})
+        noted = artifact_run(state).built.setdefault(artifact.directory, {})
         noted[found.kind] = noted.get(found.kind, frozenset()) | {found.digest}
         try:
             built_releases.note_build(artifact.release, found.kind, found.digest, host.name)
@@ -334,19 +180,6 @@ def note_build(state: State, host: Host, artifact: Artifact) -> bool:
         printable(str(why or found)),
     )
     return True
-
-
-def _tree(artifact: Artifact) -> dict[str, Any]:
-    """Return what nodes are told of an artifact."""
-    return {
-        "directory": artifact.directory,
-        "mark": artifact.mark,
-        "leave_out": artifact.leave_out,
-        "lock": artifact.lock,
-        "manifests": MANIFESTS,
-        "python": artifact.python,
-        "seconds": artifact.seconds,
-    }
 
 
 @operation()
@@ -379,7 +212,7 @@ def copy(node: Converge, artifact: Artifact) -> Generator[FunctionCommand]:
 def _copy(state: State, host: Host, artifact: Artifact, own: Share) -> bool:
     """Wait for this node's copy, and say what came of it."""
     key = (artifact.directory, "copies", own.source, own.others)
-    answers = _once(state, key, lambda: _copies(state, artifact, own))
+    answers = once(state, key, lambda: _copies(state, artifact, own))
     said = answers.get(host.name, "it was not asked")
     why = said if isinstance(said, str) else str(said.get("error") or "")
     if why:
@@ -408,10 +241,10 @@ def _copy(state: State, host: Host, artifact: Artifact, own: Share) -> bool:
 def _copies(state: State, artifact: Artifact, own: Share) -> Answers:
     """Have all nodes of a share copy; return their answers. Kinds of nodes do so one by one."""
     # A node has one port for it, and gives one thing at a time.
-    with _run(state).one_at_a_time:
+    with artifact_run(state).one_at_a_time:
         hosts = {each.name: each for each in state.inventory}
         source = hosts[own.source]
-        tree = _tree(artifact)
+        tree = tree_parameters(artifact)
         reading = payload.program("transfer/transfer", action="describe", **tree)
         described = query(
             state,
@@ -454,7 +287,7 @@ def _programs(
     names = (own.source, *own.others)
     ways = distribution.sources(own.source, own.others)
     expected = distribution.expected_halves(ways)
-    addresses, sharing = _addresses(state, names), _sharing()
+    addresses, sharing = _addresses(state, names), sharing_nodes()
     token = secrets.token_hex(32)
     programs: dict[str, str] = {}
     for name in names:

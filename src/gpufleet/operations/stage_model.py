@@ -14,8 +14,9 @@ from gpufleet.artifacts.model_files import MODELS, Checkpoint
 from gpufleet.artifacts.model_lock import Files
 from gpufleet.artifacts.operator_files import release_of
 from gpufleet.operations import progress_watch
+from gpufleet.operations.artifact import Artifact
 from gpufleet.operations.converge import Converge, announce
-from gpufleet.operations.distribute import Artifact, copy, is_copied
+from gpufleet.operations.distribute import copy, is_copied
 from gpufleet.remote import payload
 from gpufleet.remote.facts import PYTHON
 from gpufleet.settings.serving_settings import Vllm

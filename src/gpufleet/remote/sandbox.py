@@ -7,8 +7,8 @@ from shlex import quote
 RUN = ("systemd-run", "--quiet", "--wait", "--pipe", "--collect")
 """Runs a command in a transient unit; its input, outputs and status are the command's."""
 
-# Not ProtectHome=yes: a release's interpreter may lie in a home. None that systemd 239 (RHEL 8) does
-# not know: systemd-run refuses what a unit's file may have.
+# Not ProtectHome=yes: a release's interpreter may lie in a home. None that systemd 239 (RHEL 8)
+# does not know: systemd-run refuses what a unit's file may have.
 PROPERTIES = (
     "NoNewPrivileges=yes",
     "CapabilityBoundingSet=",

@@ -1,0 +1,192 @@
+"""What nodes need and may hand each other, and what one run of pyinfra knows of it.
+
+Border: which node is worked on, and who else has a part in the run, is pyinfra's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from gevent.event import AsyncResult
+from gevent.lock import BoundedSemaphore
+from pyinfra import host
+from pyinfra.api import State
+from pyinfra.context import ctx_state
+
+from gpufleet import node_paths
+from gpufleet.artifacts.distribution import Kind
+from gpufleet.artifacts.model_files import DOWNLOAD_SECONDS, Checkpoint, checkpoint
+from gpufleet.artifacts.model_lock import Files
+from gpufleet.artifacts.operator_files import release_of
+from gpufleet.artifacts.release import BUILD_SECONDS, Release
+from gpufleet.inventory import loader
+from gpufleet.planning.stage import Stage
+from gpufleet.settings.serving_settings import Distribution
+
+T = TypeVar("T")
+
+MANIFESTS = node_paths.MANIFESTS
+"""Where nodes keep what they have read of a tree, so that they need not do so again."""
+COMING = ".gpufleet-coming-"
+"""As in on_node/transfer/store.py."""
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """
+    What nodes need and may hand each other.
+
+    Attributes:
+        what, verb: "release 0.32.0-ab", "build".
+        directory, mark: the tree on the nodes, and the file in it that says that it is whole.
+        wanting: the nodes of the inventory that are to have it, in its order.
+        sharing: the nodes that may have it, and may give it.
+        seconds: after which a copy ends.
+        python: the interpreter that it is made for; "": it works everywhere.
+        leave_out: names at its top that are each node's own.
+        lock: a file that is held while it is read or brought; "": none.
+        remove: files on nodes that go when it is there.
+        files: the hashes that a model's files must have (artifacts/model_lock.py); None: any.
+        release: what it is a build of, whose files are noted (artifacts/built_releases.py).
+    """
+
+    what: str
+    verb: str
+    directory: str
+    mark: str
+    wanting: tuple[str, ...]
+    sharing: tuple[str, ...]
+    seconds: int
+    python: str = ""
+    leave_out: tuple[str, ...] = (".complete",)
+    lock: str = ""
+    remove: tuple[str, ...] = ()
+    files: Files | None = None
+    release: Release | None = None
+
+    @property
+    def has_other_nodes(self) -> bool:
+        """Whether another node than the current one may have it, or need it."""
+        return len(self.sharing) > 1
+
+    @property
+    def coming(self) -> str:
+        """Where it is put together on a node."""
+        parent, _, name = self.directory.rpartition("/")
+        return f"{parent}/{COMING}{name}"
+
+
+def release_artifact(wanted: Release) -> Artifact | None:
+    """Return a release as what nodes may hand each other; None: this node has no part in that."""
+    sharing = sharing_nodes()
+    if host.name not in sharing:
+        return None
+    directories = once(ctx_state.get(), "releases", _releases)
+    wanting = [name for name in sharing if directories[name] == wanted.directory]
+    return Artifact(
+        what=f"release {wanted.id}",
+        verb="build",
+        directory=wanted.directory,
+        mark=wanted.mark,
+        wanting=tuple(wanting),
+        sharing=tuple(sharing),
+        seconds=BUILD_SECONDS,
+        python=wanted.source.python,
+        # What this node's release has accepted (operations/accept_flags.py) says nothing of
+        # another's.
+        leave_out=(".complete", ".accepts"),
+        lock=f"{wanted.program.home}/.building",
+        release=wanted,
+    )
+
+
+def _releases() -> dict[str, str]:
+    """Return where each node that serves has its release."""
+    return {
+        name: release_of(vllm).directory
+        for name, each in loader.current().gpu_nodes.items()
+        if (vllm := each.settings.vllm)
+    }
+
+
+def model_artifact(wanted: Checkpoint, stages: Iterable[Stage]) -> Artifact | None:
+    """Return a model's files likewise; `stages` are those of the whole plan."""
+    sharing = sharing_nodes()
+    if host.name not in sharing:
+        return None
+    settings = {name: each.settings for name, each in loader.current().gpu_nodes.items()}
+    needing = {
+        each.node
+        for each in stages
+        if (found := checkpoint(settings[each.node].serving[each.model]))
+        and found.directory == wanted.directory
+    }
+    return Artifact(
+        what=wanted.repository,
+        verb="download",
+        directory=wanted.directory,
+        mark=wanted.mark,
+        wanting=tuple(name for name in sharing if name in needing),
+        sharing=tuple(sharing),
+        seconds=DOWNLOAD_SECONDS,
+        remove=(f"{wanted.directory}.boot", wanted.download),
+    )
+
+
+def sharing_nodes() -> dict[str, Distribution]:
+    """Return the nodes that hand things out, with how."""
+    return {
+        name: each.settings.vllm.distribution
+        for name, each in loader.current().gpu_nodes.items()
+        if each.settings.vllm and each.settings.vllm.distribution.enabled
+    }
+
+
+@dataclass
+class ArtifactRun:
+    """What is known in one run of pyinfra, over all of its nodes."""
+
+    found: dict[object, AsyncResult] = field(default_factory=dict)
+    built: dict[str, dict[Kind, frozenset[str]]] = field(default_factory=dict)
+    """By directory: the digests of what this run has had built."""
+    told: set[str] = field(default_factory=set)
+    one_at_a_time: BoundedSemaphore = field(default_factory=BoundedSemaphore)
+
+
+_RUNS: WeakKeyDictionary[State, ArtifactRun] = WeakKeyDictionary()
+
+
+def artifact_run(state: State) -> ArtifactRun:
+    return _RUNS.setdefault(state, ArtifactRun())
+
+
+def once(state: State, key: object, work: Callable[[], T]) -> T:
+    """Let whoever comes first do it; the others get its result."""
+    run = artifact_run(state)
+    found = run.found.get(key)
+    if found is None:
+        # No yield between looking and storing: under gevent this is atomic.
+        found = run.found[key] = AsyncResult()
+        try:
+            found.set(work())
+        except BaseException as error:
+            found.set_exception(error)
+            raise
+    result: T = found.get()
+    return result
+
+
+def tree_parameters(artifact: Artifact) -> dict[str, Any]:
+    """Return what nodes are told of an artifact."""
+    return {
+        "directory": artifact.directory,
+        "mark": artifact.mark,
+        "leave_out": artifact.leave_out,
+        "lock": artifact.lock,
+        "manifests": MANIFESTS,
+        "python": artifact.python,
+        "seconds": artifact.seconds,
+    }
