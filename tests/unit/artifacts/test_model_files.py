@@ -1,18 +1,11 @@
-"""A model's files: where they lie, and what a download does that was interrupted."""
+"""A model's files: where they lie, and how they are downloaded."""
 
 from __future__ import annotations
-
-import os
-import subprocess
-from pathlib import Path
-
-import pytest
 
 from gpufleet.artifacts.model_files import Checkpoint, checkpoint, download_script, listing_url
 from gpufleet.settings.serving_settings import Served, Vllm
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
-BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def vllm(**more: object) -> Vllm:
@@ -51,31 +44,3 @@ def test_a_download_may_take_six_hours_and_gets_its_token_as_a_credential() -> N
     assert "hf-token" not in plain
     assert "-p LoadCredential=hf-token:/etc/vllm/credentials/hf-token " in secret
     assert "export HF_TOKEN_PATH=" in secret
-
-
-@pytest.mark.parametrize(("boot", "stays"), [(BOOT.read_text().strip(), True), ("another", False)])
-def test_a_download_goes_on_where_it_stopped_unless_the_node_has_rebooted(
-    tmp_path: Path, boot: str, stays: bool
-) -> None:
-    """The programs that need root are stand-ins; the shell and the files are real."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    for name, does in (("install", 'mkdir -p "$8"'), ("systemd-run", "exit 0")):
-        (programs / name).write_text(f"#!/bin/sh\n{does}\n")
-        (programs / name).chmod(0o755)
-    wanted = Checkpoint("org/name", REVISION, str(tmp_path / "models/name"))
-    part = Path(wanted.directory, "part")
-    part.parent.mkdir(parents=True)
-    part.touch()
-    Path(f"{wanted.directory}.boot").write_text(f"{boot}\n")
-
-    subprocess.run(
-        ["sh", "-c", download_script(wanted, vllm(), "/r")],
-        check=True,
-        env={"PATH": f"{programs}:{os.environ['PATH']}"},
-        timeout=30,
-    )
-
-    assert part.exists() is stays
-    assert Path(wanted.mark).exists()
-    assert not Path(f"{wanted.directory}.boot").exists()
