@@ -10,7 +10,7 @@ import gc
 from pyinfra import config
 from pyinfra.api.state import MAX_PARALLEL
 
-from gpufleet.inventory import invocation, pyinfra_output, pyinfra_patches
+from gpufleet.inventory import invocation, output_bound, pyinfra_output, pyinfra_patches
 
 # What `gpufleet.inventory.refusal` and `gpufleet.inventory.invocation` rely on is not a public
 # interface of pyinfra: they were checked against this series.
@@ -22,6 +22,7 @@ gc.set_threshold(100_000, 20, 50)
 atexit.register(gc.freeze)
 pyinfra_patches.patch_operation_order()
 pyinfra_output.patch_output()
+output_bound.patch_output_bound()
 
 # pyinfra takes 20 nodes per CPU core at once. Nodes are waited for, not computed: one costs this
 # machine 30 to 50 ms of CPU a run, so that all of them may be asked at once, as far as the limit of

@@ -1,0 +1,65 @@
+"""A node cannot fill the controller's memory by what a command prints."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpufleet.inventory.output_bound import MOST_BYTES, MOST_LINES
+from tests.support.checkout import ROOT
+
+DEPLOY = """
+from pyinfra.operations import server
+
+server.shell(name="printed", commands=[{command!r}])
+"""
+INVENTORY = """
+from gpufleet import inventory
+globals().update(inventory.load(__file__, groups={"gpu": ["@local"]}))
+"""
+# Printed at its end by the controller: what it had in memory at most, in KiB.
+MEASURED = """
+import resource, runpy, sys
+try:
+    sys.argv = ["pyinfra", *sys.argv[1:]]
+    runpy.run_module("pyinfra", run_name="__main__")
+finally:
+    print("most", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "well"),
+    [
+        pytest.param("yes", False, id="lines"),
+        pytest.param("yes >&2", False, id="lines of errors"),
+        pytest.param("yes | tr -d '\\n'", False, id="one line"),
+        pytest.param(f"yes | head -n {MOST_LINES}", True, id="as many lines as it may"),
+        pytest.param(f"yes | tr -d '\\n' | head -c {MOST_BYTES}", True, id="as much as it may"),
+    ],
+)
+def test_a_command_that_prints_without_end_is_ended(
+    tmp_path: Path, command: str, well: bool
+) -> None:
+    (tmp_path / "config.py").write_text((ROOT / "config.py").read_text())
+    (tmp_path / "inventories").mkdir()
+    (tmp_path / "inventories/here.py").write_text(INVENTORY)
+    (tmp_path / "deploy.py").write_text(DEPLOY.format(command=command))
+
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED, "-y", "inventories/here.py", "deploy.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert (done.returncode == 0) is well, done.stderr[-2000:]
+    assert ("this command was ended: it printed more than 16 MiB" in done.stderr) is not well
+    assert len(done.stderr) < 20_000
+    assert int(done.stdout.split()[-1]) < 400 << 10
