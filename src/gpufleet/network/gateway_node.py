@@ -22,7 +22,6 @@ from gpufleet.network.haproxy import (
     HOME,
     PROGRAM,
     RUN,
-    SOCKETS,
     STATE,
     UNIT,
     Configuration,
@@ -38,6 +37,10 @@ PACKAGES_UNIT = f"{UNIT_DIRECTORY}/haproxy.service"
 HAPROXY = "/usr/sbin/haproxy"
 
 STOP_SECONDS = 30
+
+# Listeners, checks, and reloads that hand sockets over. HAProxy takes as many connections at once
+# as the unit's limit allows, or the machine's where that is lower.
+SPARE_SOCKETS = 8000
 
 
 def configuration(
@@ -79,7 +82,8 @@ def gateway_unit(wanted: Gateway) -> UnitFile:
         program=PROGRAM,
         gone=keepalived.GONE if wanted.virtual_address else "",
         stop_seconds=STOP_SECONDS,
-        files=SOCKETS,
+        files=2 * wanted.connections + SPARE_SOCKETS,
+        memory_mib=wanted.memory_mib,
     )
 
 

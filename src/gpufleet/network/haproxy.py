@@ -46,9 +46,13 @@ TEMPLATE = "gateway/haproxy.cfg.j2"
 BUFFER_MIB = 8
 # Of a buffer HAProxy keeps this much for headers that it adds (tune.maxrewrite).
 REWRITE_BYTES = 16384
-# Sockets: one on either side of a request, and a fleet's vLLM servers take some hundreds each.
-# HAProxy takes as many connections at once as that allows, or what the machine does.
-SOCKETS = 40000
+# The first head of a connection, and the time that it has: before a key is seen, no more is kept.
+# Clients' heads have some 1 KiB; vLLM's own server (h11) takes 64 KiB by default.
+HEAD_BYTES = 32768
+HEAD_SECONDS = 10
+# A client's silence where it is its turn: within a TLS handshake (2.6 knows no other limit of it),
+# an upload, an answer that it does not take. While a server works it may be silent.
+CLIENT_SECONDS = 60
 # Clients keep idle connections for up to 60 s (vLLM's benchmark; openai's client 5): a gateway that
 # closes them first may do so while a request is on its way.
 KEEP_ALIVE_SECONDS = 120
@@ -353,6 +357,9 @@ def config(
             socket=f"{run}/{SOCKET.rpartition('/')[2]}",
             state=f"{state}/{DRAINED_STATE}",
             hard_stop_seconds=max(HARD_STOP_SECONDS, gateway.request_seconds),
+            head_bytes=HEAD_BYTES,
+            head_seconds=HEAD_SECONDS,
+            client_seconds=min(CLIENT_SECONDS, gateway.request_seconds),
             buffer_bytes=_buffer(gateway),
             body_bytes=_buffer(gateway) - 2 * REWRITE_BYTES,
             rewrite_bytes=REWRITE_BYTES,

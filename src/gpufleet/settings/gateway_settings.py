@@ -129,6 +129,21 @@ class Gateway(Setting):
         Field(description="Requests that one server gets at once; the others wait; null: any"),
     ] = None
     max_body_mib: Annotated[int, Field(ge=1, le=1024, description="Largest request")] = 32
+    connections: Annotated[
+        int, Field(ge=100, le=100000, description="Connections of all clients at once")
+    ] = 16000
+    source_connections: Annotated[
+        int,
+        Field(
+            ge=10,
+            le=100000,
+            description="Connections at once of one address, or of one /64 network of IPv6",
+        ),
+    ] = 1000
+    memory_mib: Annotated[
+        int,
+        Field(ge=512, description="HAProxy's most; it is restarted when it wants more, in MiB"),
+    ] = 8192
     metrics_port: Port = 8405
     virtual_address: VirtualAddress | None = None
 

@@ -62,6 +62,8 @@ class Vllm:
     frozen: bool = False
     """Whether its engine, which has work all the time, does nothing any more; /health says 200."""
     tokens: int = 0
+    thinks: float = 0.0
+    """Seconds before the first byte of an answer."""
 
     def __post_init__(self) -> None:
         self.start()
@@ -114,6 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self.connection.shutdown(socket.SHUT_RDWR)
             return
+        time.sleep(self.about.thinks)
         if self.about.refuses:
             self._answer(self.about.refuses, {})
             return
@@ -172,6 +175,7 @@ class Running:
     folder: Path
     settings: Gateway
     backends: tuple[Backend, ...]
+    pem: bytes = b""
     process: subprocess.Popen[bytes] | None = None
     fingerprint: str = ""
 
@@ -187,6 +191,7 @@ class Running:
             self.settings,
             self.backends,
             metrics_address="127.0.0.1",
+            certificate=self.pem,
             run=f"{self.folder}/run",
             state=f"{self.folder}/state",
             account="",
@@ -315,6 +320,22 @@ class Running:
 _PLACES = ("home", "run", "state")
 
 
+def certificate(folder: Path) -> bytes:
+    """Return a new certificate with its key."""
+    files = folder / "key.pem", folder / "certificate.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("-nodes", "-subj", "/CN=gateway.example.net", "-days", "2"),
+            *("-keyout", files[0], "-out", files[1]),
+        ],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    return b"\n".join(each.read_bytes() for each in files)
+
+
 def free_ports(number: int) -> list[int]:
     """Return ports that nobody has now."""
     with contextlib.ExitStack() as stack:
@@ -346,13 +367,15 @@ def backend(
 
 
 @contextlib.contextmanager
-def running(folder: Path, *backends: Backend, **settings: Any) -> Iterator[Running]:
+def running(
+    folder: Path, *backends: Backend, pem: bytes = b"", **settings: Any
+) -> Iterator[Running]:
     """Run a gateway in front of backends."""
     port, metrics_port = free_ports(2)
     if not settings.get("clients"):
         settings["allow_unauthenticated"] = True
     wanted = Gateway(listen="127.0.0.1", port=port, metrics_port=metrics_port, **settings)
-    found = Running(folder, wanted, backends)
+    found = Running(folder, wanted, backends, pem)
     try:
         found.start()
         yield found

@@ -28,7 +28,7 @@ from gpufleet.serving.servers import Server
 from gpufleet.settings.gateway_settings import Gateway, VirtualAddress
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.parse import parse_settings
-from tests.unit.network.gateway.running import haproxy
+from tests.unit.network.gateway.running import certificate, haproxy
 
 MODEL = {"model": "org/tiny", "revision": "0" * 40}
 VLLM = {"version": "0.32.0", "lock": "x.txt", "allow_unauthenticated": True}
@@ -192,7 +192,7 @@ def test_haproxy_finds_it_valid_without_a_warning(
     found = config(
         Gateway.model_validate(settings),
         backends,
-        certificate=_certificate(tmp_path) if "tls" in settings else b"",
+        certificate=certificate(tmp_path) if "tls" in settings else b"",
         account="",
         run=str(tmp_path),
         state=str(tmp_path),
@@ -210,21 +210,6 @@ def test_haproxy_finds_it_valid_without_a_warning(
     # 3.0 says nothing of one that is.
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert done.stdout in {"", "Configuration file is valid\n"}
-
-
-def _certificate(folder: Path) -> bytes:
-    files = folder / "key.pem", folder / "certificate.pem"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
-            *("-nodes", "-subj", "/CN=gateway.example.net", "-days", "2"),
-            *("-keyout", files[0], "-out", files[1]),
-        ],
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
-    return b"\n".join(each.read_bytes() for each in files)
 
 
 def test_what_asks_a_gateway_knows_where_it_lies() -> None:
