@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,29 +23,48 @@ settings.register_profile("same", ANY_PACE, derandomize=True)
 settings.register_profile("search", ANY_PACE)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
-# What works on the one fleet of tests/lab: it stands once, so one worker has them all.
-FLEET = frozenset(
-    {
-        "test_argument_proof",
-        "test_flag_schemas",
-        "test_flags",
-        "test_interruptions",
-        "test_main_job",
-        "test_monitoring",
-        "test_node_check",
-        "test_sizing",
-        "test_stalled",
-        "test_systemd_quoting",
-    }
-)
+# Files that work on one standing lab, in the order in which they do: one worker has them all.
+SHARED = {
+    "the fleet": (
+        # It begins with bare nodes.
+        "tests/lab/test_main_job.py",
+        "tests/lab/test_argument_proof.py",
+        "tests/lab/test_flag_schemas.py",
+        "tests/lab/test_flags.py",
+        "tests/lab/test_interruptions.py",
+        "tests/lab/test_monitoring.py",
+        "tests/lab/test_node_check.py",
+        "tests/lab/test_sizing.py",
+        "tests/lab/test_stalled.py",
+        "tests/lab/test_systemd_quoting.py",
+    ),
+    "the walk": (
+        "tests/lab/test_walkthrough.py",
+        "tests/lab/test_commands.py",
+        "tests/lab/roles/",
+    ),
+}
+
+
+def lab_of(test: str) -> tuple[str, int]:
+    """Return the lab that a test shares, by its id, and its file's turn there; ("", 0): none."""
+    return next(
+        (
+            (lab, turn)
+            for lab, files in SHARED.items()
+            for turn, file in enumerate(files)
+            if test.startswith(file)
+        ),
+        ("", 0),
+    )
 
 
 class OneLabOneWorker(LoadFileScheduling):
-    """A file's tests stay on one worker, and so do all of the fleet."""
+    """A file's tests stay on one worker, and so do all files of a shared lab."""
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        return "the fleet" if Path(file).stem in FLEET else file
+        return lab_of(file)[0] or file
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
@@ -25,38 +25,49 @@ import yaml
 from lab import provisioning_sources
 from lab.nodes import Lab
 from lab.state import LabState
-from tests.conftest import FLEET
+from tests.conftest import SHARED, lab_of
 from tests.support.checkout import ROOT, own_lab
+
+if TYPE_CHECKING:
+    from tests.lab.walk import TlsFleet
 
 LAB_ID = own_lab("gft")
 # The last one has no GPUs: it watches the others, once tests make it.
 NODES = {"gpu-01": "h100x8", "gpu-02": "a100x4-pcie", "mon-03": "none"}
 
 
+# Who uses a lab's fixture has to have its turn on that lab.
+FIXTURES = {"nodes": "the fleet", "walk": "the walk"}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     Every test here needs root and nodes: none is skipped, `make test-unit` leaves them out, and
-    `make test` all but the walk through.
+    `make test` all but the walk and what its roles have left.
 
-    Those of the fleet begin, for they take longest; the main job is the first of them, for it
-    begins with bare nodes.
+    Those of shared labs begin, for they take longest, in the order of tests/conftest.py.
     """
     here = [item for item in items if Path(item.fspath).is_relative_to(ROOT / "tests/lab")]
     for item in here:
+        lab = lab_of(item.nodeid)[0]
         item.add_marker("lab")
-        if item.path.stem != "test_walkthrough":
+        if lab != "the walk":
             item.add_marker("slow")
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(1800))  # a first deploy on a slow machine
-        if "nodes" in getattr(item, "fixturenames", ()) and item.path.stem not in FLEET:
-            raise pytest.UsageError(f"{item.path} uses the fleet: name it in tests/conftest.py")
+        for fixture in FIXTURES.keys() & {*getattr(item, "fixturenames", ())}:
+            if lab != FIXTURES[fixture]:
+                raise pytest.UsageError(
+                    f"{item.path} uses {FIXTURES[fixture]}: name it in tests/conftest.py"
+                )
     ordered = iter(sorted(here, key=_turn))
     items[:] = [next(ordered) if item.get_closest_marker("lab") else item for item in items]
 
 
-def _turn(item: pytest.Item) -> tuple[bool, bool]:
+def _turn(item: pytest.Item) -> tuple[int, int]:
     """Where a test stands among those here; equals keep their order."""
-    return item.path.stem not in FLEET, item.path.stem != "test_main_job"
+    lab, turn = lab_of(item.nodeid)
+    return [*SHARED, ""].index(lab), turn
 
 
 @dataclass
@@ -246,3 +257,12 @@ def fleet(deployed: Fleet) -> Iterator[Fleet]:
     deployed.reset()
     run = deployed.pyinfra("-y", seconds=1200)
     assert run.status == 0, run.output
+
+
+@pytest.fixture(scope="package")
+def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsFleet]:
+    """The lab of the walk: bare nodes at first, then as the test before has left them."""
+    from tests.lab.walk import walk_fleet  # it needs the classes of this file
+
+    with walk_fleet(tmp_path_factory.mktemp("walk")) as found:
+        yield found

@@ -18,9 +18,9 @@ import pytest
 
 from tests.lab.conftest import Run
 from tests.lab.faults import reached
-from tests.lab.test_walkthrough import RATE, UNI, UNI_FLAGS
 from tests.lab.upgrade_fleet import NEW, UpgradeFleet, upgrade_fleet
 from tests.lab.upgrade_load import Summary, summary
+from tests.lab.walk import RATE, UNI, UNI_FLAGS
 from tests.support.checkout import own_lab
 from tests.support.measured import note
 

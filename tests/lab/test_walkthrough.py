@@ -9,111 +9,29 @@ from __future__ import annotations
 import json
 import os
 import signal
-import ssl
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
 import yaml
 
 from lab.state import PROXY_PORT
-from tests.lab.bare_node import DCGM, archives
-from tests.lab.upgrade_fleet import FLAGS, GATES, GATEWAY, NEW, PORT, UpgradeFleet, upgrade_fleet
+from tests.lab.bare_node import archives
+from tests.lab.upgrade_fleet import FLAGS, GATEWAY
 from tests.lab.upgrade_load import summary
-from tests.support.checkout import own_lab
+from tests.lab.walk import DRIVER, NODES, RATE, UNI_FLAGS, TlsFleet
 
-LAB_ID = own_lab("gfwt")
-NODES = ("gpu-01", "gpu-02")
-DRIVER = "580.95.05"
 UNIT = "vllm-tiny-{}.service"
-# Run the worker in the engine's process, as vLLM does on one GPU. Its CPU build needs both.
-UNI = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-UNI_FLAGS = {**FLAGS, "distributed-executor-backend": "uni"}
-# Requests a second. More of them take the processors that the loading of a model needs.
-RATE = 2.0
 # Seconds within which a log or a server has to say what is waited for.
 PATIENCE = 60
 
 
-@dataclass
-class TlsFleet(UpgradeFleet):
-    """A fleet whose gateway shows a certificate."""
-
-    first: str = NEW
-
-    @property
-    def url(self) -> str:
-        return f"https://{self.address(GATEWAY)}:{PORT}/v1"
-
-    @cached_property
-    def trusted(self) -> Path:
-        """The gateway's certificate, which is its own authority."""
-        made = self.project / "gateway.pem"
-        command = (
-            "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 "
-            f"-subj /CN=gateway -addext subjectAltName=IP:{self.address(GATEWAY)}"
-        )
-        subprocess.run(
-            [*command.split(), "-keyout", made.with_name("gateway-key.pem"), "-out", made],
-            check=True,
-            capture_output=True,
-            timeout=30,
-        )
-        return made
-
-    def transport(self) -> dict[str, Any]:
-        key = self.trusted.with_name("gateway-key.pem")
-        return {"tls": {"certificate_file": str(self.trusted), "key_file": str(key)}}
-
-    def client(self, key: str) -> openai.OpenAI:
-        """Return a client that is not ours and trusts the certificate alone."""
-        trust = ssl.create_default_context(cafile=str(self.trusted))
-        http = openai.DefaultHttpxClient(verify=trust)
-        return openai.OpenAI(
-            base_url=self.url, api_key=key, timeout=60, max_retries=0, http_client=http
-        )
-
-    def completion(self) -> str:
-        with self.client(self.key_of_clients) as client:
-            answer = client.completions.create(
-                model="tiny", prompt="Hello", max_tokens=8, temperature=0
-            )
-        return answer.choices[0].text
-
-    def changes_nothing_at_all(self, deploy: str) -> None:
-        before = self.pids()
-        run = self.pyinfra("-y", "--json", deploy=deploy)
-        assert run.status == 0, run.output
-        assert run.changed == {}
-        assert self.pids() == before
-
-    def seqs(self) -> dict[str, str]:
-        """Return {unit: its --max-num-seqs}, by the processes' arguments."""
-        found = {}
-        for name, pid in self.pids().items():
-            argv = self.ssh(name.split()[0], f"tr '\\0' '\\n' </proc/{pid}/cmdline").split("\n")
-            found[name] = argv[argv.index("--max-num-seqs") + 1]
-        return found
-
-
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsFleet]:
-    """Two bare nodes with two GPUs each, one of them reserved, and a node in front of them."""
-    project = tmp_path_factory.mktemp("walkthrough")
-    with upgrade_fleet(LAB_ID, project, NODES, bare=True, also=(), kind=TlsFleet) as found:
-        found.declare_driver(DRIVER, DCGM)
-        # On two cores that do other things, too, no latency tells of a release.
-        gates = {**GATES, "baseline_seconds": 5, "soak_seconds": 5, "latency_ratio": 100.0}
-        found.declare(upgrade={"gates": gates, "canary": 1, "waves": [1]})
-        found.declare_model(flags=UNI_FLAGS, environment=UNI)
-        yield found
+def fleet(walk: TlsFleet) -> TlsFleet:
+    return walk
 
 
 def test_bare_nodes_become_checked_gpu_nodes(fleet: TlsFleet) -> None:
@@ -275,6 +193,7 @@ def test_a_bundle_has_everything_that_these_nodes_download(
     out = fleet.project / "bundle"
 
     done = fleet.gpufleet("bundle", fleet.inventory, "-o", str(out), seconds=600)
+    variables.unlink()
 
     assert done.status == 0, done.output
     manifest = (out / "MANIFEST").read_text()
