@@ -52,8 +52,15 @@ class Server(http.server.BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if asked.get("stream") and self.allowed():
             return self.stream(asked["max_tokens"])
-        text = {"text": str(HEARD[0])}
-        return self.guarded({"choices": [text], "usage": {"completion_tokens": 1}})
+        text = {"index": 0, "text": str(HEARD[0]), "finish_reason": "length", "logprobs": None}
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        head = {
+            "id": "cmpl-0",
+            "object": "text_completion",
+            "created": 0,
+            "model": asked.get("model"),
+        }
+        return self.guarded({**head, "choices": [text], "usage": usage})
 
     def stream(self, pieces):
         STREAMS.append(self)

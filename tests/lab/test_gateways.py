@@ -23,7 +23,7 @@ IN_FORCE = "gateway | virtual address in force"
 # Longer than a gateway that comes back needs to be well, and then to take what it could take.
 SETTLED_SECONDS = 12
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +108,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda each: each.name.replace(" ", "-"))
 def test_requests_are_answered_again_and_the_address_is_not_given_back(
     gateways: Pair, fault: Fault

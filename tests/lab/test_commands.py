@@ -1,0 +1,138 @@
+"""What an operator types at a fleet that serves: each command once, on the lab of the walk.
+
+The walk has left one replica over two nodes; alone, these tests run the deploys first, and each
+node has its own replica.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.lab.upgrade_fleet import GATEWAY
+from tests.lab.walk import DRIVER, NODES, TlsFleet
+
+CHANGE = "/var/lib/gpufleet/change"
+
+
+@pytest.fixture(scope="module")
+def fleet(walk: TlsFleet) -> TlsFleet:
+    walk.finish()
+    return walk
+
+
+def answer(fleet: TlsFleet, *words: str) -> Any:
+    """Return what a command prints with --json; it has to end with 0."""
+    run = fleet.gpufleet(*words, "--json")
+    assert run.status == 0, run.output
+    return json.loads(run.stdout)
+
+
+def test_probe_says_what_the_nodes_are(fleet: TlsFleet) -> None:
+    found = answer(fleet, "probe", fleet.inventory, "--limit", "gpu")
+
+    assert found.keys() == {*NODES}
+    for node, document in found.items():
+        machine = fleet.ssh(node, "cat /etc/machine-id").strip()
+        assert (document["hostname"], document["machine_id"]) == (node, machine)
+
+
+def test_topology_says_how_the_gpus_are_joined(fleet: TlsFleet) -> None:
+    run = fleet.gpufleet("topology", fleet.inventory, NODES[0])
+
+    assert run.status == 0, run.output
+    assert "NVLink island 0-1: 2 GPUs" in run.stdout
+
+
+def test_inventory_says_which_file_set_a_value(fleet: TlsFleet) -> None:
+    found = answer(fleet, "inventory", fleet.inventory, NODES[0])
+
+    driver = found["nodes"][NODES[0]]["values"]["gpu_lock.driver"]
+    assert driver["value"] == DRIVER
+    assert driver["set_in"].startswith("group_vars/up.yml:")
+
+
+def test_plan_is_what_runs(fleet: TlsFleet) -> None:
+    found = answer(fleet, "plan", fleet.inventory)
+
+    planned = {f"{stage['node']} {stage['unit']}" for stage in found["stages"]}
+    assert planned == set(fleet.pids())
+
+
+def test_status_asks_every_replica_for_a_token(fleet: TlsFleet) -> None:
+    found = answer(fleet, "status", fleet.inventory, "--completion")
+
+    assert found["serves"]
+    ranks = [rank["node"] for replica in found["replicas"] for rank in replica["ranks"]]
+    assert sorted(ranks) == sorted(name.split()[0] for name in fleet.pids())
+
+
+def test_logs_are_those_of_the_replicas_nodes_without_its_key(fleet: TlsFleet) -> None:
+    run = fleet.gpufleet("logs", fleet.inventory, "tiny-0", "--json")
+
+    assert run.status == 0, run.output
+    lines = [json.loads(line) for line in run.stdout.splitlines()]
+    ranks = {name for name in fleet.pids() if "vllm-tiny-0." in name}
+    assert len({line["rank"] for line in lines}) == len(ranks)
+    assert fleet.key not in run.output
+
+
+def test_a_lock_is_what_the_nodes_run(fleet: TlsFleet) -> None:
+    """They were made by one: without it, the command writes it again."""
+    declared = fleet.wanted.pop("gpu_lock")
+    fleet.declare()
+    written = fleet.project / "group_vars/gpu.lock.yml"
+    try:
+        run = fleet.gpufleet("lock", fleet.inventory, "--group", "gpu")
+        assert run.status == 0, run.output
+        lock = yaml.safe_load(written.read_text())["gpu_lock"]
+    finally:
+        written.unlink(missing_ok=True)
+        fleet.declare(gpu_lock=declared)
+    assert lock["driver"] == DRIVER
+    assert lock["dcgm"]["version"] == declared["dcgm"]["version"]
+
+
+def test_a_cordon_is_on_the_node_until_it_is_lifted(fleet: TlsFleet) -> None:
+    before = fleet.pids()
+    run = fleet.gpufleet("cordon", fleet.inventory, NODES[1], "--why", "disk makes noises")
+    assert run.status == 0, run.output
+    mark = json.loads(fleet.ssh(NODES[1], f"cat {CHANGE}/cordon.json"))
+    assert "disk makes noises" in str(mark)
+    assert answer(fleet, "status", fleet.inventory)["cordoned"], "status shows it"
+
+    run = fleet.gpufleet("uncordon", fleet.inventory, NODES[1])
+    assert run.status == 0, run.output
+    fleet.ssh(NODES[1], f"! test -e {CHANGE}/cordon.json")
+    assert fleet.pids() == before, "what runs there stays"
+
+
+def test_monitoring_is_rendered_for_servers_of_others(fleet: TlsFleet) -> None:
+    out = fleet.project / "rendered"
+    run = fleet.gpufleet("monitoring", "render", str(out), fleet.inventory)
+
+    assert run.status == 0, run.output
+    targets = "".join(file.read_text() for file in out.rglob("*.json"))
+    for node in (*NODES, GATEWAY):
+        assert fleet.address(node) in targets, "nodes were asked what runs there"
+
+
+def test_prepare_brings_what_a_change_needs_and_touches_nothing_that_runs(fleet: TlsFleet) -> None:
+    """The unit lies beside the one that runs; with the old declaration it is gone again."""
+    before = fleet.pids()
+    unit = next(name.split()[1] for name in before if name.startswith(NODES[0]))
+    model = fleet.wanted["serving"]["tiny"]
+    fleet.declare_model(environment={**model.get("environment", {}), "VLLM_LOGGING_PREFIX": "new "})
+    try:
+        run = fleet.pyinfra("-y", deploy="deploys/prepare.py")
+        assert run.status == 0, run.output
+    finally:
+        fleet.declare(serving={"tiny": model})
+
+    there = f"{CHANGE}/next"
+    assert "VLLM_LOGGING_PREFIX" in fleet.ssh(NODES[0], f"cat $(find {there} -name {unit})")
+    assert "VLLM_LOGGING_PREFIX" not in fleet.ssh(NODES[0], f"cat /etc/systemd/system/{unit}")
+    assert fleet.pids() == before
