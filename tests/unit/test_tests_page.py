@@ -1,0 +1,88 @@
+"""docs/develop/tests.md names a test on a node for every deploy, command and role."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from gpufleet.cli.main import gpufleet
+from tests.conftest import lab_of
+from tests.support.checkout import ROOT
+
+# No roles: the package's own file, and what two of them have in common.
+NO_ROLES = {"__init__", "_monitoring_common"}
+PAGE = (ROOT / "docs/develop/tests.md").read_text()
+
+
+def rows(title: str) -> list[tuple[str, str, str]]:
+    """Return the cells of a section's table, without backquotes."""
+    section = PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| ")][2:]
+    found = []
+    for line in lines:
+        what, suite, test = (cell.strip().strip("`") for cell in line.strip("|").split("|"))
+        found.append((what, suite, test))
+    return found
+
+
+def commands(group: click.Group, words: str = "gpufleet") -> Iterator[str]:
+    """Yield every command of the command line that has none below it."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from commands(command, f"{words} {name}")
+        else:
+            yield f"{words} {name}"
+
+
+def suite_of(test: str) -> str:
+    """Return the suite that a test is in, by its file and its marks; fail if there is no such
+    test."""
+    path, _, name = test.partition("::")
+    tree = ast.parse((ROOT / path).read_text())
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert not name or name in functions, f"{path} has no {name}"
+    assert any(each.startswith("test_") for each in functions), f"{path} has no test"
+    assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
+    marks = [ast.unparse(node) for node in assigned if "pytestmark" in ast.unparse(node.targets[0])]
+    marks += [ast.unparse(each) for each in functions[name].decorator_list] if name else []
+    if any("mark.long" in each and "pytest.param" not in each for each in marks):
+        return "long"
+    quick = lab_of(path)[0] == "the walk" or path.startswith("tests/unit/")
+    return "quick" if quick and not any("mark.slow" in each for each in marks) else "nodes"
+
+
+@pytest.mark.parametrize(
+    ("title", "there"),
+    [
+        ("Deploys", [f"deploys/{each.name}" for each in (ROOT / "deploys").glob("*.py")]),
+        ("Commands", list(commands(gpufleet))),
+        (
+            "Roles",
+            [each.stem for each in (ROOT / "roles").glob("*.py") if each.stem not in NO_ROLES],
+        ),
+    ],
+)
+def test_a_row_names_a_test_for_each_and_the_suite_that_it_is_in(
+    title: str, there: list[str]
+) -> None:
+    table = rows(title)
+
+    assert [what for what, _, _ in table] == sorted(there)
+    assert [row for row in table if suite_of(row[2]) != row[1]] == []
+
+
+def test_deploys_and_roles_run_on_nodes() -> None:
+    tests = [test for title in ("Deploys", "Roles") for _, _, test in rows(title)]
+    assert [test for test in tests if not test.startswith("tests/lab/")] == []
+
+
+def test_every_file_of_a_role_is_in_the_table() -> None:
+    """A role's own file is what its row names."""
+    files = {each.name for each in (ROOT / "tests/lab/roles").glob("test_*.py")}
+    named = {test.rpartition("/")[2] for _, _, test in rows("Roles") if "/roles/" in test}
+    assert named == files
