@@ -38,7 +38,8 @@ lint: .venv/.ready
 	$(RUN)/mypy
 	$(RUN)/lint-imports
 
-# What failed is run once more, alone, and named in the last line: tests/support/retry.py.
+# What failed is run once more, alone, and named in the last line; the run fails even if that passes,
+# unless CI is set: tests/support/retry.py.
 # A file's tests stay on one core, in their order: some of them hold ports, and a lab is one file's,
 # or that of files which tests/conftest.py names together.
 TESTS := $(RUN)/python -m tests.support.retry --dist loadfile --no-loadscope-reorder

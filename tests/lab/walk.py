@@ -129,7 +129,7 @@ class TlsFleet(UpgradeFleet):
         before = self.pids()
         run = self.pyinfra("-y", "--json", deploy=deploy)
         assert run.status == 0, run.output
-        assert run.changed == {}
+        assert run.changed == {}, run.changed
         assert self.pids() == before
 
     def seqs(self) -> dict[str, str]:

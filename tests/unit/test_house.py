@@ -11,6 +11,8 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
+
 from tests.support.checkout import ROOT
 
 SOURCE = ROOT / "src/gpufleet"
@@ -75,3 +77,8 @@ def test_what_runs_on_a_node_needs_only_the_standard_library() -> None:
                 and not name.startswith("gpufleet.on_node")
             }
     assert outside == set()
+
+
+def test_a_unit_test_has_a_deadline_of_its_own(request: pytest.FixtureRequest) -> None:
+    (seconds,) = request.node.get_closest_marker("timeout").args
+    assert 60 <= seconds < 600 * 10

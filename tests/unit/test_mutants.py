@@ -215,7 +215,6 @@ def test_an_unknown_room_is_refused() -> None:
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
     )
 
     assert done.returncode == 2

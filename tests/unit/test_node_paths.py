@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 import re
 
-import pytest
-
 from gpufleet import node_paths
 from gpufleet.fleet import facts_timer
 from gpufleet.on_node.monitoring import node_facts
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 ON_NODE = ROOT / "src/gpufleet/on_node"
 ROOTS = ("CONFIGURATION", "STATE", "CACHE", "PROGRAMS", "RUN", "ARCHIVES", "VLLM", "VLLM_STATE")
@@ -45,7 +44,7 @@ def constants(file: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize(("file", "name", "path"), SAME)
+@each_row(("file", "name", "path"), SAME)
 def test_both_sides_mean_the_same_path(file: str, name: str, path: str) -> None:
     assert constants(file)[name] == getattr(node_paths, path)
 

@@ -11,6 +11,7 @@ import pytest
 from tests.support.checkout import ROOT
 from tests.support.retry import to_retry
 
+DEFECT = "failed, then passed alone, which is a defect"
 ONCE = """
 from pathlib import Path
 def test_once():
@@ -22,30 +23,39 @@ def test_once():
 
 
 @pytest.mark.parametrize(
-    ("text", "status", "retried"),
+    ("text", "environment", "status", "last"),
     [
-        ("def test_good(): pass", 0, "none"),
-        (ONCE, 0, "test_it.py::test_once"),
-        ("def test_bad(): assert False", 1, "test_it.py::test_bad"),
+        ("def test_good(): pass", {}, 0, "retried: none"),
+        (ONCE, {}, 1, f"retried, {DEFECT}: test_it.py::test_once"),
+        (ONCE, {"CI": "1"}, 0, f"retried, {DEFECT}: test_it.py::test_once"),
+        (
+            "def test_bad(): assert False",
+            {"CI": "1"},
+            1,
+            "retried, failed again: test_it.py::test_bad",
+        ),
     ],
 )
-def test_the_last_line_names_what_ran_twice(
-    tmp_path: Path, text: str, status: int, retried: str
+def test_the_last_line_names_what_ran_twice_and_the_run_fails_but_in_ci(
+    tmp_path: Path, text: str, environment: dict[str, str], status: int, last: str
 ) -> None:
     (tmp_path / "test_it.py").write_text(text)
 
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.retry", "-q"],
         cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT)},
+        env={"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environment},
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
 
     assert done.returncode == status, done.stdout
-    assert done.stdout.splitlines()[-1] == f"retried: {retried}"
+    assert done.stdout.splitlines()[-1] == last
+
+
+def test_a_landing_is_the_run_in_which_a_second_chance_passes() -> None:
+    assert "export CI=1\n" in (ROOT / ".ci/run").read_text()
 
 
 def test_a_file_whose_tests_go_in_order_is_run_whole() -> None:

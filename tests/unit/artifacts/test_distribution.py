@@ -18,6 +18,7 @@ from gpufleet.artifacts.distribution import (
     plan_distribution,
     sources,
 )
+from tests.support.rows import each_row
 
 NOBLE = ("ubuntu 24.04", "x86_64", "CPython 3.12.3")
 JAMMY = ("ubuntu 22.04", "x86_64", "CPython 3.10.12")
@@ -31,7 +32,7 @@ def test_the_examples_hold() -> None:
     assert doctest.testmod(distribution).failed == 0
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 16, 17, 100, 500])
+@each_row("count", [1, 2, 3, 4, 7, 16, 17, 100, 500])
 def test_no_node_sends_more_than_one_copy_nor_is_far_from_the_source(count: int) -> None:
     """Of two halves each: that is the whole point of two trees."""
     ways = sources("source", names(count))

@@ -10,6 +10,7 @@ from gpufleet.artifacts.release import build_script, cuda_release, pinned, relea
 from gpufleet.errors import FleetError
 from gpufleet.settings.serving_settings import Vllm
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 LOCK = b"vllm==0.32.0 \\\n    --hash=sha256:" + b"0" * 64 + b"\n"
 UV = b"uv==0.13.9 \\\n    --hash=sha256:" + b"1" * 64 + b"\n"
@@ -40,7 +41,7 @@ def test_a_lock_without_hashes_and_one_for_another_version_are_refused_together(
     assert "vllm.version says 0.31.0, the lock has vllm==0.32.0" in str(refused.value)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "package", "version"),
     [
         ("ray==2.60.0 \\", "ray", "2.60.0"),

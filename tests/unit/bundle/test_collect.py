@@ -165,7 +165,6 @@ def apt(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env={**alone(), "APT_CONFIG": str(config), "DEBIAN_FRONTEND": "noninteractive"},
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
     )
 
@@ -250,7 +249,6 @@ def test_uv_installs_from_the_bundle_alone(fleet: Fleet, mirrored: str, tmp_path
         env=alone(),
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
     )
 
@@ -278,7 +276,6 @@ def test_the_hub_s_client_downloads_from_the_bundle_alone(
         env={**alone(), "HF_ENDPOINT": vllm.hf_endpoint, "HF_HOME": str(tmp_path / "home")},
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
     )
 

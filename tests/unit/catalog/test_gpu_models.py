@@ -4,9 +4,10 @@ import pytest
 
 from gpufleet.catalog.gpu_models import LOWEST_SHARE, card, cuda_total_gib, names
 from gpufleet.errors import FleetError
+from tests.support.rows import each_row
 
 
-@pytest.mark.parametrize("name", names())
+@each_row("name", names())
 def test_cuda_reports_less_than_the_nominal_size(name):
     """No entry is a number from a box: CUDA's total is no multiple of 8 GiB."""
     found = card(name)
@@ -16,7 +17,7 @@ def test_cuda_reports_less_than_the_nominal_size(name):
     assert found.products
 
 
-@pytest.mark.parametrize("name", names())
+@each_row("name", names())
 def test_a_product_is_the_same_card_under_nvmls_name(name):
     """The planner knows a GPU by what NVML calls it, an operator by its short name."""
     assert {card(product) for product in card(name).products} == {card(name)}

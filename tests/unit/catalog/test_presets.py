@@ -11,6 +11,7 @@ from gpufleet.catalog import presets
 from gpufleet.errors import FleetError
 from gpufleet.flags.explain import explain_flag
 from gpufleet.settings.serving_settings import Served
+from tests.support.rows import each_row
 
 QWEN = "/srv/Qwen3-32B"
 
@@ -19,7 +20,7 @@ def served(*names: str, **more) -> Served:
     return Served.model_validate({"model": QWEN, "presets": names, **more})
 
 
-@pytest.mark.parametrize("name", presets.names())
+@each_row("name", presets.names())
 def test_every_value_has_a_reason_and_no_preset_sets_what_the_plan_decides(name):
     preset = presets.load(name)
     choices = [each for choices in preset.flags.values() for each in choices]

@@ -9,6 +9,7 @@ from gpufleet.checks.finding import Action, Finding, GpuId, Report, Severity, St
 from gpufleet.errors import FleetError
 from gpufleet.node.topology import Gpu, Node
 from gpufleet.settings.node_settings import NodeSettings
+from tests.support.rows import each_row
 
 SERVING = {"vllm": {"version": "0.32.0", "lock": "l", "listen": "127.0.0.1"}}
 MODELS = {"serving": {"m": {"model": "/srv/m"}}, **SERVING}
@@ -57,8 +58,8 @@ def test_what_only_deserves_a_look_stops_nothing(severity):
     assert found.unfit == {}
 
 
-@pytest.mark.parametrize("severity", [Severity.UNKNOWN, Severity.BLOCK])
-@pytest.mark.parametrize("gpu", [None, GpuId(1), GpuId(None, bus_id="0000:5d:00.0")])
+@each_row("severity", [Severity.UNKNOWN, Severity.BLOCK])
+@each_row("gpu", [None, GpuId(1), GpuId(None, bus_id="0000:5d:00.0")])
 def test_blocked_and_unknown_stop_alike_and_say_what_to_do(severity, gpu):
     with pytest.raises(FleetError) as refused:
         admit(finding(severity, gpu))

@@ -6,6 +6,7 @@ import pytest
 
 from gpufleet.checks.finding import Severity
 from gpufleet.checks.probe_facts import Needs
+from tests.support.rows import each_row
 
 CUDA_12_8 = Needs((12, 8), "the wheels of vLLM 0.20.0")
 CUDA_13 = Needs((13, 0), "the wheels of vLLM 0.33.0")
@@ -42,7 +43,7 @@ def about_the_driver(judged):
 # --- it does not answer
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("missing", "severity", "words"),
     [
         ("version_mismatch", "block", ["different versions", "modprobe -r", "`reboot`"]),
@@ -108,7 +109,7 @@ def nothing_more(document):
     """Only NVML's word."""
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("also", "words"),
     [
         (nouveau, ["nouveau has the GPUs", "update-initramfs"]),
@@ -190,7 +191,7 @@ def test_versions_are_not_compared_where_one_of_the_two_is_not_installed(documen
 # --- too old for vLLM
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("profile", "needs", "severity"),
     [
         ("h100x8", Needs(), Severity.OK),  # nothing declared
@@ -268,7 +269,7 @@ def test_the_cpu_build_of_vllm_needs_no_cuda(document, judged):
 # --- GPUs that the wheels have no kernels for
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("capability", "needs", "severity"),
     [
         ([6, 1], Needs(), Severity.BLOCK),  # Pascal

@@ -13,6 +13,7 @@ from gpufleet.checks.finding import Severity
 from gpufleet.node.probe_document import document_problem
 from gpufleet.settings.parse import SettingsError, parse_settings
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 from .conftest import PROFILES, TODAY
 
@@ -29,7 +30,7 @@ def test_every_check_has_a_page_and_every_page_a_check():
     assert {page.stem for page in DOCS.glob("*.md")} - {"README"} == set(CHECKS)
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@each_row("profile", PROFILES)
 def test_a_healthy_node_has_an_answer_to_every_check(document, profile):
     report = evaluate({"gpu-01": document(profile)}, {}, TODAY)
 
@@ -58,10 +59,8 @@ def put(document, path, value):
     return changed
 
 
-@pytest.mark.parametrize("profile", ["t4x1", "a100x4-pcie"])
-@pytest.mark.parametrize(
-    "garbage", [{"missing": "timeout"}, None, "\x00nonsense", -1, 10**30, [], {}], ids=repr
-)
+@each_row("profile", ["t4x1", "a100x4-pcie"])
+@each_row("garbage", [{"missing": "timeout"}, None, "\x00nonsense", -1, 10**30, [], {}], ids=repr)
 def test_any_single_fact_may_be_garbage(document, profile, garbage):
     """It may change that fact's verdict; it never ends the judgement, and no check falls silent."""
     healthy = document(profile)
@@ -112,7 +111,7 @@ def test_a_silent_driver_leaves_nothing_passed_that_asks_it(document):
 ACCEPT = {"check": "persistence", "node": "gpu-01", "until": "2026-01-31", "reason": "known"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("change", "accepted"),
     [
         ({}, True),
@@ -169,7 +168,7 @@ def test_siblings_are_those_that_are_named(document):
     assert "gpu-count" not in verdict({"gpu-01": ()})
 
 
-@pytest.mark.parametrize(
+@each_row(
     "damage",
     [
         lambda d: d.clear() or d.update(schema=2),

@@ -7,6 +7,7 @@ import copy
 import pytest
 
 from gpufleet.checks.fabric import HEALTH, upstream_version
+from tests.support.rows import each_row
 
 from .wiring import NOT_SUPPORTED, UNKNOWN, as_guest, only
 
@@ -27,8 +28,8 @@ def refuse_peers(node, *gpus):
 # --- fabric-state
 
 
-@pytest.mark.parametrize("profile", ["h100x8", "b200x8", "gb200x4"])
-@pytest.mark.parametrize(
+@each_row("profile", ["h100x8", "b200x8", "gb200x4"])
+@each_row(
     ("state", "words"),
     [(NOT_STARTED, "not started"), (IN_PROGRESS, "in progress"), (7, "state 7")],
 )
@@ -81,8 +82,8 @@ BAD_HEALTH = [
 ]
 
 
-@pytest.mark.parametrize("profile", ["h100x8", "b200x8"])
-@pytest.mark.parametrize("case", BAD_HEALTH, ids=lambda case: case[2])
+@each_row("profile", ["h100x8", "b200x8"])
+@each_row("case", BAD_HEALTH, ids=lambda case: case[2])
 def test_a_health_mask_passes_only_if_every_field_is_known_to_be_good(
     document, judged, profile, case
 ):
@@ -174,8 +175,8 @@ def test_trays_of_two_racks_are_each_in_their_own_cluster(document, judged):
     assert judged(node, siblings=[sibling]).troubles == set()
 
 
-@pytest.mark.parametrize("fabric", [NOT_SUPPORTED, "state 0"])
-@pytest.mark.parametrize("profile", ["a100x2-pcie", "h100x2-nvl", "a100x4-pcie"])
+@each_row("fabric", [NOT_SUPPORTED, "state 0"])
+@each_row("profile", ["a100x2-pcie", "h100x2-nvl", "a100x4-pcie"])
 def test_boards_on_pcie_have_no_fabric_and_need_none(document, judged, profile, fabric):
     node = document(profile)
     for at, found in enumerate(node["fabric"]):
@@ -186,8 +187,8 @@ def test_boards_on_pcie_have_no_fabric_and_need_none(document, judged, profile, 
     assert said.worst("fabric-state", 0).severity.word == "ok"
 
 
-@pytest.mark.parametrize("why", ["not_supported", "function_not_found", "invalid_argument"])
-@pytest.mark.parametrize("profile", ["h100x8", "b200x8", "gb200x4"])
+@each_row("why", ["not_supported", "function_not_found", "invalid_argument"])
+@each_row("profile", ["h100x8", "b200x8", "gb200x4"])
 def test_one_gpu_without_the_state_that_the_others_tell_is_unknown(document, judged, profile, why):
     node = document(profile)
     node["fabric"][3] = {"missing": why}
@@ -269,8 +270,8 @@ def test_a_fabric_that_could_not_be_read_is_unknown(document, judged, what):
 # --- fabric-manager
 
 
-@pytest.mark.parametrize("profile", ["a100x8", "h100x8", "b200x8"])
-@pytest.mark.parametrize("active", ["inactive", "failed", "activating", "deactivating"])
+@each_row("profile", ["a100x8", "h100x8", "b200x8"])
+@each_row("active", ["inactive", "failed", "activating", "deactivating"])
 def test_a_service_that_does_not_run_stops_the_node_whatever_gpus_say(
     document, judged, profile, active
 ):
@@ -327,7 +328,7 @@ VERSIONS = [
 ]
 
 
-@pytest.mark.parametrize(("package", "version", "fits"), VERSIONS)
+@each_row(("package", "version", "fits"), VERSIONS)
 def test_the_service_has_the_drivers_version_to_the_last_number(
     document, judged, package, version, fits
 ):
@@ -367,7 +368,7 @@ def test_nvlink_5_needs_nvlsm_as_well(document, judged):
     assert "nvlsm is not installed" in said.text("fabric-manager")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("profile", "why"),
     [
         ("gb200x4", "switch trays"),

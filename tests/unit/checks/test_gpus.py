@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpufleet.checks.finding import Action, Severity
+from tests.support.rows import each_row
 from tests.unit.checks.conftest import about
 
 OF_EACH = ("gpus", "nvlink", "numa", "fabric")
@@ -300,7 +301,7 @@ def test_a_gpu_that_does_not_answer_is_listed_and_not_missing(document, judged):
 # --- gpu-answers
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("why", "words"),
     [
         ({"missing": "lost", "code": 15}, ["fallen off the bus", "code 15", "over the BMC"]),
@@ -353,7 +354,7 @@ def test_what_a_board_does_not_have_is_no_silence(document, judged):
     assert judged(found).troubles == set()
 
 
-@pytest.mark.parametrize(
+@each_row(
     "nonsense",
     [
         {"name": "\x07\x01"},
@@ -461,7 +462,7 @@ def test_one_sibling_alone_does_not_say_which_driver_is_right(document, judged):
 # --- recovery-action
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("action", "words", "rung"),
     [
         (1, "reset the GPU", Action.RESET_GPU),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gpufleet.checks.host import WITHOUT_DRIVER
+from tests.support.rows import each_row
 from tests.unit.checks.conftest import PROFILES, Judged
 
 Document = Callable[[str], Any]
@@ -44,7 +45,7 @@ def of_ours(judged: Judged) -> set[tuple[str, str, int | None]]:
     return {trouble for trouble in judged.troubles if trouble[0] in WITHOUT_DRIVER}
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@each_row("profile", PROFILES)
 def test_a_healthy_machine_is_no_trouble(document: Document, judged: Judge, profile: str) -> None:
     node = document(profile)
     assert of_ours(judged(node, serving(1), siblings=[node, node])) == set()
@@ -53,7 +54,7 @@ def test_a_healthy_machine_is_no_trouble(document: Document, judged: Judge, prof
 # --- Secure Boot
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("secure", "signer", "refusal", "severity"),
     [
         (True, {"missing": "absent"}, None, "block"),
@@ -110,7 +111,7 @@ def redirecting(node: Any, *places: int) -> Any:
     return node
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("profile", "severity"),
     [
         ("l40sx8", "warn"),
@@ -176,7 +177,7 @@ def test_an_iommu_that_translates_is_told(document: Document, judged: Judge) -> 
 # --- room on disk
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("free", "settings", "severity"),
     [
         (11.9, serving(), "block"),
@@ -218,7 +219,7 @@ def test_a_full_disk_blocks_nobody_whose_release_is_built(
     assert judged(node, serving()).troubles == {("disk-space", severity, None)}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("path", "settings", "fires"),
     [
         (MODELS, serving(2, "org/model"), True),
@@ -252,7 +253,7 @@ def test_a_clock_that_nobody_keeps_is_a_warning(document: Document, judged: Judg
     assert judged(node).troubles == {("clock", "warn", None)}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("profile", "size", "free", "settings", "severity"),
     [
         ("h100x8", 64, 64, {}, "block"),  # a container's default
@@ -343,7 +344,7 @@ def test_siblings_with_other_gpus_say_nothing(document: Document, judged: Judge)
 # --- facts that are missing
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("check", "fact"),
     [
         ("nouveau", "modules"),

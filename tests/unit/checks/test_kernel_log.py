@@ -11,6 +11,7 @@ import pytest
 from gpufleet.checks.kernel_log import Log
 from gpufleet.checks.xid_table import KINDS
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 from tests.unit.checks.conftest import PROFILES, Judged
 
 Document = Callable[[str], Any]
@@ -87,7 +88,7 @@ def sxid(number: int, rest: str) -> str:
 # --- reading lines
 
 
-@pytest.mark.parametrize(("line", "bus_id", "number"), SHAPES, ids=lambda value: str(value)[:40])
+@each_row(("line", "bus_id", "number"), SHAPES, ids=lambda value: str(value)[:40])
 def test_every_shape_of_an_xid_is_read(line: str, bus_id: str, number: int) -> None:
     assert read(line) == [(bus_id, number)]
 
@@ -111,7 +112,7 @@ def test_a_gpu_off_the_bus_is_found_even_if_no_line_names_it() -> None:
     assert read(*far, "NVRM: something has fallen off the bus") == [(None, 79)]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "line",
     [
         LOADING,
@@ -129,7 +130,7 @@ def test_other_text_is_no_xid(line: str) -> None:
     assert read(line) == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     "line",
     [
         "NVRM: Xid : 32, pid=2280636",
@@ -159,7 +160,7 @@ def test_unreadable_words_about_a_gpu_off_the_bus_are_still_79() -> None:
     assert read("NVRM: Xid : 79, GPU has fallen off the bus") == [(None, 79)]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "severity", "words"),
     [
         ("nvidia-nvswitch0: SXid (PCI:0000:c4:00.0): 20034 Fatal Link 28", "block", "SXid 20034"),
@@ -195,7 +196,7 @@ def test_an_unreadable_sxid_before_the_driver_was_loaded_again_is_history(
 # --- what a number means
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("number", "severity"),
     [
         *((number, "block") for number in (46, 48, 54, 62, 64, 74, 79, 95, 110, 119, 120, 136)),
@@ -218,7 +219,7 @@ def test_a_number_has_its_severity(
     assert found.worst("xid").remedy
 
 
-@pytest.mark.parametrize("number", [13, 31, 32, 43, 45, 68, 69, 93])
+@each_row("number", [13, 31, 32, 43, 45, 68, 69, 93])
 def test_a_programs_own_fault_stops_nothing(document: Document, judged: Judge, number: int) -> None:
     found = judged(logged(document("h100x8"), *((100.0 + at, xid(number)) for at in range(50))))
     assert found.troubles == set()
@@ -266,7 +267,7 @@ def test_an_nvlink_error_blocks_where_replicas_span_gpus(document: Document, jud
     assert judged(without).troubles == {("xid", "warn", 0)}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("said", "severity"),
     [
         ("NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6)", "block"),
@@ -275,7 +276,7 @@ def test_an_nvlink_error_blocks_where_replicas_span_gpus(document: Document, jud
         ("NETIR_LINK_EVT XC0 i0 Link 08 (0x004505c6)", "block"),
     ],
 )
-@pytest.mark.parametrize("number", [144, 149, 150])
+@each_row("number", [144, 149, 150])
 def test_an_nvlink5_error_says_itself_whether_it_is_fatal(
     document: Document, judged: Judge, number: int, said: str, severity: str
 ) -> None:
@@ -305,7 +306,7 @@ def test_the_page_has_every_number_under_its_severity() -> None:
 # --- which GPU
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@each_row("profile", PROFILES)
 def test_the_address_leads_to_the_gpu(document: Document, judged: Judge, profile: str) -> None:
     """Also in domains above zero, as Grace has them, and in capitals."""
     node = document(profile)
@@ -377,7 +378,7 @@ def test_what_was_before_the_driver_took_its_request_back_is_history(
     assert judged(node).troubles == {("xid", "block", 0)}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("action", "counted", "ecc", "severity"),
     [
         (0, 0, 1, "warn"),
@@ -397,7 +398,7 @@ def test_a_memory_error_is_over_only_if_counter_and_driver_both_say_so(  # noqa:
     assert [one.severity.word for one in judged(node).of("xid")] == [severity] * 3
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "now", "severity"),
     [
         (["from 0x0 (None) to 0x2 (Node Reboot Required)"], 2, "block"),
@@ -525,7 +526,7 @@ def test_a_switchs_error_counts_where_no_switch_is_on_pci(
     assert judged(node).troubles == {("sxid", "block", None)}
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@each_row("profile", PROFILES)
 def test_a_healthy_machines_log_is_no_trouble(
     document: Document, judged: Judge, profile: str
 ) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.rows import each_row
+
 NOT_SUPPORTED = {"missing": "not_supported", "code": 3}
 TOO_OLD = {"missing": "function_not_found", "code": 13}
 LOST = {"missing": "lost", "code": 15}
@@ -166,7 +168,7 @@ FAULTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", [pytest.param(each.values, id=each.id) for each in FAULTS])
+@each_row("fault", [pytest.param(each.values, id=each.id) for each in FAULTS])
 def test_a_fault_of_memory_is_told_of_its_gpu_and_nothing_else_is_alarmed(document, judged, fault):
     profile, gpu, facts, check, severity, words = fault
     node = document(profile)
@@ -198,7 +200,7 @@ JUST_GOOD = [
 ]
 
 
-@pytest.mark.parametrize(("profile", "facts"), JUST_GOOD)
+@each_row(("profile", "facts"), JUST_GOOD)
 def test_what_is_just_below_a_limit_or_normal_for_its_kind_alarms_nobody(
     document, judged, profile, facts
 ):
@@ -297,7 +299,7 @@ FACTS_OF = {
 }
 
 
-@pytest.mark.parametrize("check", FACTS_OF)
+@each_row("check", FACTS_OF)
 def test_a_fact_that_could_not_be_read_is_never_taken_for_a_pass(document, judged, check):
     node = document("b200x8")
     for fact in FACTS_OF[check]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gpufleet.checks.next_reboot import WITHOUT_DRIVER
+from tests.support.rows import each_row
 from tests.unit.checks.conftest import PROFILES, Judged
 
 Document = Callable[[str], Any]
@@ -30,7 +31,7 @@ def with_newer(node: Any, nvidia: Any, signer: Any = "a key") -> Any:
     return node
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@each_row("profile", PROFILES)
 def test_a_healthy_machine_is_no_trouble(document: Document, judged: Judge, profile: str) -> None:
     found = judged(document(profile))
     assert {one.severity.word for check in WITHOUT_DRIVER for one in found.of(check)} == {"ok"}
@@ -118,7 +119,7 @@ def test_a_driver_that_is_not_loaded_is_another_checks_business(
 # --- its signature
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("secure", "signer", "severity"),
     [
         (True, ABSENT, "warn"),
@@ -129,7 +130,7 @@ def test_a_driver_that_is_not_loaded_is_another_checks_business(
         (True, UNREAD, "unknown"),
     ],
 )
-@pytest.mark.parametrize("newer", [True, False])
+@each_row("newer", [True, False])
 def test_secure_boot_will_want_a_signature(  # noqa: PLR0917
     document: Document, judged: Judge, secure: Any, signer: Any, severity: str, newer: bool
 ) -> None:
@@ -189,7 +190,7 @@ def upgrading(
     return node
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("packages", "origins", "fires"),
     [
         (BRANCHED, UBUNTU, True),
@@ -215,7 +216,7 @@ def test_a_driver_that_may_be_upgraded_at_night_is_told(
         assert f"apt-mark hold {' '.join(sorted(packages))}" in found.text("unattended-upgrades")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("blacklist", "held", "fires"),
     [
         (("nvidia-", "libnvidia-"), False, False),
@@ -245,7 +246,7 @@ def test_dnf_takes_every_repository(document: Document, judged: Judge) -> None:
     assert judged(node).worst("unattended-upgrades").severity.word == "warn"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("upgrades", "packages", "severity"),
     [
         (ABSENT, None, "ok"),

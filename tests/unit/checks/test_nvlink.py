@@ -6,6 +6,8 @@ import copy
 
 import pytest
 
+from tests.support.rows import each_row
+
 from .wiring import (
     ACTIVE,
     ASLEEP,
@@ -26,7 +28,7 @@ LINK_CHECKS = {"nvlink-links", "nvlink-width", "nvlink-errors", "fabric-state", 
 # --- nvlink-links
 
 
-@pytest.mark.parametrize("profile", ["a100x8", "h100x8", "h200x8", "b200x8", "gb200x4"])
+@each_row("profile", ["a100x8", "h100x8", "h200x8", "b200x8", "gb200x4"])
 def test_a_dead_link_into_a_switch_is_named(document, judged, profile):
     node = document(profile)
     take_down(node, 2, [7])
@@ -49,8 +51,8 @@ def test_a_gpu_with_all_links_down_behind_switches_is_broken(document, judged, p
     assert f"all {len(node['nvlink'][1]['links'])} links are down" in said.text("nvlink-links", 1)
 
 
-@pytest.mark.parametrize("profile", ["a100x8", "h100x8", "b200x8", "gb200x4"])
-@pytest.mark.parametrize("evidence", ["switches", "fabric", "siblings", "name alone"])
+@each_row("profile", ["a100x8", "h100x8", "b200x8", "gb200x4"])
+@each_row("evidence", ["switches", "fabric", "siblings", "name alone"])
 def test_all_links_of_all_gpus_down_is_not_a_node_without_nvlink(
     document, judged, profile, evidence
 ):
@@ -121,7 +123,7 @@ def test_a_switch_that_is_dead_for_all_gpus_alike_is_seen_on_a_known_board(docum
     }
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("board", "links"),
     [
         ("NVIDIA A100-SXM4-40GB", 12), ("NVIDIA A100-SXM4-80GB", 12), ("NVIDIA A800-SXM4-80GB", 8),
@@ -141,8 +143,8 @@ def test_a_known_board_has_all_links_of_its_data_sheet(document, judged, board, 
     assert judged(node).troubles >= {("nvlink-links", "block", at) for at in range(8)}
 
 
-@pytest.mark.parametrize("state", [ACTIVE, ASLEEP])
-@pytest.mark.parametrize("profile", ["a100x8", "h100x8", "a100x4-pcie", "gb200x4"])
+@each_row("state", [ACTIVE, ASLEEP])
+@each_row("profile", ["a100x8", "h100x8", "a100x4-pcie", "gb200x4"])
 def test_links_that_sleep_are_up_and_as_wide(document, judged, profile, state):
     node = document(profile)
     for found in node["nvlink"]:
@@ -312,8 +314,8 @@ def test_a_guest_that_does_not_see_its_switches_is_healthy(document, judged):
     assert judged(as_guest(document("h100x8"))).troubles == set()
 
 
-@pytest.mark.parametrize("profile", ["rtx4090x2", "l40sx8", "t4x1"])
-@pytest.mark.parametrize("answer", ["not_supported", "invalid_argument"])
+@each_row("profile", ["rtx4090x2", "l40sx8", "t4x1"])
+@each_row("answer", ["not_supported", "invalid_argument"])
 def test_boards_without_nvlink_have_no_trouble_with_it(document, judged, profile, answer):
     node = document(profile)
     for found in node["nvlink"]:
@@ -335,8 +337,8 @@ def deny(node, *gpus, answer="not_supported"):
     return node
 
 
-@pytest.mark.parametrize("answer", [*NO_NVLINK, "function_not_found"])
-@pytest.mark.parametrize("profile", ["a100x8", "h100x8", "b200x8", "gb200x4", "a100x4-pcie"])
+@each_row("answer", [*NO_NVLINK, "function_not_found"])
+@each_row("profile", ["a100x8", "h100x8", "b200x8", "gb200x4", "a100x4-pcie"])
 def test_a_gpu_that_denies_the_nvlink_that_its_neighbours_have(document, judged, profile, answer):
     node = deny(document(profile), 3, answer=answer)
     said = judged(node)
@@ -346,8 +348,8 @@ def test_a_gpu_that_denies_the_nvlink_that_its_neighbours_have(document, judged,
     assert f"{len(document(profile)['nvlink'][3]['links'])} links up" in text
 
 
-@pytest.mark.parametrize("evidence", ["name", "switches", "fabric", "siblings", "declared"])
-@pytest.mark.parametrize("answer", NO_NVLINK)
+@each_row("evidence", ["name", "switches", "fabric", "siblings", "declared"])
+@each_row("answer", NO_NVLINK)
 def test_a_node_of_which_all_gpus_deny_their_nvlink(document, judged, evidence, answer):
     """One thing that speaks against it is enough."""
     node, healthy = document("h100x8"), document("h100x8")
@@ -558,7 +560,7 @@ ERRORS = [
 ]
 
 
-@pytest.mark.parametrize("case", ERRORS, ids=lambda case: f"{case[0]} {case[1]} in {case[2]} s")
+@each_row("case", ERRORS, ids=lambda case: f"{case[0]} {case[1]} in {case[2]} s")
 def test_errors_of_a_link(document, judged, case):
     profile, errors, uptime, severity, words = case
     node = document(profile)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpufleet.checks.finding import Severity
+from tests.support.rows import each_row
 
 ABSENT = {"missing": "absent"}
 UNREAD = {"missing": "unknown", "code": 999}
@@ -137,11 +138,11 @@ def test_a_client_of_mps_computes_too(document, judged):
     assert judged(found).troubles == {("foreign-processes", "block", 2)}
 
 
-@pytest.mark.parametrize(
+@each_row(
     "unit",
     ["my-vllm-1.service", "vllm-bob.service", "vllm-.service", "vllm-0.service", "vllm-a-0.scope"],
 )
-@pytest.mark.parametrize("settings", [None, "declared"])
+@each_row("settings", [None, "declared"])
 def test_a_unit_that_only_sounds_like_ours_is_foreign(document, judged, unit, settings):
     """The planner's names are vllm-MODEL-NUMBER.service, whatever else begins so."""
     found = with_processes(document("h100x8"), [process(6, "python3", unit)])
@@ -289,7 +290,7 @@ def test_processes_that_could_not_be_read_are_unknown(document, judged, kind):
 # --- foreign-memory
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("mib", "severity"),
     [(0, "ok"), (15, "ok"), (16, "warn"), (3000, "warn"), (3300, "block"), (70_000, "block")],
 )
@@ -306,8 +307,8 @@ def test_memory_of_nobody(document, judged, mib, severity):
         assert f"{mib} MiB" in said.worst("foreign-memory").found
 
 
-@pytest.mark.parametrize(("mib", "severity"), [(0, "ok"), (3000, "ok"), (70_000, "unknown")])
-@pytest.mark.parametrize("why", [NOT_SUPPORTED, {"missing": "function_not_found", "code": 13}])
+@each_row(("mib", "severity"), [(0, "ok"), (3000, "ok"), (70_000, "unknown")])
+@each_row("why", [NOT_SUPPORTED, {"missing": "function_not_found", "code": 13}])
 def test_memory_on_a_board_that_lists_no_processes_may_be_anybodys(
     document, judged, mib, severity, why
 ):

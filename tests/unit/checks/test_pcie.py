@@ -7,6 +7,7 @@ import math
 import pytest
 
 from gpufleet.checks.finding import Severity
+from tests.support.rows import each_row
 
 UNREAD = {"missing": "unknown", "code": 999}
 
@@ -154,7 +155,7 @@ def test_a_generation_that_could_not_be_read_is_unknown(document, judged):
 # --- pcie-replays
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("replays", "hours", "severity"),
     [
         (0, 1, "ok"),
@@ -189,7 +190,7 @@ def test_a_slow_link_may_replay_less(document, judged):
     assert "8 a minute at most" in said.text("pcie-replays")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("generation", "gigabits"), [(1, 2.5), (2, 5), (3, 8), (4, 16), (5, 32), (6, 64), (7, 64)]
 )
 def test_what_one_wrong_bit_in_a_million_million_makes(document, judged, generation, gigabits):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.rows import each_row
+
 from .wiring import NOT_SUPPORTED
 
 # Fact, the check that asks for it.
@@ -27,7 +29,7 @@ FACTS = [
 ]
 
 
-@pytest.mark.parametrize(("fact", "check"), FACTS)
+@each_row(("fact", "check"), FACTS)
 def test_what_one_gpu_lacks_and_its_like_have_is_unknown(document, judged, fact, check):
     node = document("h100x8")
     node["gpus"][7][fact] = NOT_SUPPORTED
@@ -37,7 +39,7 @@ def test_what_one_gpu_lacks_and_its_like_have_is_unknown(document, judged, fact,
     assert "which the node's other GPUs do" in said.text(check, 7)
 
 
-@pytest.mark.parametrize(("fact", "check"), FACTS)
+@each_row(("fact", "check"), FACTS)
 def test_what_no_gpu_of_the_node_has_is_no_part_of_the_board(document, judged, fact, check):
     node = document("h100x8")
     for gpu in node["gpus"]:

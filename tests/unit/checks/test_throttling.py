@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpufleet.checks.finding import Severity
+from tests.support.rows import each_row
 
 UNREAD = {"missing": "unknown", "code": 999}
 NOT_SUPPORTED = {"missing": "not_supported", "code": 3}
@@ -30,7 +31,7 @@ def samples(document, *bits, gpu=3):
 # --- hardware-slowdown
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("bits", "severity", "words"),
     [
         ([HW | HW_THERMAL] * 3, "block", "heat"),
@@ -110,7 +111,7 @@ def test_whether_a_slow_gpu_idles_may_be_unknown(document, judged):
 # --- temperature
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("celsius", "severity"), [(86, "ok"), (87, "warn"), (88, "warn"), (89, "block"), (91, "block")]
 )
 def test_temperature_against_the_devices_own_limits(document, judged, celsius, severity):
@@ -152,7 +153,7 @@ def by_margin(document, celsius, margin):
     return document
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("celsius", "margin", "severity"),
     [
         (60, 27, "ok"),
@@ -232,7 +233,7 @@ def test_a_power_limit_below_the_boards_default_is_a_warning(document, judged):
     assert all(word in text for word in ["500 W", "700 W", "nvidia-smi -i 3 -pl 700"])
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("settings", "watts", "fires"),
     [
         ({}, 699, False),

@@ -13,6 +13,7 @@ import pytest
 
 from gpufleet.catalog.checks import CHECKS
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 NODES = ROOT / "tests/data/nodes"
 GPUFLEET = Path(sys.executable).with_name("gpufleet")
@@ -24,7 +25,6 @@ def check(*arguments):
         [GPUFLEET, "check", *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
         cwd=ROOT,
     )
@@ -131,7 +131,7 @@ def test_list_names_every_check_and_needs_no_node():
     assert {line.split()[0] for line in run.stdout.splitlines()[1:]} == set(CHECKS)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("arguments", "says"),
     [
         ((), "Give one INVENTORY, or recorded probes"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
+from tests.support.rows import each_row
 
 SLOW = {"cryptography", "gevent", "jinja2", "paramiko", "pydantic", "pyinfra", "rich", "yaml"}
 
@@ -17,14 +17,13 @@ def loaded(program: str) -> set[str]:
         [sys.executable, "-c", program + ends],
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr
     return SLOW & {name.partition(".")[0] for name in done.stderr.split()}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "needed"),
     [
         (["--help"], set()),

@@ -26,6 +26,7 @@ from gpufleet.settings import gpu_lock
 from gpufleet.settings.gpu_lock import GpuLock
 from gpufleet.settings.node_settings import NodeSettings
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 REPOSITORY = {"url": "http://mirror/repos", "keyring_sha256": "a" * 64}
 
@@ -129,7 +130,7 @@ def test_the_declared_vllm_is_locked_with_the_nodes_python() -> None:
     assert read(node).vllm is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("parts", "said"),
     [
         ({"driver__module": {"missing": "absent"}}, "no NVIDIA driver is loaded"),

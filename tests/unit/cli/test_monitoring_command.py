@@ -23,7 +23,6 @@ def typed(*words: str | Path) -> tuple[int, str]:
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
-        timeout=120,
     )
     return done.returncode, done.stdout
 

@@ -11,6 +11,7 @@ from gpufleet.cli.size_command import DEFAULT_VLLM, size, version
 from gpufleet.errors import FleetError
 from gpufleet.flags import schema
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 GPUFLEET = Path(sys.executable).with_name("gpufleet")
 MODELS = ROOT / "tests/data/models"
@@ -34,7 +35,6 @@ def run(*arguments):
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
     )
 
 
@@ -126,7 +126,7 @@ def test_an_unknown_architecture_is_refused_by_its_name(tmp_path):
     assert "near names that are: LlamaForCausalLM" in found.stderr
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "numbers"),
     [
         ("0.19.0", (0, 19, 0)),

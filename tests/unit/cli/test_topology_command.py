@@ -13,6 +13,7 @@ import pytest
 from gpufleet.cli.topology_command import inventory_of
 from gpufleet.node.probe_document import SCHEMA
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 NODES = ROOT / "tests/data/nodes"
 TOPO = ROOT / "tests/data/topo"
@@ -26,7 +27,6 @@ def topology(*arguments: object, stdin: bytes = b"", cwd: Path = ROOT):
         input=stdin,
         capture_output=True,
         check=False,
-        timeout=60,
     )
     assert b"Traceback" not in run.stderr
     return run
@@ -91,7 +91,7 @@ def test_a_recorded_probe_of_one_node_needs_no_name(probes, tmp_path):
     assert told(tmp_path / "named.json")["node"] == "gpu-01"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("source", "wanted"),
     [
         ("inventories/prod.py", ("inventories/prod.py", None)),
@@ -124,7 +124,7 @@ def test_the_promised_keys_are_there():
 # --- how it says no
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("arguments", "says"),
     [
         (("nope.txt",), "nope.txt: cannot be read: No such file or directory: give"),
@@ -142,7 +142,7 @@ def test_a_mistake_ends_in_a_sentence(arguments, says):
     assert says in refused(*arguments)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "says"),
     [
         (b"", "stdin: is empty"),

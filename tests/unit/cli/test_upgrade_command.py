@@ -36,7 +36,6 @@ def gpufleet(verb: str, inventory: Path, *arguments: str) -> tuple[int, str]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
     )
     assert "Traceback" not in done.stderr

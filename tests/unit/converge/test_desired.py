@@ -28,6 +28,7 @@ from gpufleet.converge.desired import (
 )
 from gpufleet.errors import FleetError
 from gpufleet.on_node.converge import snapshot
+from tests.support.rows import each_row
 
 PATH = "/etc/vllm/one"
 UNIT = "vllm-tiny-0.service"
@@ -49,7 +50,7 @@ def test_the_same_value_twice_is_one() -> None:
     assert len(DesiredState(Directory(PATH)) + DesiredState(Directory(PATH), Group("vllm"))) == 2
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("one", "other"),
     [
         (File(PATH, b"1"), File(PATH, b"2")),
@@ -234,7 +235,7 @@ def test_a_unit_that_was_not_asked_for_is_no_answer(
     assert alike == {"vllm-*.service": wrong}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("path", "unit"),
     [
         (UNIT_PATH, UNIT),

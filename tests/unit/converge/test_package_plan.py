@@ -22,6 +22,7 @@ from gpufleet.errors import FleetError
 from gpufleet.on_node.packages import outcome
 from gpufleet.on_node.packages.dnf_transaction import parse_listing
 from gpufleet.on_node.packages.outcome import Change, Installed
+from tests.support.rows import each_row
 
 PARTS = ("lib", "kernel", "fabric")
 SOURCE = PackageSource("vendor", "https://x.invalid/debian12/x86_64", "/etc/k", ("lib", "kern*"))
@@ -197,7 +198,7 @@ GOOD = [
 ]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "said"),
     [
         (GOOD, None),

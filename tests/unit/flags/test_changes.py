@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
-
 from gpufleet.flags import changes, schema
 from gpufleet.flags.changes import ABSENT, Change, ChangeKind
 from gpufleet.flags.schema import sort_key
+from tests.support.rows import each_row
 
 VERSIONS = schema.versions()
 
@@ -33,7 +32,7 @@ def _at_and_before(since: str) -> tuple[str, str | None]:
 GONE = [change for change in changes.changes() if change.kind in ABSENT]
 
 
-@pytest.mark.parametrize("change", [c for c in GONE if c.since], ids=_named)
+@each_row("change", [c for c in GONE if c.since], ids=_named)
 def test_a_name_was_there_until_the_release_that_lost_it(change: Change) -> None:
     assert change.since
     lost, before = _at_and_before(change.since)
@@ -48,7 +47,7 @@ def test_a_name_was_there_until_the_release_that_lost_it(change: Change) -> None
             assert not _has(change.name, version), version
 
 
-@pytest.mark.parametrize("change", [c for c in GONE if not c.since], ids=_named)
+@each_row("change", [c for c in GONE if not c.since], ids=_named)
 def test_what_never_existed_is_in_no_release(change: Change) -> None:
     assert not any(_has(change.name, version) for version in VERSIONS)
 
@@ -69,7 +68,7 @@ def test_every_flag_that_a_release_lost_is_explained() -> None:
     assert unexplained == {("--model", "0.9.0")}  # it came back with 0.9.1, as a positional's alias
 
 
-@pytest.mark.parametrize(
+@each_row(
     "change",
     [c for c in changes.changes() if c.kind is ChangeKind.VALUE],
     ids=_named,
@@ -85,7 +84,7 @@ def test_a_value_that_is_gone_is_in_no_list_of_the_releases_it_is_gone_from(chan
         assert not listed & set(change.values), version
 
 
-@pytest.mark.parametrize(
+@each_row(
     "change",
     [c for c in changes.changes() if c.kind is ChangeKind.VALUE and c.since],
     ids=_named,
@@ -111,7 +110,7 @@ DECIDED_LATER = {
 }
 
 
-@pytest.mark.parametrize(
+@each_row(
     "change",
     [c for c in changes.changes() if c.kind is ChangeKind.DEFAULT and c.name not in DECIDED_LATER],
     ids=_named,
@@ -132,7 +131,7 @@ def _default(name: str, version: str) -> object:
     return flag.default
 
 
-@pytest.mark.parametrize("change", changes.changes(), ids=_named)
+@each_row("change", changes.changes(), ids=_named)
 def test_what_is_advised_exists_where_it_is_advised(change: Change) -> None:
     """Rewritten arguments name flags that the last release of the change's own span takes."""
     last = next(v for v in reversed(VERSIONS) if change.is_in_force(v))
@@ -152,7 +151,7 @@ def test_what_is_advised_exists_where_it_is_advised(change: Change) -> None:
                 assert not (field and fields) or field in fields, token
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "values", "rewritten"),
     [
         ("--worker-use-ray", (), ("--distributed-executor-backend", "ray")),

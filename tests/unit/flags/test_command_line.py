@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufleet.flags import schema
 from gpufleet.flags.command_line import CommandLine, Trouble, parse
 from gpufleet.flags.normalize import human_readable
+from tests.support.rows import each_row
 
 NEW = schema.load("0.32.0")
 
@@ -34,7 +34,7 @@ def troubles(line: str, version: str = "0.32.0") -> list[tuple[Trouble, str, tup
     return [(one.trouble, one.argument, one.values) for one in parsed(line, version).unparsed]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "flag", "values"),
     [
         ("M --port 1", "--port", ("1",)),
@@ -68,7 +68,7 @@ def test_a_flag_gets_its_values_however_it_is_spelled(line, flag, values):
     assert found.last(flag).at == tuple(range(1, len(line.split())))[-len(found.last(flag).at) :]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "at"),
     [
         ("M", (0,)),
@@ -95,7 +95,7 @@ def test_no_model_is_no_trouble_where_vllm_has_a_default_one():
     assert parsed("--port 1").unparsed == ()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "expected"),
     [
         ("M --bogus", [(Trouble.UNKNOWN, "--bogus", ())]),
@@ -130,7 +130,7 @@ def test_what_the_parser_refuses_is_told_with_its_argument(line, expected):
     assert troubles(line) == expected
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "trouble", "candidates"),
     [
         ("M --max-model 5", Trouble.PREFIX, {"--max-model-len"}),
@@ -164,7 +164,7 @@ def test_dotted_options_become_one_json_value():
     assert short.at == (5, 6, 7)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "value"),
     [
         ("-cc.a 1k", {"a": 1000}),
@@ -222,7 +222,7 @@ def test_each_release_has_its_own_rules():
     assert got("--model M --port 1", "0.4.2") == {"--model": ("M",), "--port": ("1",)}
 
 
-@pytest.mark.parametrize("version", schema.versions())
+@each_row("version", schema.versions())
 def test_every_flag_of_every_release_is_taken_in_every_spelling(version):
     """Used as it wants to be, no flag of any release makes trouble, and gets what it is given."""
     release = schema.load(version)
@@ -263,7 +263,7 @@ def test_nothing_that_an_operator_types_raises(argv, version):
     assert places <= set(range(len(argv)))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "number"),
     [("1", 1), (" 1k ", 1000), ("25.6k", 25600), ("2M", 2 * 1024**2), ("3g", 3 * 10**9),
      ("1T", 1024**4), ("-1", -1), ("1.5K", None), ("k", None), ("1 k", None), ("1.5", None),

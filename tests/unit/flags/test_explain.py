@@ -15,6 +15,7 @@ from gpufleet.flags import changes, history, schema
 from gpufleet.flags.changes import ABSENT, ChangeKind
 from gpufleet.flags.explain import _type, entries, explain_flag, explanation_page
 from gpufleet.flags.schema import Variable
+from tests.support.rows import each_row
 
 # The 202 flags and 41 variables that five public guides to vLLM name, made up ones included.
 GUIDE_NAMES = (Path(__file__).parent / "guide-names.txt").read_text().split()
@@ -43,7 +44,7 @@ def test_every_name_of_the_guides_has_an_entry_and_no_entry_is_about_nothing() -
         assert _ever(name) or name in OF_LIBRARIES or changes.for_name(name), name
 
 
-@pytest.mark.parametrize("name", sorted(entries()))
+@each_row("name", sorted(entries()))
 def test_an_entry_is_two_to_six_whole_sentences(name: str) -> None:
     """Short enough to be read at night, and never only a name in other words."""
     entry = entries()[name]
@@ -55,7 +56,7 @@ def test_an_entry_is_two_to_six_whole_sentences(name: str) -> None:
     assert 2 <= len(sentences) <= 6
 
 
-@pytest.mark.parametrize("name", sorted(entries()))
+@each_row("name", sorted(entries()))
 def test_what_an_entry_points_to_exists(name: str) -> None:
     entry = entries()[name]
     assert name not in entry.related
@@ -67,7 +68,7 @@ def test_what_an_entry_points_to_exists(name: str) -> None:
         assert _ever(other) or changes.for_name(other), other
 
 
-@pytest.mark.parametrize("name", sorted(entries()))
+@each_row("name", sorted(entries()))
 def test_an_entry_gives_no_default_of_its_own(name: str) -> None:
     """Defaults differ by release: only the schemas know them."""
     entry = entries()[name]
@@ -75,7 +76,7 @@ def test_an_entry_gives_no_default_of_its_own(name: str) -> None:
     assert not re.search(r"default(s| is| of| to|:) +`?[\d\[\"]", text, re.IGNORECASE)
 
 
-@pytest.mark.parametrize("name", GUIDE_NAMES)
+@each_row("name", GUIDE_NAMES)
 def test_a_name_that_the_newest_release_lacks_is_accounted_for(name: str) -> None:
     """Since when it is gone and what to do instead, or that it never was there."""
     found = explain_flag(name)
@@ -88,7 +89,7 @@ def test_a_name_that_the_newest_release_lacks_is_accounted_for(name: str) -> Non
     assert gone.replacement or gone.rewrite is not None or gone.kind is ChangeKind.NEVER
 
 
-@pytest.mark.parametrize("name", [n for n in GUIDE_NAMES if n not in OF_LIBRARIES])
+@each_row("name", [n for n in GUIDE_NAMES if n not in OF_LIBRARIES])
 def test_history_is_what_the_schemas_say(name: str) -> None:
     """`history` reads around in the texts; loading everything has to give the same."""
     if name.startswith("-"):
@@ -113,7 +114,7 @@ def test_a_flag_that_came_back_has_two_runs() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("asked", "name"),
     [
         ("max_model_len", "--max-model-len"),

@@ -21,6 +21,7 @@ from gpufleet.flags.release_diff import (
     recommended_flags,
     rewrite_command_line,
 )
+from tests.support.rows import each_row
 
 VERSIONS = schema.versions()
 NEWEST = VERSIONS[-1]
@@ -40,7 +41,7 @@ def _one(found: tuple[Difference, ...], sort: Sort, name: str) -> Difference:
     return one
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@each_row("version", VERSIONS)
 def test_nothing_changes_from_a_release_to_itself(version: str) -> None:
     argv = ("--max-model-len", "4096", "--swap-space", "4", "--enable-lora")
     known = [word for word in argv if not word.startswith("--") or schema.load(version).flag(word)]
@@ -50,7 +51,7 @@ def test_nothing_changes_from_a_release_to_itself(version: str) -> None:
 
 
 # Every flag that a guide recommends and a later release refuses, as one upgrade meets it.
-@pytest.mark.parametrize(
+@each_row(
     ("old", "new", "argv", "sort", "since"),
     [
         ("0.17.0", "0.18.0", ("--swap-space", "4"), Sort.REMOVED, "0.18.0"),
@@ -99,7 +100,7 @@ def test_a_downgrade_breaks_what_the_older_release_lacks() -> None:
     assert one.rewritten is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("old", "new", "argv", "since"),
     [
         ("0.24.0", "0.28.0", ("--quantization", "bitsandbytes"), "0.28.0"),

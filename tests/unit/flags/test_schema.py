@@ -18,6 +18,7 @@ import pytest
 from gpufleet.errors import FleetError
 from gpufleet.flags import schema
 from tests.support import packaged_metrics
+from tests.support.rows import each_row
 from tools.collect_flags import DATA, pack
 
 REAL_OPTIONS = json.loads((Path(__file__).parent / "options-0.32.0.json").read_text())
@@ -32,7 +33,7 @@ def test_the_packaged_releases_are_in_the_order_of_their_publication():
     assert known.index("0.9.2") < known.index("0.10.0") < known.index("0.33.0")
 
 
-@pytest.mark.parametrize("version", schema.versions())
+@each_row("version", schema.versions())
 def test_every_packaged_release_loads_and_no_option_names_two_flags(version):
     found = schema.load(version)
 
@@ -50,7 +51,7 @@ def test_the_option_strings_are_those_of_the_real_parser():
     assert sorted(schema.load("0.32.0").by_option) == sorted(REAL_OPTIONS)
 
 
-@pytest.mark.parametrize("version", ["0.32.1", "1.0.0", "0.1.0", "0.8.5.post1", "nightly", ""])
+@each_row("version", ["0.32.1", "1.0.0", "0.1.0", "0.8.5.post1", "nightly", ""])
 def test_an_unknown_release_is_refused_and_never_taken_for_its_neighbour(version):
     with pytest.raises(FleetError, match=r"does not guess.*gpufleet flags extract"):
         schema.load(version)
@@ -68,7 +69,7 @@ def test_all_builds_of_a_release_have_its_schema(build):
     assert schema.load(build).version == "0.32.0"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("flag", "last_with", "first_without"),
     [
         ("--swap-space", "0.17.0", "0.18.0"),
@@ -172,7 +173,7 @@ def test_metrics_are_those_that_a_release_shows():
     assert "vllm:time_per_output_token_seconds" not in packaged_metrics.load("0.16.0")
 
 
-@pytest.mark.parametrize(
+@each_row(
     "document",
     [
         {},
@@ -211,7 +212,6 @@ def test_loading_one_release_is_fast():
                 capture_output=True,
                 text=True,
                 check=True,
-                timeout=60,
             ).stdout
         )
         for _ in range(3)

@@ -27,6 +27,7 @@ from gpufleet.fleet.drift import (
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.parse import parse_settings
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 RECORDED = sorted((ROOT / "tests/data/nodes").glob("*.json"))
 SCHEMA = json.loads((ROOT / "docs/reference/drift.schema.json").read_text())
@@ -135,16 +136,14 @@ PLANTED = [
 ]
 
 
-@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+@each_row("path", RECORDED, ids=lambda path: path.stem)
 def test_a_healthy_node_has_no_drift(path: Path) -> None:
     document = json.loads(path.read_text())
     assert told(document) == NodeDrift()
     assert told(document, locked(document["driver"]["module"])) == NodeDrift()
 
 
-@pytest.mark.parametrize(
-    ("plant", "source", "when"), PLANTED, ids=lambda each: getattr(each, "__name__", "")
-)
+@each_row(("plant", "source", "when"), PLANTED, ids=lambda each: getattr(each, "__name__", ""))
 def test_what_was_moved_is_found_and_when_it_matters(
     plant: Callable[[Document], None], source: str, when: Urgency
 ) -> None:
@@ -222,7 +221,7 @@ OPTIONS = "/etc/modprobe.d/gpufleet-nvidia.conf"
 UPGRADES = "/etc/apt/apt.conf.d/52gpufleet-unattended-upgrades"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("wanted", "seen", "when"),
     [
         pytest.param(
@@ -289,7 +288,7 @@ MOVED = NodeDrift((Deviation("deploys/node.py: tuning | settings", "write /etc/x
 UNKNOWN = NodeDrift(unread=(Unread("check: probe", "no answer"),))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("found", "status"),
     [
         pytest.param(Drift({"a": NodeDrift(), "b": NodeDrift()}), 0, id="clean"),

@@ -94,7 +94,6 @@ def ask(tmp_path: Path, folder: Path) -> Ask:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=120,
             check=False,
         )
         assert done.returncode == status, done.stderr
@@ -246,7 +245,6 @@ def test_a_node_that_gives_no_answer_leaves_unknown_what_needs_the_plan(tmp_path
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
     )
 

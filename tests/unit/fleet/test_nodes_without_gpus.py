@@ -38,7 +38,6 @@ def ran(*command):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
     )
     return done.returncode, done.stdout + done.stderr

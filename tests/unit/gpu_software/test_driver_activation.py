@@ -22,6 +22,7 @@ from gpufleet.gpu_software.driver_activation import (
     driver_state,
 )
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 OLD, NEW = "570.133.20", "580.95.05"
 PATCH = "580.178.04"
@@ -123,7 +124,7 @@ def test_what_was_stopped_and_unloaded_before_comes_back():
     assert found.start == (STOP_ORDER[4],)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("seen", "wanted", "kind", "said"),
     [
         (document(OLD, OLD), NEW, Blocked, "gpu_lock.driver is 580.95.05"),
@@ -177,7 +178,7 @@ REBOOT = NeedsReboot("nouveau has the GPUs", NEW)
 RELOAD = NeedsReload("old is loaded", NEW)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("state", "policy", "terminal", "way"),
     [
         (Active(NEW), "never", False, "nothing"),

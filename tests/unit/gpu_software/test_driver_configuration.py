@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import pytest
-
 from gpufleet.converge.desired import Absent, DesiredState, File, Package, PackageSource
 from gpufleet.gpu_software.driver_configuration import (
     LOADED_AT_BOOT,
@@ -20,6 +18,7 @@ from gpufleet.gpu_software.provisioning import BareNode
 from gpufleet.node.machine import Machine, System
 from gpufleet.settings.node_settings import NodeSettings
 from tests.support.package_cases import B200, DEBIAN, GB200, H100, ROCKY, UBUNTU, on
+from tests.support.rows import each_row
 
 
 def node(system: System, machine: Machine = H100, **variables: Any) -> BareNode:
@@ -64,8 +63,8 @@ def test_a_racks_trays_get_imexs_channel_unless_the_operator_says_otherwise() ->
     assert "Imex" not in text(node(system, H100), MODPROBE)
 
 
-@pytest.mark.parametrize("driver", ["580.95.05", "595.91.07", "570.124.06"])
-@pytest.mark.parametrize("system", [DEBIAN["12"], UBUNTU["22.04"], UBUNTU["24.04"]], ids=str)
+@each_row("driver", ["580.95.05", "595.91.07", "570.124.06"])
+@each_row("system", [DEBIAN["12"], UBUNTU["22.04"], UBUNTU["24.04"]], ids=str)
 def test_unattended_upgrades_leave_alone_all_that_we_hold(system: System, driver: str) -> None:
     """Its patterns are regular expressions, matched from a name's beginning."""
     bare = node(system, B200, gpu_lock={"driver": driver, "nvlsm": "2025.06.11-1"})

@@ -36,6 +36,7 @@ from tests.support.package_cases import (
     snapshot,
     wanted,
 )
+from tests.support.rows import each_row
 
 LOCKS = {
     "580": lock("580.95.05"),
@@ -57,7 +58,7 @@ def versioned(system: System, wanted_lock: GpuLock, machine: Machine = H100) -> 
     }
 
 
-@pytest.mark.parametrize("name", CASES)
+@each_row("name", CASES)
 def test_what_is_done_is_what_a_reviewer_has_read(name: str) -> None:
     """`python -m tests.package_cases` writes the files anew; the diff is to be read."""
     assert rendered(CASES[name]) == (GOLDEN / f"{name}.txt").read_text()
@@ -67,8 +68,8 @@ def test_there_is_no_golden_file_without_a_case() -> None:
     assert {path.stem for path in GOLDEN.glob("*.txt")} == set(CASES)
 
 
-@pytest.mark.parametrize("system", EVERY)
-@pytest.mark.parametrize("which", LOCKS)
+@each_row("system", EVERY)
+@each_row("which", LOCKS)
 def test_a_node_that_runs_its_lock_gets_no_transaction(system: System, which: str) -> None:
     """Of the same packages, held: a second run changes nothing."""
     case = Case("again", system, LOCKS[which], installed=has(system, LOCKS[which]))
@@ -84,9 +85,9 @@ def with_its_stream(case: Case) -> Snapshot:
     return replace(snapshot(case), streams=streams)
 
 
-@pytest.mark.parametrize("system", EVERY)
-@pytest.mark.parametrize("before", LOCKS)
-@pytest.mark.parametrize("after", LOCKS)
+@each_row("system", EVERY)
+@each_row("before", LOCKS)
+@each_row("after", LOCKS)
 def test_no_package_of_another_driver_stays(system: System, before: str, after: str) -> None:
     """Whatever a node ran before: in the end it has the lock's packages, and goes nowhere half."""
     case = Case("moved", system, LOCKS[after], installed=has(system, LOCKS[before]))
@@ -101,8 +102,8 @@ def test_no_package_of_another_driver_stays(system: System, before: str, after: 
         assert new <= installed
 
 
-@pytest.mark.parametrize("system", EVERY)
-@pytest.mark.parametrize("which", LOCKS)
+@each_row("system", EVERY)
+@each_row("which", LOCKS)
 def test_everything_of_the_drivers_version_goes_in_lockstep_and_is_held(
     system: System, which: str
 ) -> None:
@@ -115,7 +116,7 @@ def test_everything_of_the_drivers_version_goes_in_lockstep_and_is_held(
     assert all(each.hold for each in members.values())
 
 
-@pytest.mark.parametrize("system", EVERY)
+@each_row("system", EVERY)
 def test_only_compute_is_installed(system: System) -> None:
     """A display server on a GPU server costs memory of a GPU, and an attack surface."""
     for each in LOCKS.values():
@@ -123,8 +124,8 @@ def test_only_compute_is_installed(system: System) -> None:
             assert not any(part in name for part in ("xorg", "-gl", "settings", "egl", "vulkan"))
 
 
-@pytest.mark.parametrize("system", EVERY)
-@pytest.mark.parametrize(
+@each_row("system", EVERY)
+@each_row(
     ("machine", "there"),
     [
         (L40S, set()),

@@ -18,6 +18,7 @@ from gpufleet.gpu_software.kernel_modules import (
 )
 from gpufleet.node.machine import Machine
 from gpufleet.remote import payload
+from tests.support.rows import each_row
 
 RUNNING, NEXT = "6.1.0-40-amd64", "6.1.0-41-amd64"
 SECONDS = 60
@@ -208,7 +209,7 @@ def test_modules_without_signature_are_told_apart(disk: Disk) -> None:
     assert f"the modules of {NEXT} carry no signature" in problem
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("secure_boot", "policy", "refused"),
     [
         (False, "refuse", False),

@@ -23,6 +23,7 @@ from gpufleet.settings.gpu_lock import GpuLock
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.parse import SettingsError, parse_settings
 from gpufleet.settings.variables import Origin, Variables
+from tests.support.rows import each_row
 
 REPOSITORY = {"url": "http://mirror/repos", "keyring_sha256": "a" * 64}
 TOOLKIT = {"profile": "full", "branch": "13-0", "version": "13.0.3-1"}
@@ -125,7 +126,7 @@ def test_dcgms_cuda_is_the_drivers(driver: str, major: int) -> None:
 PLACES = ("lock", "beside", "both")
 
 
-@pytest.mark.parametrize("places", list(product(PLACES, repeat=2)))
+@each_row("places", list(product(PLACES, repeat=2)))
 def test_it_does_not_matter_which_of_two_places_says_it(places: tuple[str, ...]) -> None:
     """Roles see the same toolkit and DCGM, in the lock and beside it."""
     toolkit, dcgm = places
@@ -226,7 +227,7 @@ def test_proprietary_modules_end_with_610(driver: str) -> None:
     assert settings(gpu_lock={"driver": "610", "modules": "proprietary"}).gpu_lock
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("driver", "cuda", "works"),
     [
         ("580.65.06", (13, 0), True),
@@ -260,7 +261,7 @@ def test_wheels_without_cuda_ask_for_nothing() -> None:
     assert not tuple(lock_rules.release_objections(lock("535"), Wheels(None, "a.txt")))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("driver", "branch", "outcome"),
     [
         ("580", "13-0", "fine"),
@@ -310,7 +311,7 @@ V100, T4, H100, GH200, B200, B300 = 0x1DB5, 0x1EB8, 0x2330, 0x2342, 0x2901, 0x31
 NEWER = 0x3F00  # of no generation that is known here
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("gpu", "driver", "modules", "keys"),
     [
         (H100, "580", "open", []),

@@ -6,12 +6,11 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
-
 from gpufleet.gpu_software.provisioning import read_provisioning
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.parse import parse_settings
 from tests.conftest import NODES
+from tests.support.rows import each_row
 
 LOCK = {"driver": "580.95.05"}
 REPOSITORY = {"url": "https://mirror.example.net/debian12/x86_64", "keyring_sha256": "0" * 64}
@@ -105,7 +104,7 @@ def test_a_lock_without_a_repository_is_refused():
     assert "cuda.repository" in said
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("secure_boot", "policy", "refused"),
     [
         ({"missing": "absent"}, "refuse", False),

@@ -8,6 +8,7 @@ from gpufleet.converge.desired import Absent, File, Package
 from gpufleet.gpu_software import rdma
 from gpufleet.settings.gpu_lock import GpuLock
 from gpufleet.settings.gpu_settings import Rdma
+from tests.support.rows import each_row
 
 OPEN = GpuLock(driver="580.95.05")
 PROPRIETARY = GpuLock(driver="580.95.05", modules="proprietary")
@@ -47,7 +48,7 @@ def test_the_adapters_library_is_a_package_of_its_own_on_debian_alone(distributi
     assert ("ibverbs-providers" in names) == apart
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("way", "lock", "kernel", "said"),
     [
         ("dma_buf", OPEN, "6.1.0-40-amd64", None),

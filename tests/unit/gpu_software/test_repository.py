@@ -22,6 +22,7 @@ from gpufleet.node.machine import System
 from gpufleet.settings.cuda_settings import Repository
 from gpufleet.settings.gpu_lock import GpuLock
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 SYSTEMS = {
     "ubuntu2204/x86_64": System("ubuntu", "22.04", "x86_64"),
@@ -35,13 +36,13 @@ SYSTEMS = {
 }
 
 
-@pytest.mark.parametrize("folder", SYSTEMS)
+@each_row("folder", SYSTEMS)
 def test_every_system_has_its_own_repository(folder: str) -> None:
     assert repository_path(SYSTEMS[folder]) == folder
     assert address_mistake(f"{VENDOR}/{folder}", SYSTEMS[folder]) is None
 
 
-@pytest.mark.parametrize("folder", SYSTEMS)
+@each_row("folder", SYSTEMS)
 def test_another_systems_repository_is_told(folder: str) -> None:
     """Debian 13 refuses the key of Debian 12's, and packages of one do not install on another."""
     for other in set(SYSTEMS) - {folder}:

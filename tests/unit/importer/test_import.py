@@ -26,6 +26,7 @@ from gpufleet.importer.convert import Imported, convert
 from gpufleet.importer.detect import read
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.parse import parse_settings
+from tests.support.rows import each_row
 
 NEWEST = schema.load("0.33.0")
 KEY = "sk-abcdefghijklmnop"
@@ -331,7 +332,7 @@ def test_a_compose_file_s_vllm_services_are_taken() -> None:
     assert "service `litellm` runs no vLLM" in told(found)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "line",
     [
         "vllm serve org/m --seed 7",
@@ -376,7 +377,7 @@ def test_every_way_to_write_it_means_the_same(line: str) -> None:
     assert (found["model"], found["flags"]) == ("org/m", {"seed": 7})
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("flags", "kept"),
     [
         ("-tp 2", {"tensor_parallel": 2}),
@@ -440,7 +441,7 @@ def test_two_servers_of_one_name_stay_two() -> None:
     assert accepted(found.settings).serving
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "file", "said"),
     [
         ("echo hello", "a.sh", "nothing in it starts vLLM"),
@@ -551,7 +552,7 @@ def test_a_key_is_hidden_wherever_it_stands(key: str) -> None:
     assert key not in told(found)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "is_secret"),
     [
         ("HF_TOKEN", True), ("OPENAI_API_KEY", True), ("WANDB_APIKEY", True), ("DB_PASSWORD", True),
@@ -570,7 +571,7 @@ def test_a_variable_s_name_says_that_it_is_a_secret(name: str, is_secret: bool) 
 SECRET = "a-word-of-no-known-form"
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         f"X_TOKEN={SECRET} vllm serve /m",
@@ -647,7 +648,7 @@ def test_operators_end_a_command_without_spaces_around_them(text: str) -> None:
     assert [launch.argv[0] for launch in launches] == ["m/x", "m/y"]
 
 
-@pytest.mark.parametrize("word", ["'a;b'", "a\\;b", '"(a)&"', "$(hostname)", "`hostname`"])
+@each_row("word", ["'a;b'", "a\\;b", '"(a)&"', "$(hostname)", "`hostname`"])
 def test_operators_that_are_quoted_or_computed_end_nothing(word: str) -> None:
     (launch,) = shell.launches(f"vllm serve m/x --served-model-name {word}", "model")
     assert launch.argv[2:] == tuple(shlex.split(word))

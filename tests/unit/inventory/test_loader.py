@@ -71,7 +71,6 @@ class Project:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
         )
 
     def data(self, *arguments: str) -> dict[str, dict]:
@@ -483,7 +482,6 @@ def test_without_a_lab_its_inventory_says_what_to_run(tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
     )
 
     assert run.returncode == 1

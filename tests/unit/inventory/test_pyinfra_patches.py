@@ -78,5 +78,5 @@ def test_what_pyinfra_reads_first_has_operations_ordered_so() -> None:
         ".get_operation_order_from_stack.__module__)"
     )
     command = [sys.executable, "-c", told]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == pyinfra_patches.__name__

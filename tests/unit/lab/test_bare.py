@@ -11,13 +11,14 @@ from lab import active_faults, driver, machine, nvml
 from lab.machine import Loaded, Profile, bare_machine, profile_text
 from lab.machine.profile import HOPPER
 from lab.node_machine import fit_to_host, kernel_tree
+from tests.support.rows import each_row
 
 PROFILES = nvml.profiles()
 NOUVEAU = Loaded(("nouveau",))
 OPEN = Loaded(("nvidia",), "580.95.05", "open")
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@each_row("profile", PROFILES)
 def test_nothing_of_nvidias_but_the_gpus_is_there(profile: str) -> None:
     whole = machine.of(profile)
     handed_over = bare_machine(whole)
@@ -36,7 +37,7 @@ def test_nothing_of_nvidias_but_the_gpus_is_there(profile: str) -> None:
     assert "NVRM" not in "".join(text for _, text in handed_over.log)
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@each_row("profile", PROFILES)
 def test_a_loaded_driver_shows_what_the_delivered_machine_shows(profile: str) -> None:
     """Handed over bare and loaded since, or delivered with it: the PCI bus and /proc are one."""
     whole = machine.of(profile)
@@ -48,7 +49,7 @@ def test_a_loaded_driver_shows_what_the_delivered_machine_shows(profile: str) ->
     )
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@each_row("profile", PROFILES)
 def test_nouveau_takes_the_gpus_that_it_knows(profile: str) -> None:
     taken = bare_machine(machine.of(profile), NOUVEAU)
     drivers = {taken.function(taken.gpu_bus_id(0)).driver}
@@ -118,7 +119,7 @@ def test_secure_boot_is_on_and_what_follows_is_found_out() -> None:
     assert "error.nvmlInitWithFlags" not in profile_text(locked)
 
 
-@pytest.mark.parametrize("name", sorted(active_faults.BY_HAND))
+@each_row("name", sorted(active_faults.BY_HAND))
 def test_faults_of_a_driver_are_not_put_on_a_node_whose_driver_is_its_own(name: str) -> None:
     assert active_faults.checked(name, None, "h100x8").fault == name
     with pytest.raises(FleetError, match=f"The fault {name} .* whose driver is its own"):

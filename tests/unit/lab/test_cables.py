@@ -9,6 +9,7 @@ import pytest
 
 from gpufleet.errors import FleetError
 from lab.state import LAST_NODE, MOST_NETWORKS, LabState, check_cables
+from tests.support.rows import each_row
 
 NET = IPv4Network("10.201.7.0/24")
 PROFILES = {"gpu-01": "t4x1", "gpu-02": "t4x1"}
@@ -39,7 +40,7 @@ def test_a_lab_remembers_its_cables(tmp_path, monkeypatch):
     assert LabState.load("lab").cables == CABLES
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("node", "interface", "address", "says"),
     [
         ("gpu-03", "eth1", "10.60.1.1/24", "there is no node 'gpu-03'"),

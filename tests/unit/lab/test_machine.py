@@ -16,6 +16,7 @@ from lab import machine, nvml
 from lab.faults import fault
 from lab.machine.profile import expanded
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 PROFILES = nvml.profiles()
 ACS_REDIRECT = 0x04 | 0x08 | 0x20  # PCI_ACS_RR, _CR, _EC, linux/pci_regs.h
@@ -41,9 +42,7 @@ def read(path):
 
 def ask(root, program, *arguments):
     """Run one of a tree's programs; return status, standard output, standard error."""
-    done = subprocess.run(
-        [root / program, *arguments], capture_output=True, text=True, timeout=20, check=False
-    )
+    done = subprocess.run([root / program, *arguments], capture_output=True, text=True, check=False)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -70,7 +69,7 @@ def nvml_numbers(profile, key):
 # --- every healthy machine
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@each_row("profile", PROFILES)
 def test_no_link_of_a_tree_leads_nowhere(tree, profile):
     links = [path for path in tree(profile).rglob("*") if path.is_symlink()]
 
@@ -79,7 +78,7 @@ def test_no_link_of_a_tree_leads_nowhere(tree, profile):
     assert [path for path in links if path.readlink().is_absolute()] == [], "the tree may be moved"
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@each_row("profile", PROFILES)
 def test_the_bus_has_the_gpus_that_nvml_has(tree, profile):
     root = tree(profile)
     about = machine.Profile.of(profile)
@@ -95,7 +94,7 @@ def test_the_bus_has_the_gpus_that_nvml_has(tree, profile):
             assert read(at / "numa_node") == about.gpu(index, "numa")
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@each_row("profile", PROFILES)
 def test_functions_are_as_near_as_the_profile_says(tree, profile):
     """GPUs whose paths agree in NUMA node and host bridge share that bridge, and so on down."""
     if profile == "t4x1":
@@ -151,7 +150,6 @@ def nvml_answers(tmp_path_factory):
             },
             capture_output=True,
             text=True,
-            timeout=20,
             check=True,
         )
         return json.loads(done.stdout)
@@ -186,7 +184,7 @@ def test_a_board_of_blackwells_names_the_nics_that_manage_its_switches(tree):
     assert sorted((tree("h100x8") / "sys/devices").rglob("vpd")) == []
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@each_row("profile", PROFILES)
 def test_the_driver_is_of_one_version_everywhere(tree, profile):
     root = tree(profile)
     version = machine.Profile.of(profile).driver
@@ -204,7 +202,7 @@ def test_the_driver_is_of_one_version_everywhere(tree, profile):
     assert "Xid" not in log
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@each_row("profile", PROFILES)
 def test_the_kernel_of_a_healthy_machine_has_its_module(tree, profile):
     root = tree(profile)
     kernel = read(root / "proc/sys/kernel/osrelease")
@@ -215,7 +213,7 @@ def test_the_kernel_of_a_healthy_machine_has_its_module(tree, profile):
     assert not (root / "run/reboot-required").exists()
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@each_row("profile", PROFILES)
 def test_cpus_are_those_beside_the_gpus(tree, profile):
     online = expanded(read(tree(profile) / "sys/devices/system/cpu/online"))
 
@@ -234,7 +232,7 @@ def acs_control(config):
     return None
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@each_row("profile", PROFILES)
 def test_no_healthy_bridge_redirects(tree, profile):
     bridges = [
         path.parent
@@ -289,7 +287,7 @@ JOURNAL = ("-k", "-b", "-o", "short-monotonic", "--no-pager", "-n", "200000")
 UNITS = "--property=Id,LoadState,ActiveState,SubState,UnitFileState,Result"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("program", "arguments"),
     [
         ("usr/bin/journalctl", ["-k"]),
@@ -349,7 +347,7 @@ def test_systemctl_answers_a_block_for_each_unit(tree):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("profile", "state"),
     [("h100x8", "active"), ("a100x8", "active"), ("b200x8", "active"), ("gb200x4", "inactive"),
      ("l40sx8", "inactive"), ("h100x2-nvl", "failed")],
@@ -394,7 +392,7 @@ def test_dpkg_query_agrees_with_the_real_one(tmp_path):
     try:
         real = subprocess.run(
             ["dpkg-query", f"--admindir={database}", *words],
-            capture_output=True, text=True, timeout=20, check=False,
+            capture_output=True, text=True, check=False,
         )  # fmt: skip
     except FileNotFoundError:
         pytest.skip("no dpkg on this machine")

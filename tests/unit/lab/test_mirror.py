@@ -103,14 +103,13 @@ class Apt:
             env={"PATH": os.environ["PATH"], "APT_CONFIG": str(config), "LC_ALL": "C"},
             capture_output=True,
             text=True,
-            timeout=60,
             check=False,
         )
 
     @staticmethod
     def _methods() -> str:
         shell = ["apt-config", "shell", "M", "Dir::Bin::methods/f"]
-        printed = subprocess.run(shell, capture_output=True, text=True, check=True, timeout=60)
+        printed = subprocess.run(shell, capture_output=True, text=True, check=True)
         return printed.stdout.strip().removeprefix("M=").strip("'\"")
 
 
@@ -126,7 +125,7 @@ def apt(tmp_path: Path, served: Served, repository: vendor.Vendor) -> Apt:
     (tmp_path / "status").touch()
     (tmp_path / "keyring.deb").write_bytes(deb)
     unpack = ["dpkg-deb", "-x", str(tmp_path / "keyring.deb"), str(tmp_path)]
-    subprocess.run(unpack, check=True, timeout=60)
+    subprocess.run(unpack, check=True)
     # The packaged source is the vendor's own address; a deploy has one for the mirror.
     sources = tmp_path / "etc/apt/sources.list.d"
     (sources / "cuda-lab.list").unlink()

@@ -40,7 +40,6 @@ def amtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
-        timeout=60,
     )
 
 

@@ -17,6 +17,7 @@ from gpufleet.monitoring.dashboards.panel import Kind, Panel, Query, Row, Unit, 
 from gpufleet.monitoring.metrics import catalogue
 from gpufleet.monitoring.rules import files
 from gpufleet.settings.monitoring_settings import Objectives
+from tests.support.rows import each_row
 from tests.unit.monitoring.example_fleet import STAGES, open_metrics
 from tests.unit.monitoring.panels import fill, may_be_empty, queries
 from tests.unit.monitoring.prometheus import asked, prometheus
@@ -56,7 +57,7 @@ def names(expr: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("query", queries({"instance": "gpu-01", "model": "chat"}), ids=str)
+@each_row("query", queries({"instance": "gpu-01", "model": "chat"}), ids=str)
 def test_a_query_names_only_what_is_measured_or_recorded(query: Any) -> None:
     recorded = {
         recording.record for group in files.groups(PROMISED) for recording in group.recordings
@@ -66,7 +67,7 @@ def test_a_query_names_only_what_is_measured_or_recorded(query: Any) -> None:
     assert names(query.expr) - catalogue.SERIES.keys() - recorded == set()
 
 
-@pytest.mark.parametrize(("dashboard", "panel"), PANELS)
+@each_row(("dashboard", "panel"), PANELS)
 def test_a_panel_says_what_it_is(dashboard: dict[str, Any], panel: dict[str, Any]) -> None:
     """Title, unit, and a description with its metrics' meaning; its variables are declared."""
     text = json.dumps(panel)
@@ -84,7 +85,7 @@ def _plain(expr: str) -> str:
     return re.sub(r"\$\w+", "5m", expr)
 
 
-@pytest.mark.parametrize("dashboard", JSON.values(), ids=list(JSON))
+@each_row("dashboard", JSON.values(), ids=list(JSON))
 def test_ids_are_unique_and_panels_fill_the_grid(dashboard: dict[str, Any]) -> None:
     taken: dict[tuple[int, int], str] = {}
     for panel in dashboard["panels"]:
@@ -106,7 +107,7 @@ def test_uids_and_titles_are_unique() -> None:
     assert {f"{dashboard['uid']}.json" for dashboard in JSON.values()} == set(JSON)
 
 
-@pytest.mark.parametrize("dashboard", JSON.values(), ids=list(JSON))
+@each_row("dashboard", JSON.values(), ids=list(JSON))
 def test_grafana_gets_what_it_needs(dashboard: dict[str, Any]) -> None:
     """What @grafana/schema 13.2.3 requires of the classic model, and nothing it has given up."""
     assert {"schemaVersion", "panels", "templating", "annotations", "time", "uid"} <= set(dashboard)
@@ -177,7 +178,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, floa
         yield url, time.time()
 
 
-@pytest.mark.parametrize(
+@each_row(
     "query", queries({"instance": "gpu-01", "model": "chat"}), ids=lambda query: str(query[:2])
 )
 def test_no_panel_is_empty_on_a_fleet_that_measures_everything(

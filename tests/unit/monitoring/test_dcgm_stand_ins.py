@@ -62,7 +62,7 @@ def refused(directory, *options):
     _, exporter = dcgm.installed(directory)
     done = subprocess.run(
         [sys.executable, "-I", exporter, *options],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
@@ -426,7 +426,7 @@ def credentials(tmp_path_factory):
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
          "-nodes", "-days", "1", "-subj", "/CN=node", "-addext", "subjectAltName=IP:127.0.0.1",
          "-keyout", home / "key.pem", "-out", home / "certificate.pem"],
-        check=True, capture_output=True, timeout=60,
+        check=True, capture_output=True,
     )  # fmt: skip
     hashed = bcrypt.hashpw(b"right: secret", bcrypt.gensalt(4)).decode()
     config = {

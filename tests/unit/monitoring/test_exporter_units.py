@@ -21,6 +21,7 @@ from gpufleet.node.machine import Machine, System
 from gpufleet.settings.cuda_settings import Dcgm
 from gpufleet.settings.monitoring_settings import NodeExporter
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 GOLDEN = ROOT / "tests/data/golden/exporters"
 PLAIN = Access()
@@ -77,7 +78,7 @@ UNITS = {
 }
 
 
-@pytest.mark.parametrize("name", UNITS)
+@each_row("name", UNITS)
 def test_what_nodes_get_is_reviewed_line_by_line(name: str):
     """Write the new ones: `UPDATE_GOLDEN=1 pytest tests/unit/monitoring/test_exporter_units.py`."""
     rendered = UNITS[name]()
@@ -102,7 +103,6 @@ def test_systemd_finds_nothing_wrong(tmp_path: Path, wanted: NodeExporter, acces
         ["systemd-analyze", "verify", "--man=no", unit],
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
 
@@ -129,7 +129,6 @@ def test_the_sandbox_keeps_its_strength(tmp_path: Path, kind: str):
         env={**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:"},
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
 
@@ -239,7 +238,7 @@ def test_profiling_fields_are_there_only_where_they_may_be_read():
     assert {name for name in with_them if not name.startswith("DCGM_FI_PROF")} == without
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("gpus", "profiled"),
     [
         ((0x2330, 0x2330), True),  # H100

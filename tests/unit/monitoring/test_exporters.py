@@ -23,6 +23,7 @@ from gpufleet.monitoring import exporters
 from gpufleet.monitoring.exporters import Access
 from gpufleet.settings.monitoring_settings import Exporters
 from gpufleet.settings.parse import SettingsError, parse_settings
+from tests.support.rows import each_row
 
 NOW = dt.datetime(2026, 11, 22, 12, tzinfo=dt.UTC)
 ADDRESS = "192.0.2.21"
@@ -377,7 +378,7 @@ def test_two_programs_of_ours_never_share_a_port():
     )
 
 
-@pytest.mark.parametrize("name", ["", "a b", "--web.listen-address", "cpu=1", "CPU"])
+@each_row("name", ["", "a b", "--web.listen-address", "cpu=1", "CPU"])
 def test_only_a_collector_s_name_becomes_a_flag(name: str):
     with pytest.raises(SettingsError):
         parse_settings({"node_exporter": {"collectors": [name]}})

@@ -29,6 +29,7 @@ from gpufleet.monitoring.exporters import Access, Metrics
 from gpufleet.monitoring.metrics import node_metrics
 from gpufleet.remote import payload
 from gpufleet.settings.monitoring_settings import Exporters, NodeExporter, PublishedProgram
+from tests.support.rows import each_row
 from tests.unit.monitoring.programs import program
 from tests.unit.monitoring.test_exporters import Authority, pem
 
@@ -97,7 +98,6 @@ class Running:
             ).encode(),
             capture_output=True,
             check=True,
-            timeout=60,
         )
         seen: dict[str, Any] = json.loads(done.stdout)["metrics"]["exporter"]
         return seen
@@ -149,14 +149,14 @@ def _once_it_listens(found: Running, log: Path) -> Running:
 # Its flags
 
 
-@pytest.mark.parametrize("wanted", FLAGS)
-@pytest.mark.parametrize("guarded", [False, True])
+@each_row("wanted", FLAGS)
+@each_row("guarded", [False, True])
 def test_the_packaged_exporter_knows_every_flag(
     binary: Path, access: Access, wanted: NodeExporter, guarded: bool
 ):
     flags = node_exporter.arguments(wanted, access if guarded else Access())
     done = subprocess.run(
-        [binary, *flags, "--version"], capture_output=True, text=True, check=False, timeout=60
+        [binary, *flags, "--version"], capture_output=True, text=True, check=False
     )
 
     assert done.returncode == 0, done.stderr
@@ -176,9 +176,7 @@ def test_a_collector_that_it_does_not_know_is_found_before_anything_is_written(
     def proven(*collectors: str) -> subprocess.CompletedProcess[str]:
         wanted = NodeExporter(archive=archive, collectors=collectors)
         script = node_exporter.flag_check_script(wanted, Access())
-        return subprocess.run(
-            ["sh", "-c", script], capture_output=True, text=True, check=False, timeout=60
-        )
+        return subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
 
     assert (proven("processes").returncode, proven("processes").stderr) == (0, "")
     refused = proven("teleporter")
@@ -248,7 +246,6 @@ def scraped(running: Running) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
     )
     return {each.name: each for each in text_string_to_metric_families(done.stdout)}
 
@@ -370,7 +367,6 @@ def bring(wanted: ProgramArchive) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
     )
 
 

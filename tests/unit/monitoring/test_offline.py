@@ -23,6 +23,7 @@ from gpufleet.monitoring.rules import gateway_rules, monitoring_rules, vllm_rule
 from gpufleet.monitoring.rules.files import RuleSettings, groups, rule_files
 from gpufleet.settings.monitoring_settings import Objectives
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 from tests.unit.monitoring.offline import (
     TARGET,
     Recorded,
@@ -160,7 +161,7 @@ def wrong(metrics: Iterable[Metric], series: Recorded, release: Release | None =
     return found
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("right", "rotten", "told"),
     [
         # The mistakes of public dashboards, one each.
@@ -245,7 +246,6 @@ def unanswered(series: Recorded, release: Release, folder: Path) -> str:
         [program("prometheus", "usr/bin/promtool"), "test", "rules", folder / "tests.yml"],
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
     )
     return "" if done.returncode == 0 else done.stdout + done.stderr

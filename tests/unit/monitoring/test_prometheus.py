@@ -226,7 +226,6 @@ def _checked(promtool: Path, folder: Path) -> subprocess.CompletedProcess[str]:
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
-        timeout=60,
     )
 
 

@@ -16,6 +16,7 @@ from gpufleet.monitoring.rules.files import RuleSettings, groups, rule_files
 from gpufleet.monitoring.rules.rule import Alert, Recording
 from gpufleet.settings.monitoring_settings import AlertChange, Objectives
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 from tests.unit.monitoring.offline import computed, listed, missing, names
 from tests.unit.monitoring.promtool import Case, check
 
@@ -68,7 +69,7 @@ def test_promtool_takes_every_file(tmp_path: Path) -> None:
     assert set(files) == {f"{group.name}.rules.yml" for group in GROUPS}
 
 
-@pytest.mark.parametrize("name", sorted(rules()))
+@each_row("name", sorted(rules()))
 def test_a_rule_asks_only_for_what_is_listed_or_recorded(name: str) -> None:
     """Names, labels in selectors, in `by` and in `on`: all of them are in the lists of metrics."""
     expression = rules()[name]
@@ -89,7 +90,7 @@ def test_no_rule_rests_on_the_gauge_that_keeps_the_last_xid() -> None:
     assert [name for name, expr in rules().items() if "DCGM_FI_DEV_XID_ERRORS" in names(expr)] == []
 
 
-@pytest.mark.parametrize("name", sorted(ALERTS))
+@each_row("name", sorted(ALERTS))
 def test_an_alert_is_shown_to_fire_and_to_stay_silent(name: str) -> None:
     own = [case for case in CASES if case.alert == name]
 
@@ -105,7 +106,7 @@ def test_an_alert_that_waits_is_shown_to_wait() -> None:
     assert {case.alert for case in CASES if case.why.endswith("too early")} == waiting
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.alert}-{case.why}")
+@each_row("case", CASES, ids=lambda case: f"{case.alert}-{case.why}")
 def test_what_fires_says_where(case: Case) -> None:
     """It names its node, unless it is about the whole; and its own severity is not overwritten."""
     for firing in case.fires:
@@ -116,7 +117,7 @@ def test_what_fires_says_where(case: Case) -> None:
             assert "{{ $labels.instance }}" not in ALERTS[case.alert].summary
 
 
-@pytest.mark.parametrize("name", sorted(ALERTS))
+@each_row("name", sorted(ALERTS))
 def test_an_alert_has_a_page_that_says_what_to_type(name: str) -> None:
     """Its title, what is still safe, steps by number or a command, and how it ends."""
     alert = ALERTS[name]

@@ -9,6 +9,7 @@ import pytest
 
 from gpufleet.errors import FleetError
 from gpufleet.monitoring import silences
+from tests.support.rows import each_row
 
 NOW = dt.datetime(2026, 11, 22, 10, tzinfo=dt.UTC)
 UNTIL = NOW + dt.timedelta(minutes=30)
@@ -38,7 +39,7 @@ def test_only_our_own_about_just_these_nodes_are_ended() -> None:
     assert [each.id for each in silences.silences_to_close(found, ["gpu-01"])] == ["1"]
 
 
-@pytest.mark.parametrize("length", ["", "30", "0m", "25h", "2d", "m30", "-5m", "1.5h"])
+@each_row("length", ["", "30", "0m", "25h", "2d", "m30", "-5m", "1.5h"])
 def test_a_silence_without_a_sensible_end_is_refused(length: str) -> None:
     with pytest.raises(FleetError, match="up to a day"):
         silences.duration(length)

@@ -18,6 +18,7 @@ from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.parse import SettingsError, parse_settings
 from gpufleet.settings.serving_settings import Distribution
 from gpufleet.templates import TEMPLATES
+from tests.support.rows import each_row
 from tests.unit.serving.test_rank_units import HEAD, KEYS, SERVED, VLLM, WORKER
 
 PEERS = 'iifname "eth1" ip daddr 10.1.0.1 ip saddr { 10.1.0.2 }'
@@ -226,7 +227,7 @@ def test_what_must_never_be_open_is_not_opened():
     assert "firewall.open: 29000-29600, and 29500-29515 are between the nodes" in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["eth*", 'eth"1', "eth 1", "", "a" * 16])
+@each_row("name", ["eth*", 'eth"1', "eth 1", "", "a" * 16])
 def test_a_name_that_nft_would_take_for_something_else_is_refused(name):
     networks = (("gpu-01", Network(name, "10.1.0.1")), HEAD.group.networks[1])
     stage = replace(HEAD, group=replace(HEAD.group, networks=networks))
@@ -239,7 +240,7 @@ def test_a_name_that_nft_would_take_for_something_else_is_refused(name):
         firewall.render_rules([stage], settings())
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("ports", "said"),
     [
         ("0", "greater than or equal to 1"),
@@ -277,10 +278,8 @@ VARIATIONS["drop, all"] = VARIATIONS["all"] | VARIATIONS["drop"]
     or subprocess.run(["unshare", "-rn", "true"], capture_output=True, check=False).returncode != 0,
     reason="nft, or a network of one's own to ask it in, is missing here",
 )
-@pytest.mark.parametrize("name", VARIATIONS)
-@pytest.mark.parametrize(
-    "stages", [[], [HEAD], [HEAD, replace(HEAD, replica=1, port=8001)]], ids=len
-)
+@each_row("name", VARIATIONS)
+@each_row("stages", [[], [HEAD], [HEAD, replace(HEAD, replica=1, port=8001)]], ids=len)
 def test_nft_takes_it_and_takes_it_again(name, stages):
     """Twice in a row: the second replaces the first. vLLM's user is not on this machine."""
     text = firewall.render_rules(stages, settings(**VARIATIONS[name])).replace('"vllm"', '"nobody"')

@@ -11,6 +11,7 @@ import pytest
 from gpufleet.errors import FleetError
 from gpufleet.node.cluster_network import Network, describe_networks, networks
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 NODES = ROOT / "tests/data/nodes"
 ABSENT = {"missing": "absent"}
@@ -135,7 +136,7 @@ def test_equal_networks_are_told_apart_by_whether_the_name_is_the_same_everywher
     assert [each.interface for each in chosen(one, other)] == ["eth2", "eth2"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "device",
     [
         nic("docker0", "10.5.0.1/16"),

@@ -15,6 +15,7 @@ from gpufleet.node.interconnect import Interconnect, from_matrix, from_probe, sw
 from gpufleet.node.probe_document import SCHEMA
 from gpufleet.node.smi_topology import PCIE, parse
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 DATA = ROOT / "tests/data"
 
@@ -62,7 +63,7 @@ EIGHT = tuple(range(8))
 ALONE = tuple((gpu,) for gpu in EIGHT)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "islands", "max_tp"),
     [
         ("dgx-1v", ((0, 1, 2, 3), (4, 5, 6, 7)), 4),
@@ -83,7 +84,7 @@ def test_islands_and_tensor_parallelism_of_real_boards(name, islands, max_tp):
     assert (found.islands, found.max_tp) == (islands, max_tp)
 
 
-@pytest.mark.parametrize(("profile", "name"), TWINS.items())
+@each_row(("profile", "name"), TWINS.items())
 def test_the_probe_and_the_pasted_matrix_of_one_board_say_the_same(document, profile, name):
     recorded, pasted = from_probe(name, document(profile)), sample(name)
 
@@ -110,7 +111,7 @@ def test_tensor_parallelism_is_the_largest_power_of_two_on_an_island(size):
 # --- warnings
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "says"),
     [
         ("h100-dead-link", "GPU 3 has 17 NVLinks where others of island 0-7 have 18: a link is"),
@@ -261,7 +262,7 @@ def test_distances_that_could_not_be_read_are_said(document):
     assert "how near GPU 2 is to others on PCIe could not be read" in node.warnings[0]
 
 
-@pytest.mark.parametrize("gone", ["driver", "gpus", "numa", "p2p", "pcie", "nics", "pci"])
+@each_row("gone", ["driver", "gpus", "numa", "p2p", "pcie", "nics", "pci"])
 def test_a_probe_with_a_part_missing_is_refused(document, gone):
     found = document("h100x8")
     del found[gone]

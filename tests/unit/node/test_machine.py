@@ -11,6 +11,7 @@ import pytest
 from gpufleet.errors import FleetError
 from gpufleet.node.machine import Kernel, Machine, System, from_probe, generation
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 NODES = ROOT / "tests/data/nodes"
 ABSENT = {"missing": "absent"}
@@ -53,14 +54,14 @@ FABRIC = {
 }
 
 
-@pytest.mark.parametrize("name", FABRIC)
+@each_row("name", FABRIC)
 def test_each_recorded_machine_has_the_fabric_that_its_boards_have(name: str) -> None:
     """NVSwitches managed here, NVLink 5, IMEX: HGX boards, HGX from Blackwell on, racks."""
     _, machine = from_probe(recorded(name))
     assert (machine.nvswitch, machine.nvlink5, machine.imex) == FABRIC[name]
 
 
-@pytest.mark.parametrize("name", FABRIC)
+@each_row("name", FABRIC)
 def test_a_machine_is_the_same_before_its_driver_is_there(name: str) -> None:
     """Else the first run would choose packages that the second takes away again."""
     document = recorded(name)
@@ -74,7 +75,7 @@ def test_a_machine_is_the_same_before_its_driver_is_there(name: str) -> None:
     assert [kernel.module for kernel in bare.kernels] == [None]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("devices", "managed"),
     [
         ([False, False, True], True),

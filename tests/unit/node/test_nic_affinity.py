@@ -19,6 +19,7 @@ from gpufleet.node.nic_affinity import (
 from gpufleet.node.smi_topology import PCIE
 from gpufleet.node.topology import PCIE_LEVELS, value_or
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 NODES = ROOT / "tests/data/nodes"
 
@@ -26,7 +27,7 @@ PCI_ROOT = "/sys/devices/pci0000:16"
 SWITCH = f"{PCI_ROOT}/0000:16:01.0/0000:17:00.0"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("gpu", "nic", "wanted"),
     [
         # Ports of one switch, as HGX boards have them; and two functions of one card.
@@ -58,7 +59,7 @@ def test_how_far_up_two_paths_part_is_the_class(gpu, nic, wanted):
     assert distance(nic, 0, gpu, 0) == wanted
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("one", "other", "wanted"),
     [(0, 0, "NODE"), (0, 1, "SYS"), (-1, -1, "NODE"), (None, None, "SYS"), (0, None, "SYS")],
 )
@@ -74,7 +75,7 @@ def test_virtual_host_bridges_are_told_by_their_whole_name():
     )
 
 
-@pytest.mark.parametrize("path", sorted(NODES.rglob("*.json")), ids=lambda path: path.stem)
+@each_row("path", sorted(NODES.rglob("*.json")), ids=lambda path: path.stem)
 def test_nvml_calls_two_gpus_as_near_as_their_paths_do(path):
     """What it says of GPUs alone is the same question: its answers check ours on whole machines."""
     document = json.loads(path.read_text())

@@ -14,6 +14,7 @@ from gpufleet.errors import FleetError
 from gpufleet.node.topology import node_from_probe
 from tests.support import real_recordings
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 NODES = ROOT / "tests/data/nodes"
 SIMULATED = sorted(NODES.glob("*.json"))
@@ -32,7 +33,7 @@ def document():
     return lambda profile: json.loads((NODES / f"{profile}.json").read_text())
 
 
-@pytest.mark.parametrize("path", [*SIMULATED, *REAL], ids=lambda path: path.stem)
+@each_row("path", [*SIMULATED, *REAL], ids=lambda path: path.stem)
 def test_a_recorded_machine_can_be_planned_on(path):
     document = recording(path)
 
@@ -42,7 +43,7 @@ def test_a_recorded_machine_can_be_planned_on(path):
     assert path in SIMULATED or path.stem == real_recordings.name(document)
 
 
-@pytest.mark.parametrize("path", [*SIMULATED, *REAL], ids=lambda path: path.stem)
+@each_row("path", [*SIMULATED, *REAL], ids=lambda path: path.stem)
 def test_a_recorded_machine_is_anonymous(path):
     document = recording(path)
 
@@ -159,7 +160,7 @@ def test_the_command_refuses_in_one_line():
 
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.record_node", "--real"],
-        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+        cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
 
     assert (done.returncode, done.stdout) == (1, "")

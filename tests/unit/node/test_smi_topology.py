@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from gpufleet.errors import FleetError
 from gpufleet.node.smi_topology import TopoMatrix, parse
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 TOPO = ROOT / "tests/data/topo"
 
@@ -320,7 +321,7 @@ def test_the_text_that_is_broken_below_is_fine():
     )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("old", "new", "says"),
     [
         ("GPU1\tNV18\t X \tSYS\t", "GPU1\tNV18\tSYS\t", ":4: GPU1 has 2 cells, and the header of"),
@@ -418,7 +419,7 @@ def test_several_numa_nodes_are_none():
 # --- texts of whole machines
 
 
-@pytest.mark.parametrize("path", sorted(TOPO.glob("*.txt")), ids=lambda path: path.stem)
+@each_row("path", sorted(TOPO.glob("*.txt")), ids=lambda path: path.stem)
 def test_the_samples_are_read_whole(path):
     """Counted by another route: each pair's word occurs in the rows as often as in the result."""
     found = parse(path.read_text(), path.name)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gpufleet.errors import FleetError
 from gpufleet.node.topology import Gpu, islands, node_from_probe, nvlink_width
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 NODES = ROOT / "tests/data/nodes"
 
@@ -30,7 +31,7 @@ def links_of(document, gpu):
 # --- what the recorded hardware is
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("profile", "wanted"),
     [
         ("h100x8", [tuple(range(8))]),
@@ -47,7 +48,7 @@ def test_islands_are_what_the_board_joins(recorded, profile, wanted):
     assert recorded(profile).islands == tuple(wanted)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("profile", "width"),
     [("h100x8", 18), ("a100x8", 12), ("b200x8", 18), ("gb200x4", 18), ("a100x4-pcie", 12)],
 )

@@ -6,7 +6,6 @@ import re
 from itertools import combinations
 from xml.etree import ElementTree as ET
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
@@ -16,6 +15,7 @@ from gpufleet.node.smi_topology import PCIE, parse
 from gpufleet.node.topology_svg import LINK, PALE, RED, svg
 from gpufleet.node.topology_text import describe_gpus, island_heading, render_topology
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 TOPO = ROOT / "tests/data/topo"
 
@@ -50,7 +50,7 @@ def words(page: ET.Element, colour: str | None = None) -> list[str]:
 # --- in a terminal
 
 
-@pytest.mark.parametrize("name", SAMPLES)
+@each_row("name", SAMPLES)
 def test_eight_gpus_fit_80_columns(name):
     """Rather, all that does not fold: sentences may."""
     whole = render_topology(sample(name)).plain.splitlines()
@@ -68,7 +68,7 @@ def test_sixteen_gpus_fit_100_columns():
     assert printed(node) == render_topology(node).plain.splitlines()
 
 
-@pytest.mark.parametrize("name", SAMPLES)
+@each_row("name", SAMPLES)
 def test_the_matrix_is_the_one_that_was_pasted(name):
     """Read back from the picture by its columns."""
     node = sample(name)
@@ -96,7 +96,7 @@ def test_many_equally_near_nics_are_counted():
     assert any("+3 more NODE" in line for line in printed(Interconnect("n", (0,), {}, nics=nics)))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "line"),
     [
         ("hgx-h100", "NVLink island 0-7: 8 GPUs, NV18"),
@@ -163,9 +163,7 @@ def test_many_frames_are_stacked():
     assert float(drawn(many()).get("width")) < 1100
 
 
-@pytest.mark.parametrize(
-    "node", [*map(sample, SAMPLES), wide(), many()], ids=lambda node: node.name
-)
+@each_row("node", [*map(sample, SAMPLES), wide(), many()], ids=lambda node: node.name)
 def test_the_drawing_has_every_gpu_once_and_inside_its_page(node):
     page = drawn(node)
 

@@ -17,6 +17,7 @@ from gpufleet.settings.serving_settings import Served
 from gpufleet.sizing.fit import size
 from gpufleet.sizing.options import Sizing
 from tests.support.models import described
+from tests.support.rows import each_row
 
 GIB = 1 << 30
 H100X8 = Kind("NVIDIA H100 80GB HBM3", 81559, (9, 0), (8,), "0.32.0")
@@ -95,7 +96,7 @@ def chosen(*arguments, **others):
 # Objectives
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("objective", "weights_gib", "expected"),
     [
         # 71.3 GiB of budget, 2 of them for the start: beside 60 GiB of weights 9.3 GiB are left.
@@ -312,7 +313,7 @@ def test_flags_that_take_memory_reach_the_sizing():
 # Real models
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "kind", "objective", "expected"),
     [
         # Weights alone are 65.7 GiB of 73.3 on each of two: room for one short request, not more.
@@ -331,7 +332,7 @@ def test_real_models_are_divided_as_one_would(name, kind, objective, expected):
     assert found.chosen.division == expected
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "kind", "changes"),
     [
         ("meta-llama--Meta-Llama-3.1-70B", H100X8, {"tensor_parallel": 2, "concurrency": 64}),

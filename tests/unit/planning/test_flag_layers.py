@@ -18,6 +18,7 @@ from gpufleet.planning.flag_layers import YOURS, LayeredFlag
 from gpufleet.planning.stage import Stage
 from gpufleet.settings.serving_settings import OLDEST_VLLM, Served
 from gpufleet.versions import numbers
+from tests.support.rows import each_row
 
 SUPPORTED = [one for one in schema.versions() if schema.sort_key(one) >= OLDEST_VLLM]
 NEEDS = {"multi-lora": {"lora-modules": ["a=/srv/a"], "max-lora-rank": 16}}
@@ -40,8 +41,8 @@ def layered(*names: str, about: Subject | None = None, **more) -> dict[str, Laye
     return {each.name: each for each in found}
 
 
-@pytest.mark.parametrize("name", presets.names())
-@pytest.mark.parametrize("version", SUPPORTED)
+@each_row("name", presets.names())
+@each_row("version", SUPPORTED)
 def test_every_release_takes_what_a_preset_sets_for_it(name, version):
     found = layered(name, about=subject(vllm=version), flags=NEEDS.get(name, {}))
     assert found
@@ -75,7 +76,7 @@ def test_a_release_without_the_flag_is_left_alone():
     assert "gpu-memory-utilization" not in older
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("about", "sets"),
     [
         (subject(), True),
@@ -89,7 +90,7 @@ def test_what_depends_on_gpu_or_model_is_left_out_where_that_is_not_known(about,
     assert ("kv-cache-dtype" in layered("memory-constrained", about=about)) is sets
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("model", "tools", "thoughts"),
     [
         ("Qwen/Qwen3-32B", "hermes", "qwen3"),

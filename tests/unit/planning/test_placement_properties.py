@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 from itertools import combinations
 
-import pytest
 import yaml
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -21,6 +20,7 @@ from gpufleet.planning.stage import Running
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.sizing import fit
 from tests.support.models import described
+from tests.support.rows import each_row
 
 VLLM = {"version": "0.32.0", "lock": "locks/vllm.txt", "api_key_file": "secrets/api-key"}
 CARDS = {
@@ -502,8 +502,8 @@ def test_the_explanation_names_every_candidate_and_its_reason(fleet):
     }
 
 
-@pytest.mark.parametrize("profile", ["h100x8", "a100x4-pcie", "gb200x4", "l40sx8", "b200x8"])
-@pytest.mark.parametrize("objective", ["balanced", "latency", "throughput", "memory"])
+@each_row("profile", ["h100x8", "a100x4-pcie", "gb200x4", "l40sx8", "b200x8"])
+@each_row("objective", ["balanced", "latency", "throughput", "memory"])
 def test_recorded_nodes_take_as_many_as_fit(recorded, profile, objective):
     """On real layouts: nothing breaks a rule, and no room for another replica is left."""
     machines = [recorded(profile, "gpu-01"), recorded(profile, "gpu-02")]

@@ -20,6 +20,7 @@ from gpufleet.planning.stage import Running
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Served
 from tests.support.models import described
+from tests.support.rows import each_row
 
 VLLM = {"version": "0.32.0", "lock": "locks/vllm.txt", "api_key_file": "secrets/api-key"}
 
@@ -216,7 +217,7 @@ def test_an_island_comes_before_pcie():
 # Hardware as it is
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("profile", "size", "expected"),
     [
         pytest.param("h100x8", 2, [(0, 1), (2, 3), (4, 5), (6, 7)], id="one-island-two-sockets"),
@@ -839,7 +840,7 @@ def test_a_further_replica_leaves_the_port_that_another_model_declares():
     assert [move.why for move in found.moves] == ["port 8001 cannot stay, it is 8002 now"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("port", "kept"),
     [
         pytest.param(8003, True, id="as-if-replicas-before-it-had-stopped"),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from gpufleet.planning.ports import Endpoint, assign_ports
 from gpufleet.planning.stage import Stage
 from gpufleet.settings.node_settings import NodeSettings
+from tests.support.rows import each_row
 
 VLLM = {"version": "0.33.0", "lock": "locks/vllm.txt", "listen": "127.0.0.1"}
 
@@ -45,7 +44,7 @@ def stage(rank=0, balancing="external", nodes=2, gpus=8, **changes):
     )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("found", "listens", "completes"),
     [
         (stage(0), range(8000, 8009), range(8000, 8008)),

@@ -23,6 +23,7 @@ from gpufleet.planning.stage import Running
 from gpufleet.settings.node_settings import NodeSettings
 from tests.support.checkout import ROOT
 from tests.support.models import described
+from tests.support.rows import each_row
 from tests.unit.node.test_cluster_network import nic
 from tests.unit.planning.test_placement_properties import told
 from tests.unit.planning.test_planner import declare, machine, model
@@ -77,7 +78,7 @@ def running_of(found):
 # Over how many nodes
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("nodes", "asked", "count", "gpus"),
     [
         pytest.param(fleet(4), {"tensor_parallel": 16}, 2, 8, id="group-of-two-nodes"),
@@ -166,8 +167,8 @@ def test_pcie_is_nearer_than_the_network():
     assert "set `allow_pcie: true`" in problem
 
 
-@pytest.mark.parametrize("name", [LLAMA, DEEPSEEK])
-@pytest.mark.parametrize("objective", ["balanced", "latency", "throughput", "memory"])
+@each_row("name", [LLAMA, DEEPSEEK])
+@each_row("objective", ["balanced", "latency", "throughput", "memory"])
 def test_no_group_is_cut_unasked(name, objective):
     """Whatever is looked for: over nodes without a number there are pipelines at most."""
     asked = {"tensor_parallel": None, "objective": objective, "context": 8192}
@@ -179,8 +180,8 @@ def test_no_group_is_cut_unasked(name, objective):
             assert not [each for each in considered.candidates if each.division.spans_nodes]
 
 
-@pytest.mark.parametrize("objective", ["balanced", "latency", "throughput", "memory"])
-@pytest.mark.parametrize(("count", "data", "over"), [(4, 32, 4), (8, 32, 4), (8, 8, 1)])
+@each_row("objective", ["balanced", "latency", "throughput", "memory"])
+@each_row(("count", "data", "over"), [(4, 32, 4), (8, 32, 4), (8, 8, 1)])
 def test_engines_that_are_asked_for_take_no_more_nodes_than_hold_them(objective, count, data, over):
     """Wider engines would fit on more nodes: whatever is looked for, however many there are."""
     found = planned(
@@ -235,7 +236,7 @@ def test_a_rack_is_sized_by_who_gets_the_tokens_of_its_72_engines(recorded):
 # What is refused
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("nodes", "asked", "found", "write"),
     [
         pytest.param(
@@ -326,7 +327,7 @@ def test_the_nearest_that_is_named_fits_the_model():
 # NVLink over nodes
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("cliques", "replicas", "nodes", "said"),
     [
         pytest.param(

@@ -14,13 +14,12 @@ import pytest
 from gpufleet.remote import payload
 from gpufleet.remote.payload import Payload
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 ON_NODE = ROOT / "src/gpufleet/on_node"
 
 
-@pytest.mark.parametrize(
-    "shown", [repr, str, "{}".format, "{!r:>40}".format, "%s".__mod__, lambda p: f"{[p]}"]
-)
+@each_row("shown", [repr, str, "{}".format, "{!r:>40}".format, "%s".__mod__, lambda p: f"{[p]}"])
 def test_no_way_of_printing_shows_what_travels(shown):
     """pyinfra prints the arguments of facts with -v and --debug; parameters may be secrets."""
     text = shown(Payload("hunter2\n"))
@@ -174,7 +173,7 @@ FILES = sorted(
 )
 
 
-@pytest.mark.parametrize("name", FILES)
+@each_row("name", FILES)
 def test_whatever_a_program_imports_travels_along_and_nothing_else(name: str) -> None:
     wanted, unread = set(), {name}
     while unread:

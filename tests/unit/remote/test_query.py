@@ -212,7 +212,6 @@ def check(tmp_path):
             env={**os.environ, **environment},
             capture_output=True,
             text=True,
-            timeout=60,
             check=False,
         )
 

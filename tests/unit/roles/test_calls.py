@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from pyinfra.api.arguments import AllArguments
 
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 GLOBAL = {*AllArguments.__annotations__, "name"}
 FILES = [
@@ -70,7 +70,7 @@ def mistake(call: ast.Call, function: Callable[..., Any]) -> str:
     return ""
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@each_row("path", FILES, ids=lambda path: path.stem)
 def test_every_call_has_arguments_that_its_function_takes(path: Path) -> None:
     assert [said for call, function in calls(path) if (said := mistake(call, function))] == []
 

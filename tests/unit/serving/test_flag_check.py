@@ -11,7 +11,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import yaml
 
 from gpufleet.errors import FleetError
@@ -22,6 +21,7 @@ from gpufleet.serving.unit import lines, render_unit
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import OLDEST_VLLM, Served, Vllm
 from gpufleet.settings.variables import Origin
+from tests.support.rows import each_row
 
 STAGE = Stage(
     model="llama",
@@ -67,14 +67,14 @@ def judged(settings, origins=None):
     return (), remarks
 
 
-@pytest.mark.parametrize("version", SUPPORTED)
-@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@each_row("version", SUPPORTED)
+@each_row("device", ["cuda", "cpu"])
 def test_what_we_add_ourselves_is_known_to_every_release_that_may_be_declared(version, device):
     """An operator could not put right what we write: no release refuses it or remarks on it."""
     assert judged(node(version, device=device)) == ((), ())
 
 
-@pytest.mark.parametrize("version", SUPPORTED)
+@each_row("version", SUPPORTED)
 def test_a_switch_that_is_off_is_spelt_as_every_release_takes_it(version):
     """0.33 hides the form --no-x from its help; an operator wrote `false` and is told nothing."""
     assert judged(node(version, flags={"enable-prefix-caching": False})) == ((), ())
@@ -191,7 +191,7 @@ def test_a_name_that_only_this_release_lacks_is_named_with_what_it_has_instead()
     assert "`--force-eager`" in found.refused[0]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "words",
     [
         ("--kv-cache-dtype", "fp8"),

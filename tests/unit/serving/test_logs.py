@@ -12,6 +12,7 @@ from gpufleet.planning.stage import Stage
 from gpufleet.serving.logs import Journals, format_lines, parse_since
 from gpufleet.serving.unit import render_unit
 from gpufleet.settings.serving_settings import Served, Vllm
+from tests.support.rows import each_row
 
 KEY = "f3a9c1d2e4b5a697"
 STAGE = Stage("llama", 0, "gpu-01", (0,), ("GPU-5f1c",), 8000, 1)
@@ -233,7 +234,7 @@ def test_a_node_that_does_not_answer_costs_its_own_lines_only():
     assert "b: no answer within 30 s" in journals.notes[0]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "broken",
     [
         {},
@@ -310,7 +311,7 @@ def test_a_look_is_bounded(lines):
         Journals("llama-0", lines, {})
 
 
-@pytest.mark.parametrize("text", ["llama", "", "-n1", "a b-0", "--x", "../x-0"])
+@each_row("text", ["llama", "", "-n1", "a b-0", "--x", "../x-0"])
 def test_what_names_no_replica_never_reaches_a_node(text):
     with pytest.raises(FleetError):
         Journals(text, 10, {})
@@ -320,7 +321,7 @@ def test_a_unit_names_its_replica():
     assert Journals("vllm-llama-0.service", 10, {}).replica == "llama-0"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "wanted"),
     [
         (None, {}),

@@ -8,6 +8,7 @@ import pytest
 
 from gpufleet.serving.readiness import State, likely_cause, messages, progress, relevant, verdict
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 DATA = ROOT / "tests/data"
 JOURNAL = (DATA / "journal-missing-library.txt").read_text().splitlines()
@@ -47,7 +48,7 @@ def test_ready_is_a_completion_of_the_planned_model_and_a_refused_stranger() -> 
     assert judge(ANSWERS)[0] is State.READY
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("change", "says"),
     [
         ({"completion_error": {"error": "refused"}}, "a completion fails: refused"),

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from gpufleet.node.cluster_network import Network
 from gpufleet.planning.flag_layers import LayeredFlag
 from gpufleet.planning.stage import Group, Running, Stage
 from gpufleet.serving import unit
 from gpufleet.serving.restarts import find_restarts
 from gpufleet.settings.node_settings import NodeSettings
+from tests.support.rows import each_row
 
 STAGE = Stage(
     model="llama",
@@ -39,7 +38,7 @@ def started(stage=STAGE, version="0.32.0", **flags):
     return Running("llama", 0, "gpu-01", stage.gpu_uuids, 8000, 0, f"{version}-1a2b", tuple(lines))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("running", "wanted", "stage", "says"),
     [
         (started(seed=1), settings(seed=1), STAGE, {}),

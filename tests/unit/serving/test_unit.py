@@ -31,6 +31,7 @@ from gpufleet.serving.unit import (
 from gpufleet.settings.serving_settings import Served, Vllm
 from gpufleet.templates import TEMPLATES
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 GOLDEN = ROOT / "tests/data/vllm.service"
 STAGE = Stage(
@@ -116,7 +117,6 @@ def test_systemd_finds_nothing_wrong(tmp_path, device):
         ["systemd-analyze", "verify", "--man=no", unit],
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
 
@@ -135,7 +135,6 @@ def test_the_sandbox_keeps_its_strength(tmp_path):
         env={**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:"},
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
 
@@ -267,7 +266,7 @@ def test_equal_wishes_have_equal_fingerprints():
     assert one == two
 
 
-@pytest.mark.parametrize(
+@each_row(
     "changed",
     [
         pytest.param(render(model(flags={"seed": 1})), id="flag"),
@@ -315,7 +314,7 @@ def test_the_model_comes_first():
     )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value", "words"),
     [
         pytest.param(True, ("--flag",), id="true"),
@@ -440,7 +439,7 @@ WORDS = st.text(st.characters(exclude_categories=["Cs", "Cn"], exclude_character
 )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value", "quoted"),
     [
         ("--max-model-len", "--max-model-len"),
@@ -461,7 +460,7 @@ def test_words_are_quoted_as_systemd_reads_them(value, quoted):
     assert systemd_quote(value) == quoted
 
 
-@pytest.mark.parametrize("value", ["a\0", "\ud800", "\ufdd0", "\ufffe", "\U0010ffff"])
+@each_row("value", ["a\0", "\ud800", "\ufdd0", "\ufffe", "\U0010ffff"])
 def test_what_systemd_cannot_say_is_refused(value):
     """It would drop the variable, or pass the escape as text, and start the process anyway."""
     with pytest.raises(ValueError, match="systemd cannot say"):
@@ -553,7 +552,6 @@ def launch(tmp_path, key=None):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=20,
         check=False,
     )
 

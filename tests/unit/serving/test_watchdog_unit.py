@@ -124,7 +124,6 @@ def test_systemd_takes_every_line_of_the_unit(tmp_path: Path) -> None:
         ["systemd-analyze", "verify", "--man=no", unit],
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
     assert [line for line in done.stderr.splitlines() if watchdog_unit.SERVICE in line] == []
@@ -150,7 +149,6 @@ def test_it_is_one_file_that_refuses_a_configuration_that_is_none(tmp_path: Path
             [sys.executable, "-IB", file, configuration],
             capture_output=True,
             text=True,
-            timeout=30,
             check=False,
         )
         assert done.returncode == 2

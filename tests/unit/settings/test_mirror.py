@@ -10,6 +10,7 @@ from gpufleet.errors import FleetError
 from gpufleet.settings import node_variables, variables
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.parse import SettingsError, parse_settings, parse_written
+from tests.support.rows import each_row
 
 VENDOR = "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64"
 BASE = "http://mirror.lan:8080/gpu"
@@ -115,7 +116,7 @@ def test_offline_names_every_address_that_is_not_the_mirror_s():
     assert "PyPI" in found["vllm"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("flags", "refused"),
     [
         pytest.param({"otlp-traces-endpoint": "http://trace.example:4317"}, True, id="elsewhere"),

@@ -7,6 +7,7 @@ import pytest
 from gpufleet.errors import FleetError
 from gpufleet.settings import node_variables
 from gpufleet.settings.variables import Origin
+from tests.support.rows import each_row
 
 PLACE = Origin("group_vars/all.yml", 3)
 
@@ -35,7 +36,7 @@ def test_a_variable_of_pyinfras_is_taken_where_its_connector_has_it(
     assert check(node, key, value) == ""
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("node", "key", "value", "said"),
     [
         ("gpu-01", "docker_identifier", "abc", "docker_identifier: no setting has this name"),

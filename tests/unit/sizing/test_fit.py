@@ -16,6 +16,7 @@ from gpufleet.sizing.architectures.description import ModelFiles, describe
 from gpufleet.sizing.fit import size, smallest_gpus
 from gpufleet.sizing.options import AUTO_LENGTH, NEWEST, Options
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 MODELS = ROOT / "tests/data/models"
 GIB = 1 << 30
@@ -93,8 +94,8 @@ def test_a_start_that_was_logged():
     assert found.largest_max_model_len == 131_072
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("memory", [20.0, 24.0])
+@each_row("name", NAMES)
+@each_row("memory", [20.0, 24.0])
 def test_given_the_caches_bytes_nothing_is_estimated(name, memory):
     """Tokens follow from the bytes, whatever the GPU and its utilization are."""
     asked = options(gpu_memory_gib=1000.0, kv_cache_memory_bytes=int(memory * GIB))
@@ -119,7 +120,7 @@ def test_the_caches_bytes_may_be_more_than_the_gpu_has():
     assert "--kv-cache-memory-bytes" in found.reasons[0]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_row("name", NAMES)
 def test_with_more_memory_no_first_then_near_the_edge_then_yes(name):
     """A verdict within the estimate's error of the limit is never a fit, and never certain."""
     verdicts = []
@@ -132,7 +133,7 @@ def test_with_more_memory_no_first_then_near_the_edge_then_yes(name):
     assert changes == [(False, "certain"), (False, "near the edge"), (True, "certain")]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_row("name", NAMES)
 def test_every_no_has_a_reason(name):
     for step in range(10, 100, 7):
         found = size(model(name), options(gpu_memory_gib=float(step)))
@@ -170,8 +171,8 @@ def test_auto_takes_the_longest_that_starts():
     assert 0 < found.max_model_len < 131_072
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("gpu", ["L4", "H100"])
+@each_row("name", NAMES)
+@each_row("gpu", ["L4", "H100"])
 def test_the_smallest_number_of_gpus_fits_and_half_of_it_does_not(name, gpu):
     asked = options(gpu)
     fewest = smallest_gpus(model(name), asked)
@@ -228,7 +229,7 @@ def test_a_newer_release_is_counted_as_the_newest_known_with_twice_the_error():
     assert any("newer than what is known" in reason for reason in newer.reasons)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("given", "says"),
     [
         ({"vllm": (0, 7, 3)}, "--vllm 0.7.3: releases before 0.8"),
@@ -304,8 +305,8 @@ def test_a_model_of_few_layers_is_not_divided_further_than_its_layers():
     assert found.smallest_gpus is None
 
 
-@pytest.mark.parametrize("gpu", [15.0, 22.0, 39.4])
-@pytest.mark.parametrize("length", [None, 8192])
+@each_row("gpu", [15.0, 22.0, 39.4])
+@each_row("length", [None, 8192])
 def test_every_change_that_is_proposed_makes_it_start(gpu, length):
     """A flag with its value as it stands in the sentence, and nothing else, is a certain fit."""
     description = model("Qwen--Qwen3-32B-FP8")
@@ -320,7 +321,7 @@ def test_every_change_that_is_proposed_makes_it_start(gpu, length):
         assert size(description, changed).fits, flag
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "wrong"),
     [
         ("microsoft--Phi-3.5-MoE-instruct", {"num_key_value_heads": 0}),
@@ -378,7 +379,7 @@ def test_fewer_tokens_than_sequences_lower_the_sequences_since_0_10_1():
     assert found.max_num_seqs == 512
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("given", "says"),
     [
         ({"gpu_memory_gib": float("nan")}, "--gpu-memory-gib nan"),

@@ -25,6 +25,7 @@ from gpufleet.sizing.architectures.components import (
 from gpufleet.sizing.kv_bytes import Layout, kv_dtype
 from gpufleet.sizing.kv_cache import GIB, CacheReport, cache, largest_max_model_len
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 DATA = ROOT / "tests/data"
 ORACLE = json.loads(lzma.decompress((DATA / "kv_oracle.json.xz").read_bytes()))
@@ -97,7 +98,7 @@ def layout(release: str, case: Case) -> Layout:
     )
 
 
-@pytest.mark.parametrize("release", ORACLE["releases"])
+@each_row("release", ORACLE["releases"])
 def test_blocks_tokens_and_refusals_are_those_that_the_release_logs(release: str) -> None:
     wrong = {}
     for number, said in enumerate(ORACLE["releases"][release]):
@@ -142,7 +143,7 @@ def compared(release: str, report: CacheReport, said: Case) -> Case:
     return found
 
 
-@pytest.mark.parametrize("release", ["0.10.2", "0.13.0", "0.16.0", "0.24.0", "0.33.0"])
+@each_row("release", ["0.10.2", "0.13.0", "0.16.0", "0.24.0", "0.33.0"])
 def test_the_longest_length_starts_and_one_token_more_does_not(release: str) -> None:
     for case in ORACLE["cases"]:
         asked = layout(release, case)
@@ -243,7 +244,7 @@ def test_speculation_of_a_hybrid_is_as_logged() -> None:
     assert f"{report.max_concurrency:.2f}" == "27.81"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("said", "requested", "vllm", "wanted"),
     [
         ({}, "auto", (0, 33, 0), "auto"),

@@ -12,6 +12,7 @@ from gpufleet.sizing.architectures.components import CompressedCache
 from gpufleet.sizing.kv_bytes import Kind, Layout, compressed_pages
 from gpufleet.sizing.kv_cache import CacheReport, cache
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 RECORD = json.loads((ROOT / "tests/data/kv_compressed.json").read_text())
 ASKED = [
@@ -45,7 +46,7 @@ def report(release: str, number: int) -> CacheReport:
     return cache(asked, case["available"][0])
 
 
-@pytest.mark.parametrize(("release", "number"), ASKED)
+@each_row(("release", "number"), ASKED)
 def test_it_is_what_the_releases_own_code_says(release: str, number: int) -> None:
     """Blocks, tokens and concurrency, or the refusal with its figures, to the digit."""
     said, found = RECORD["releases"][release][number], report(release, number)

@@ -21,6 +21,7 @@ from gpufleet.sizing.architectures.quantization_scheme import FP8, NVFP4, Quanti
 from gpufleet.sizing.launch_rules.rules import FLAGS, Choice, Refused, refusals, without
 from tests.support import start_up
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 MODELS = ROOT / "tests/data/models"
 ORACLE = ROOT / "tests/data/models_oracle.json.xz"
@@ -137,7 +138,7 @@ def test_a_refusal_is_a_sentence_that_names_what_to_change(
         assert one.setting in FLAGS
 
 
-@pytest.mark.parametrize("name", sorted(described()))
+@each_row("name", sorted(described()))
 def test_no_release_that_serves_a_model_refuses_it_whole_on_a_hopper(name: str) -> None:
     """A published checkpoint on one GPU that has everything: nothing is to be refused."""
     found = described()[name]
@@ -159,7 +160,7 @@ def built() -> dict[str, dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("name", sorted(built().keys() & described().keys()))
+@each_row("name", sorted(built().keys() & described().keys()))
 def test_tensor_parallelism_is_refused_where_vllm_s_classes_are_not_built(name: str) -> None:
     """Rank 0 of 1, 2, 4 and 8 was built, or raised, in tests/data/models_oracle.py."""
     found = described()[name]
@@ -175,7 +176,7 @@ def test_tensor_parallelism_is_refused_where_vllm_s_classes_are_not_built(name: 
     assert refused == {"1", "2", "4", "8"} - built()[name]["tp"].keys()
 
 
-@pytest.mark.parametrize("log", start_up.logs(), ids=str)
+@each_row("log", start_up.logs(), ids=str)
 def test_no_published_start_is_refused(log: start_up.Log) -> None:
     """What others' servers loaded, on the GPU and with the flags of their logs, is not refused."""
     flags = log.flags
@@ -202,7 +203,7 @@ def test_no_published_start_is_refused(log: start_up.Log) -> None:
 # -- the rules, one by one -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "choice", "rule", "setting", "nearest"),
     [
         pytest.param("Qwen2-7B", Choice(tensor=8), "attention-heads", "tensor", 4, id="28-heads"),
@@ -303,7 +304,7 @@ def test_a_quantization_group_stays_on_one_gpu(weights: str) -> None:
     assert "quantization-group" in asked("Qwen2.5-7B-Instruct", Choice(tensor=4), quantization=wide)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("weights", "tensor", "vllm", "refused"),
     [
         pytest.param("compressed int4", 4, NEWEST, True, id="compressed-tensors"),
@@ -335,7 +336,7 @@ def test_auto_round_is_served_under_either_name(vllm: tuple[int, ...]) -> None:
     assert asked("Llama-3.1-8B", Choice(), vllm=vllm, quantization=weights) == {}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("flag", "gpu", "vllm", "rules"),
     [
         pytest.param("fp8", HOPPER, (0, 30, 0), set(), id="fp8-until-0.30"),
@@ -369,7 +370,7 @@ def test_compressed_tensors_blocks_are_checked_in_merged_projections() -> None:
     assert asked("Llama-3.2-1B", choice, quantization=QUANTIZED["fp8 in blocks"]) == {}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("weights", "gpu", "vllm", "least"),
     [
         pytest.param("fp8", TURING, (0, 13, 0), (8, 0), id="fp8-on-turing-once"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpufleet.sizing import kv_cache
+from tests.support.rows import each_row
 from tests.support.start_up import (
     GIB,
     ROUNDING,
@@ -45,7 +46,7 @@ def test_there_are_enough_logs() -> None:
     assert bands == {"0.8 to 0.10", "0.11 to 0.15", "0.16 to 0.20", "0.21 to 0.27", "0.28 to 0.33"}
 
 
-@pytest.mark.parametrize("log", LOADED_LOGS, ids=ids)
+@each_row("log", LOADED_LOGS, ids=ids)
 def test_the_weights_are_what_loading_takes(log: Log) -> None:
     """The largest rank weighs what `Model loading took` says, within 2 %."""
     assert log.loaded_gib is not None
@@ -54,7 +55,7 @@ def test_the_weights_are_what_loading_takes(log: Log) -> None:
     assert abs(weight / log.loaded_gib - 1) <= LOADED, f"{weight:.2f} for {log.loaded_gib} GiB"
 
 
-@pytest.mark.parametrize("log", CACHE_LOGS, ids=ids)
+@each_row("log", CACHE_LOGS, ids=ids)
 def test_tokens_and_concurrency_follow_from_the_memory(log: Log) -> None:
     """From the memory that the log prints follow its tokens and its concurrency, to the digit."""
     least, most = cached(log, -ROUNDING), cached(log, ROUNDING)
@@ -68,7 +69,7 @@ def test_tokens_and_concurrency_follow_from_the_memory(log: Log) -> None:
         assert concurrency <= most.max_concurrency + ROUNDING
 
 
-@pytest.mark.parametrize("log", REFUSED_LOGS, ids=ids)
+@each_row("log", REFUSED_LOGS, ids=ids)
 def test_a_refusal_is_foretold_with_its_numbers(log: Log) -> None:
     """Where vLLM refused to start, so is it said, with what is needed and what would start."""
     refusal = log.refusal
@@ -95,7 +96,7 @@ def test_more_sequences_than_blocks_for_their_states_are_refused(log: Log) -> No
     assert any(f"--max-num-seqs {sizing.max_num_seqs}: " in reason for reason in sizing.reasons)
 
 
-@pytest.mark.parametrize("log", WHOLE_LOGS, ids=ids)
+@each_row("log", WHOLE_LOGS, ids=ids)
 def test_no_certain_verdict_is_wrong(log: Log) -> None:
     """What started is never certain not to fit, and what did not is never said to fit."""
     sizing = sized(log)

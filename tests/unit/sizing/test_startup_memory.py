@@ -16,6 +16,7 @@ from gpufleet.sizing.startup_memory import (
     start_memory,
 )
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 DATA = ROOT / "tests/data"
 H100 = {"gpu_memory_gib": 79.19, "compute_capability": (9, 0)}
@@ -30,7 +31,7 @@ def model(name, **changes):
     return describe(ModelFiles(document["config"] | changes))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("vllm", "gpu", "sequences", "tokens"),
     [
         pytest.param((0, 8, 3), H100, 1024, 8192, id="0.8.3: Hopper"),
@@ -75,7 +76,7 @@ def test_no_more_sequences_than_tokens_and_no_more_tokens_than_sequences_hold():
     assert short.max_num_batched_tokens == 400
 
 
-@pytest.mark.parametrize(
+@each_row(
     "release",
     [each for each in schema.versions() if schema.sort_key(each) >= FIRST],
 )
@@ -205,7 +206,7 @@ def test_eager_execution_captures_no_graphs():
     assert start_memory(llama.architecture, llama.config, run).cuda_graphs.bytes == 0
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "vllm", "second"),
     [
         ("Qwen--Qwen3-8B", (0, 21, 0), False),

@@ -249,8 +249,12 @@ class Facts:
     def end(self) -> None:
         """Kill what is still out; write down who outlives that, and what is known."""
         self.watch.stop()
-        time.sleep(0.02 if any(map(is_missing, self.answers.values())) else 0)
-        still = {name: each for name, each in self.asked.items() if lives(each)}
+        until = time.monotonic() + END_SECONDS
+        still = self.asked
+        while still and (still := {name: each for name, each in still.items() if lives(each)}):
+            if time.monotonic() > until:
+                break
+            time.sleep(0.02)
         keep("stuck.json", {**self.stuck, **still})
         keep("known.json", {
             name: answer for name, answer in self.answers.items()
@@ -258,6 +262,8 @@ class Facts:
         })  # fmt: skip
 
 
+END_SECONDS = 2
+"""A killed process of a busy node ends within that; who is still there is stuck in the kernel."""
 REMEMBERED = ("disk", "fabric_manager", "gpus", "xids")
 
 

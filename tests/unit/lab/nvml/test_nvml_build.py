@@ -7,6 +7,7 @@ import pytest
 
 from gpufleet.errors import FleetError
 from lab import nvml
+from tests.support.rows import each_row
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def keys_of(profile):
     return {re.sub(r"^gpu\.(\*|\d+)\.", "", key) for key in keys}
 
 
-@pytest.mark.parametrize("name", nvml.profiles())
+@each_row("name", nvml.profiles())
 def test_every_key_of_a_profile_is_documented(name):
     """A key that no document knows is a typing mistake: the library would never read it."""
     assert {key for key in keys_of(nvml.profile(name)) if not documented(key)} == set()

@@ -136,7 +136,6 @@ def test_its_own_version_is_told_unopened(node: Callable[[str], Node]) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=20,
         env={
             **os.environ,
             "LD_LIBRARY_PATH": str(here.machine.library.parent),
@@ -172,7 +171,6 @@ print(json.dumps(found))
             capture_output=True,
             text=True,
             check=True,
-            timeout=20,
             env=environment,
         )
         answers: list[list[object]] = json.loads(run.stdout)

@@ -255,7 +255,6 @@ class Running:
         subprocess.run(
             [sys.executable, "-IB", archive, when, *(self.folder / at for at in _PLACES)],
             check=True,
-            timeout=60,
         )
 
     def state(self, do: str = "show", *servers: str) -> GatewayState:
@@ -271,7 +270,6 @@ class Running:
             input=text.encode(),
             capture_output=True,
             check=True,
-            timeout=60,
         )
         return parse_gateway_state(json.loads(done.stdout))
 

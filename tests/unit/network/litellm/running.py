@@ -77,7 +77,6 @@ def certificate(folder: Path) -> Path:
         ],
         check=True,
         capture_output=True,
-        timeout=60,
     )
     made.write_bytes(made.read_bytes() + (folder / "key.pem").read_bytes())
     return made

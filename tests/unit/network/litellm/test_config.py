@@ -22,6 +22,7 @@ from gpufleet.serving.unit import UnitFile
 from gpufleet.settings.litellm_settings import COMPROMISED, Litellm
 from gpufleet.settings.parse import SettingsError, parse_settings
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 from tests.unit.network.gateway.test_config import OPEN, Node, fleet
 
 LOCK = ROOT / "locks/litellm-1.106.2.txt"
@@ -118,7 +119,7 @@ def test_an_entry_that_only_computes_prompts_has_no_name() -> None:
     assert front["models"] == ["llama"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("wanted", "said"),
     [
         ({"models": {"a": {"parameters": {"temperature": "0.2"}}}}, "temperature: input should be"),
@@ -213,7 +214,7 @@ def test_no_key_is_in_what_it_reads() -> None:
     assert model["litellm_params"]["api_key"] == f"os.environ/{litellm.KEY_VARIABLE}"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("wanted", "url", "networks"),
     [
         ({}, "http://127.0.0.1:8443", ("localhost",)),

@@ -17,7 +17,9 @@ from gpufleet.on_node.common.forked import ANSWER_BYTES, Watch, Watched
 def test_a_question_that_ended_itself_before_its_parent_looked_ran_out_of_time():
     """A parent that is kept waiting by a busy node must not call the deadline a crash."""
     question = Watched(lambda: time.sleep(60), 0.1)
-    time.sleep(1.8)  # its own alarm comes after 1 s
+    process = Path(f"/proc/{question.pid}")
+    while lives(process):  # its own alarm comes after 1 s
+        time.sleep(0.05)
     while question.receive():
         pass
     assert question.result() == {"missing": "timeout", "seconds": 0.1}

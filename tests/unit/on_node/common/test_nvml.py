@@ -32,7 +32,6 @@ def test_what_the_binding_never_calls_is_not_loaded_for_it_and_is_there_for_othe
         ],
         capture_output=True,
         text=True,
-        timeout=60,
         check=True,
     )
     assert done.stdout.splitlines() == ["False False", "libc.so.6"]

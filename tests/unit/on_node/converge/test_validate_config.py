@@ -31,7 +31,6 @@ def proven(files: dict[str, str], *argv: str | Path, hidden: tuple[str, ...] = (
         input=text.encode(),
         capture_output=True,
         check=True,
-        timeout=60,
     )
     return json.loads(done.stdout)["error"]
 

@@ -48,7 +48,6 @@ def transact(plan: Plan, root: Path, *, lock_seconds: int = 5) -> Run:
         [sys.executable, "-I", "-"],
         input=program.encode(),
         capture_output=True,
-        timeout=120,
         check=False,
     )
     return Run(done.returncode, done.stdout.decode(), done.stderr.decode())
@@ -113,7 +112,6 @@ class Debian:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
         )
         assert not check or done.returncode == 0, done.stderr
         return done.stdout

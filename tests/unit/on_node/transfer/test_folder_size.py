@@ -31,7 +31,6 @@ def looked(folder: Path, tree: str | None = None, token_file: Path | None = None
         [sys.executable, "-I", "-"],
         input=program.encode(),
         capture_output=True,
-        timeout=30,
         check=True,
     )
     document: dict[str, Any] = json.loads(done.stdout)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from gpufleet.on_node.watchdog.dump import without_secrets
+from tests.support.rows import each_row
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("word", "shown"),
     [
         ('{"token":"abc"}', '{"token":"<hidden>"}'),

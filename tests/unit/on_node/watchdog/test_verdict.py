@@ -20,6 +20,7 @@ from gpufleet.on_node.watchdog.verdict import (
     observe,
 )
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 SECONDS = 30.0
 RECORDED = ROOT / "tests/data/vllm-0.32.0.metrics"
@@ -133,7 +134,7 @@ def test_a_unit_that_does_not_run_is_down() -> None:
     assert verdicts[-1].kind == "down"
 
 
-@pytest.mark.parametrize("jump", [PAUSE_SECONDS + 1, 3600.0, 1e9, -1.0, -3600.0])
+@each_row("jump", [PAUSE_SECONDS + 1, 3600.0, 1e9, -1.0, -3600.0])
 def test_after_a_pause_of_its_own_it_counts_anew(jump: float) -> None:
     """It was stopped, the machine was suspended, or a clock jumped: nobody looked in between."""
     frozen = list(every_second(0, 30, {"0": engine(5)}, asked=("0",)))

@@ -14,6 +14,7 @@ from gpufleet.planning.stage import Group
 from gpufleet.serving import unit
 from gpufleet.settings.node_settings import NodeSettings
 from tests.support.planned import machine, planned
+from tests.support.rows import each_row
 from tests.unit.planning.multinode.test_launch import HCAS, stages
 
 LOCK = "vllm==0.33.0\ndeep-ep==1.2.1\n"
@@ -137,7 +138,7 @@ def test_a_backend_that_exchanges_nothing_needs_no_package():
     assert said(stages(2, 8, tensor=16, expert=True), flags=flags, lock="vllm==0.33.0") == ()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("backend", "rdma", "domains", "sentence"),
     [
         (None, [0], {}, "m-0: its experts lie on 2 nodes, and gpu-02 has no RDMA: every layer"),

@@ -22,6 +22,7 @@ from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Served
 from tests.support.models import described
 from tests.support.planned import machine, planned
+from tests.support.rows import each_row
 from tests.unit.node.test_cluster_network import nic
 
 LLAMA = "meta-llama--Meta-Llama-3.1-8B"
@@ -308,7 +309,7 @@ def test_a_cpu_hands_nothing_over(lock):
     assert any("`vllm.device` is cpu on d" in each for each in found)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("prefill", "decode", "release", "model", "refused"),
     [
         (8, 4, "0.33.0", LLAMA, "nothing is refused"),  # as many ranks as KV heads
@@ -373,7 +374,7 @@ def test_every_replica_of_a_side_divides_its_context_over_all_of_its_ranks():
         check_divisions(found, Pairs({"d": "p"}), layers, {"d": described(DEEPSEEK)})
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("prefill", "decode", "differ"),
     [
         ({"method": "mtp"}, {"method": "mtp", "num_speculative_tokens": 3}, False),

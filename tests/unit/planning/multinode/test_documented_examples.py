@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import pytest
-
 from gpufleet.flags import schema
 from gpufleet.flags.check import check
 from gpufleet.fleet.assessment import Assessment
@@ -29,6 +27,7 @@ from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import OLDEST_VLLM, Vllm
 from tests.support.checkout import ROOT
 from tests.support.planned import machine, planned
+from tests.support.rows import each_row
 
 PAGE = ROOT / "docs/plan/multi-node-examples.md"
 SUPPORTED = [one for one in schema.versions() if schema.sort_key(one) >= OLDEST_VLLM]
@@ -192,7 +191,7 @@ def block(name: str) -> str:
     return "\n\n".join(shown(name, stage) for stage in ends(name))
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@each_row("name", EXAMPLES)
 def test_an_example_is_planned_over_all_its_nodes(name):
     stages = plan(name).plan.stages
 
@@ -201,8 +200,8 @@ def test_an_example_is_planned_over_all_its_nodes(name):
     assert plan(name).remarks == ()
 
 
-@pytest.mark.parametrize("version", SUPPORTED)
-@pytest.mark.parametrize("name", EXAMPLES)
+@each_row("version", SUPPORTED)
+@each_row("name", EXAMPLES)
 def test_every_release_takes_what_an_example_starts(name, version):
     """Word by word as the ranks' program would start it, in that release's own parser."""
     if "a server an engine" in name and schema.sort_key(version) < (0, 22):

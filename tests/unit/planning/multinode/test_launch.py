@@ -28,6 +28,7 @@ from gpufleet.planning.multinode.launch import (
 from gpufleet.planning.stage import Stage
 from gpufleet.serving import unit
 from gpufleet.settings.serving_settings import OLDEST_VLLM, PLANNED_ARGUMENTS, Served, Vllm
+from tests.support.rows import each_row
 
 SUPPORTED = [one for one in schema.versions() if schema.sort_key(one) >= OLDEST_VLLM]
 NEWEST = SUPPORTED[-1]
@@ -221,8 +222,8 @@ OTHER_SHAPES = {
 ALL = EXAMPLES | OTHER_SHAPES
 
 
-@pytest.mark.parametrize("version", SUPPORTED)
-@pytest.mark.parametrize("name", ALL)
+@each_row("version", SUPPORTED)
+@each_row("name", ALL)
 def test_every_release_takes_the_command_line_of_every_rank(name, version):
     replica, model, hcas = ALL[name]
     known = schema.load(version)
@@ -238,9 +239,7 @@ def test_every_release_takes_the_command_line_of_every_rank(name, version):
         assert [str(each) for each in problems if each.refuses] == []
 
 
-@pytest.mark.parametrize(
-    "version", [each for each in SUPPORTED if schema.sort_key(each) >= (0, 22)]
-)
+@each_row("version", [each for each in SUPPORTED if schema.sort_key(each) >= (0, 22)])
 def test_one_process_with_a_server_an_engine_is_taken_where_it_exists(version):
     replica = stages(2, 8, data=16, expert=True)
     model = served(data_parallel=16, data_parallel_balancing="external")
@@ -390,7 +389,7 @@ def test_every_engine_is_on_exactly_one_node(shape):
     assert found == list(range(engines))
 
 
-@pytest.mark.parametrize("name", ALL)
+@each_row("name", ALL)
 def test_what_listens_is_known_without_the_networks_too(name):
     replica, model, hcas = ALL[name]
 
@@ -485,7 +484,7 @@ def refusal(replica, model, **more):
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("replica", "model", "more", "said"),
     [
         (
@@ -549,7 +548,7 @@ def test_what_cannot_be_is_refused_with_what_to_write(replica, model, more, said
     assert said in refusal(replica, model, **more)
 
 
-@pytest.mark.parametrize("name", ALL)
+@each_row("name", ALL)
 def test_a_flag_that_is_set_here_is_refused_from_an_operator(name):
     replica, model, hcas = ALL[name]
     ours = {flag for rank in arranged(replica, model, hcas=hcas, ray=RAY) for flag in rank.flags}

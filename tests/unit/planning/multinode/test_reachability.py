@@ -20,6 +20,7 @@ from gpufleet.planning.multinode.reachability import (
     exchange_parameters,
     preflight_parameters,
 )
+from tests.support.rows import each_row
 
 NODES = ("gpu-01", "gpu-02", "gpu-03")
 PORTS = 16 + 1
@@ -211,7 +212,7 @@ def test_a_line_that_loses_much_is_not_taken_for_a_firewall(came, why, said):
     assert said in problem
 
 
-@pytest.mark.parametrize(
+@each_row(
     "answer",
     [
         {},

@@ -31,6 +31,7 @@ from gpufleet.sizing.options import Options
 from gpufleet.sizing.rank_weights import Sharding
 from gpufleet.sizing.weights import weight_bytes
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 SMALL = json.loads((ROOT / "tests/data/small_models.json").read_text())
 RANKS = [(name, int(tensor)) for name, record in SMALL.items() for tensor in record["tp"]]
@@ -49,7 +50,7 @@ def config(name: str, **changes: Any) -> dict[str, Any]:
     return {key: value for key, value in changed.items() if key not in changes or value is not None}
 
 
-@pytest.mark.parametrize(("name", "tensor"), RANKS)
+@each_row(("name", "tensor"), RANKS)
 def test_a_rank_holds_what_vllms_own_class_holds(name: str, tensor: int) -> None:
     """Divided, replicated and padded as vLLM's layers do, to the megabyte."""
     expected = SMALL[name]["tp"][str(tensor)]["allocated"]
@@ -62,7 +63,7 @@ def test_a_rank_holds_what_vllms_own_class_holds(name: str, tensor: int) -> None
     assert abs(found.bytes - expected) <= LEFT_OUT_TABLES.get(name, LEFT_OUT)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "tensor"),
     # DeepSeek V4's pages stand in test_kv_groups.py: a model built alone has no block yet.
     [(name, tensor) for name, tensor in RANKS if name != "deepseek 4"],
@@ -97,7 +98,7 @@ def add(found: dict[str, list[int]], kind: str, size: int) -> None:
     found[kind] = [layers + 1, total + size]
 
 
-@pytest.mark.parametrize("name", SMALL)
+@each_row("name", SMALL)
 def test_a_config_without_its_sizes_is_refused_by_the_key(name: str) -> None:
     """What a size follows from is never guessed: the key that is missing is named."""
     for key in ("vocab_size", "num_attention_heads"):
@@ -111,7 +112,7 @@ def test_a_config_without_its_sizes_is_refused_by_the_key(name: str) -> None:
             architecture(config(name, **{key: None}))
 
 
-@pytest.mark.parametrize("name", SMALL)
+@each_row("name", SMALL)
 def test_equal_layers_are_one_object(name: str) -> None:
     """What follows from a layer is worked out once for all that are like it."""
     layers = architecture(config(name)).layers
@@ -119,14 +120,14 @@ def test_equal_layers_are_one_object(name: str) -> None:
     assert len({id(layer) for layer in layers}) == len(set(layers))
 
 
-@pytest.mark.parametrize("name", ["afmoe", "laguna", "exaone moe", "qwen 3.5", "granite 4"])
+@each_row("name", ["afmoe", "laguna", "exaone moe", "qwen 3.5", "granite 4"])
 def test_a_list_of_layers_that_ends_early_is_refused(name: str) -> None:
     """A layer that the config says nothing of has no kind."""
     with pytest.raises(FleetError, match="layer_types"):
         architecture(config(name, layer_types=SMALL[name]["config"]["layer_types"][:3]))
 
 
-@pytest.mark.parametrize("name", [name for name in SMALL if name != "nemotron 3"])
+@each_row("name", [name for name in SMALL if name != "nemotron 3"])
 def test_more_layers_than_any_model_has_are_refused(name: str) -> None:
     """A slip of the pen in a count takes neither the memory nor the time of a fleet's plan."""
     counts = {"num_hidden_layers", "num_layers", "n_layers"} & set(SMALL[name]["config"])
@@ -157,8 +158,8 @@ def test_draft_layers_are_not_the_models_own() -> None:
     assert len(with_drafts.draft_layers) == 1
 
 
-@pytest.mark.parametrize("name", ["qwen 3.5", "nemotron 3 with a draft"])
-@pytest.mark.parametrize("pattern", ["mtp", "mtp*", "mtp.layers.0*", "re:^mtp.*", "model.mtp*"])
+@each_row("name", ["qwen 3.5", "nemotron 3 with a draft"])
+@each_row("pattern", ["mtp", "mtp*", "mtp.layers.0*", "re:^mtp.*", "model.mtp*"])
 def test_a_draft_that_the_checkpoint_leaves_as_it_is_takes_all_its_bytes(
     name: str, pattern: str
 ) -> None:

@@ -7,11 +7,12 @@ import pytest
 from gpufleet.sizing.architectures.max_length import max_model_len
 from gpufleet.sizing.architectures.registry import architecture
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 MODELS = ROOT / "tests/data/models"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "length"),
     [
         ("meta-llama--Meta-Llama-3.1-8B", 131072),
@@ -30,7 +31,7 @@ def test_published_models(name, length):
     assert max_model_len(json.loads((MODELS / f"{name}.json").read_text())["config"]) == length
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("scaling", "release", "length"),
     [
         pytest.param({"rope_type": "linear", "factor": 4.0}, (0, 33), 16384, id="linear"),

@@ -13,8 +13,6 @@ import json
 import lzma
 from functools import cache
 
-import pytest
-
 from gpufleet.sizing import kv_cache
 from gpufleet.sizing.architectures.components import StateCache
 from gpufleet.sizing.architectures.description import Description, ModelFiles, describe
@@ -22,6 +20,7 @@ from gpufleet.sizing.kv_bytes import Kind, Layout, caches, kv_dtype, pages, stat
 from gpufleet.sizing.rank_weights import Sharding
 from gpufleet.sizing.weights import layer_ranges, weight_bytes
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 DATA = ROOT / "tests/data"
 FACTS = {path.stem: json.loads(path.read_text()) for path in sorted((DATA / "models").glob("*"))}
@@ -107,7 +106,7 @@ def test_forty_architectures_are_held_against_somebody_elses_count():
     assert all(FACTS[name]["published"]["source"] for name in PUBLISHED)
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@each_row("name", PUBLISHED)
 def test_parameters_are_those_that_are_published(name: str):
     """A config alone gives as many parameters as the checkpoint is known to have."""
     published = FACTS[name]["published"]
@@ -121,7 +120,7 @@ def test_parameters_are_those_that_are_published(name: str):
     assert off(found, published["parameters"]) <= allowed
 
 
-@pytest.mark.parametrize(("name", "tensor"), CACHED)
+@each_row(("name", "tensor"), CACHED)
 def test_a_token_takes_as_much_cache_as_by_hand(name: str, tensor: int):
     """KV bytes of one more token of a long context are exact."""
     found = kv_cache.cache(layout(name, tensor), 1 << 40).bytes_per_token_per_gpu
@@ -129,7 +128,7 @@ def test_a_token_takes_as_much_cache_as_by_hand(name: str, tensor: int):
     assert found == FACTS[name]["kv_bytes_per_token"]["tp"][str(tensor)]
 
 
-@pytest.mark.parametrize(("name", "tensor"), WEIGHED)
+@each_row(("name", "tensor"), WEIGHED)
 def test_a_rank_weighs_what_vllms_own_classes_weigh(name: str, tensor: int):
     """What tensor parallelism divides, pads and copies, and what a quantization packs."""
     description = described(name)
@@ -144,7 +143,7 @@ def test_a_rank_weighs_what_vllms_own_classes_weigh(name: str, tensor: int):
     assert off(found.bytes, ORACLE[name]["tp"][str(tensor)]["allocated"]) <= allowed(name)
 
 
-@pytest.mark.parametrize("name", DIVIDED)
+@each_row("name", DIVIDED)
 def test_expert_parallelism_divides_what_vllms_own_classes_divide(name: str):
     """Whole experts on each of 8 ranks, and the rest as tensor parallelism has it."""
     description = described(name)
@@ -159,7 +158,7 @@ def test_expert_parallelism_divides_what_vllms_own_classes_divide(name: str):
     assert off(found.bytes, ORACLE[name]["ep"]["8"]["allocated"]) <= allowed(name)
 
 
-@pytest.mark.parametrize("name", STAGED)
+@each_row("name", STAGED)
 def test_pipeline_stages_hold_what_vllms_own_stages_hold(name: str):
     """Layers, embeddings, head and tower are on the stages on which vLLM has them."""
     description = described(name)
@@ -175,19 +174,19 @@ def test_pipeline_stages_hold_what_vllms_own_stages_hold(name: str):
         assert off(stage.bytes, held["allocated"]) <= allowed(name)
 
 
-@pytest.mark.parametrize("name", ORACLE)
+@each_row("name", ORACLE)
 def test_the_longest_context_is_the_one_that_vllm_derives(name: str):
     """Rope scaling, windows and the rest of the config give vLLM's own `--max-model-len`."""
     assert described(name).architecture.max_model_len == ORACLE[name]["max_model_len"]
 
 
-@pytest.mark.parametrize("name", ORACLE)
+@each_row("name", ORACLE)
 def test_the_dtype_is_the_one_that_vllm_takes(name: str):
     """`--dtype auto` on a GPU that has bfloat16."""
     assert described(name).architecture.dtype == ORACLE[name]["dtype"]
 
 
-@pytest.mark.parametrize(("name", "tensor"), RANKS)
+@each_row(("name", "tensor"), RANKS)
 def test_layers_cache_what_vllms_own_layers_ask_for(name: str, tensor: int):
     """As many layers of each kind, and as many bytes, as vLLM's layers say of themselves."""
     assert cached(layout(name, tensor)) == ORACLE[name]["tp"][str(tensor)]["cache"]

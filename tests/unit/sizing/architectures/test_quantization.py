@@ -8,6 +8,7 @@ from gpufleet.errors import FleetError
 from gpufleet.sizing.architectures.quantization import online_quantization, quantization
 from gpufleet.sizing.architectures.quantization_scheme import Quantization, Scheme
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 MODELS = ROOT / "tests/data/models"
 Q = "model.layers.3.self_attn.q_proj"
@@ -24,7 +25,7 @@ def group(targets=("Linear",), **weights):
     return {"config_groups": {"group_0": {"targets": list(targets), "weights": weights}}}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("keys", "scheme"),
     [
         pytest.param(
@@ -178,7 +179,7 @@ def test_each_method_keeps_weights_as_its_kernels_do(keys, scheme):
     assert found.scheme_of("lm_head", head=True) is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("ignored", "kept", "quantized"),
     [
         (["model.layers.3.mlp.up_proj"], UP, Q),
@@ -324,7 +325,7 @@ def test_a_model_without_quantization_has_none():
     assert quantization({"architectures": ["LlamaForCausalLM"]}) is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("keys", "sentence"),
     [
         ({"quant_method": "gguf"}, "the quantization 'gguf'"),
@@ -349,7 +350,7 @@ def test_what_is_not_known_is_refused_by_name(keys, sentence):
         said(**keys)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("method", "release", "quantizes"),
     [
         ("fp8", (0, 19, 0), True),

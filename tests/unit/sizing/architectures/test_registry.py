@@ -15,6 +15,7 @@ from gpufleet.sizing.rank_weights import Sharding
 from gpufleet.sizing.weights import weight_bytes
 from tests.support.checkout import ROOT
 from tests.support.known_models import PAGE, page
+from tests.support.rows import each_row
 
 MODELS = ROOT / "tests/data/models"
 LLAMA = {
@@ -163,13 +164,13 @@ def test_a_missing_key_is_named(key):
         architecture({each: value for each, value in LLAMA.items() if each != key})
 
 
-@pytest.mark.parametrize("value", ["many", -1, 1.5, True, [1], {}])
+@each_row("value", ["many", -1, 1.5, True, [1], {}])
 def test_a_number_of_another_kind_is_refused(value):
     with pytest.raises(FleetError, match="`hidden_size` is"):
         architecture({**LLAMA, "hidden_size": value})
 
 
-@pytest.mark.parametrize("name", sorted(builders()))
+@each_row("name", sorted(builders()))
 def test_no_builder_breaks_on_a_config_that_says_nothing(name):
     """Whatever is missing, an operator reads a sentence."""
     with pytest.raises(FleetError):
@@ -195,7 +196,7 @@ def changed(read, path, value):
 MISSING = object()
 
 
-@pytest.mark.parametrize(
+@each_row(
     "name",
     [
         "Qwen--Qwen2.5-VL-7B-Instruct",
@@ -265,7 +266,7 @@ CLIP = {
 CLIP_LAYER = 4 * 1024 * 1024 + 2 * 1024 * 4096 + 9 * 1024 + 4096
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("published", "unloaded", "config"),
     [
         pytest.param(

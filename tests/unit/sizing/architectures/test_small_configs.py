@@ -2,19 +2,18 @@
 
 import json
 
-import pytest
-
 from gpufleet.sizing.architectures.registry import architecture
 from gpufleet.sizing.rank_weights import Sharding
 from gpufleet.sizing.weights import weight_bytes
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 RECORD = json.loads((ROOT / "tests/data/families.json").read_text())
 FAMILIES = RECORD["families"]
 VLLM = tuple(int(part) for part in RECORD["vllm"].split("."))
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@each_row("name", FAMILIES)
 def test_the_whole_model_has_as_many_numbers(name):
     """
     To the last one.
@@ -37,8 +36,8 @@ def test_the_whole_model_has_as_many_numbers(name):
     assert model.parameters + padded + 24 * biases == family["parameters"]["1"]
 
 
-@pytest.mark.parametrize("tensor", [1, 2, 4])
-@pytest.mark.parametrize("name", FAMILIES)
+@each_row("tensor", [1, 2, 4])
+@each_row("name", FAMILIES)
 def test_a_rank_has_as_many_numbers(name, tensor):
     """Which weights are divided, and which each rank has whole: within 512 bytes a tensor."""
     family = FAMILIES[name]

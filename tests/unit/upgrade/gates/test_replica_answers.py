@@ -21,6 +21,7 @@ from gpufleet.settings.upgrade_settings import Golden
 from gpufleet.upgrade.gates import baseline
 from gpufleet.upgrade.gates.baseline import Answer, Counters, Observation, Question
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 KEY = "f3a9c1d2e4b5a697"
 RECORDED = ROOT / "tests/unit/monitoring/recorded/vllm-0.32.0.txt"
@@ -56,7 +57,7 @@ class Server(BaseHTTPRequestHandler):
         elif self.style == "ill":
             self.say(500, json.dumps({"error": {"message": f"the engine died, key {KEY}"}}))
         elif self.style == "hangs" or (self.style == "hung" and len(self.asked) == 2):
-            time.sleep(5)
+            time.sleep(600)  # its client has to give up
         else:
             self.say(200, json.dumps({"choices": [self.choice(body)]}))
 
@@ -189,7 +190,7 @@ def test_a_server_that_hangs_is_not_asked_further_and_has_a_deadline(
 ) -> None:
     """Before a change once more, for there would be nothing to compare with; after it never."""
     monkeypatch.setattr(Server, "style", "hangs")
-    answers = look(times=times, prompt_seconds=0.5).answers["llama-0"]
+    answers = look(times=times, prompt_seconds=1.5).answers["llama-0"]
 
     assert all("timed out" in each.error for said in answers.values() for each in said)
     assert [len(said) for said in answers.values()] == [times, times]
@@ -202,7 +203,7 @@ def test_one_answer_that_did_not_come_costs_no_baseline(
 ) -> None:
     """The second prompt hangs once; what came instead is said to each question in its place."""
     monkeypatch.setattr(Server, "style", "hung")
-    answers = look(times=times, prompt_seconds=0.5).answers["llama-0"]
+    answers = look(times=times, prompt_seconds=3).answers["llama-0"]
 
     assert [bool(each.error) for said in answers.values() for each in said] == errors
     assert answers[PROMPTS[0]][0].text == PROMPTS[0][::-1]
@@ -245,7 +246,7 @@ def test_an_alertmanager_that_is_not_there_is_a_problem(look: Look) -> None:
     assert "gpu-01" in seen.alerts.problems[0]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "said",
     [
         "gpu-01 did not answer",

@@ -10,6 +10,7 @@ from gpufleet.upgrade.plan.capacity import recheck, refusals, remaining_capacity
 from gpufleet.upgrade.plan.wave import Group, Wave
 from gpufleet.upgrade.plan.wave_plan import plan_waves
 from gpufleet.upgrade.plan.waves import waves
+from tests.support.rows import each_row
 from tests.unit.upgrade.fleets import group, load, replicas
 
 
@@ -19,7 +20,7 @@ def refused(groups, loads, settings=None, **more):
     return refusals(made, loads, settings, **more)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("shares", "headroom", "keep", "needs"),
     [
         ([0.55, 0.6, 0.5, 0.6], 0.85, 1, 3),  # 2.25 / 0.85 = 2.65

@@ -8,6 +8,7 @@ from gpufleet.formatting import format_duration
 from gpufleet.upgrade.plan.duration import Estimate, estimate, load_seconds
 from gpufleet.upgrade.plan.wave import Group, Wave
 from gpufleet.upgrade.run.journal_entry import Entry
+from tests.support.rows import each_row
 from tests.unit.upgrade.fleets import group
 
 
@@ -101,7 +102,7 @@ def test_of_a_group_with_several_replicas_each_model_has_its_own_time():
     assert load_seconds([journal((1, "ready", "tiny-0", said))]) == {"tiny": 44.0, "wide": 60}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("seconds", "said"),
     [(0, "0 s"), (59.6, "1 min"), (61, "1 min 1 s"), (3600, "1 h"), (7260, "2 h 1 min")],
 )

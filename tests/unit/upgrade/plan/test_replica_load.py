@@ -9,6 +9,7 @@ from gpufleet.node.topology import Gpu, Node
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.upgrade.plan.replica_load import loads, most_running, read, remarks
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 from tests.unit.upgrade.fleets import load, runs
 
 RECORDED = ROOT / "tests/unit/monitoring/recorded"
@@ -71,7 +72,7 @@ def test_the_engines_of_a_server_are_added_and_their_caches_averaged():
     assert found.kv_usage == pytest.approx(0.4)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text", ["", "<html>502</html>", page().replace("kv_cache", "gpu_cache"), page("NaN"), page(-1)]
 )
 def test_what_is_no_page_of_vllms_is_not_known_and_never_idle(text):

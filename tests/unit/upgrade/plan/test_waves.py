@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,6 +9,7 @@ from gpufleet.settings.upgrade_settings import Upgrade
 from gpufleet.upgrade.plan import capacity
 from gpufleet.upgrade.plan.wave import Group
 from gpufleet.upgrade.plan.waves import size_of, waves
+from tests.support.rows import each_row
 from tests.unit.upgrade.fleets import group, load, replicas
 
 
@@ -35,7 +35,7 @@ def test_without_a_canary_the_first_wave_is_of_the_first_size():
     assert not found[0].canary
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("size", "groups", "is_"),
     [("25%", 10, 2), ("5%", 10, 1), ("100%", 7, 7), ("33%", 3, 1), (4, 2, 4)],
 )

@@ -24,6 +24,7 @@ from gpufleet.upgrade.report.text import report_text
 from gpufleet.upgrade.run.journal_entry import WORDS, Entry
 from gpufleet.upgrade.run.state_machine import Driver
 from gpufleet.upgrade.run.upgrade_journal import Journal
+from tests.support.rows import each_row
 from tests.unit.upgrade.simulated import ME, Fleet, Node, SimulatedActions, Unit
 
 BEGAN = 1_795_350_000.0
@@ -163,7 +164,7 @@ def test_latencies_of_before_and_after_stand_beside_each_other() -> None:
     assert report(WHOLE).groups[1].replicas[0].after is None
 
 
-@pytest.mark.parametrize("until", range(len(WHOLE) + 1))
+@each_row("until", range(len(WHOLE) + 1))
 def test_of_a_journal_that_is_cut_off_anywhere_there_is_a_report(until: int) -> None:
     """Of one that is being written, or whose writer was killed."""
     found = report(WHOLE[:until])

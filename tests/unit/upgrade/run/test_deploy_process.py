@@ -33,7 +33,6 @@ def test_what_a_node_said_before_it_failed_is_quoted_with_its_operation(tmp_path
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
     )
     assert done.returncode == 1
