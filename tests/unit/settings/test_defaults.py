@@ -113,3 +113,14 @@ def test_a_lock_is_found_from_the_projects_root_wherever_the_command_was_typed(
     assert names["b"].lock == "locks/none.txt"
     assert names["c"] is None
     assert found["a"].from_root(Path.cwd()) is found["a"]
+
+
+def test_a_nodes_variables_are_values_with_their_origins_and_an_address() -> None:
+    found = checked(a={"gpus": {"count": 1}, "ssh_hostname": "192.0.2.1"}, b={})
+
+    assert found["a"].values == {"gpus": {"count": 1}, "ssh_hostname": "192.0.2.1"}
+    assert {key: origin.file for key, origin in found["a"].origins.items()} == {
+        "gpus": "a.yml",
+        "ssh_hostname": "a.yml",
+    }
+    assert [found[name].address for name in "ab"] == ["192.0.2.1", "b"]
