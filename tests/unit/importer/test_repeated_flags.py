@@ -20,3 +20,11 @@ def test_of_a_flag_given_twice_the_last_is_kept_and_a_person_decides() -> None:
     assert "is given 2 times" in str(note)
     assert "only `c.d` is kept" in str(note)
     assert note.decide
+
+
+def test_a_setting_of_ours_that_nobody_knows_the_value_of_is_no_flag_instead() -> None:
+    found = imported("vllm serve /m --served-model-name $NAME --seed 7")
+
+    (served,) = found.settings["serving"].values()
+    assert served["flags"] == {"seed": 7}
+    assert "set `served_name` yourself" in told(found)
