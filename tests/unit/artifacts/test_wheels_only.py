@@ -14,7 +14,6 @@ from uv import find_uv_bin
 
 from gpufleet.artifacts.release import Program, Release, build_script, release
 from gpufleet.settings.serving_settings import Vllm
-from lab.wheelhouse import _write_wheel
 
 BACKEND = """
 from pathlib import Path

@@ -20,8 +20,8 @@ from gpufleet.planning.stage import Stage
 from gpufleet.serving import unit, unit_environment
 from gpufleet.serving.unit import (
     LAUNCHER,
-    VARIABLES,
     MIDDLEWARE,
+    VARIABLES,
     drop_in,
     render_unit,
     stop_seconds,
