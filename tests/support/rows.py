@@ -58,6 +58,8 @@ def each_row(
                 pytest.skip(f"all {skipped} rows are skipped")
             if failed:
                 lines = "\n".join(failed).replace("\n", "\n    ")
+                # A report travels as UTF-8.
+                lines = lines.encode(errors="backslashreplace").decode()
                 raise AssertionError(
                     f"{len(failed)} of {len(named)} rows failed:\n    {lines}"
                 ) from first

@@ -231,7 +231,7 @@ def _some_or_fit(value: Any) -> Any:
 class Served(Setting):
     """One model and how much of the nodes that declare it it gets."""
 
-    free_text: ClassVar = frozenset({"arguments", "environment"})
+    free_text: ClassVar = frozenset({"environment", "flags"})
 
     model: Annotated[
         str,
