@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -94,12 +95,17 @@ def wheels() -> Path:
             draft = folder.with_name(f".{folder.name}.new")
             if draft.exists():
                 forget(draft)
-            # The nodes' Python chooses their wheels.
+            # The nodes' Python chooses their wheels. Here it may be a later patch than there: take
+            # along what earlier patches need.
+            wanted = Path(venv) / "wanted.txt"
+            wanted.write_text(
+                re.sub(r" ; python_full_version < '3\.11\.\d+'", "", LOCK.read_text())
+            )
             run(wheelhouse._node_python(), "-m", "venv", venv, limit=60)
             download = (f"{venv}/bin/python", "-m", "pip", "download", "--quiet", "--no-deps")
             run(
                 *(*download, "--require-hashes", "--only-binary=:all:"),
-                *(f"--dest={draft}", f"--requirement={LOCK}"),
+                *(f"--dest={draft}", f"--requirement={wanted}"),
                 limit=900,
             )
             draft.rename(folder)

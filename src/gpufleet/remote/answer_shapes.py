@@ -93,7 +93,7 @@ class Seen(TypedDict):
     key_error: NotRequired[str]
     models: NotRequired[list[str | None]]
     models_error: NotRequired[Http]
-    without_key: NotRequired[Count | None]
+    without_key: NotRequired[dict[str, Count | None]]
     completion_error: NotRequired[Http]
 
 
