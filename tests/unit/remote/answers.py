@@ -66,7 +66,7 @@ SEEN = {
     "journal": ["INFO one", "ERROR two"],
     "health": {"status": 200, "body": ""},
     "models": ["tiny"],
-    "without_key": 401,
+    "without_key": {"GET /v1/models": 401, "POST /invocations": 401},
 }
 DEAD = {
     **SEEN,

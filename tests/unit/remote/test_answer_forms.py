@@ -46,7 +46,12 @@ STRANGE: tuple[Any, ...] = (
     {"schema": 1},
 )
 # Its output is read by pyinfra, and only whether it failed.
-NOT_READ = {"converge/place_files", "converge/repository_key", "packages/transaction"}
+NOT_READ = {
+    "converge/place_files",
+    "converge/repository_key",
+    "packages/transaction",
+    "transfer/place_model",
+}
 # It answers to `remote.session`, and what is no answer ends it.
 SESSION = {"remote/session"}
 

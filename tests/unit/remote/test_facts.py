@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import unicodedata
 
@@ -15,10 +16,15 @@ from gpufleet.checks.finding import Finding, GpuId, Report, Severity
 from gpufleet.checks.table import report_table
 from gpufleet.remote.facts import NodeSnapshot
 from gpufleet.sanitize import printable
+from tests.unit.remote.answers import ROWS
 
 
 def test_words_of_the_node_before_the_document_do_no_harm():
-    assert NodeSnapshot().process(["Authorized users only.", '{"schema": 1}']) == {"schema": 1}
+    document = next(row.answer for row in ROWS if row.program == "converge/snapshot")
+
+    said = NodeSnapshot().process(["Authorized users only.", json.dumps(document)])
+
+    assert said == document
 
 
 @pytest.mark.parametrize("output", [["Killed"], ["one", "two", "42"], ["[]"], []])
