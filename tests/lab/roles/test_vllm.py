@@ -12,8 +12,9 @@ FILES = {
     "/opt/vllm": "root:root 755",
     "/opt/vllm/locks": "root:root 755",
     "/opt/vllm/releases": "root:root 755",
-    "/var/lib/vllm": "vllm:vllm 755",
-    "/var/lib/vllm/models": "vllm:vllm 755",
+    "/var/lib/vllm": "root:root 755",
+    "/var/lib/vllm/models": "root:root 755",
+    "/usr/local/libexec/gpufleet/vllm-guard/gpufleet_guard.py": "root:root 644",
     "/usr/local/libexec/gpufleet/vllm-serve": "root:root 755",
     "/usr/local/libexec/gpufleet/vllm-rank": "root:root 755",
     "/run/gpufleet/started": "root:root 755",
@@ -35,7 +36,7 @@ def test_what_vllm_needs_is_installed(gpu_node: Host) -> None:
     assert packages(gpu_node, *PACKAGES).keys() == PACKAGES
 
 
-def test_releases_are_roots_and_models_are_the_accounts(gpu_node: Host) -> None:
+def test_releases_and_models_are_roots(gpu_node: Host) -> None:
     assert owners(gpu_node, *FILES) == FILES
     releases = gpu_node.file("/opt/vllm/releases").listdir()
     assert [each for each in releases if each.startswith(f"{NEW}-")]
