@@ -137,6 +137,7 @@ def mutant_of(after: str) -> Mutant:
     return Mutant("den/limit.py", 2, "low", after, f"def low(x):\n    {after}\n")
 
 
+@pytest.mark.slow
 def test_a_mutant_survives_where_no_test_fails_and_the_copy_is_as_it_was(copy: Path) -> None:
     module = copy / SOURCE / "den/limit.py"
     unchanged = module.read_bytes()
@@ -151,6 +152,7 @@ def test_a_mutant_survives_where_no_test_fails_and_the_copy_is_as_it_was(copy: P
     assert module.read_bytes() == unchanged
 
 
+@pytest.mark.slow
 def test_tests_that_take_too_long_are_ended_with_what_they_started(copy: Path) -> None:
     program = [sys.executable, "-c", "import time; time.sleep(600)", str(copy)]
     (copy / "tests/unit/den/test_limit.py").write_text(
