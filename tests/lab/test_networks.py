@@ -69,6 +69,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             "uv_lock": str(ROOT / "locks/uv.txt"),
             "api_key_file": str(fleet.state.dir / "secrets/api-key"),
             "cluster_key_file": str(fleet.state.dir / "secrets/cluster-key"),
+            "allow_unguarded_ports": True,
         },
         "serving": {
             "tiny": {

@@ -57,6 +57,7 @@ def write(fleet: Fleet, **tiny: Any) -> Release:
         "uv_lock": str(ROOT / "locks/uv.txt"),
         "api_key_file": str(secrets / "api-key"),
         "cluster_key_file": str(secrets / "cluster-key"),
+        "allow_unguarded_ports": True,
     }
     own = {
         "model": "/srv/tiny",
