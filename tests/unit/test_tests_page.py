@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 import click
@@ -86,3 +87,14 @@ def test_every_file_of_a_role_is_in_the_table() -> None:
     files = {each.name for each in (ROOT / "tests/lab/roles").glob("test_*.py")}
     named = {test.rpartition("/")[2] for _, _, test in rows("Roles") if "/roles/" in test}
     assert named == files
+
+
+def test_no_two_files_have_a_lab_of_one_name() -> None:
+    """Two workers would take each other's nodes away; files that share a lab import its id."""
+    names = [
+        name
+        for path in (ROOT / "tests/lab").rglob("*.py")
+        for name in re.findall(r'own_lab\("(\w+)"\)', path.read_text())
+    ]
+    assert len(names) > 20
+    assert sorted(names) == sorted(set(names))
