@@ -17,17 +17,17 @@ from collections.abc import Iterable
 from pathlib import Path
 
 LAST_FAILED = Path(".pytest_cache/v/cache/lastfailed")
-# Each of their tests takes the fleet as the one before has left it.
-IN_ORDER = ("tests/lab/test_walkthrough.py",)
+IN_ORDER = "tests/lab/"
+"""Where each test of a file takes the nodes as the one before has left them."""
 TESTS_FAILED = 1
 """pytest's exit status."""
 
 
 def to_retry(failed: Iterable[str]) -> list[str]:
-    """Return what has to run again for these tests, by their ids: files whose tests go in order
-    are run whole."""
-    whole = {name for name in IN_ORDER if any(test.startswith(name) for test in failed)}
-    return sorted({*whole, *(test for test in failed if not test.startswith(IN_ORDER))})
+    """Return what has to run again for these tests, by their ids: whole files of tests on nodes."""
+    return sorted(
+        {test.partition("::")[0] if test.startswith(IN_ORDER) else test for test in failed}
+    )
 
 
 def main(arguments: list[str]) -> int:

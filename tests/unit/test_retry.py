@@ -58,7 +58,13 @@ def test_a_landing_is_the_run_in_which_a_second_chance_passes() -> None:
     assert "export CI=1\n" in (ROOT / ".ci/run").read_text()
 
 
-def test_a_file_whose_tests_go_in_order_is_run_whole() -> None:
-    walk = "tests/lab/test_walkthrough.py"
-    failed = [f"{walk}::test_b", "tests/unit/test_a.py::test_c", f"{walk}::test_d"]
-    assert to_retry(failed) == [walk, "tests/unit/test_a.py::test_c"]
+def test_a_file_of_tests_on_nodes_is_run_whole() -> None:
+    """A later test of it has no node of its own."""
+    walk, role = "tests/lab/test_walkthrough.py", "tests/lab/roles/test_vllm.py"
+    failed = [
+        f"{walk}::test_b",
+        f"{role}::test_e",
+        "tests/unit/test_a.py::test_c",
+        f"{walk}::test_d",
+    ]
+    assert to_retry(failed) == [role, walk, "tests/unit/test_a.py::test_c"]

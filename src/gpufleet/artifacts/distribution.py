@@ -106,7 +106,7 @@ def plan_distribution(
     `looks` are theirs and those of others who may have it already: whoever has it gives it, the
     first of `wanting` before the first of the others; where none has it, the first makes it.
     `right` are the digests that it may have, by kind of node; None: any. A node with another one
-    gives it to nobody, and keeps it.
+    gives it to no other node, and keeps it.
     """
     alone = {
         node: said if isinstance(said := looks.get(node), str) else "it was not asked"

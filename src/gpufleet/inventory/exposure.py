@@ -46,7 +46,7 @@ def exposure_remarks(nodes: Iterable[NodeVars], root: Path) -> Iterator[str]:
             seen.add((key, str(origin)))
             if key == _STRICT and str(value).lower() not in {"yes", "true"}:
                 yield (
-                    f"{origin}: {key}: {value}: whoever answers at a node's address gets root's "
+                    f"{origin}: {key}: {value}: anyone who answers at a node's address gets root's "
                     "session and every secret of the run: remove it, and name the nodes' keys in "
                     "ssh_known_hosts_file (docs/configure/inventory.md)"
                 )

@@ -52,7 +52,7 @@ def certificate_problems(named: CertificateFiles, now: dt.datetime) -> list[str]
         private = load_pem_private_key(found[0] if found else b"", password=None)
     except TypeError:
         problems.append(
-            f"{named.setting}.key_file: {key_path} is encrypted, and nobody is there to unlock it "
+            f"{named.setting}.key_file: {key_path} is encrypted, and no one is there to unlock it "
             f"when the server starts: `openssl pkey -in {key_path}` writes it without"
         )
     except ValueError:

@@ -139,8 +139,8 @@ def _tell_unknown(state: State, artifact: Artifact, found: DistributionPlan) -> 
     told.update(names)
     if names:
         logger.warning(
-            "%s: %s is there with files that %s does not name, and is copied from there by nobody. "
-            "If no deploy of yours has built it, remove %s there and deploy again",
+            "%s: %s is there with files that %s does not name, and is not copied from there. "
+            "If none of your deploys has built it, remove %s there and deploy again",
             ", ".join(names),
             artifact.what,
             note,

@@ -1,7 +1,7 @@
 """What a node prints is held to the form of its program's answer before anything reads it.
 
 A node may be broken, run an older program or be hostile, and then prints any JSON. An answer that
-has not the form of its program becomes a sentence, as if the node had given none: whoever reads
+has not the form of its program becomes a sentence, as if the node had given none: anyone who reads
 the others finds the types that `answer_shapes` names.  Pure.
 """
 

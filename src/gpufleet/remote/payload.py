@@ -148,7 +148,7 @@ class Payload(str):
     __slots__ = ("brief", "name")
     brief: Payload | None
     name: str
-    """The program's, with what it is to do (`change/change look`); "" where it is none of ours."""
+    """The program's, with what it is to do (`change/change look`); "" for any other."""
 
     def __new__(cls, text: str, brief: Payload | None = None, name: str = "") -> Payload:
         found = super().__new__(cls, text)

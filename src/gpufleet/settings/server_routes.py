@@ -1,6 +1,6 @@
 """Settings that give a server routes which control it, or a way in past gpufleet's guard.  Pure.
 
-The guard (`on_node/serving/guard.py`) asks for the API key on every path. Whoever has the key of a
+The guard (`on_node/serving/guard.py`) asks for the API key on every path. Who has the key of a
 fleet is to use its models; what these routes do is more: `/collective_rpc` calls any method of the
 workers, `/update_weights` changes the model, `/pause` stops it. Which setting brings which route
 was read in vllm/entrypoints of 0.31.0 and 0.32.0.
@@ -44,8 +44,8 @@ def route_mistakes(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
         if control and not vllm.allow_control_routes:
             yield (
                 at,
-                f"gives servers {control}, by which whoever has the API key controls them: remove "
-                "it, or write `allow_control_routes: true` under `vllm`",
+                f"gives servers {control}, by which anyone who has the API key controls them: "
+                "remove it, or write `allow_control_routes: true` under `vllm`",
             )
         if vllm.api_key_file is not None and name in (PAST_FLAGS if is_flag else PAST_VARIABLES):
             yield (

@@ -150,14 +150,14 @@ class Vllm(Setting):
         bool,
         Field(
             description="Accept variables and flags that give servers routes which control them, "
-            "as VLLM_SERVER_DEV_MODE does: whoever has the API key may use those"
+            "as VLLM_SERVER_DEV_MODE does: anyone who has the API key may use those"
         ),
     ] = False
     allow_unguarded_ports: Annotated[
         bool,
         Field(
-            description="Accept replicas over nodes without `firewall`: whoever reaches the ports "
-            "between the nodes may run code there"
+            description="Accept replicas over nodes without `firewall`: anyone who reaches "
+            "the ports between the nodes may run code there"
         ),
     ] = False
     hf_token_file: Annotated[

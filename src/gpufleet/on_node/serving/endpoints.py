@@ -202,7 +202,7 @@ def endpoint(asked: dict[str, Any], unit: dict[str, str]) -> dict[str, Any]:
         }
         if asked.get("guarded"):
             # The same inference by a path that vLLM's own key leaves open. An empty request: where
-            # nobody refuses it, it computes nothing.
+            # no server refuses it, it computes nothing.
             said = request(asked["url"] + "/invocations", HEALTH_SECONDS, body={})
             seen["without_key"]["POST /invocations"] = said.get("status")
     if asked.get("completion"):

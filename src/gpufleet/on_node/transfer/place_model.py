@@ -19,7 +19,7 @@ Prints one JSON document {"schema": 1}; on a problem one sentence on stderr and 
 
 The parent is root's. What lies in the download's folder may be hostile: it is root's before its
 names are read, everything in it is opened through no link, and what is neither file nor directory
-is refused, as is a file that somebody still writes.
+is refused, as is a file that a program still writes.
 Python 3.8, standard library.
 """
 

@@ -7,7 +7,7 @@ Takes (`PARAMETERS`) an `action`:
   fetch     bring it, hand out what has come meanwhile, put it in place, hand it out until the end
 and
   directory, mark      the tree, and the file in it that says that it is whole
-  manifests            a directory for what was read of trees; of `look`: "": nobody asks for it
+  manifests            a directory for what was read of trees; of `look`: "": none
   leave_out            names at the tree's top that are this node's own, and no part of it
   python               of `look` and `describe`: the interpreter that a tree of this kind is made
                        for; "": any

@@ -1,8 +1,8 @@
 """Refuse replicas whose ports between nodes are open to everybody.  Pure.
 
 What vLLM, torch, Ray and NIXL say to each other between nodes is not authenticated, and some of it
-is pickles: whoever reaches those ports may run code as the user of vLLM. gpufleet's firewall keeps
-them for the nodes of the replica (`network/firewall.py`). Where it is off, somebody else has to,
+is pickles: anyone who reaches those ports may run code as vLLM's user. gpufleet's firewall keeps
+them for the nodes of the replica (`network/firewall.py`). Where it is off, something else has to,
 and the operator has to say so.
 """
 
@@ -36,7 +36,7 @@ def require_guarded_ports(
         found = exposed.setdefault((stage.id, key, at), set())
         found.update(node for node in nodes if _is_open(settings[node]))
     problems = [
-        f"{at}: {name} talks to other nodes by ports that ask for no key, where whoever reaches "
+        f"{at}: {name} talks to other nodes by ports that ask for no key, where anyone who reaches "
         f"them may run code, and {join_names(sorted(nodes))} {'has' if len(nodes) == 1 else 'have'}"
         " no `firewall`: write `firewall: {}`, or, where a network of their own or a firewall of "
         "yours keeps others out, `allow_unguarded_ports: true` under `vllm`"
