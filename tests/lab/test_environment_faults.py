@@ -97,9 +97,11 @@ def refused(run: Run, *words: str) -> str:
 
 
 def last_words(output: str) -> str:
-    """Return the lines of an output that name an error, shortened."""
-    lines = [line.strip() for line in output.splitlines() if "rror" in line or BROKEN in line]
-    return " / ".join(dict.fromkeys(lines[:3]))[:300]
+    """Return the last lines of an output that name an error, or else the node, shortened."""
+    lines = [line.strip() for line in output.splitlines()]
+    of_error = [line for line in lines if "rror" in line or "ead-only" in line]
+    found = dict.fromkeys(of_error or [line for line in lines if BROKEN in line])
+    return " / ".join(list(found)[-3:])[:300]
 
 
 # -- disks -----------------------------------------------------------------------------------------
@@ -133,7 +135,7 @@ def test_a_node_without_inodes_is_named_and_serves_on(fleet: OneRelease) -> None
         fleet.ssh(
             BROKEN,
             f"mkdir /tmp/kept && cp -a {home}/. /tmp/kept && "
-            f"mount -t tmpfs -o size=8M,nr_inodes=1k none {home} && "
+            f"mount -t tmpfs -o size=1G,nr_inodes=1k none {home} && "
             f"cp -a /tmp/kept/. {home} && rm -r /tmp/kept && "
             f"! (cd {home} && mkdir full && cd full && touch $(seq 1100)) 2>/dev/null",
         )
