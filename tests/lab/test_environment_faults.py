@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab import made_release
 from tests.lab.conftest import Run
 from tests.lab.faults import reached
-from tests.lab.upgrade_fleet import NEW, UpgradeFleet, upgrade_fleet
+from tests.lab.upgrade_fleet import GATEWAY, NEW, UpgradeFleet, upgrade_fleet
 from tests.lab.upgrade_load import Summary, summary
 from tests.lab.walk import RATE, UNI, UNI_FLAGS
 from tests.support.checkout import own_lab
@@ -203,6 +204,24 @@ def test_a_deploy_needs_no_name_service_where_nothing_is_downloaded(fleet: OneRe
     assert row.clients.failed == 0
 
 
+def test_a_wheel_that_is_not_the_locked_one_is_not_installed(fleet: OneRelease) -> None:
+    version = "0.32.7"
+    fleet.offer(version, made_release.SLOW)
+    for node in NODES:
+        fleet.ssh(
+            node, f"for each in {made_release.ON_NODE}/*{version}*.whl; do printf x >> $each; done"
+        )
+
+    def mend() -> None:
+        fleet.declare_release(NEW)
+
+    with broken(fleet, "a mirror serves a wheel that was changed", mend) as row:
+        fleet.declare_release(version)
+        row.said = refused(fleet.pyinfra("-y", seconds=900), "ash mismatch")
+        assert set(fleet.releases().values()) == {NEW}
+    assert row.clients.failed == 0
+
+
 # -- what ends -------------------------------------------------------------------------------------
 
 
@@ -212,20 +231,40 @@ def test_a_program_that_the_kernel_kills_is_back_and_nothing_is_lost(
 ) -> None:
     """SIGKILL is what the OOM killer sends."""
     with broken(fleet, f"`{unit}` is killed as by the OOM killer", lambda: None) as row:
-        pid = fleet.ssh(BROKEN, f"systemctl show -P MainPID {unit}").strip()
-        begin = time.monotonic()
-        fleet.ssh(BROKEN, f"systemctl kill --kill-whom=main -s KILL {unit}; :")
-        while True:
-            try:
-                now = fleet.ssh(BROKEN, f"systemctl show -P MainPID {unit}").strip()
-            except AssertionError:
-                now = pid
-            if now not in ("0", pid):
-                break
-            assert time.monotonic() - begin < PATIENCE, f"{unit} did not come back"
-            time.sleep(0.2)
-        row.said = f"nothing: systemd had it back after {time.monotonic() - begin:.0f} s"
+        row.said = f"nothing: systemd had it back after {killed(fleet, BROKEN, unit):.0f} s"
     assert row.clients.failed == 0
+
+
+def test_a_gateway_that_the_kernel_kills_is_back_and_loses_what_was_under_way(
+    fleet: OneRelease,
+) -> None:
+    """It is the only one; with a pair the other takes the address."""
+    unit = "gpufleet-gateway"
+    with broken(fleet, f"the only `{unit}` is killed as by the OOM killer", lambda: None) as row:
+        seconds = killed(fleet, GATEWAY, unit)
+        row.said = f"nothing: systemd had it back after {seconds:.0f} s"
+    assert row.clients.failed <= (seconds + 2) * RATE, row.clients.failures
+
+
+def killed(fleet: OneRelease, node: str, unit: str) -> float:
+    """Kill a unit's main process, and return the seconds until it has another one."""
+
+    def main_pid() -> str:
+        return fleet.ssh(node, f"systemctl show -P MainPID {unit}").strip()
+
+    pid = main_pid()
+    assert pid != "0", f"{unit} does not run"
+    begin = time.monotonic()
+    fleet.ssh(node, f"systemctl kill --kill-whom=main -s KILL {unit}; :")
+    while True:
+        try:
+            now = main_pid()
+        except AssertionError:
+            now = pid
+        if now not in ("0", pid):
+            return time.monotonic() - begin
+        assert time.monotonic() - begin < PATIENCE, f"{unit} did not come back"
+        time.sleep(0.2)
 
 
 def test_a_node_whose_journal_has_ended_is_deployed(fleet: OneRelease) -> None:
