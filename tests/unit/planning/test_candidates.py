@@ -211,6 +211,17 @@ def test_what_the_operator_sets_is_not_taken_where_it_is_certain_to_fail():
     )
 
 
+def test_of_the_sequences_that_fit_the_most_are_named():
+    """A Mamba layer has a state for each: those of 256 fit beside the weights, those of 512 not."""
+    codestral = described("mistralai--Mamba-Codestral-7B-v0.1")
+
+    found = remedies(
+        served(), codestral, replace(PAIRS, memory_mib=56000, islands=(1,) * 8), 2, sizer=size
+    )
+
+    assert [each for each in found if "max-num-seqs" in each] == ["`max-num-seqs: 256` in `flags`"]
+
+
 # Beyond an island, beyond a node
 
 

@@ -23,6 +23,7 @@ from tests.support.models import described
 from tests.support.rows import each_row
 
 VLLM = {"version": "0.32.0", "lock": "locks/vllm.txt", "api_key_file": "secrets/api-key"}
+LLAMA_2 = "meta-llama--Llama-2-7b"
 
 
 def machine(name, *islands, numa=None, pcie="SYS"):
@@ -100,7 +101,7 @@ def test_a_node_of_unlike_gpus_is_sized_by_the_least_of_their_memory():
     node = machine("gpu-01", 2)
     small = replace(node.gpus[1], memory_mib=16384)
     wanted = declare({"m": {"model": "/srv/llama"}})
-    llama = {"m": described("meta-llama--Llama-2-7b")}
+    llama = {"m": described(LLAMA_2)}
 
     alike = plan([node], {"gpu-01": wanted}, llama)
     unlike = plan([replace(node, gpus=(node.gpus[0], small))], {"gpu-01": wanted}, llama)
@@ -119,6 +120,23 @@ def test_a_node_of_unlike_gpus_serves_what_the_oldest_of_them_can():
     assert plan([node], settings, oss).stages
     with pytest.raises(FleetError, match=r"7\.5"):
         plan([replace(node, gpus=(node.gpus[0], turing))], settings, oss)
+
+
+def test_a_node_that_serves_by_its_processors_is_sized_so():
+    wanted = declare({"m": {"model": "/srv/llama"}}, vllm={**VLLM, "device": "cpu"})
+
+    found = plan([machine("gpu-01", 1)], {"gpu-01": wanted}, {"m": described(LLAMA_2)})
+
+    assert [each.kind.device for each in found.candidates] == ["cpu"]
+
+
+def test_a_model_that_is_too_large_for_all_that_there_is_needs_another_checkpoint():
+    """It is not told that a flag would help: nothing that it can write does."""
+    wanted = declare({"m": {"model": "/srv/v3"}})
+    v3 = {"m": described("deepseek-ai--DeepSeek-V3")}
+
+    with pytest.raises(FleetError, match="take a checkpoint with smaller weights"):
+        plan([machine("gpu-01", 2)], {"gpu-01": wanted}, v3)
 
 
 def test_gpus_of_one_numa_node_are_preferred():

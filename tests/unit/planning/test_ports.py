@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpufleet.planning.ports import Endpoint, assign_ports
-from gpufleet.planning.stage import Stage
+from gpufleet.planning.stage import Running, Stage
 from gpufleet.settings.node_settings import NodeSettings
 from tests.support.rows import each_row
 
@@ -71,6 +71,30 @@ def stage(rank=0, balancing="external", nodes=2, gpus=8, **changes):
 )
 def test_a_stage_listens_where_it_has_servers(found, listens, completes):
     assert found.ports == tuple(listens)
+    assert found.servers == tuple(completes)
+
+
+@each_row(
+    ("rank", "arguments", "completes"),
+    [
+        (0, ("/opt/vllm/bin/vllm serve", "--port 8000"), [8000]),
+        (0, ("ray start", "--head"), [8000]),
+        (1, ("/opt/vllm/bin/vllm serve", "--port 8000"), [8000]),
+        (1, ("/opt/vllm/bin/vllm serve", "--headless"), []),
+        (1, ("ray start",), []),
+        (
+            1,
+            (
+                "/opt/vllm/bin/vllm serve",
+                "--data-parallel-multi-port-external-lb",
+                "--data-parallel-size-local 4",
+            ),
+            [8000, 8001, 8002, 8003],
+        ),
+    ],
+)
+def test_what_runs_completes_prompts_where_its_unit_says_so(rank, arguments, completes):
+    found = Running("m", 0, "n", ("u",), 8000, rank, arguments=arguments)
     assert found.servers == tuple(completes)
 
 

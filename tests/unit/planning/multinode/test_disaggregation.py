@@ -27,6 +27,7 @@ from tests.unit.node.test_cluster_network import nic
 
 LLAMA = "meta-llama--Meta-Llama-3.1-8B"
 DEEPSEEK = "deepseek-ai--DeepSeek-V3"
+OLD = {"version": "0.24.0"}
 
 
 @pytest.fixture
@@ -285,6 +286,8 @@ def test_nixl_has_to_be_in_the_lock_in_a_release_that_vllm_takes(lock):
     assert any("add `nixl`" in each for each in refusal(lock("nixl-cu13==1.5.0")))
     old = refusal(lock("vllm==0.33.0", "nixl==1.4.1"))
     assert any("has 1.4.1: vLLM 0.33.0 takes 1.5.0 or newer" in each for each in old)
+    older = refusal(lock("vllm==0.24.0", "nixl==1.1.0"), vllm={"p": OLD, "d": OLD})
+    assert any("has 1.1.0: vLLM 0.24.0 takes 1.2.0 or newer" in each for each in older)
 
 
 def test_nixl_needs_its_library_for_the_cuda_that_the_lock_brings(lock):
@@ -292,6 +295,7 @@ def test_nixl_needs_its_library_for_the_cuda_that_the_lock_brings(lock):
 
     found = refusal(lock("nixl==1.5.0", "nixl-cu13==1.5.0", cuda))
 
+    assert all("has CUDA 12 without NIXL's library" in each for each in found)
     assert all(each.endswith("add `nixl-cu12` 1.5.0 to the lock") for each in found)
     stages(lock("nixl==1.5.0", "nixl-cu12==1.5.0", cuda))
 

@@ -177,6 +177,18 @@ def test_different_mtus_are_worth_a_remark_and_no_refusal():
     )
 
 
+def test_each_node_that_cannot_start_the_release_is_named_beside_one_that_did_not_answer():
+    looks = seen(
+        gpu_02={"release": {"whole": False, "vllm": None, "ray": None}},
+        gpu_03={"release": {"missing": "absent"}},
+    ) | {"gpu-01": "timed out"}
+
+    found = "\n".join(compare(REPLICA, looks, {}).problems)
+
+    assert "gpu-02 has no whole release" in found
+    assert "gpu-03: /opt/vllm/releases/0.33.0-1f2e cannot be read" in found
+
+
 def test_nodes_that_are_to_start_different_releases_or_revisions_are_refused():
     here, there, third = REPLICA.members
     other = replace(there, release="0.32.0-aaaa", revision="1b2c")
