@@ -378,6 +378,34 @@ def test_model_flag_is_refused_where_it_was() -> None:
     assert verdict("0.9.0", "org/model --port 8000").accepted
 
 
+def test_a_parser_that_no_request_will_use_is_a_warning() -> None:
+    assert "has no tool call parser `mine`" in warned("0.33.0", "M --tool-call-parser mine").found
+
+
+def test_a_release_without_a_kind_of_parallelism_has_one_rank_of_it() -> None:
+    """One rank cannot be divided among two nodes."""
+    line = "M --nnodes 2 --node-rank 0 --master-addr 10.0.0.1"
+    old = next(v for v in schema.versions() if schema.load(v).flag("--nnodes"))
+    assert not schema.load(old).flag("--prefill-context-parallel-size")
+    assert "--nnodes" in refused(old, line).found
+
+
+def test_a_flag_of_drafting_is_refused_only_beside_async_scheduling() -> None:
+    drafting = (
+        "M --speculative-config "
+        '{"method":"eagle","model":"d","num_speculative_tokens":2,"disable_padded_drafter_batch":true}'
+    )
+    assert verdict("0.32.0", drafting).problems == ()
+    assert "padded" in refused("0.32.0", f"{drafting} --async-scheduling").found
+
+
+def test_every_key_of_a_json_value_that_is_wrong_is_named() -> None:
+    line = 'M --speculative-config {"nope":1,"num_speculative_tokens":"many"}'
+    found = "\n".join(one.found for one in verdict("0.33.0", line).problems)
+    assert "nope" in found
+    assert "num_speculative_tokens" in found
+
+
 def test_config_file_is_not_judged_in_silence() -> None:
     """A file of flags is on the node: what it says was not checked, and that is said."""
     assert "not checked" in warned("0.33.0", "M --config /etc/vllm/m.yaml").found

@@ -265,6 +265,11 @@ def test_a_useful_new_flag_is_told_to_whom_it_concerns() -> None:
     assert "you set --speculative-config" in one.said
 
 
+def test_a_flag_that_is_written_before_its_release_is_not_told_as_new() -> None:
+    found = _diff("0.28.0", "0.29.0", "--max-num-queued-reqs=64")
+    assert not [one for one in found if one.sort is Sort.NEW]
+
+
 def test_what_is_recommended_exists_and_was_not_always_there() -> None:
     releases = [schema.load(version) for version in VERSIONS]
     for one in recommended_flags():
