@@ -29,6 +29,7 @@ from gpufleet.upgrade.gates.baseline import (
     Answer,
     Counters,
     Findings,
+    Question,
     Reading,
     Traffic,
 )
@@ -161,6 +162,23 @@ def test_a_server_that_was_started_in_between_counts_from_nothing(says: bool) ->
     assert found.restarted == ("a",)
     assert found.requests == 4
     assert found.finished == {"stop": 4.0}
+
+
+def test_a_start_that_is_read_to_a_tick_of_the_clock_is_the_same_start() -> None:
+    once = Counters(100.0, {TTFT: {INF: 9.0}}, {"stop": 9.0}, None)
+    again = Counters(100.01, {TTFT: {INF: 9.0}}, {"stop": 9.0}, None)
+
+    assert (
+        baseline.traffic_between(Reading(0, {"a": once}), Reading(9, {"a": again})).restarted == ()
+    )
+
+
+def test_a_look_at_counters_alone_has_its_whole_time() -> None:
+    """Prompts take longer; none takes nothing away."""
+    counters = baseline.seconds([Question("a-0", ("n",))])
+
+    assert counters == 2 * baseline.LOOK_SECONDS
+    assert baseline.seconds([]) == counters
 
 
 def test_servers_of_a_replica_are_added_up_and_one_that_is_silent_is_named() -> None:

@@ -382,6 +382,12 @@ def test_no_word_of_a_journal_is_too_much_for_it() -> None:
             assert isinstance(style(each), str)
 
 
+def test_a_verdict_that_passed_is_plain_and_any_other_stands_out() -> None:
+    passed, failed, unknown = (entry(1, "judged", passed=each) for each in (True, False, None))
+    assert style(passed) == ""
+    assert style(failed) == style(unknown) == "bold red"
+
+
 def printed(found: Report) -> str:
     console = Console(width=300, file=io.StringIO(), highlight=False)
     console.print(report_text(found))

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from gpufleet.upgrade.run.node_answers import RequestsLeft, UnitLook
+from gpufleet.node.marks import Mark
+from gpufleet.upgrade.run.group_units import cordoned_by_people
+from gpufleet.upgrade.run.node_answers import NodeLook, RequestsLeft, UnitLook
 
 UP = UnitLook(
     "vllm-tiny-0.service", "active", "running", 1.0, "abc", "abc", "0.32.0-e28e5608c2", restarts=0
@@ -53,3 +55,17 @@ def test_servers_are_quiet_when_all_say_that_nothing_is_left() -> None:
 )
 def test_what_is_left_or_not_known_is_not_quiet(left: RequestsLeft) -> None:
     assert not left.quiet
+
+
+def look(node: str, cordon: Mark | None) -> NodeLook:
+    return NodeLook(node, "boot", 1.0, None, cordon, {}, None, {}, {}, {})
+
+
+def test_only_what_people_have_cordoned_stops_an_upgrade() -> None:
+    person = Mark("ann@laptop", "a fan", 0.0, None)
+    upgrade = Mark("ann@laptop", "", 0.0, "20261122T134708Z-ab12")
+    nodes = {"gpu-01": None, "gpu-02": person, "gpu-03": upgrade}
+
+    (said,) = cordoned_by_people({name: look(name, mark) for name, mark in nodes.items()})
+
+    assert said.startswith("gpu-02 was cordoned by ann@laptop: a fan")

@@ -172,6 +172,11 @@ def ended_well(case: Case) -> None:
     for node in fleet.nodes.values():
         assert node.cordon != ME
         assert ME not in node.drained.values()
+    for entry in read(case.path):
+        if entry.what == "failed" and fleet.behaviour.get(str(entry.group)) in {"slow", "unknown"}:
+            (why,) = entry.said["why"]
+            found = fleet.behaviour[str(entry.group)]
+            assert why.startswith("it is not known") is (found == "unknown"), why
     if state.finished:
         assert all(each.phase == "done" for each in state.groups.values())
         assert not fleet.behaviour
