@@ -224,7 +224,7 @@ def loads(
             _collect_pages(node, said, running, pages)
     texts = {key: each if isinstance(each, str) else tuple(each) for key, each in pages.items()}
     return replica_load.loads(
-        running, texts, found.nodes, settings, _out_of_service(running, looks)
+        running, texts, found.nodes, settings, without_requests(running, looks)
     )
 
 
@@ -258,7 +258,7 @@ def _metrics(said: Answer, replica: str, port: int) -> Mapping[str, Any]:
     return {"error": str(found.get("missing", f"nothing answers on port {port}"))}
 
 
-def _out_of_service(running: Iterable[Running], looks: Mapping[str, NodeLook]) -> dict[str, str]:
+def without_requests(running: Iterable[Running], looks: Mapping[str, NodeLook]) -> dict[str, str]:
     """Return the replicas that get no requests, and why."""
     found = {}
     for each in running:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from gpufleet.node.marks import Mark
+from gpufleet.planning.stage import Running
 from gpufleet.upgrade.run.group_units import cordoned_by_people
 from gpufleet.upgrade.run.node_answers import NodeLook, RequestsLeft, UnitLook
+from gpufleet.upgrade.run.observe import without_requests
 
 UP = UnitLook(
     "vllm-tiny-0.service", "active", "running", 1.0, "abc", "abc", "0.32.0-e28e5608c2", restarts=0
@@ -57,8 +60,9 @@ def test_what_is_left_or_not_known_is_not_quiet(left: RequestsLeft) -> None:
     assert not left.quiet
 
 
-def look(node: str, cordon: Mark | None) -> NodeLook:
-    return NodeLook(node, "boot", 1.0, None, cordon, {}, None, {}, {}, {})
+def look(node: str, cordon: Mark | None = None, **more: Any) -> NodeLook:
+    nothing: dict[str, Any] = {"drained": {}, "next": None, "kept": {}, "units": {}, "releases": {}}
+    return NodeLook(node, "boot", 1.0, None, cordon, **{**nothing, **more})
 
 
 def test_only_what_people_have_cordoned_stops_an_upgrade() -> None:
@@ -69,3 +73,26 @@ def test_only_what_people_have_cordoned_stops_an_upgrade() -> None:
     (said,) = cordoned_by_people({name: look(name, mark) for name, mark in nodes.items()})
 
     assert said.startswith("gpu-02 was cordoned by ann@laptop: a fan")
+
+
+def test_a_replica_that_is_down_or_drained_carries_no_load_and_it_is_said_why() -> None:
+    person = Mark("ann@laptop", "a fan", 0.0, None)
+    failed = replace(UP, unit="vllm-tiny-1.service", active="failed")
+    looks = {
+        "gpu-01": look("gpu-01", units={UP.unit: UP, failed.unit: failed}),
+        "gpu-02": look(
+            "gpu-02",
+            units={"vllm-tiny-2.service": replace(UP, unit="vllm-tiny-2.service")},
+            drained={"tiny-2": person},
+        ),
+    }
+    running = [
+        Running("tiny", number, node, ("u",))
+        for number, node in ((0, "gpu-01"), (1, "gpu-01"), (2, "gpu-02"), (3, "gpu-02"))
+    ]
+
+    assert without_requests(running, looks) == {
+        "tiny-1": "its unit is failed on gpu-01",
+        "tiny-2": "drained by ann@laptop: a fan",
+        "tiny-3": "its unit is not there on gpu-02",
+    }
