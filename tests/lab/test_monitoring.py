@@ -166,20 +166,23 @@ def busy(watched: Fleet) -> Fleet:
     return watched
 
 
+# Every target of the whole fleet, as `up` says that it answers.
+EVERY_TARGET = {
+    **{("node", node, ""): "1" for node in ("gpu-01", "gpu-02", HOME)},
+    **{("dcgm", node, ""): "1" for node in ("gpu-01", "gpu-02")},
+    ("vllm", "gpu-01", "tiny-0"): "1",
+    ("vllm", "gpu-02", "tiny-1"): "1",
+    ("prometheus", HOME, ""): "1",
+    ("alertmanager", HOME, ""): "1",
+}
+
+
 def test_a_node_more_is_watched_without_a_reload(watched: Fleet) -> None:
     before = process(watched)
     part = {"gpu-01", HOME}  # once each was scraped
     assert comes(lambda: {instance for _, instance, _ in up(watched)} == part), up(watched)
     assert deployed_on(watched).changed == {"Prometheus | targets": [HOME]}
-    wanted = {
-        **{("node", node, ""): "1" for node in ("gpu-01", "gpu-02", HOME)},
-        **{("dcgm", node, ""): "1" for node in ("gpu-01", "gpu-02")},
-        ("vllm", "gpu-01", "tiny-0"): "1",
-        ("vllm", "gpu-02", "tiny-1"): "1",
-        ("prometheus", HOME, ""): "1",
-        ("alertmanager", HOME, ""): "1",
-    }
-    assert comes(lambda: up(watched) == wanted), up(watched)
+    assert comes(lambda: up(watched) == EVERY_TARGET), up(watched)
     assert process(watched) == before
 
 
@@ -352,16 +355,17 @@ def test_a_fault_is_told_with_its_node_kept_quiet_while_silenced_and_resolved(
 @pytest.mark.long
 def test_a_node_that_is_down_keeps_nobody_else_from_being_watched(watched: Fleet) -> None:
     """Its own targets stay, and are seen to be down; a node's new targets come."""
-    before = up(watched)
+    deployed_on(watched)  # alone, this test is the first that has the whole fleet watched
+    assert comes(lambda: up(watched) == EVERY_TARGET), up(watched)
     watched.lab.power("gpu-02", "off")
     try:
         watched.ssh(HOME, "rm /etc/gpufleet/prometheus/targets/node.json")
         watched.pyinfra("-y", deploy=DEPLOY)  # it says that gpu-02 cannot be reached
-        assert comes(lambda: up(watched).keys() == before.keys()), up(watched)
+        assert comes(lambda: up(watched).keys() == EVERY_TARGET.keys()), up(watched)
         assert comes(lambda: up(watched)["vllm", "gpu-02", "tiny-1"] == "0")
     finally:
         watched.lab.power("gpu-02", "on")
-    assert comes(lambda: up(watched) == before, 300), up(watched)
+    assert comes(lambda: up(watched) == EVERY_TARGET, 300), up(watched)
 
 
 def test_runs_without_a_monitoring_node_are_refused(watched: Fleet) -> None:
