@@ -33,14 +33,14 @@ class Invocation:
 
     inventory: str
     operations: tuple[str, ...]
-    data: tuple[str, ...] = ()
-    limit: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    group_data: tuple[str, ...] = ()
-    serial: bool = False
-    no_wait: bool = False
-    yes: bool = False
-    dry: bool = False
+    data: tuple[str, ...]
+    limit: tuple[str, ...]
+    exclude: tuple[str, ...]
+    group_data: tuple[str, ...]
+    serial: bool
+    no_wait: bool
+    yes: bool
+    dry: bool
 
     @property
     def deploys(self) -> bool:

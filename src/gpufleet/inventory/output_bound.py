@@ -7,7 +7,6 @@ pyinfra keeps all that a command prints, and reads as long as it prints: `yes` o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import wraps
 from typing import Any
 
 from pyinfra.connectors import util
@@ -33,7 +32,6 @@ def patch_output_bound() -> None:
 def bounded(reader: Callable[..., None]) -> Callable[..., None]:
     """Return pyinfra's `read_buffer`, or one in its place, with a bound."""
 
-    @wraps(reader)
     def read(name: str, io: Any, output_queue: Any, *arguments: Any, **options: Any) -> None:
         channel = getattr(io, "channel", None)
         stream = io

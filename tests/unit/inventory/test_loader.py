@@ -18,7 +18,9 @@ from pathlib import Path
 from textwrap import dedent
 from threading import Thread
 
+import click
 import pytest
+from click.testing import CliRunner
 
 from gpufleet.errors import FleetError
 from gpufleet.inventory import loader
@@ -418,6 +420,20 @@ def test_reading_gives_what_pyinfra_gets(project):
         assert node.values.items() <= theirs[name].items()
     assert fleet.nodes["@fake/n2"].settings.node_exporter.port == 9999
     assert fleet.nodes["@fake/n2"].groups == ("fake", "gpu", "gpu_a")
+
+
+def test_a_command_of_another_program_reads_inventories_too(project):
+    """Its command line is not pyinfra's; the fleet is that of the inventory read last."""
+    project.inventory('groups={"gpu": ["n1"], "cpu": [("n2", {"gpu_node": False})]}')
+    path = str(project.path / "inventories/fake.py")
+
+    run = CliRunner().invoke(click.Command("mine", callback=lambda: loader.read(path)))
+
+    assert run.exception is None
+    fleet = loader.current()
+    assert (fleet.root, fleet.typed) == (project.path, None)
+    assert list(fleet.nodes) == ["n1", "n2"]
+    assert list(fleet.gpu_nodes) == ["n1"]
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from pathlib import Path
+from queue import Queue
 
 import pytest
+from pyinfra.connectors import util
 
-from gpufleet.inventory.output_bound import MOST_BYTES, MOST_LINES
+from gpufleet.inventory.output_bound import MOST_BYTES, MOST_LINES, bounded
 from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 
 DEPLOY = """
 from pyinfra.operations import server
@@ -63,3 +67,28 @@ def test_a_command_that_prints_without_end_is_ended(
     assert ("this command was ended: it printed more than 16 MiB" in done.stderr) is not well
     assert len(done.stderr) < 20_000
     assert int(done.stdout.split()[-1]) < 400 << 10
+
+
+@each_row(
+    ("printed", "well"),
+    [
+        pytest.param(b"x" * (16 << 20), True, id="16 MiB in a line"),
+        pytest.param(b"x" * (16 << 20) + b"\n", False, id="a byte more"),
+        pytest.param(b"\n" * 200_000, True, id="200,000 lines"),
+        pytest.param(b"\n" * 200_001, False, id="a line more"),
+    ],
+)
+def test_a_command_may_print_16_mib_and_200000_lines(printed: bytes, well: bool) -> None:
+    """Beyond that nothing of it is kept, and nothing further is read."""
+    found, stream = Queue(), io.BytesIO(printed)
+
+    bounded(util.read_buffer)("stdout", stream, found)
+
+    lines = list(found.queue)
+    assert stream.closed is not well
+    if well:
+        assert sum(len(each.line) + 1 for each in lines) >= len(printed)
+    else:
+        (said,) = lines
+        assert said.buffer_name == "stderr"
+        assert "more than 16 MiB or 200,000 lines" in said.line
