@@ -73,6 +73,15 @@ def test_one_version_everywhere_is_in_force():
     assert driver_state(document(NEW, NEW), "580") == Active(NEW)
 
 
+def test_without_the_librarys_file_nvml_says_its_version():
+    """As NVML says it: CUDA's major version before the driver's."""
+    seen = document(NEW, NEW, None)
+    seen["driver"]["nvml"] = f"13.{NEW}"
+    assert driver_state(seen, NEW) == Active(NEW)
+    seen["driver"]["nvml"] = f"12.{OLD}"
+    assert f"the libraries are {OLD}" in str(driver_state(seen, NEW))
+
+
 def test_the_other_flavour_of_the_same_version_is_another_module():
     """Both are 580.95.05 to modinfo and to NVML."""
     seen = document(NEW, NEW)
