@@ -25,7 +25,6 @@ from click.testing import CliRunner
 from gpufleet.errors import FleetError
 from gpufleet.inventory import loader
 from gpufleet.settings import node_variables
-from gpufleet.settings.node_groups import resolve_groups
 from tests.support.checkout import ROOT
 
 PYINFRA = Path(sys.executable).with_name("pyinfra")
@@ -458,20 +457,6 @@ def test_a_file_of_variables_that_nobody_reads_is_remarked_upon(project):
 
     assert remark.startswith("group_vars/gpus.yml is not read")
     assert "did you mean 'gpu'?" in remark
-
-
-def test_groups_hold_their_childrens_hosts_parents_first():
-    groups = resolve_groups(
-        {"h100": ["n1", "n2"], "a100": ["n3"], "lb": ["n1"]}, {"gpu": ["h100", "a100"]}
-    )
-
-    assert list(groups.members.items()) == [
-        ("gpu", ("n1", "n2", "n3")),
-        ("lb", ("n1",)),
-        ("a100", ("n3",)),
-        ("h100", ("n1", "n2")),
-    ]
-    assert groups.groups_of("n1") == ("gpu", "lb", "h100")
 
 
 # -- the examples that operators copy --------------------------------------------------------------

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
+from gpufleet.settings.base import Setting
+from gpufleet.settings.firewall_settings import Firewall
 from gpufleet.settings.gpu_lock import GpuLock, lock_objections
 from gpufleet.settings.lock_defaults import differences
-from gpufleet.settings.monitoring_settings import Receiver
+from gpufleet.settings.monitoring_settings import Receiver, Watchdog
 from gpufleet.settings.node_settings import NodeSettings
-from gpufleet.settings.serving_settings import Distribution, Vllm
+from gpufleet.settings.serving_settings import Distribution, Served, Vllm
+from tests.support.checkout import ROOT
+from tests.support.rows import each_row
 from tests.unit.settings.test_node_variables import checked
 
 VLLM = {"version": "0.32.0", "lock": "locks/vllm.txt", "listen": "127.0.0.1"}
@@ -24,6 +30,38 @@ def test_a_node_has_gpus_and_gives_what_it_has_unless_it_is_said_otherwise() -> 
     distribution = Vllm.model_validate(VLLM).distribution
     assert distribution == Distribution()
     assert (distribution.enabled, distribution.port, distribution.rate_mbit) == (True, 8790, None)
+
+
+@each_row(
+    ("page", "settings", "least"),
+    [
+        ("configure/serving", Served, 9),
+        ("gpu-nodes/distribution", Distribution, 2),
+        ("monitor/watchdog", Watchdog, 3),
+        ("plan/multi-node", Served, 1),
+        ("traffic/firewall", Firewall, 2),
+    ],
+)
+def test_pages_name_the_defaults_that_settings_have(
+    page: str, settings: type[Setting], least: int
+) -> None:
+    """Of values; not of words such as `planned`."""
+    text = (ROOT / f"docs/{page}.md").read_text()
+    table = text.partition("| key | default | meaning |\n")[2].partition("\n\n")[0]
+    said: dict[str, Any] = {}
+    for keys, cell in re.findall(r"^\| (`[^|]+) \| (`[^`]+`|[\d, ]+) \|", table, re.MULTILINE):
+        values = yaml.safe_load(f"[{cell.strip('`')}]")
+        said |= dict(zip(re.findall(r"`(\w+)`", keys), values, strict=True))
+    fields = {name: each for name, each in settings.model_fields.items() if name in said}
+
+    found = {name: each.get_default(call_default_factory=True) for name, each in fields.items()}
+
+    assert len(found) >= least
+    for name, default in found.items():
+        value = said[name]
+        if isinstance(default, Setting):
+            value = type(default).model_validate(value)
+        assert default == value, name
 
 
 def test_nothing_changes_settings_after_they_were_read() -> None:

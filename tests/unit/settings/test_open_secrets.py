@@ -11,6 +11,7 @@ from gpufleet.redact import is_secret_name
 from gpufleet.settings.open_secrets import open_secrets
 from gpufleet.settings.parse import SettingsError, parse_settings
 from gpufleet.settings.serving_settings import PLANNED_ENVIRONMENT
+from tests.support.rows import each_row
 
 PLAIN = "canary7391"
 VLLM: dict[str, Any] = {"version": "0.32.0", "lock": "a.txt", "listen": "127.0.0.1"}
@@ -96,13 +97,26 @@ ROWS: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("data", "key", "said"), ROWS, ids=[f"{row[1]}-{n}" for n, row in enumerate(ROWS)])  # noqa: E501  # fmt: skip
+@each_row(("data", "key", "said"), ROWS, ids=[f"{row[1]}-{n}" for n, row in enumerate(ROWS)])
 def test_a_secret_is_refused_by_its_key_and_never_quoted(
     data: dict[str, Any], key: str, said: str
 ) -> None:
     found = refused(data)
     assert said in found[key]
     assert PLAIN not in str(found)
+
+
+def test_a_password_in_an_address_is_found_also_where_no_setting_has_the_name() -> None:
+    """The token of the Hub is spoken of where the Hub's address is."""
+    proxy, hub = open_secrets(
+        {
+            "proxy": f"http://user:{PLAIN}@proxy:3128",
+            "vllm": {"hf_endpoint": f"https://u:{PLAIN}@hub.example"},
+        }
+    )
+    assert (proxy.at, hub.at) == (("proxy",), ("vllm", "hf_endpoint"))
+    assert "/root/.netrc" in proxy.sentence
+    assert ("hf_token_file" in proxy.sentence, "hf_token_file" in hub.sentence) == (False, True)
 
 
 def test_what_only_looks_like_a_secret_is_taken() -> None:
