@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.network import keepalived
+from gpufleet.monitoring.targets import MonitoringTargets
+from gpufleet.network import gateway_node, keepalived
 from gpufleet.network.haproxy import (
     HOME,
     RUN,
@@ -28,6 +29,7 @@ from gpufleet.serving.servers import Server
 from gpufleet.settings.gateway_settings import Gateway, VirtualAddress
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.parse import parse_settings
+from tests.support.rows import each_row
 from tests.unit.network.gateway.running import certificate, haproxy
 
 MODEL = {"model": "org/tiny", "revision": "0" * 40}
@@ -210,6 +212,36 @@ def test_haproxy_finds_it_valid_without_a_warning(
     # 3.0 says nothing of one that is.
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert done.stdout in {"", "Configuration file is valid\n"}
+
+
+@each_row(
+    ("settings", "told"),
+    [
+        ({"listen": "192.0.2.10"}, "bind 192.0.2.10:8443"),
+        # Where the address is on another machine now, it is bound all the same.
+        ({"listen": "192.0.2.10", "virtual_address": SHARED}, "bind 192.0.2.10:8443 transparent"),
+        ({"listen": "0.0.0.0", "virtual_address": SHARED}, "bind *:8443"),
+        ({"max_body_mib": 3}, "{ req.hdr_val(content-length) gt 3145728 }"),
+    ],
+)
+def test_what_operators_write_is_what_haproxy_is_told(settings: dict[str, Any], told: str) -> None:
+    text = config(Gateway.model_validate(OPEN | settings), TWO).files["haproxy.cfg"].decode()
+
+    assert any(line.endswith(told) for line in text.splitlines())
+
+
+@each_row(("listen", "place"), [("192.0.2.9", "192.0.2.9:8405"), (None, "*:8405")])
+def test_a_gateways_metrics_are_where_the_exporters_of_its_node_are(
+    listen: str | None, place: str
+) -> None:
+    data = {"gpu_node": False, "gateway": OPEN, "exporters": {"listen": listen}}
+    node = MonitoringTargets("gw-01", fleet(("gw-01", "192.0.2.9", data)), ())  # type: ignore[arg-type]
+    wanted = node.settings.gateway
+    assert wanted
+
+    found = gateway_node.configuration(node, wanted, lambda: pytest.fail("no node is silent"))
+
+    assert f"    bind {place}\n" in found.files["haproxy.cfg"].decode()
 
 
 def test_what_asks_a_gateway_knows_where_it_lies() -> None:
