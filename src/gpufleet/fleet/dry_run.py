@@ -196,7 +196,7 @@ class _ErrorHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep an error without what pyinfra puts before it."""
-        if record.levelno < logging.ERROR or not ctx_host.isset():
+        if not ctx_host.isset():
             return
         host = ctx_host.get()
         text = unstyle(record.getMessage()).strip()
