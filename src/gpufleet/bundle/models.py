@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from http.client import HTTPException
 from typing import Any
 
 from gpufleet.bundle.download import Digest, Folder, Remote, without_password
@@ -86,15 +85,15 @@ def describe(folder: Folder, model: Model, remotes: Sequence[Remote]) -> tuple[s
 
 
 def _names(model: Model, token: str | None) -> tuple[str, ...]:
+    from httpx2 import HTTPError
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
         # False: no token of whoever is logged in on this machine.
         info = HfApi(endpoint=model.endpoint, token=token or False).model_info(
             model.repository, revision=model.revision, timeout=60
         )
-    except (HfHubHTTPError, HFValidationError, OSError, HTTPException) as error:
+    except (HTTPError, OSError, ValueError) as error:  # of a name that is none, or of no JSON
         said = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise FleetError(
             f"{model.repository} at {model.revision}: the Hub does not name its files: {said}; "
@@ -112,13 +111,13 @@ def _names(model: Model, token: str | None) -> tuple[str, ...]:
 
 
 def _remote(model: Model, name: str, token: str | None) -> Remote:
+    from httpx2 import HTTPError
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
-    from huggingface_hub.errors import HfHubHTTPError
 
     url = hf_hub_url(model.repository, name, revision=model.revision, endpoint=model.endpoint)
     try:
         found = get_hf_file_metadata(url, token=token or False, timeout=60)
-    except (HfHubHTTPError, OSError, HTTPException) as error:
+    except (HTTPError, OSError) as error:
         said = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise FleetError(f"{without_password(url)}: the Hub does not describe it: {said}") from None
     etag = found.etag or ""
