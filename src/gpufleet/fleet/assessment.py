@@ -21,6 +21,7 @@ from gpufleet.checks.probe_facts import Needs
 from gpufleet.errors import FleetError
 from gpufleet.fleet.model_configs import describe_models
 from gpufleet.node import cordon
+from gpufleet.node.machine import Machine, System, from_probe
 from gpufleet.node.nic_affinity import nearest_nics
 from gpufleet.node.topology import Node, node_from_probe, value_or
 from gpufleet.planning import planner
@@ -83,6 +84,15 @@ class Assessment:
             },
             "remarks": list(self.remarks),
         }
+
+
+def machine_of(name: str, answer: Mapping[str, Any] | str) -> tuple[System, Machine] | None:
+    """Return what a node is built of, as its probe says; None: it cannot be told."""
+    try:
+        with reading(name):
+            return None if isinstance(answer, str) else from_probe(answer)
+    except FleetError:
+        return None
 
 
 def check_nodes(

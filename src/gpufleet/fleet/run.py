@@ -33,7 +33,7 @@ from gpufleet.inventory.refusal import Refusal
 from gpufleet.monitoring.targets import MonitoringTargets
 from gpufleet.node.cluster_network import addresses
 from gpufleet.node.cordon import cordon_of, describe_cordon
-from gpufleet.node.machine import Machine, System, from_probe
+from gpufleet.node.machine import Machine, System
 from gpufleet.node.topology import Node, value_or
 from gpufleet.planning.planner import FleetPlan
 from gpufleet.planning.stage import Running, Stage
@@ -139,12 +139,7 @@ def bare_node() -> BareNode | None:
 
 def node_machine() -> tuple[System, Machine] | None:
     """Return what the current node is built of, after `node_plan`; None: it cannot be told."""
-    found = documents(ctx_state.get())[host.name]
-    try:
-        with reading(host.name):
-            return None if isinstance(found, str) else from_probe(found)
-    except FleetError:
-        return None
+    return assessment.machine_of(host.name, documents(ctx_state.get())[host.name])
 
 
 def check() -> Report:

@@ -75,3 +75,12 @@ def test_a_plan_over_nodes_says_what_they_talk_over_and_why(fleet):
     assert [stage.node for stage in found.plan.stages] == ["a", "b"]
     (said,) = (reason for reason in found.plan.reasons if "talk over" in reason)
     assert said.startswith("q-0: its nodes talk over a eth1 10.1.0.1, b eth1 10.1.0.2: 10.1.0.0/24")
+
+
+def test_what_a_node_is_built_of_is_known_where_its_probe_says_it(fleet):
+    """What needs to know it goes on without where it cannot be told."""
+    document = fleet[0]["a"]
+    system, machine = assessment.machine_of("a", document)
+    assert (system.id, machine.generations) == ("ubuntu", {"hopper"})
+    assert assessment.machine_of("a", "no answer within 60 s") is None
+    assert assessment.machine_of("a", {**document, "os": None, "system": {}}) is None
