@@ -171,9 +171,13 @@ def _description(state: DriverState, found: Decision) -> str:
 
 
 def _activate(state: State, host: Host, driver: DriverPolicy) -> bool:  # noqa: ARG001
-    """Mark, then reload or reboot; a reboot may leave a reload to do (an old initramfs)."""
-    if not _succeeded(host, _act("mark", reason="its driver is being changed")):
-        return False
+    """Mark the node, then bring its driver into force."""
+    marked = _act("mark", reason="its driver is being changed")
+    return _succeeded(host, marked) and _bring_into_force(host, driver)
+
+
+def _bring_into_force(host: Host, driver: DriverPolicy) -> bool:
+    """Reload or reboot; a reboot may leave a reload to do (an old initramfs)."""
     booted = False
     while True:
         seen = _look()
