@@ -114,6 +114,12 @@ def test_generations_by_id_agree_with_what_the_driver_says_of_recorded_gpus() ->
     assert len(seen) >= 5
 
 
+def test_ids_of_a_block_have_one_generation() -> None:
+    """NVIDIA gives ids by sixteen and more to a chip: no row of the table ends within them."""
+    for block in range(0x1000, 0x4000, 0x10):
+        assert len({generation(block + each) for each in range(0x10)}) == 1, hex(block)
+
+
 def test_a_chip_that_is_not_in_the_table_has_no_generation() -> None:
     assert generation(0x3500) is None
     assert Machine(gpus=(0x3500, 0x2330)).generations == {"hopper"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import datetime as dt
 import json
 import random
 import re
@@ -10,10 +11,12 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
 from gpufleet.errors import FleetError
 from gpufleet.remote import answer_forms
 from gpufleet.remote.answer_forms import form_problem
+from gpufleet.remote.answer_shapes import Time
 from tests.support.checkout import ROOT
 from tests.unit.remote.answers import NODE, ROWS, Row
 
@@ -171,3 +174,14 @@ def test_a_lock_whose_id_is_a_command_is_no_answer() -> None:
     said = form_problem("probe/probe", {"upgrade": lock})
     assert said is not None
     assert "upgrade" in said
+
+
+def test_every_time_that_is_taken_is_a_date():
+    """Also that of a node whose clock begins in 1970; what reads it need not look."""
+    form = TypeAdapter(Time)
+    for seconds, year in ((0, 1970), (253402300799, 9999)):
+        taken = form.validate_python(seconds, strict=True)
+        assert dt.datetime.fromtimestamp(taken, dt.UTC).year == year
+    for seconds in (-1, 253402300800):
+        with pytest.raises(ValidationError):
+            form.validate_python(seconds, strict=True)
