@@ -21,6 +21,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from gpufleet.errors import FleetError
+
 # A certificate is usually renewed a month ahead; with three weeks left that has not happened.
 REMARK_DAYS = 21
 # Servers take a file that has more than the key in it: its certificate, the curve's parameters.
@@ -112,6 +114,18 @@ def _signs(issuer: x509.Certificate, certificate: x509.Certificate) -> bool:
 def fingerprint(named: CertificateFiles) -> str:
     """Return the SHA-256 of a certificate that is none too bad to be read."""
     return _leaf(named).fingerprint(hashes.SHA256()).hex()
+
+
+def end(setting: str, pem: bytes) -> dt.datetime:
+    """
+    Return when the first certificate in a PEM ends.
+
+    Raises `FleetError`, with the setting's name, where there is none.
+    """
+    try:
+        return x509.load_pem_x509_certificates(pem)[0].not_valid_after_utc
+    except ValueError:
+        raise FleetError(f"{setting}.certificate_file: it has no certificate in PEM") from None
 
 
 def _leaf(named: CertificateFiles) -> x509.Certificate:

@@ -23,6 +23,7 @@ import yaml
 
 from gpufleet.converge.desired import Directory, File, NoOtherFiles, Value
 from gpufleet.errors import FleetError
+from gpufleet.monitoring import certificate_ends
 from gpufleet.settings.monitoring_settings import BasicAuth, Exporters
 
 WEB_CONFIG = "web-config.yml"
@@ -48,6 +49,7 @@ class Access:
         listen: the address that they bind; "": all.
         username, password: who may ask; None: anybody.
         certificate_sha256: of the certificate that they show; None: they speak plain HTTP.
+        certificate_end: when it ends, in seconds since 1970.
         remarks: what an operator may want to know.
     """
 
@@ -56,10 +58,15 @@ class Access:
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     certificate_sha256: str | None = None
+    certificate_end: int | None = None
     remarks: tuple[str, ...] = ()
 
     def files(self, directory: str) -> tuple[Value, ...]:
-        """Return the credentials as files of root's, below a directory of root's own."""
+        """
+        Return the credentials as files of root's, below a directory of root's own.
+
+        A certificate has a file beside it that says to everyone when it ends.
+        """
         if not self.credentials:
             return ()
         return (
@@ -68,11 +75,18 @@ class Access:
                 File(f"{directory}/{name}", content, mode=0o600, secret=True)
                 for name, content in self.credentials.items()
             ),
+            *(self._end(directory) if self.certificate_end is not None else ()),
         )
 
     def only_these(self, directory: str) -> tuple[Value, ...]:
         """Return that no other credentials lie there, for when nothing runs with them any more."""
-        return (*self.files(directory), NoOtherFiles(f"{directory}/*"))
+        gone = self._end(directory) if self.certificate_end is None else ()
+        return (*self.files(directory), NoOtherFiles(f"{directory}/*"), *gone)
+
+    def _end(self, directory: str) -> tuple[Value, ...]:
+        return certificate_ends.end_values(
+            directory, CERTIFICATE, certificate_ends.EXPORTER, self.certificate_end
+        )
 
     def started_with(self) -> dict[str, str]:
         """Return the hashes of the credentials: another one means a restart."""
@@ -107,7 +121,7 @@ def access(exporters: Exporters, node: str, address: str, *, now: dt.datetime) -
     credentials: dict[str, bytes] = {}
     config: dict[str, object] = {}
     remarks: list[str] = []
-    username = password = shown = None
+    username = password = shown = end = None
     if (tls := exporters.tls) is not None:
         from gpufleet.monitoring import exporter_certificates
 
@@ -131,6 +145,7 @@ def access(exporters: Exporters, node: str, address: str, *, now: dt.datetime) -
             problems += found
             if not found:
                 shown = exporter_certificates.fingerprint(files)
+                end = certificate_ends.certificate_end("exporters.tls", certificate)
                 remarks += exporter_certificates.certificate_remarks(files, address, now)
             credentials |= {CERTIFICATE: certificate, KEY: key}
             config["tls_server_config"] = {
@@ -161,6 +176,7 @@ def access(exporters: Exporters, node: str, address: str, *, now: dt.datetime) -
         username=username,
         password=password or None,
         certificate_sha256=shown,
+        certificate_end=end,
         remarks=tuple(remarks),
     )
 

@@ -15,7 +15,7 @@ from gpufleet.converge.desired import (
     Unit,
 )
 from gpufleet.errors import FleetError
-from gpufleet.monitoring import targets
+from gpufleet.monitoring import certificate_ends, targets
 from gpufleet.monitoring.targets import MonitoringTargets
 from gpufleet.network import haproxy, keepalived
 from gpufleet.network.haproxy import (
@@ -113,7 +113,13 @@ def virtual_address(node: MonitoringTargets, wanted: Gateway) -> DesiredState:
 
 
 def gateway_files(found: Configuration) -> DesiredState:
-    """Return the files that the gateway reads, and that there are no others of theirs."""
+    """
+    Return the files that the gateway reads, and that there are no others of theirs.
+
+    Beside its certificate goes the file that says when it ends.
+    """
+    pem = found.secrets.get(haproxy.CERTIFICATE)
+    end = None if pem is None else certificate_ends.certificate_end("gateway.tls", pem)
     return DesiredState(
         Directory(node_paths.CONFIGURATION),
         Directory(HOME, mode=0o700),
@@ -125,6 +131,7 @@ def gateway_files(found: Configuration) -> DesiredState:
         ),
         NoOtherFiles(f"{HOME}/*.map"),
         NoOtherFiles(f"{HOME}/*.pem"),
+        *certificate_ends.end_values(HOME, haproxy.CERTIFICATE, certificate_ends.GATEWAY, end),
     )
 
 

@@ -63,6 +63,9 @@ AGENT_MILLISECONDS = 2000
 # any drain (`drain_seconds` is at most an hour), or a reload would cut what a drain lets finish.
 HARD_STOP_SECONDS = 3600 + 60
 
+CERTIFICATE = "tls.pem"
+"""The file in `HOME` with the certificate and its key."""
+
 
 @dataclass(frozen=True, order=True)
 class Target:
@@ -331,7 +334,7 @@ def config(
     """
     secrets = {"upstream.map": _map((each.name, each.api_key) for each in wanted if each.api_key)}
     if gateway.tls:
-        secrets["tls.pem"] = certificate
+        secrets[CERTIFICATE] = certificate
     by_name: dict[str, list[str]] = {}
     for each in wanted:
         by_name.setdefault(each.served_name, []).append(each.name)

@@ -23,7 +23,7 @@ from gpufleet.converge.desired import (
     Value,
 )
 from gpufleet.errors import FleetError
-from gpufleet.monitoring import targets
+from gpufleet.monitoring import certificate_ends, targets
 from gpufleet.monitoring.exporters import file_of_node
 from gpufleet.network import litellm
 from gpufleet.network.litellm import ACCOUNT, CREDENTIALS, HOME, PROGRAM, SERVE, STATE, UNIT
@@ -31,6 +31,8 @@ from gpufleet.remote import payload
 from gpufleet.serving.unit import UnitFile, whole_unit
 from gpufleet.settings.litellm_settings import Litellm
 from gpufleet.settings.node_variables import NodeVars
+
+CERTIFICATE = "tls.pem"
 
 PACKAGES = ("ca-certificates", "python3-venv")
 
@@ -77,7 +79,7 @@ def read_files(
         others |= targets.secrets({"upstream-ca.pem": file}, "litellm.upstream_ca_file")
     if wanted.tls:
         certificate = file_of_node(wanted.tls.certificate_file, name)
-        others |= targets.secrets({"tls.pem": certificate}, "litellm.tls")
+        others |= targets.secrets({CERTIFICATE: certificate}, "litellm.tls")
         secrets |= targets.secrets(
             {"tls-key": file_of_node(wanted.tls.key_file, name)}, "litellm.tls"
         )
@@ -129,8 +131,9 @@ OURS = (
     f"{HOME}/front.json",
     f"{CREDENTIALS}/upstream-key",
     f"{CREDENTIALS}/tls-key",
+    certificate_ends.end_file(HOME),
 )
-"""What is on a node that has had it: its unit, and secrets or what belongs to them."""
+"""What is on a node that has had it: its unit, secrets, and what belongs to them."""
 
 
 def absent_state() -> DesiredState:
@@ -145,7 +148,13 @@ def absent_state() -> DesiredState:
 def litellm_files(
     unit: UnitFile, open_files: Mapping[str, bytes], secrets: Mapping[str, bytes]
 ) -> DesiredState:
-    """Return its configuration, its credentials and its unit, and that there are no others."""
+    """
+    Return its configuration, its credentials and its unit, and that there are no others.
+
+    Beside its certificate goes the file that says when it ends.
+    """
+    pem = open_files.get(CERTIFICATE)
+    end = None if pem is None else certificate_ends.certificate_end("litellm.tls", pem)
     return DesiredState(
         Directory(HOME, group=ACCOUNT, mode=0o750),
         Directory(CREDENTIALS, mode=0o700),
@@ -159,6 +168,7 @@ def litellm_files(
             for path, content in secrets.items()
         ),
         NoOtherFiles(f"{CREDENTIALS}/*"),
+        *certificate_ends.end_values(HOME, CERTIFICATE, certificate_ends.LITELLM, end),
         # It names the release: another one reads the same configuration in its own way.
         unit.file,
     )

@@ -37,3 +37,4 @@ def test_only_the_exporter_is_reached_from_outside(gpu_node: Host) -> None:
 def test_its_files_are_roots_and_hold_no_credentials(gpu_node: Host) -> None:
     assert owners(gpu_node, *FILES) == FILES
     assert absent(gpu_node, "/etc/gpufleet/dcgm-exporter/*")
+    assert absent(gpu_node, "/var/lib/gpufleet/textfile/certificate-dcgm-exporter.prom")

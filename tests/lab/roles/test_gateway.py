@@ -17,6 +17,7 @@ FILES = {
     "/etc/gpufleet/gateway/models.map": "root:root 644",
     "/etc/gpufleet/gateway/upstream.map": "root:root 600",
     "/var/lib/gpufleet/gateway": "root:root 755",
+    "/var/lib/gpufleet/textfile/certificate-gateway.prom": "root:root 644",
     "/run/gpufleet-gateway": "root:root 700",
 }
 
@@ -37,6 +38,16 @@ def test_keys_of_servers_are_readable_by_root_alone(gateway_node: Host) -> None:
     assert owners(gateway_node, *FILES) == FILES
     certificates = gateway_node.check_output("stat -c '%U %a' /etc/gpufleet/gateway/*.pem")
     assert certificates.splitlines() == ["root 600"]
+
+
+def test_the_node_exporter_is_told_when_its_certificate_ends(gateway_node: Host) -> None:
+    at = "/etc/gpufleet/gateway/tls.pem"
+    until = gateway_node.check_output(f"openssl x509 -noout -enddate -in {at}")
+    end = gateway_node.check_output(f"date -d '{until.removeprefix('notAfter=')}' +%s")
+    written = gateway_node.check_output("cat /var/lib/gpufleet/textfile/certificate-gateway.prom")
+    assert written.splitlines()[-1] == (
+        f'gpufleet_certificate_end_timestamp_seconds{{path="{at}",use="gateway"}} {end}'
+    )
 
 
 def test_it_has_the_hash_of_a_clients_key_and_not_the_key(

@@ -29,3 +29,4 @@ def test_it_runs_also_after_a_boot_and_not_as_root(any_node: Host) -> None:
 def test_its_files_are_roots_and_hold_no_credentials(any_node: Host) -> None:
     assert owners(any_node, *FILES) == FILES
     assert absent(any_node, "/etc/gpufleet/node-exporter/*")
+    assert absent(any_node, "/var/lib/gpufleet/textfile/certificate-node-exporter.prom")

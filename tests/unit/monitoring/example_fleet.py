@@ -70,6 +70,8 @@ _VALUES: dict[str, tuple[str, ...]] = {
     "lock": ("3f9ac1d2",),
     "release": ("0.32.0",),
     "mode_info": ("act",),
+    "path": ("/etc/gpufleet/node-exporter/certificate.pem",),
+    "use": ("exporter",),
 }
 _OF_METRIC: dict[tuple[str, str], tuple[str, ...]] = {
     ("gpufleet_gpus", "state"): ("expected", "present"),
@@ -400,6 +402,8 @@ def _special(name: str, labels: Labels, target: Target, time: float) -> float | 
         return _MOVING[name](labels, time)
     if name == "gpufleet_stage_active":
         return float((node, labels["stage"]) != DOWN)
+    if "_certificate_" in name:
+        return (time // 86400 + 60) * 86400
     if name.endswith("_timestamp_seconds"):
         return time - 20 if "facts" in name or "watchdog" in name else time // 1800 * 1800
     if name.endswith("_info"):

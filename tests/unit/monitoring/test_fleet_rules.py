@@ -290,6 +290,79 @@ DECLARED = (
     ),
 )
 
+CERTIFICATE = {"path": "/etc/gpufleet/gateway/tls.pem", "use": "gateway"}
+_AT = f'path="{CERTIFICATE["path"]}",use="{CERTIFICATE["use"]}"'
+_ENDS = "gpu-01: the certificate /etc/gpufleet/gateway/tls.pem (gateway)"
+
+
+def ends(seconds: int, at: int = 600) -> dict[str, str]:
+    """Write a certificate of which so much is left when the case is asked."""
+    return own("certificate_end_timestamp_seconds", _AT, f"{at + seconds}x30")
+
+
+CERTIFICATES = (
+    Case(
+        "CertificateEndsSoon",
+        "a second less than 21 days",
+        ends(21 * DAY - 1),
+        at=600,
+        fires=(Firing({**ON, **CERTIFICATE}, f"{_ENDS} ends in 20d 23h 59m 59s"),),
+    ),
+    Case("CertificateEndsSoon", "21 days to the second", ends(21 * DAY), at=600),
+    Case(
+        "CertificateEndsSoon",
+        "7 days to the second: still no page",
+        ends(7 * DAY),
+        at=600,
+        fires=(Firing({**ON, **CERTIFICATE}, f"{_ENDS} ends in 7d 0h 0m 0s"),),
+    ),
+    Case("CertificateEndsSoon", "less than 7 days, which page", ends(6 * DAY), at=600),
+    Case(
+        "CertificateEndsSoon",
+        "one of two certificates of a node",
+        {
+            **ends(20 * DAY),
+            **own("certificate_end_timestamp_seconds", 'path="/x",use="exporter"', "9e9x30"),
+        },
+        at=600,
+        fires=(Firing({**ON, **CERTIFICATE}, f"{_ENDS} ends in 20d 0h 0m 0s"),),
+    ),
+    Case(
+        "CertificateEndsSoon",
+        "a scrape that failed for some minutes",
+        own("certificate_end_timestamp_seconds", _AT, f"{20 * DAY}x5 stale _x3 {20 * DAY}x30"),
+        at=480,
+        fires=(Firing({**ON, **CERTIFICATE}, f"{_ENDS} ends in 19d 23h 55m 0s"),),
+    ),
+    Case(
+        "CertificateEndsSoon",
+        "renewed, and the five minutes are over",
+        own("certificate_end_timestamp_seconds", _AT, f"{20 * DAY}x5 {365 * DAY}x30"),
+        at=720,
+    ),
+    Case("CertificateEndsThisWeek", "7 days to the second", ends(7 * DAY), at=600),
+    Case(
+        "CertificateEndsThisWeek",
+        "a second less than 7 days",
+        ends(7 * DAY - 1),
+        at=600,
+        fires=(Firing({**ON, **CERTIFICATE}, f"{_ENDS} ends in 6d 23h 59m 59s"),),
+    ),
+    Case(
+        "CertificateEndsThisWeek",
+        "it has ended",
+        ends(-DAY),
+        at=600,
+        fires=(Firing({**ON, **CERTIFICATE}, f"{_ENDS} has ended"),),
+    ),
+    Case(
+        "CertificateEndsThisWeek",
+        "nodes without any",
+        own("facts_timestamp_seconds", "", "0+60x60"),
+        at=600,
+    ),
+)
+
 # The last minute in which the first firing case of each is still silent.
 EARLY = {
     "NodeDown": 8,
@@ -308,7 +381,7 @@ EARLY = {
     "DriftStale": 10140,
 }
 
-_ALL = (*ANSWERS, *FACTS, *DRIVER, *DECLARED)
+_ALL = (*ANSWERS, *FACTS, *DRIVER, *DECLARED, *CERTIFICATES)
 CASES = (*_ALL, *too_early(_ALL, EARLY))
 
 

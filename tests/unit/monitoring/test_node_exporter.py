@@ -24,7 +24,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpufleet.artifacts import program_archive
 from gpufleet.artifacts.program_archive import ProgramArchive, install_script
-from gpufleet.monitoring import exporters, node_exporter
+from gpufleet.converge.desired import File
+from gpufleet.monitoring import certificate_ends, exporters, node_exporter
 from gpufleet.monitoring.exporters import Access, Metrics
 from gpufleet.monitoring.metrics import node_metrics
 from gpufleet.remote import payload
@@ -255,6 +256,22 @@ def test_our_facts_come_with_it(running: Running):
     found = scraped(running)
 
     assert found["gpufleet_reboot_pending"].samples[0].value == 1
+    assert found["node_textfile_scrape_error"].samples[0].value == 0
+
+
+def test_the_ends_of_several_certificates_come_with_it(running: Running):
+    """One name in several files, which the collector takes if all say the same of it."""
+    placed = ("/etc/gpufleet/node-exporter", "exporter"), ("/etc/gpufleet/gateway", "gateway")
+    for folder, use in placed:
+        for each in certificate_ends.end_values(folder, "it.pem", use, 1_800_000_000):
+            assert isinstance(each, File)
+            (running.textfiles / Path(each.path).name).write_bytes(each.content)
+    found = scraped(running)
+
+    assert {
+        (each.labels["path"], each.labels["use"]): each.value
+        for each in found["gpufleet_certificate_end_timestamp_seconds"].samples
+    } == {(f"{folder}/it.pem", use): 1_800_000_000 for folder, use in placed}
     assert found["node_textfile_scrape_error"].samples[0].value == 0
 
 

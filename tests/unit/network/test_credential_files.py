@@ -14,6 +14,7 @@ from gpufleet.network import gateway_node, keepalived, litellm_node
 from gpufleet.network.haproxy import HOME, Configuration
 from gpufleet.settings.gateway_settings import Gateway
 from gpufleet.settings.parse import parse_settings
+from tests.unit.monitoring.test_exporters import Authority, pem
 from tests.unit.network.gateway.test_config import OPEN
 
 SECRET = b"mellon-mellon"
@@ -33,7 +34,9 @@ def modes(state: DesiredState) -> dict[str, int]:
 
 
 def test_a_gateway_s_keys_are_for_root_and_its_other_files_are_not_hidden() -> None:
-    found = Configuration({"haproxy.cfg": b"global"}, {"keys.map": SECRET, "tls.pem": SECRET}, "1")
+    certificate, _ = Authority().sign("gw-01")
+    both = pem(certificate) + SECRET
+    found = Configuration({"haproxy.cfg": b"global"}, {"keys.map": SECRET, "tls.pem": both}, "1")
 
     state = gateway_node.gateway_files(found)
 
@@ -42,7 +45,8 @@ def test_a_gateway_s_keys_are_for_root_and_its_other_files_are_not_hidden() -> N
         f"{HOME}/tls.pem": (True, 0o600, "root"),
     }
     assert [each.path for each in state.values_of(File) if not each.secret] == [
-        f"{HOME}/haproxy.cfg"
+        f"{HOME}/haproxy.cfg",
+        "/var/lib/gpufleet/textfile/certificate-gateway.prom",
     ]
     assert modes(state)[HOME] == 0o700
     assert {each.pattern for each in state.values_of(NoOtherFiles)} == {

@@ -1,7 +1,9 @@
 """What gpufleet's own programs on nodes write for the node exporter's textfile collector. Pure.
 
 `on_node/monitoring/node_facts.py` writes facts.prom, `on_node/monitoring/record.py` check.prom and drift.prom, the
-watchdog watchdog.prom. What each is stands in `on_node/common/metric_families.py`, which travels to nodes;
+watchdog watchdog.prom. What each is stands in `on_node/common/metric_families.py`, which travels to nodes. Roles that
+place a certificate write certificate-*.prom (`monitoring/certificate_ends.py`): it is not in that list, of which a change
+restarts watchdogs.
 docs/reference/node-metrics.md says where each value is from.
 """
 
@@ -88,4 +90,14 @@ WATCHDOG = (
     _own("watchdog_timestamp_seconds", only="nodes with a watchdog"),
 )
 
-METRICS: tuple[Metric, ...] = (*FACTS, *GPU_FALLBACK, *FINDINGS, *WATCHDOG)
+CERTIFICATE_END = Metric(
+    name="gpufleet_certificate_end_timestamp_seconds",
+    job=Job.NODE,
+    type="gauge",
+    help="When a certificate that a deploy placed ends, in seconds since 1970",
+    labels=("path", "use"),
+    only="nodes on which a deploy placed a certificate",
+    source="docs/reference/node-metrics.md",
+)
+
+METRICS: tuple[Metric, ...] = (*FACTS, *GPU_FALLBACK, *FINDINGS, *WATCHDOG, CERTIFICATE_END)

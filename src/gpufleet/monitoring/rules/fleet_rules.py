@@ -7,6 +7,8 @@ from gpufleet.monitoring.rules.rule import Alert, AlertSeverity, Recording
 
 _ON = "{{ $labels.instance }}"
 _DAY = 86400
+SOON_DAYS, URGENT_DAYS = 21, 7
+"""Of a certificate: the first is the one from which a deploy remarks on it, too."""
 
 RECORDINGS: tuple[Recording, ...] = (
     Recording(
@@ -35,6 +37,12 @@ RECORDINGS: tuple[Recording, ...] = (
         ("instance",),
     ),
 )
+
+# Prometheus' clock: a node's own may be wrong.
+_LEFT = "min by (instance, use, path) (gpufleet_certificate_end_timestamp_seconds)\n  - time()"
+_CERTIFICATE = f"{_ON}: the certificate {{{{ $labels.path }}}} ({{{{ $labels.use }}}})"
+# A scrape that failed must not end the alert and begin it again; NodeDown comes within this time.
+_MISSED_SECONDS = 300
 
 ALERTS: tuple[Alert, ...] = (
     Alert(
@@ -162,5 +170,27 @@ ALERTS: tuple[Alert, ...] = (
         for_seconds=3600,  # a run that is late
         summary=f"{_ON} was last compared with what is declared {{{{ $value | humanizeDuration }}}} ago",
         action="Run `gpufleet drift --record`: does whatever runs it weekly still run?",
+    ),
+    Alert(
+        name="CertificateEndsSoon",
+        # Until the page takes over: one certificate is one alert.
+        expr=f"{_LEFT} < {SOON_DAYS * _DAY} >= {URGENT_DAYS * _DAY}",
+        severity=AlertSeverity.TICKET,
+        for_seconds=0,  # a date does not come and go
+        summary=f"{_CERTIFICATE} ends in {{{{ $value | humanizeDuration }}}}",
+        action="Put a new one where the setting names it, and deploy.",
+        keep_seconds=_MISSED_SECONDS,
+    ),
+    Alert(
+        name="CertificateEndsThisWeek",
+        expr=f"{_LEFT} < {URGENT_DAYS * _DAY}",
+        severity=AlertSeverity.PAGE,
+        for_seconds=0,  # as above
+        summary=(
+            f"{_CERTIFICATE} {{{{ if gt $value 0.0 }}}}ends in {{{{ $value | humanizeDuration }}}}"
+            "{{ else }}has ended{{ end }}"
+        ),
+        action="Renew it now: clients, or Prometheus, refuse the node from its last second on.",
+        keep_seconds=_MISSED_SECONDS,
     ),
 )

@@ -1,0 +1,58 @@
+"""When certificates on a node end: a file beside each, which the node exporter serves.  Pure.
+
+Roles that place a certificate place its file, so what is alerted on is the certificate that lies on
+the node. The end is read on this machine: nothing new runs on nodes.
+"""
+
+from __future__ import annotations
+
+from gpufleet import node_paths
+from gpufleet.converge.desired import Absent, File, Value
+from gpufleet.monitoring.metrics.gpufleet_metrics import CERTIFICATE_END
+from gpufleet.on_node.common.textfile import format_labels
+
+EXPORTER, GATEWAY, LITELLM = "exporter", "gateway", "litellm"
+"""What a certificate is used for: the label `use`, which says what setting names it."""
+
+
+def end_file(folder: str) -> str:
+    """
+    Return the file about the certificate in a folder of the node.
+
+    >>> end_file("/etc/gpufleet/gateway")
+    '/var/lib/gpufleet/textfile/certificate-gateway.prom'
+    """
+    return f"{node_paths.TEXTFILES}/certificate-{folder.rpartition('/')[2]}.prom"
+
+
+def end_values(folder: str, name: str, use: str, end: int | None) -> tuple[Value, ...]:
+    """
+    Return the file that says when `folder/name` ends.
+
+    `end` is in seconds since 1970; None: there is no such certificate, and the file goes.
+    """
+    path = end_file(folder)
+    if end is None:
+        return (Absent(path),)
+    return (File(path, end_text(f"{folder}/{name}", use, end).encode()),)
+
+
+def end_text(path: str, use: str, end: int) -> str:
+    """Return what the node exporter's textfile collector reads."""
+    metric = CERTIFICATE_END
+    # The same help in each file: the collector refuses a name with two.
+    return (
+        f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.type}\n"
+        f"{metric.name}{format_labels({'path': path, 'use': use})} {end}\n"
+    )
+
+
+def certificate_end(setting: str, pem: bytes) -> int:
+    """
+    Return when the first certificate in a PEM ends, in seconds since 1970; what follows it may go.
+
+    Raises `FleetError`, with the setting's name, where there is none.
+    """
+    from gpufleet.monitoring import exporter_certificates
+
+    return int(exporter_certificates.end(setting, pem).timestamp())
