@@ -134,6 +134,25 @@ def test_grafana_gets_what_it_needs(dashboard: dict[str, Any]) -> None:
         assert link["keepTime"]
 
 
+def test_a_table_of_several_queries_joins_their_rows_and_another_joins_nothing() -> None:
+    tables = [
+        panel
+        for dashboard in JSON.values()
+        for panel in dashboard["panels"]
+        if panel["type"] == "table"
+    ]
+    assert {len(table["targets"]) > 1 for table in tables} == {True, False}
+    for table in tables:
+        joins = [each for each in table["transformations"] if each["id"] == "joinByField"]
+        assert len(joins) == (len(table["targets"]) > 1), table["title"]
+
+
+def test_a_number_that_stands_for_a_state_is_shown_in_words() -> None:
+    text = "".join(dashboards().values())
+    words = re.findall(r'"mappings": \[\s*\{\s*"options": \{.*?"text": "(\w+)"', text, re.DOTALL)
+    assert {"up", "no"} <= set(words)
+
+
 def test_links_lead_to_dashboards_that_know_what_was_chosen() -> None:
     """A cell's link sets a variable of the dashboard that it opens."""
     by_uid = {dashboard["uid"]: dashboard for dashboard in JSON.values()}

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpufleet.monitoring import prometheus, render
+from gpufleet.converge.desired import File
+from gpufleet.monitoring import prometheus, render, server_files
 from gpufleet.monitoring.metrics.metric import Job
 from gpufleet.planning.stage import Running, Stage
 from gpufleet.serving import servers
@@ -182,6 +183,22 @@ def test_a_password_goes_only_to_nodes_that_ask_for_it() -> None:
         "credentials/node-tls-auth.password": "password",
         "credentials/node-tls-auth.ca.pem": "ca.pem",
     }
+
+
+def test_rules_are_those_of_the_parts_that_are_there() -> None:
+    alone = render.rule_settings(Monitoring(alertmanager=None), FLEET)
+    assert alone.settings == {"dcgm"}
+    assert render.rule_settings(Monitoring(), FLEET).settings == {"dcgm", "alertmanager"}
+
+
+def test_a_servers_credentials_are_no_one_elses_and_in_no_diff() -> None:
+    (file,) = (
+        each
+        for each in server_files.credentials("/etc/x", {"credentials/key": b"k"})
+        if isinstance(each, File)
+    )
+    assert file.secret
+    assert file.mode == 0o640
 
 
 def test_a_node_more_changes_no_configuration() -> None:
