@@ -130,16 +130,13 @@ def query(
     }
     try:
         await_jobs(jobs, seconds + 1, what, say if aloud else None)
-    except BaseException:
-        # Nobody waits for them any more.
+    finally:
+        # Nobody waits any more for those that are not done.
         gevent.killall(list(jobs.values()), block=False)
-        raise
-    answers: dict[str, Answer] = {}
-    for name, job in jobs.items():
-        if not job.ready():
-            job.kill(block=False)
-        answers[name] = job.value if job.successful() and job.value else _late(seconds)
-    return answers
+    return {
+        name: job.value if job.successful() and job.value else _late(seconds)
+        for name, job in jobs.items()
+    }
 
 
 def await_jobs(
