@@ -35,7 +35,7 @@ def test_files_lines_and_modules_that_are_not_there_are_foretold(tmp_path: Path)
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 
