@@ -138,7 +138,7 @@ def release(source: Source, lock: bytes, uv_lock: bytes, program: Program = VLLM
         if b"--hash=sha256:" not in text:
             problems.append(
                 f"{name}: a lock needs a hash for every package: make it with "
-                "`uv pip compile --generate-hashes` (locks/README.md)"
+                "`gpufleet packages lock` (locks/README.md)"
             )
     package = program.package
     pinned = f"{package}=={source.version}"

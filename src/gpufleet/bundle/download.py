@@ -248,9 +248,15 @@ def open_folder(root: Path) -> Iterator[Folder]:
             folder.save()
 
 
-def read(url: str, headers: Mapping[str, str] | None = None) -> tuple[bytes, str]:
-    """Return a page's content, and its media type; raises FleetError, `Gone` if there is none."""
-    with _answer(url, headers or {}) as answer:
+def read(
+    url: str, headers: Mapping[str, str] | None = None, data: bytes | None = None
+) -> tuple[bytes, str]:
+    """
+    Return a page's content, and its media type; with `data` that of the answer to a POST of it.
+
+    Raises FleetError, `MissingFileError` if there is none.
+    """
+    with _answer(url, headers or {}, data) as answer:
         try:
             return answer.read(), answer.headers.get_content_type()
         except (OSError, http.client.HTTPException) as error:
@@ -296,22 +302,22 @@ class _RangeRefused(Exception):  # noqa: N818
     """What is there is longer than what the server has."""
 
 
-def _answer(url: str, headers: Mapping[str, str]) -> Any:
+def _answer(url: str, headers: Mapping[str, str], data: bytes | None = None) -> Any:
     """Ask a server, and once more after each pause while it is busy or cannot be reached."""
     for pause in PAUSES:
         with suppress(_BusyServerError):
-            return _answer_at_once(url, headers)
+            return _answer_at_once(url, headers, data)
         time.sleep(pause)
-    return _answer_at_once(url, headers)
+    return _answer_at_once(url, headers, data)
 
 
 class _BusyServerError(FleetError):
     """A server that may answer later."""
 
 
-def _answer_at_once(url: str, headers: Mapping[str, str]) -> Any:
+def _answer_at_once(url: str, headers: Mapping[str, str], data: bytes | None) -> Any:
     # Settings allow http and https alone.
-    request = urllib.request.Request(url, headers={"User-Agent": "gpufleet"})  # noqa: S310
+    request = urllib.request.Request(url, data, {"User-Agent": "gpufleet"})  # noqa: S310
     for name, value in headers.items():
         if name == "Authorization":  # a token is for this server, not for where it redirects to
             request.add_unredirected_header(name, value)

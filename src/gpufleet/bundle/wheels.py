@@ -151,8 +151,7 @@ def _choose(
     called = str(wanted).partition(";")[0].strip()
     if not hashes:
         raise FleetError(
-            f"{lock.name}: {called} has no hash: make the lock with "
-            "`uv pip compile --generate-hashes`"
+            f"{lock.name}: {called} has no hash: make the lock with `gpufleet packages lock`"
         )
     if wanted.url:
         raise FleetError(

@@ -65,6 +65,10 @@ COMMANDS = {
         "gpufleet.cli.monitoring_command:monitoring",
         "Rules, dashboards and scraping for servers of yours, and silences of alerts.",
     ),
+    "packages": (
+        "gpufleet.cli.packages_command:packages",
+        "Locks of the packages that nodes install, and what is known of them.",
+    ),
     "plan": (
         "gpufleet.cli.plan_command:plan",
         "Show which GPUs of which node would serve what, and why. Changes nothing.",

@@ -89,7 +89,7 @@ def edits(declared: Fleet, version: str, nodes: Collection[str] = ()) -> tuple[E
         lock = _lock(vllm, version)
         if lock is not None and not (declared.root / lock).is_file():
             problems.append(
-                f"{lock}: is not there: make it with `uv pip compile --generate-hashes` "
+                f"{lock}: is not there: make it with `gpufleet packages lock` "
                 f"(locks/README.md); {name} would be built of it"
             )
     problems += _others(declared, wanted, found.values())

@@ -1,0 +1,210 @@
+"""Locks of packages: of wheels alone, with a list of what is in them (SBOM).  Pure.
+
+uv resolves and says which files each package has (PEP 751, `pylock.toml`); of these the lock has
+the wheels' hashes, for nodes build nothing. The SBOM beside it is CycloneDX 1.5
+(cyclonedx.org/docs/1.5/json): name, version, package URL and files of each package.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+from gpufleet.artifacts.release import pinned
+from gpufleet.errors import FleetError
+
+SBOM_SUFFIX = ".cdx.json"
+# Of serial numbers: the same lock has the same one, so the file changes with it alone.
+_NAMESPACE = uuid.UUID("6f0f2a63-3c3f-5c52-9d0c-7c1d2c0f5a11")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_PIN = re.compile(r"^(?P<name>[A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?\s*(?:==|@)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Program:
+    """
+    What there are locks of, and for which nodes.
+
+    Attributes:
+        file: the lock's name, with the version's place.
+        python: the oldest Python that it is for.
+        platform: uv's name of the oldest system; None: any.
+        extra: what of the package is wanted beside itself.
+    """
+
+    file: str
+    python: str
+    platform: str | None = None
+    extra: str = ""
+
+
+PROGRAMS: Mapping[str, Program] = {
+    # The oldest C library of the supported distributions: glibc 2.34, RHEL 9.
+    "vllm": Program("vllm-{version}.txt", "3.12", "x86_64-manylinux_2_34"),
+    "litellm": Program("litellm-{version}.txt", "3.11", extra="proxy"),
+    "uv": Program("uv.txt", "3.10"),
+}
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package of a lock: `wheels` are hashes by file name, `marker` says where it is needed."""
+
+    name: str
+    version: str
+    wheels: Mapping[str, str]
+    marker: str = ""
+
+
+def requirement(name: str, version: str) -> str:
+    """
+    Return what uv is asked for.
+
+    >>> requirement("litellm", "1.106.2")
+    'litellm[proxy]==1.106.2'
+    """
+    extra = PROGRAMS[name].extra
+    return f"{name}[{extra}]=={version}" if extra else f"{name}=={version}"
+
+
+def packages(pylock: str) -> tuple[Package, ...]:
+    """
+    Return the packages of uv's answer, by name.
+
+    Raises `FleetError` with every package that has no wheel with a SHA-256.
+    """
+    found, problems = [], []
+    for each in tomllib.loads(pylock).get("packages", ()):
+        name, version = each["name"], each.get("version", "")
+        wheels = {
+            unquote(_file(wheel)): wheel.get("hashes", {}).get("sha256", "")
+            for wheel in each.get("wheels", ())
+        }
+        if not wheels or not version:
+            problems.append(
+                f"{name} {version}".rstrip() + ": has no wheel, and nodes build nothing: build "
+                "one, put it on a page, and name that with --find-links and in `find_links`"
+            )
+        elif not all(map(_SHA256.fullmatch, wheels.values())):
+            problems.append(f"{name} {version}: the index has no SHA-256 of a wheel of it")
+        else:
+            found.append(Package(name, version, wheels, each.get("marker", "")))
+    if problems or not found:
+        raise FleetError(*(problems or ("uv has found no package",)))
+    return tuple(sorted(found, key=lambda each: (each.name, each.version)))
+
+
+def _file(wheel: Mapping[str, Any]) -> str:
+    """Return a wheel's file name: of its own key, or of where it lies."""
+    where = str(wheel.get("name") or wheel.get("url") or wheel.get("path") or "")
+    return urlsplit(where).path.rpartition("/")[2] or where
+
+
+def lock_text(found: Iterable[Package]) -> str:
+    """Return a lock as uv and pip read it, in the form that `uv pip compile` gives it."""
+    return "".join(
+        " \\\n    ".join(
+            (
+                f"{each.name}=={each.version}" + (f" ; {each.marker}" if each.marker else ""),
+                *(f"--hash=sha256:{digest}" for digest in sorted(set(each.wheels.values()))),
+            )
+        )
+        + "\n"
+        for each in found
+    )
+
+
+def sbom_text(found: Iterable[Package], name: str, version: str) -> str:
+    """Return the CycloneDX document of a program's lock; the same lock gives the same text."""
+    found = tuple(found)
+    document = {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.5",
+        "serialNumber": f"urn:uuid:{uuid.uuid5(_NAMESPACE, lock_text(found))}",
+        "version": 1,
+        "metadata": {
+            "component": {
+                "type": "application",
+                "bom-ref": f"gpufleet-lock-{name}",
+                "name": name,
+                "version": version,
+            }
+        },
+        "components": [_component(each) for each in found],
+    }
+    return json.dumps(document, indent=1) + "\n"
+
+
+def _component(each: Package) -> dict[str, Any]:
+    purl = f"pkg:pypi/{quote(each.name)}@{quote(each.version, safe='')}"
+    marker = [{"name": "gpufleet:marker", "value": each.marker}] if each.marker else []
+    return {
+        "type": "library",
+        "bom-ref": purl,
+        "name": each.name,
+        "version": each.version,
+        "purl": purl,
+        **({"properties": marker} if marker else {}),
+        "externalReferences": [
+            {
+                "type": "distribution",
+                "url": quote(file),
+                "hashes": [{"alg": "SHA-256", "content": digest}],
+            }
+            for file, digest in sorted(each.wheels.items())
+        ],
+    }
+
+
+def sbom_differences(lock: str, sbom: str) -> tuple[str, ...]:
+    """
+    Return how a lock differs from the SBOM beside it, in sentences; a hash of no wheel is one.
+
+    Raises `FleetError` for an SBOM that cannot be read.
+    """
+    try:
+        components = json.loads(sbom)["components"]
+        files = {
+            each["hashes"][0]["content"]: unquote(each["url"])
+            for component in components
+            for each in component["externalReferences"]
+        }
+        listed = {f"{each['name']}=={each['version']}" for each in components}
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise FleetError(f"the SBOM cannot be read ({error!r})") from None
+    hashes = set(re.findall(r"--hash=sha256:([0-9a-f]{64})", lock))
+    pins = {f"{name}=={version}" for name, version in pins_of(lock)}
+    return (
+        *(f"{each} is in one of the two alone" for each in sorted(pins ^ listed)),
+        *(f"{each} is in one of the two alone" for each in sorted(hashes ^ files.keys())),
+        *(f"{file} is no wheel" for file in sorted(files.values()) if not file.endswith(".whl")),
+    )
+
+
+def constraints(lock: str, program: str) -> str:
+    """
+    Return the pins of a lock, but for those of the program itself, so that what is locked stays.
+
+    >>> constraints("uv==1 \\\n --hash=x\na==2 ; os_name == 'nt' \\\n --hash=y\n", "uv")
+    "a==2 ; os_name == 'nt'\n"
+    """
+    lines = (line.rstrip(" \\") for line in lock.splitlines() if _PIN.match(line))
+    return "".join(f"{line}\n" for line in lines if not re.match(rf"{program}\b(?!-)", line))
+
+
+def pins_of(lock: str) -> Iterator[tuple[str, str]]:
+    """
+    Yield each package of a lock with its version; "": the lock takes it from an address without.
+
+    >>> [*pins_of("torch==2.9.0+cu130 --hash=sha256:...")]
+    [('torch', '2.9.0+cu130')]
+    """
+    for found in _PIN.finditer(lock):
+        line = lock[found.start() :].partition("\n")[0]
+        yield found["name"], pinned(line.encode(), found["name"]) or ""

@@ -1,0 +1,164 @@
+"""Known weaknesses of packages: an advisory source is asked for every package of a lock.
+
+The source has OSV's API, which `uv audit --service-url` takes, too:
+`POST /v1/querybatch` names the advisories of each package, `GET /v1/vulns/ID` what one says. An
+answer that cannot be read is never taken for none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from gpufleet.bundle.download import AT_ONCE, read
+from gpufleet.errors import FleetError
+
+_T = TypeVar("_T")
+
+ECOSYSTEM = "PyPI"
+# OSV takes 1000 queries at once (its documentation of POST /v1/querybatch).
+_BATCH = 1000
+# A package with more pages of advisories than this is no package: the source repeats itself.
+_PAGES = 100
+
+
+@dataclass(frozen=True, order=True)
+class Advisory:
+    """A known weakness of a package of a lock; `fixed_in` are later versions without it."""
+
+    package: str
+    version: str
+    id: str
+    aliases: tuple[str, ...] = ()
+    fixed_in: tuple[str, ...] = ()
+
+
+def find(source: str, pins: Iterable[tuple[str, str]]) -> tuple[Advisory, ...]:
+    """
+    Return every advisory on these packages, `(name, version)`, by name.
+
+    Raises `FleetError` where the source is not reached or does not answer for each of them, and
+    for a package without a version, of which it cannot be asked.
+    """
+    if not source.startswith(("http://", "https://")):
+        raise FleetError(f"--advisories {source}: is no address: write http:// or https://")
+    source = source.rstrip("/")
+    wanted = sorted(set(pins))
+    if unknown := [name for name, version in wanted if not version]:
+        raise FleetError(
+            *(
+                f"{name}: is locked by an address without a version, of which no source knows: "
+                "look by hand, or lock it by its version"
+                for name in unknown
+            )
+        )
+    if not wanted:
+        raise FleetError("the lock names no package: there is nothing to ask about")
+    named: dict[tuple[str, str], set[str]] = {}
+    for start in range(0, len(wanted), _BATCH):
+        named |= _named(source, wanted[start : start + _BATCH])
+    ids = sorted(set().union(*named.values()))
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        said = dict(zip(ids, pool.map(lambda each: _said(source, each), ids), strict=True))
+    return tuple(
+        sorted(
+            _advisory(name, version, said[each])
+            for (name, version), found in named.items()
+            for each in found
+            if not said[each].get("withdrawn")
+        )
+    )
+
+
+def _named(source: str, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], set[str]]:
+    """Return the ids that the source names of each package; an answer may go on on a next page."""
+    found: dict[tuple[str, str], set[str]] = {each: set() for each in wanted}
+    asked = [(each, "") for each in wanted]
+    for _ in range(_PAGES):
+        if not asked:
+            return found
+        queries = [_query(*each, page) for each, page in asked]
+        url = f"{source}/v1/querybatch"
+        data = json.dumps({"queries": queries}).encode()
+
+        def results(
+            document: Any, asked: Sequence[tuple[tuple[str, str], str]] = asked
+        ) -> list[tuple[set[str], str]]:
+            rows = [
+                ({str(one["id"]) for one in row.get("vulns") or ()}, row.get("next_page_token", ""))
+                for row in document["results"]
+            ]
+            if len(rows) != len(asked):
+                raise ValueError(f"{len(rows)} answers to {len(asked)} questions")
+            return rows
+
+        rows = _read(url, results, data)
+        for (each, _), (ids, _) in zip(asked, rows, strict=True):
+            found[each] |= ids
+        asked = [(each, page) for (each, _), (_, page) in zip(asked, rows, strict=True) if page]
+    raise FleetError(f"{source}: its answer about {asked[0][0][0]} does not end")
+
+
+def _query(name: str, version: str, page: str) -> dict[str, Any]:
+    """Return one question; a local version (`2.9.0+cu130`) is one that no advisory names."""
+    package = {"name": str(canonicalize_name(name)), "ecosystem": ECOSYSTEM}
+    query = {"package": package, "version": version.partition("+")[0]}
+    return {**query, "page_token": page} if page else query
+
+
+def _said(source: str, wanted: str) -> Mapping[str, Any]:
+    def named(document: Any) -> Mapping[str, Any]:
+        if document["id"] != wanted:
+            raise ValueError(f"it is about {document['id']!r}")
+        found: Mapping[str, Any] = document
+        return found
+
+    return _read(f"{source}/v1/vulns/{quote(wanted, safe='')}", named)
+
+
+def _advisory(name: str, version: str, said: Mapping[str, Any]) -> Advisory:
+    try:
+        fixes = {*_fixes(name, said)}
+        return Advisory(
+            name,
+            version,
+            str(said["id"]),
+            tuple(sorted(map(str, said.get("aliases") or ()))),
+            tuple(map(str, sorted(each for each in fixes if each > Version(version)))),
+        )
+    except (KeyError, TypeError, AttributeError, InvalidVersion):
+        # What it says of versions is for people; that there is one stands.
+        return Advisory(name, version, str(said["id"]))
+
+
+def _fixes(name: str, said: Mapping[str, Any]) -> Iterator[Version]:
+    for affected in said.get("affected") or ():
+        package = affected["package"]
+        if package["ecosystem"] != ECOSYSTEM:
+            continue
+        if canonicalize_name(package["name"]) != canonicalize_name(name):
+            continue
+        for each in affected.get("ranges") or ():
+            if each["type"] == "ECOSYSTEM":
+                yield from (Version(event["fixed"]) for event in each["events"] if "fixed" in event)
+
+
+def _read(url: str, parse: Callable[[Any], _T], data: bytes | None = None) -> _T:
+    headers = {"Accept": "application/json"}
+    if data is not None:
+        headers["Content-Type"] = "application/json"
+    content, _ = read(url, headers, data)
+    try:
+        return parse(json.loads(content))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FleetError(
+            f"{url}: its answer is none of an advisory source ({error}): nothing is known of the "
+            "lock"
+        ) from None

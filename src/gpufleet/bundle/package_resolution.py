@@ -1,0 +1,68 @@
+"""Which packages a program needs: uv is asked, and asks an index.  Border: uv's process.
+
+uv is the one of `pyproject.toml`, which writes locks in the same way on every machine.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from tempfile import NamedTemporaryFile
+
+from gpufleet.artifacts.package_lock import Program
+from gpufleet.errors import FleetError
+from gpufleet.sanitize import printable
+
+# Metadata of vLLM's 200 packages: a minute from a slow index, without a byte of their wheels.
+RESOLVE_SECONDS = 900
+# Of what uv says when it fails; the reason is at the end.
+_SAID_LINES = 20
+
+
+def resolve(
+    requirements: Iterable[str],
+    program: Program,
+    *,
+    python: str | None = None,
+    index: str | None = None,
+    find_links: Sequence[str] = (),
+    constraints: str = "",
+) -> str:
+    """
+    Return what uv resolves the requirements to, as `pylock.toml`: with wheels alone.
+
+    `index` replaces the one that uv would ask by itself or by its environment (`UV_DEFAULT_INDEX`);
+    it travels in the environment, for an address may have a password. `constraints` are pins that
+    stay. Raises `FleetError`.
+    """
+    from uv import find_uv_bin
+
+    words = [find_uv_bin(), "pip", "compile", "-", "--no-config", "--quiet", "--no-header"]
+    words += ["--no-annotate", "--only-binary", ":all:", "--format", "pylock.toml"]
+    words += ["--python", sys.executable, "--python-version", python or program.python]
+    words += ["--python-platform", program.platform] if program.platform else ["--universal"]
+    words += [word for each in find_links for word in ("--find-links", each)]
+    environment = dict(os.environ)
+    if index:
+        environment["UV_DEFAULT_INDEX"] = index
+    try:
+        with NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as pins:
+            pins.write(constraints)
+            pins.flush()
+            done = subprocess.run(
+                [*words, "--constraints", pins.name],
+                input="".join(f"{each}\n" for each in requirements),
+                capture_output=True,
+                text=True,
+                env=environment,
+                timeout=RESOLVE_SECONDS,
+                check=False,
+            )
+    except subprocess.TimeoutExpired:
+        raise FleetError(f"uv has not resolved within {RESOLVE_SECONDS} s: try again") from None
+    if done.returncode:
+        said = [printable(line) for line in done.stderr.splitlines() if line.strip()]
+        raise FleetError("uv finds no wheels that fit together:", *said[-_SAID_LINES:])
+    return done.stdout

@@ -1,0 +1,150 @@
+"""`gpufleet packages ...`: locks of the packages that nodes install, and what is known of them.
+
+Thin: has uv resolve, or asks an advisory source, and writes or prints what comes of it.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import click
+
+from gpufleet.artifacts import package_lock
+from gpufleet.errors import FleetError
+from gpufleet.formatting import count_of, suggestion
+from gpufleet.sanitize import printable
+
+CHANGED = FOUND = 1
+"""Exit status of `lock --dry` where a file would be another; of `audit` with an advisory."""
+
+
+@click.group()
+def packages() -> None:
+    """Lock the packages that nodes install, and ask what is known of them."""
+
+
+@packages.command("lock")
+@click.argument("program")
+@click.argument("version")
+@click.option("--also", multiple=True, metavar="NAME==VERSION", help="A package beside it.")
+@click.option("--python", metavar="X.Y", help="The oldest Python of the nodes.")
+@click.option(
+    "--index", metavar="URL", help="The index to ask; else UV_DEFAULT_INDEX, or uv's own."
+)
+@click.option("--find-links", multiple=True, metavar="WHERE", help="A page or folder of wheels.")
+@click.option(
+    "--folder", default="locks", metavar="DIR", help="Where locks lie.", show_default=True
+)
+@click.option("--upgrade", is_flag=True, help="Take newer packages than the lock there has.")
+@click.option("--dry", is_flag=True, help="Print the lock and write nothing.")
+def lock(
+    program: str,
+    version: str,
+    *,
+    also: tuple[str, ...],
+    python: str | None,
+    index: str | None,
+    find_links: tuple[str, ...],
+    folder: str,
+    upgrade: bool,
+    dry: bool,
+) -> int:
+    """
+    Write the lock of PROGRAM (vllm, litellm, uv) in VERSION, and its SBOM beside it.
+
+    uv resolves; no node is asked. What a lock that is there pins stays. The lock has hashes of
+    wheels alone, for nodes build nothing. The SBOM (CycloneDX 1.5) names every package and file.
+
+    \b
+    gpufleet packages lock vllm 0.32.0
+    gpufleet packages lock vllm 0.32.0 --also ray==2.60.0
+    gpufleet packages lock litellm 1.106.2 --python 3.10
+
+    Exit status: 0 written or as it is, 1 with --dry: it would be written, 2 refused.
+    """
+    from gpufleet.bundle.package_resolution import resolve
+
+    known = package_lock.PROGRAMS.get(program)
+    if known is None:
+        names = ", ".join(package_lock.PROGRAMS)
+        hint = suggestion(program, [*package_lock.PROGRAMS])
+        raise FleetError(f"{program}: there are locks of {names}{hint}")
+    wanted = (package_lock.requirement(program, version), *also)
+    path = Path(folder) / known.file.format(version=version)
+    beside = path.with_name(path.stem + package_lock.SBOM_SUFFIX)
+    there = _content(path)
+    kept = "" if upgrade or there is None else package_lock.constraints(there, program)
+    answer = resolve(
+        wanted, known, python=python, index=index, find_links=find_links, constraints=kept
+    )
+    found = package_lock.packages(answer)
+    text = package_lock.lock_text(found)
+    sbom = package_lock.sbom_text(found, program, version)
+    if problems := package_lock.sbom_differences(text, sbom):
+        raise FleetError(*(f"{path}: {each}" for each in problems))
+    if there == text and _content(beside) == sbom:
+        click.echo(f"{path} has these packages already", err=True)
+        return 0
+    if dry:
+        click.echo(text, nl=False)
+        click.echo(f"would be written to {path}, its SBOM to {beside}", err=True)
+        return CHANGED
+    # The lock last: one that is there has its SBOM.
+    _write(beside, sbom)
+    _write(path, text)
+    wheels = sum(len(each.wheels) for each in found)
+    click.echo(f"{path} is written: {count_of(len(found), 'package')}, {wheels} wheels", err=True)
+    return 0
+
+
+@packages.command("audit")
+@click.argument("lock_file", metavar="LOCK")
+@click.option("--advisories", required=True, metavar="URL", help="A source with OSV's API.")
+def audit(lock_file: str, advisories: str) -> int:
+    """
+    Name the known weaknesses of the packages of LOCK.
+
+    URL is an advisory source with OSV's API, the one that `uv audit --service-url` takes. It is
+    told names and versions.
+
+    \b
+    gpufleet packages audit locks/vllm-0.32.0.txt --advisories https://advisories.example.net
+
+    Exit status: 0 none is known, 1 at least one, 2 the source did not answer for every package.
+    """
+    from gpufleet.bundle import advisories as source
+
+    text = _content(Path(lock_file))
+    if text is None:
+        raise FleetError(f"{lock_file}: there is no such file")
+    pins = [*package_lock.pins_of(text)]
+    found = source.find(advisories, pins)
+    for each in found:
+        called = f"{each.id} ({', '.join(each.aliases)})" if each.aliases else each.id
+        fixed = f"fixed in {', '.join(each.fixed_in)}" if each.fixed_in else "no fix is known"
+        click.echo(printable(f"{each.package} {each.version}: {called}, {fixed}"))
+    asked = count_of(len(set(pins)), "package")
+    click.echo(f"{lock_file}: {asked} asked about, {len(found)} advisories", err=True)
+    return FOUND if found else 0
+
+
+def _content(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise FleetError(f"{path} cannot be read: {error}") from None
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file, whole or not at all."""
+    new = path.with_name(f".{path.name}.new")
+    try:
+        new.write_text(text, encoding="utf-8")
+        new.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            new.unlink()
+        raise FleetError(f"{path} cannot be written: {error.strerror}") from None
