@@ -8,12 +8,13 @@ stay as the gateway has them. No connection is lost: docs/traffic/gateway.md.
 """
 
 from gpufleet.fleet.exporter_access import access_to_exporters
-from gpufleet.fleet.run import gateway_targets, refusals
+from gpufleet.fleet.run import gateway_targets, hold_nodes, refusals
 from roles.gateway import gateway
 from roles.node_exporter import node_exporter
 from roles.node_facts import node_facts
 
 with refusals():
+    hold_nodes("gateway")
     node = gateway_targets()
     if node:
         # Nodes with GPUs have them of the deploys that probe those.

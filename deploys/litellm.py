@@ -9,9 +9,10 @@ come or go. LiteLLM is restarted where something has changed: docs/traffic/litel
 
 from pyinfra import host
 
-from gpufleet.fleet.run import refusals
+from gpufleet.fleet.run import hold_nodes, refusals
 from gpufleet.inventory import loader
 from roles.litellm import litellm
 
 with refusals():
+    hold_nodes("litellm")
     litellm(loader.current().nodes, host.name)

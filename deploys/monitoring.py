@@ -8,7 +8,7 @@ from being watched: docs/monitor/monitoring.md.
 """
 
 from gpufleet.fleet.exporter_access import access_to_exporters
-from gpufleet.fleet.run import monitoring_targets, refusals
+from gpufleet.fleet.run import hold_nodes, monitoring_targets, refusals
 from roles.alertmanager import alertmanager
 from roles.grafana import grafana
 from roles.node_exporter import node_exporter
@@ -16,6 +16,7 @@ from roles.node_facts import node_facts
 from roles.prometheus import prometheus
 
 with refusals():
+    hold_nodes("monitoring")
     node = monitoring_targets()
     if node:
         # Nodes with GPUs have them of the deploys that probe those.

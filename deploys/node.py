@@ -8,7 +8,7 @@ docs/gpu-nodes/provisioning.md. Nodes without a `gpu_lock` are left alone.
 """
 
 from gpufleet.fleet.exporter_access import access_to_exporters
-from gpufleet.fleet.run import bare_node, refusals
+from gpufleet.fleet.run import bare_node, hold_nodes, refusals
 from gpufleet.gpu_software.driver_packages import dcgm_packages
 from gpufleet.monitoring.dcgm import has_profiling
 from gpufleet.operations.record_deploy import record_deploy
@@ -26,6 +26,7 @@ from roles.persistenced import persistenced
 from roles.rdma import rdma
 
 with refusals():
+    hold_nodes("gpu_lock")
     node = bare_node()
     if node:
         nvidia_repository(node.repository)

@@ -7,7 +7,7 @@ Packages, releases, model files and the proof that flags are accepted; the units
 that run, in /var/lib/gpufleet/change/next/, until the upgrade switches to them.
 """
 
-from gpufleet.fleet.run import node_plan, refusals
+from gpufleet.fleet.run import hold_nodes, node_plan, refusals
 from gpufleet.gpu_software.cuda_toolkit import toolkit_profile
 from roles.cuda import cuda
 from roles.driver_activation import require_in_service
@@ -16,6 +16,7 @@ from roles.nvidia_repository import nvidia_repository
 from roles.prepare_vllm import prepare_vllm
 
 with refusals():
+    hold_nodes("gpu_node")
     node = node_plan()
     if node:
         if node.settings.gpu_lock:

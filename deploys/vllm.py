@@ -8,6 +8,7 @@ from gpufleet.fleet.exporter_access import access_to_exporters
 from gpufleet.fleet.run import (
     gateway_targets,
     has_gateways,
+    hold_nodes,
     monitoring_targets,
     node_machine,
     node_plan,
@@ -31,6 +32,7 @@ from roles.vllm import vllm
 from roles.watchdog import watchdog
 
 with refusals():
+    hold_nodes("gpu_node", "gateway", "monitoring")
     node = node_plan()
     # Gateways get what is planned before it starts, and keep what runs until it is replaced.
     gateway = gateway_targets(planned=True, and_running=True)

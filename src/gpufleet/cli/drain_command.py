@@ -152,9 +152,13 @@ class _Session:
     def drain(self, name: str, why: str, seconds: int | None, *, force: bool) -> dict[str, Any]:
         """Drain a node; return what came of it."""
         from gpufleet.fleet import draining
+        from gpufleet.node.marks import deploy_problems
         from gpufleet.upgrade.run import node_questions
 
         found, looks = self._find_drain(name)
+        deploys = {node: each for node in found.every_node if (each := looks[node].deploy)}
+        if problems := deploy_problems(deploys):
+            raise FleetError(*problems)
         if not force and (refused := draining.refusal(found)):
             raise FleetError(refused)
         by = operator_name()
@@ -167,6 +171,9 @@ class _Session:
                 if found.replicas_on(node)
             }
         )
+        # A deploy has begun since they were looked at.
+        if problems := tuple(f"{n}: {m.problem}" for n, m in marks.items() if m.problem):
+            raise FleetError(*problems)
         began = time.monotonic()
         self.front.set_servers("drain", found.servers, TELL_SECONDS)
         limit = self._drain_seconds(name, looks) if seconds is None else seconds

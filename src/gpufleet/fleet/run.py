@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -21,7 +22,7 @@ from pyinfra.context import ctx_state
 from gpufleet.artifacts.operator_files import release_of
 from gpufleet.checks.finding import Report
 from gpufleet.errors import FleetError
-from gpufleet.fleet import assessment
+from gpufleet.fleet import assessment, deploy_lock
 from gpufleet.fleet.assessment import Assessment
 from gpufleet.fleet.live import gpu_hosts
 from gpufleet.fleet.model_configs import model_directories
@@ -81,6 +82,42 @@ def refusals() -> Generator[None]:
         yield
     except FleetError as error:
         raise Refusal(*error.problems) from error
+
+
+def hold_nodes(*settings: str) -> None:
+    """
+    Have the nodes of this run that have one of these settings be this run's alone, until it ends.
+
+    Deploys that change nodes call it first. Raises `Refusal`, before anything is touched, where
+    another deploy or an upgrade has one of them. --dry takes none, and says who has them.
+    """
+    if ctx_state.get() not in _DRY_RUNS:
+        _single_flight(ctx_state.get(), _holding(settings))
+
+
+@cache
+def _holding(settings: tuple[str, ...]) -> Callable[[State], None]:
+    """Return what takes the nodes of a run that have one of these settings."""
+
+    def take(state: State) -> None:
+        fleet = loader.current()
+        wanted = [
+            each
+            for each in state.inventory
+            if state.is_host_in_limit(each)
+            # Those that could not be connected to have failed already.
+            and each not in state.failed_hosts
+            and any(getattr(fleet.nodes[each.name].settings, name) for name in settings)
+        ]
+        if wanted:
+            typed = fleet.typed
+            what = ", ".join(typed.operations) if typed else "a deploy"
+            deploy_lock.hold(state, wanted, what, dry=bool(typed and typed.dry))
+            deploy_lock.refuse_silent(
+                state, {each.name for each in wanted} - fleet.gpu_nodes.keys()
+            )
+
+    return take
 
 
 def node_plan(*, unfit_stops: bool = True) -> NodePlan | None:
@@ -295,7 +332,11 @@ def _bare_nodes(state: State) -> Mapping[str, BareNode]:
     if state in _DRY_RUNS:
         _DRY_RUNS[state].extend(problems)
         return found.nodes
-    problems = (*lock_problems(answers, os.environ.get(VARIABLE)), *problems)
+    problems = (
+        *lock_problems(answers, os.environ.get(VARIABLE)),
+        *deploy_lock.unknown(state, answers),
+        *problems,
+    )
     for remark in (remark for each in suited for remark in each.remarks):
         logger.warning("    %s", remark)
     # No reason to leave it alone: this is how a node gets repaired.
@@ -315,7 +356,10 @@ def _check_report(state: State) -> Report:
 def _plan(state: State) -> Assessment:
     declared = loader.current().gpu_nodes
     if state not in _DRY_RUNS and (
-        problems := lock_problems(documents(state), os.environ.get(VARIABLE))
+        problems := (
+            *lock_problems(documents(state), os.environ.get(VARIABLE)),
+            *deploy_lock.unknown(state, documents(state)),
+        )
     ):
         raise FleetError(*problems)
     found = assessment.plan_fleet(documents(state), declared)

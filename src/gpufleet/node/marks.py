@@ -1,11 +1,13 @@
-"""What marks on a node say: an upgrade's lock, a cordon, the drain of a replica.  Pure."""
+"""What marks on a node say: an upgrade's lock, a deploy, a cordon, a replica's drain.  Pure."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gpufleet.formatting import join_names
 from gpufleet.sanitize import printable
 
 
@@ -33,6 +35,54 @@ class Lock:
     def __str__(self) -> str:
         """Say it in a sentence."""
         return printable(f"{self.owner} from {self.origin}: {self.what} ({self.id})")
+
+
+@dataclass(frozen=True)
+class Deploy:
+    """Whose a node is while a deploy's connection to it lives."""
+
+    id: str
+    """Of the run of pyinfra."""
+    owner: str
+    origin: str
+    since: float
+    """Seconds since 1970, by the node's clock."""
+    what: str
+    """Its deploy files."""
+    process: int
+    """On its own machine."""
+
+    @classmethod
+    def from_file(cls, said: Mapping[str, Any] | None) -> Deploy | None:
+        """Return what the node says; None: there is none."""
+        if said is None:
+            return None
+        return cls(
+            said["id"],
+            said["owner"],
+            said["from"],
+            float(said["since"]),
+            said["what"],
+            int(said["process"]),
+        )
+
+
+def deploy_problems(found: Mapping[str, Deploy]) -> tuple[str, ...]:
+    """Return why nodes that deploys have are left alone, a sentence a deploy, by its run."""
+    names: dict[str, list[str]] = {}
+    first: dict[str, Deploy] = {}
+    for name, each in sorted(found.items()):
+        names.setdefault(each.id, []).append(name)
+        first.setdefault(each.id, each)
+    return tuple(
+        f"{join_names(names[run])}: {printable(each.owner)} is deploying there "
+        f"({printable(each.what)}) since "
+        f"{time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(each.since))}, from "
+        f"{printable(each.origin)}, process {each.process} on that machine: wait for its end, or "
+        "end it. Nodes are free when its connections end: at once when it is killed, within a "
+        "minute when its machine or network is gone"
+        for run, each in first.items()
+    )
 
 
 @dataclass(frozen=True)

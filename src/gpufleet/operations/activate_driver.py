@@ -15,6 +15,7 @@ from pyinfra.api import FunctionCommand, Host, State, StringCommand, operation
 from pyinfra.context import ctx_host, ctx_state
 
 from gpufleet.checks.fabric import REGISTRATION_SECONDS
+from gpufleet.fleet import deploy_lock
 from gpufleet.fleet.assessment import check_nodes
 from gpufleet.gpu_software import quarantine
 from gpufleet.gpu_software.driver_activation import (
@@ -237,7 +238,10 @@ def _reboot(host: Host, driver: DriverPolicy, seen: Mapping[str, Any], found: De
         return "" if answer.get("silent") else str(answer["error"])
 
     wanted = Rebooting(str(seen["boot_id"]), driver.reboot_seconds)
-    return reboot_node(host, wanted, begin, boot_id)
+    # The reboot has ended the connection by which the node was this run's.
+    return reboot_node(host, wanted, begin, boot_id) or deploy_lock.hold_again(
+        ctx_state.get(), host
+    )
 
 
 # The check

@@ -20,6 +20,7 @@ from gpufleet.sanitize import printable
 
 FORMS: Mapping[str, Any] = {
     "change/change": shapes.Change,
+    "change/hold": shapes.Hold,
     "common/unit_journal": shapes.UnitJournal,
     "converge/read_files": shapes.Contents,
     "converge/reload_config": shapes.Server,

@@ -51,6 +51,19 @@ class Problem(TypedDict):
 
 Lock = TypedDict("Lock", {"id": UpgradeId, "owner": str, "from": str, "since": Time, "what": str})
 
+Deploy = TypedDict(
+    "Deploy",
+    {
+        "id": UpgradeId,
+        "owner": str,
+        "from": str,
+        "since": Time,
+        "what": str,
+        "process": Count,
+        "pid": Count,
+    },
+)
+
 
 class Mark(TypedDict):
     by: str
@@ -159,6 +172,14 @@ class ReleaseLook(TypedDict):
     users: Names
 
 
+class Hold(Document):
+    problem: str | None
+    held: bool
+    lock: Lock | None
+    deploy: Deploy | None
+    why: str | None
+
+
 class Change(Document):
     """All answers of `change/change`: none of its actions prints all keys."""
 
@@ -168,6 +189,7 @@ class Change(Document):
     lock: NotRequired[Lock | None]
     before: NotRequired[Lock | None]
     ours: NotRequired[bool]
+    deploy: NotRequired[Deploy | None]
     cordon: NotRequired[Mark | None]
     drained: NotRequired[dict[str, Mark | None]]
     next: NotRequired[NextUnits | None]

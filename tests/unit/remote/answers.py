@@ -18,7 +18,7 @@ from gpufleet.converge import content_diff, snapshot
 from gpufleet.converge.desired import File
 from gpufleet.errors import FleetError
 from gpufleet.flags import schema
-from gpufleet.fleet import assessment, node_records
+from gpufleet.fleet import assessment, deploy_lock, node_records
 from gpufleet.fleet.upgrade_lock import lock_problems
 from gpufleet.gpu_software import driver_activation, kernel_modules, kernel_tuning
 from gpufleet.gpu_software.kernel_tuning import KernelSetting
@@ -59,6 +59,7 @@ class Row(NamedTuple):
 
 
 LOCK = {"id": ID, "owner": "ann", "from": "laptop:/f", "since": AT, "what": "vllm 0.33.0"}
+DEPLOY = {**LOCK, "what": "deploys/vllm.py", "process": 4711, "pid": 812, "start": 1, "boot": "b"}
 MARK = {"by": "ann@laptop", "why": "a disk makes noises", "since": AT, "upgrade": None}
 SEEN = {
     "unit": {"ActiveState": "active", "SubState": "running", "NRestarts": "0"},
@@ -79,6 +80,7 @@ LOOK = {
     "clock": AT,
     "boot_id": "6b149d9e3b774236a7e425d48e0be6ad",
     "lock": LOCK,
+    "deploy": DEPLOY,
     "cordon": MARK,
     "drained": {"tiny-0": {**MARK, "upgrade": ID}},
     "next": {"plan": "p1", "units": {"vllm-tiny-0.service": "abd"}, "remove": []},
@@ -269,6 +271,17 @@ def _lock(said: Document) -> object:
         origin="x",
         what="y",
     )
+
+
+def _hold(said: Document) -> object:
+    problems, silent, remarks = deploy_lock.take(
+        lambda names, _: dict.fromkeys(names, said),  # type: ignore[misc]
+        [NODE],
+        None,
+    )
+    if problems or silent:
+        raise FleetError(*problems, *(f"{name}: {why}" for name, why in silent.items()))
+    return remarks
 
 
 def _snapshot(said: Document) -> object:
@@ -484,6 +497,18 @@ ROWS = (
         "change/change collect",
         {"schema": 1, "problem": None, "removed": ["a"], "stays": {"b": "u"}, "freed_bytes": 7},
         _named(node_answers.CollectAnswer.read),
+    ),
+    Row(
+        "change/hold",
+        {
+            "schema": 1,
+            "problem": None,
+            "held": False,
+            "lock": LOCK,
+            "deploy": DEPLOY,
+            "why": "it is no sshd",
+        },
+        _hold,
     ),
     Row("common/unit_journal", JOURNAL, _journal),
     Row("converge/read_files", {"schema": 1, "files": {"/a": {"content": "b2xk"}}}, _contents),

@@ -34,7 +34,7 @@ from gpufleet.on_node.change import (
     wait,
 )
 from gpufleet.on_node.change.units import restore, sentence, stop, switch
-from gpufleet.on_node.common import change_files, change_marks, linux_facts
+from gpufleet.on_node.common import change_files, change_marks, deploy_mark, linux_facts
 from gpufleet.on_node.common.answers import CannotRead
 
 PARAMETERS: "dict[str, Any]" = globals().get("PARAMETERS") or {}
@@ -79,6 +79,7 @@ def units() -> Any:
 LOOKS: Dict[str, Callable[[], Any]] = {
     "boot_id": lambda: linux_facts.line("/proc/sys/kernel/random/boot_id").replace("-", ""),
     "lock": lambda: change_files.document(change_files.LOCK),
+    "deploy": deploy_mark.living_deploy,
     "cordon": lambda: change_files.document(change_files.CORDON),
     "drained": change_marks.drained,
     "next": following,

@@ -2,6 +2,7 @@
 
     /var/lib/gpufleet/change/        0700, root's
       lock.json                      {"id", "owner", "from", "since", "what"}
+      deploy.json                    common/deploy_mark.py
       cordon.json                    {"by", "why", "since", "upgrade": id or null}
       drained/<replica>.json         the same keys
       next/manifest.json             put here by deploys/prepare.py (upgrade/run/staged_units.py)

@@ -9,18 +9,26 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, List, Optional
 
-from gpufleet.on_node.common import change_files
+from gpufleet.on_node.common import change_files, deploy_mark
 
 
 def lock(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Take the lock, unless another upgrade has it."""
+    """
+    Take the lock, unless another upgrade has it, or a deploy the node.
+
+    `look`: take nothing, say who has it.
+    """
+    deploy_mark.await_end()
+    if asked.get("look"):
+        return in_the_way(asked)
     with change_files.turn(change_files.MARKS_TURN):
-        before = change_files.document(change_files.LOCK)
+        found = in_the_way(asked)
+        if not found["ours"]:
+            return found
+        before = found["before"]
         mine = before is not None and before.get("id") == asked["id"]
-        if before is not None and not mine and not asked.get("steal"):
-            return {"lock": before, "before": before, "ours": False}
         if mine and not asked.get("steal"):
-            return {"lock": before, "before": before, "ours": True}
+            return found
         now = {
             "id": asked["id"],
             "owner": asked["owner"],
@@ -30,6 +38,19 @@ def lock(asked: Dict[str, Any]) -> Dict[str, Any]:
         }
         change_files.write_document(change_files.LOCK, now)
         return {"lock": now, "before": before, "ours": True}
+
+
+def in_the_way(asked: Dict[str, Any]) -> Dict[str, Any]:
+    """Say who has the node: `ours` if the upgrade that asks may have it."""
+    lock, living = change_files.document(change_files.LOCK), deploy_mark.living_deploy()
+    steal = bool(asked.get("steal"))
+    way = deploy_mark.upgrade_obstacle(asked["id"], lock, living, steal=steal)
+    return {
+        "lock": lock,
+        "before": lock,
+        "ours": not way,
+        "deploy": living if way == "deploy" else None,
+    }
 
 
 def unlock(asked: Dict[str, Any]) -> Dict[str, Any]:
@@ -60,8 +81,16 @@ def uncordon(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def drain(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Mark replicas."""
+    """Mark replicas; a person marks none on a node that is being deployed."""
+    person = asked.get("upgrade") is None
+    if person:
+        deploy_mark.await_end()
     with change_files.turn(change_files.MARKS_TURN):
+        living = deploy_mark.living_deploy() if person else None
+        if living is not None:
+            raise change_files.RefusedError(
+                "it is being deployed by %s (%s)" % (living.get("owner"), living.get("what"))
+            )
         change_files.make_directory(change_files.DRAINED)
         changed = [replica for replica in asked["replicas"] if mark(path_of(replica), asked)]
         return {**marks(), "changed": changed}

@@ -8,7 +8,7 @@ from functools import wraps
 from typing import Any, TypeAlias, TypeVar
 
 from gpufleet.errors import FleetError
-from gpufleet.node.marks import Lock, Mark
+from gpufleet.node.marks import Deploy, Lock, Mark
 from gpufleet.remote.answer_forms import reading
 from gpufleet.serving import readiness
 
@@ -117,6 +117,8 @@ class NodeLook:
     """By the upgrade's id, oldest first."""
     units: Mapping[str, UnitLook]
     releases: Mapping[str, ReleaseLook]
+    deploy: Deploy | None = None
+    """The deploy that has the node."""
     problem: str | None = None
     """What of all this could not be read."""
 
@@ -145,6 +147,7 @@ class NodeLook:
                 each["id"]: ReleaseLook(**{**each, "users": tuple(each["users"])})
                 for each in said.get("releases") or ()
             },
+            deploy=Deploy.from_file(said.get("deploy")),
             problem=said.get("problem"),
         )
 
@@ -159,6 +162,8 @@ class LockAnswer:
     """Who had it."""
     ours: bool
     """Whether it is as was asked."""
+    deploy: Deploy | None = None
+    """The deploy that is in the way."""
     problem: str | None = None
 
     @classmethod
@@ -170,6 +175,7 @@ class LockAnswer:
             Lock.from_file(said.get("lock")),
             Lock.from_file(said.get("before")),
             bool(said.get("ours")),
+            Deploy.from_file(said.get("deploy")),
             said.get("problem"),
         )
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from gpufleet.errors import FleetError
-from gpufleet.node.marks import Lock
+from gpufleet.node.marks import Deploy, Lock, deploy_problems
 from gpufleet.upgrade.run import node_questions
 from gpufleet.upgrade.run.node_answers import Answer, LockAnswer
 from gpufleet.upgrade.run.node_questions import NodeQuestion
@@ -32,30 +32,36 @@ def take(
     """
     Take the lock on all nodes; return whose it was, by node, where `steal` took it from somebody.
 
-    Raises `FleetError` with owner, since and what where another one has it, or a node does not say.
+    Raises `FleetError` with owner, since and what where another one, or a deploy, has it, or a node
+    does not say.
     """
     asked = node_questions.lock(upgrade, owner, origin, what, steal=steal)
     first, *others = sorted(nodes)
     stolen: dict[str, Lock] = {}
     problems: list[str] = []
+    deploys: dict[str, Deploy] = {}
     taken: list[str] = []
-    # The first alone: whoever has it may have the rest.
+    # The first alone: whoever has it may have the rest, which is then only looked at.
     for names in ([first], others):
+        if problems or deploys:
+            asked = node_questions.lock(upgrade, owner, origin, what, steal=steal, look=True)
         for name, said in ask(dict.fromkeys(names, asked)).items():
             try:
                 found = LockAnswer.read(name, said)
             except FleetError as error:
                 problems += error.problems
                 continue
-            if found.ours:
+            if found.deploy:
+                deploys[name] = found.deploy
+            elif found.ours:
                 taken.append(name)
                 if found.before and found.before.id != upgrade:
                     stolen[name] = found.before
             else:
                 problems.append(_refusal(name, found))
-        if problems:
-            release(ask, taken, upgrade)
-            raise FleetError(*dict.fromkeys(problems))
+    if problems or deploys:
+        release(ask, taken, upgrade)
+        raise FleetError(*dict.fromkeys((*problems, *deploy_problems(deploys))))
     return stolen
 
 

@@ -53,13 +53,15 @@ def look() -> NodeQuestion:
     return _question("look", SHORT_SECONDS, "the look at changes")
 
 
-def lock(upgrade: str, owner: str, origin: str, what: str, *, steal: bool = False) -> NodeQuestion:
+def lock(
+    upgrade: str, owner: str, origin: str, what: str, *, steal: bool = False, look: bool = False
+) -> NodeQuestion:
     """
-    Take the node's lock for an upgrade, unless another one has it: `LockAnswer`.
+    Take the node's lock for an upgrade, unless another one, or a deploy, has it: `LockAnswer`.
 
     `owner` is who (`ann@laptop`), `origin` from where (a directory, a host), `what` what for, in
     words. Taken by the same upgrade again it stays as it is. `steal` takes it from another one, and
-    the answer says from whom.
+    the answer says from whom. `look` only asks who has it.
     """
     return _question(
         "lock",
@@ -70,6 +72,7 @@ def lock(upgrade: str, owner: str, origin: str, what: str, *, steal: bool = Fals
         origin=origin,
         what=what,
         steal=steal,
+        look=look,
     )
 
 

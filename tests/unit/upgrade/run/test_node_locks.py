@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import zlib
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.on_node.change import change
+from gpufleet.on_node.change import change, hold
 from gpufleet.on_node.common import linux_facts
 from gpufleet.upgrade.run import node_locks
 from gpufleet.upgrade.run.node_answers import Answer
@@ -129,3 +130,29 @@ def test_taking_over_knowingly_says_from_whom(nodes: OnDisk) -> None:
     # The other one comes back, and its unlock leaves ours.
     assert node_locks.release(nodes, NODES, THEIRS) == ()
     assert nodes.owners() == dict.fromkeys(NODES, MINE)
+
+
+@pytest.mark.parametrize("steal", [False, True])
+def test_an_upgrade_waits_for_the_deploys_that_have_nodes(nodes: OnDisk, *, steal: bool) -> None:
+    """All of them are named at once; nobody takes over from one that works."""
+    for name, who in (("gpu-01", "bob@desk"), ("gpu-03", "cat@desk")):
+        said = hold.answer(
+            {
+                "id": f"run-{who[:3]}",
+                "owner": who,
+                "origin": "/srv",
+                "what": "deploys/node.py",
+                "process": 4711,
+                "pid": os.getpid(),
+                "sysroot": str(nodes.folder / name),
+            }
+        )
+        assert said["held"]
+
+    with pytest.raises(FleetError) as refused:
+        take(nodes, MINE, "ann@laptop", steal=steal)
+    assert [each.split(" since ")[0] for each in refused.value.problems] == [
+        "gpu-01: bob@desk is deploying there (deploys/node.py)",
+        "gpu-03: cat@desk is deploying there (deploys/node.py)",
+    ]
+    assert nodes.owners() == dict.fromkeys(NODES)

@@ -1,0 +1,172 @@
+"""A deploy has the nodes that it changes to itself: they are taken before anything is read there.
+
+A node is a run's for as long as the connection lives over which it works, so nothing is given back
+(`on_node/common/deploy_mark.py`). One that an upgrade has is free to the upgrade's own deploys.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from pyinfra import logger
+from pyinfra.api import Host, State
+from pyinfra.connectors.local import LocalConnector
+
+from gpufleet.errors import FleetError
+from gpufleet.fleet.upgrade_lock import VARIABLE, lock_problems
+from gpufleet.node.marks import Deploy, deploy_problems
+from gpufleet.remote import payload
+from gpufleet.remote.answer_forms import reading
+from gpufleet.remote.query import Answer, query
+from gpufleet.sanitize import printable
+
+# A file or two, after the turn of others on the node (change_files.py: 30 s).
+SECONDS = 40
+
+_QUESTIONS: WeakKeyDictionary[State, dict[str, Any]] = WeakKeyDictionary()
+"""By run: who deploys, as nodes are told, once it has taken some."""
+_SILENT: WeakKeyDictionary[State, dict[str, str]] = WeakKeyDictionary()
+"""By run: why a node with GPUs did not say whose it is."""
+
+Ask = Callable[[Iterable[str], bool], Mapping[str, Answer]]
+"""Asks nodes for a deploy; True: only who has them."""
+
+
+def hold(state: State, hosts: Iterable[Host], what: str, *, dry: bool) -> None:
+    """
+    Take nodes for a run, or with `dry` only say who has them.
+
+    Raises `FleetError` with all that others have. What a node with GPUs that gave no answer means
+    is for the plan to say; one that answers it after all is not known to be free: `unknown`.
+    """
+    by_name = {each.name: each for each in hosts}
+    asked = _QUESTIONS.setdefault(state, _question(what))
+
+    def ask(names: Iterable[str], look: bool) -> Mapping[str, Answer]:
+        return _ask(state, [by_name[name] for name in names], {**asked, "look": look or dry})
+
+    problems, silent, remarks = take(ask, by_name, asked["upgrade"])
+    for remark in remarks:
+        logger.warning("    %s", remark)
+    if dry:
+        for problem in problems:
+            logger.warning("    a deploy would be refused: %s", problem)
+        return
+    if problems:
+        raise FleetError(*problems)
+    _SILENT.setdefault(state, {}).update(silent)
+
+
+def take(
+    ask: Ask, names: Iterable[str], upgrade: str | None
+) -> tuple[tuple[str, ...], dict[str, str], tuple[str, ...]]:
+    """
+    Take nodes; return why that is refused, which did not say, and what is worth knowing.
+
+    The first alone, so that of two that begin together one has all; where another has it, the
+    others are only asked whose they are.
+    """
+    first, *others = sorted(names)
+    found = dict(ask([first], False))
+    mine = not _refusals(found, upgrade)
+    if others:
+        found |= ask(others, not mine)
+    silent = {name: said for name, said in found.items() if isinstance(said, str)}
+    remarks = tuple(
+        f"{name}: is not kept from other deploys meanwhile: {printable(str(said['why']))}"
+        for name, said in sorted(found.items())
+        if not isinstance(said, str) and said["why"]
+    )
+    return _refusals(found, upgrade), silent, remarks
+
+
+def hold_again(state: State, host: Host) -> str:
+    """
+    Take a node again over a new connection, after its reboot; return why not, "" if it is held.
+
+    A run that has taken none takes none.
+    """
+    if state not in _QUESTIONS:
+        return ""
+    asked = _QUESTIONS[state]
+    answers = _ask(state, [host], asked)
+    said = answers[host.name]
+    if isinstance(said, str):
+        return f"whether another deploy has it meanwhile is not known: {said}"
+    return "; ".join(_refusals(answers, asked["upgrade"]))
+
+
+def unknown(state: State, answers: Mapping[str, Answer]) -> tuple[str, ...]:
+    """Return a sentence for each node that answers the probe and did not say whose it is."""
+    return tuple(
+        _not_known(name, why)
+        for name, why in sorted(_SILENT.get(state, {}).items())
+        if not isinstance(answers.get(name, ""), str)
+    )
+
+
+def refuse_silent(state: State, names: Iterable[str]) -> None:
+    """Raise `FleetError` for those of these nodes that did not say whose they are."""
+    silent = _SILENT.get(state, {})
+    if problems := [_not_known(name, silent[name]) for name in sorted(names) if name in silent]:
+        raise FleetError(*problems)
+
+
+def _not_known(name: str, why: str) -> str:
+    return f"{name}: whether it is being deployed is not known: {why}"
+
+
+def _refusals(found: Mapping[str, Answer], upgrade: str | None) -> tuple[str, ...]:
+    deploys: dict[str, Deploy] = {}
+    problems: list[str] = []
+    for name, said in sorted(found.items()):
+        if isinstance(said, str):
+            continue
+        try:
+            with reading(name):
+                if said["problem"]:
+                    problems.append(_not_known(name, printable(str(said["problem"]))))
+                if deploy := Deploy.from_file(said["deploy"]):
+                    deploys[name] = deploy
+        except FleetError as error:
+            problems += error.problems
+    locks = {
+        name: {"upgrade": said["lock"]} for name, said in found.items() if not isinstance(said, str)
+    }
+    return (*lock_problems(locks, upgrade), *deploy_problems(deploys), *problems)
+
+
+def _question(what: str) -> dict[str, Any]:
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    return {
+        "id": f"{stamp}-{secrets.token_hex(4)}",
+        "owner": f"{getpass.getuser()}@{socket.gethostname()}",
+        "origin": str(Path.cwd()),
+        "what": what,
+        "process": os.getpid(),
+        "upgrade": os.environ.get(VARIABLE),
+        "look": False,
+    }
+
+
+def _ask(state: State, hosts: Iterable[Host], asked: Mapping[str, Any]) -> dict[str, Answer]:
+    hosts = list(hosts)
+    # By SSH it is the connection's process on the node, which the program finds itself.
+    here = {each.name for each in hosts if isinstance(each.connector, LocalConnector)}
+    own, theirs = (payload.program("change/hold", **asked, pid=pid) for pid in (os.getpid(), None))
+    return query(
+        state,
+        hosts,
+        lambda name: own if name in here else theirs,
+        SECONDS,
+        "the question whose it is",
+        short=True,
+    )

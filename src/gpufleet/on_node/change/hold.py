@@ -1,0 +1,96 @@
+"""RUNS ON THE NODE, as root: a deploy has the node to itself while its connection lives.
+
+Takes (`PARAMETERS`):
+  id, owner, origin, what, process   who deploys: its run, person, directory, files, process there
+  upgrade   the id of the upgrade that runs this deploy, or null
+  pid       the deploy's own process where it runs on this very machine; null: it came by SSH
+  look      take nothing, say who has it
+  sysroot   prefix of every path of ours: "" is the real machine
+Prints one JSON document {"schema": 1, "problem": null or a sentence, "held": bool, "lock": the
+upgrade's that is in the way or null, "deploy": the deploy's or null, "why": why a node that is free
+is not held, or null}.
+
+Taken again by the same run it stays. There is nothing to give back: `common/deploy_mark.py` says
+how a deploy is known to be gone. Python 3.8, standard library.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any, Dict
+
+from gpufleet.on_node.common import change_files, deploy_mark, linux_facts
+
+PARAMETERS: "dict[str, Any]" = globals().get("PARAMETERS") or {}
+
+NO_PROCESS = "what serves this connection is not known: it is no sshd"
+
+
+def hold(asked: Dict[str, Any]) -> Dict[str, Any]:
+    """Take the node for a deploy, or say who has it."""
+    deploy_mark.await_end(asked["id"])
+    if asked.get("look"):
+        return look(asked)
+    # The same turn as the upgrade's lock: what is seen free is free until it is taken.
+    with change_files.turn(change_files.MARKS_TURN):
+        found = look(asked)
+        if found["lock"] or found["deploy"]:
+            return found
+        if change_files.document(change_files.LOCK) is not None:
+            return {**found, "held": True}  # by the upgrade that runs this deploy
+        return {**found, **record(asked)}
+
+
+def look(asked: Dict[str, Any]) -> Dict[str, Any]:
+    """Say what is in the way."""
+    lock, living = change_files.document(change_files.LOCK), deploy_mark.living_deploy()
+    way = deploy_mark.deploy_obstacle(asked["id"], asked.get("upgrade"), lock, living)
+    return {
+        "held": False,
+        "lock": lock if way == "lock" else None,
+        "deploy": living if way == "deploy" else None,
+        "why": None,
+    }
+
+
+def record(asked: Dict[str, Any]) -> Dict[str, Any]:
+    """Write down whose the node is now."""
+    own = asked.get("pid")
+    pid = deploy_mark.connection_process() if own is None else own
+    start = None if pid is None else deploy_mark.start_of(pid)
+    if pid is None or start is None:
+        return {"why": NO_PROCESS}
+    if own is None:
+        deploy_mark.watch_connection(pid)
+    before = deploy_mark.living_deploy()
+    now = {
+        "id": asked["id"],
+        "owner": asked["owner"],
+        "from": asked["origin"],
+        "since": before["since"] if before else round(time.time(), 3),
+        "what": asked["what"],
+        "process": asked["process"],
+        "pid": pid,
+        "start": start,
+        "boot": deploy_mark.boot_id(),
+    }
+    if now != before:
+        change_files.write_document(deploy_mark.DEPLOY, now)
+    return {"held": True}
+
+
+def answer(asked: Dict[str, Any]) -> Dict[str, Any]:
+    """Do what is asked, and return what to print."""
+    linux_facts.ROOT = asked.get("sysroot", "")
+    nothing: Dict[str, Any] = {"held": False, "lock": None, "deploy": None, "why": None}
+    try:
+        return {"schema": 1, "problem": None, **hold(asked)}
+    except (change_files.RefusedError, OSError, KeyError) as error:
+        return {"schema": 1, "problem": "%s" % (error or type(error).__name__), **nothing}
+
+
+if __name__ == "__main__":
+    json.dump(answer(PARAMETERS), sys.stdout, separators=(",", ":"))
+    print()

@@ -1,0 +1,143 @@
+"""RUNS ON THE NODE: which deploy has it, for as long as the connection lives that it works over.
+
+    /var/lib/gpufleet/change/deploy.json   {"id", "owner", "from", "since", "what", "process",
+                                            "pid", "start", "boot"}
+
+`process` is the deploy's on its own machine. `pid` is what serves its connection here: sshd's
+process, or the deploy itself where it runs on this very machine. A deploy whose connection has
+ended can do nothing here any more, so a record without its process is none: that is told by the
+process' start and the boot, by no clock, and nothing has to be given back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from typing import Any, Dict, Optional
+
+from gpufleet.on_node.common import change_files
+
+DEPLOY = change_files.HOME + "/deploy.json"
+SERVERS = ("sshd", "dropbear")
+"""How processes are named that serve a connection: sshd, since OpenSSH 9.8 sshd-session."""
+# A connection whose controller has just ended takes this long to end here, on a busy node.
+ENDS_SECONDS = 3
+POLL_SECONDS = 0.1
+# As remote/ssh.py has the controller's end: 30 s of silence, and the connection is dead.
+KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+UNACKED_MS = 30000
+# The same on every architecture (Linux 5.3 and 5.6).
+PIDFD_OPEN = 434
+PIDFD_GETFD = 438
+
+Record = Optional[Dict[str, Any]]
+
+
+def deploy_obstacle(run: str, upgrade: Optional[str], lock: Record, living: Record) -> str:
+    """
+    Return what keeps a deploy from a node: "lock", "deploy", or "".
+
+    `upgrade` is the one that runs this deploy. `living` is the deploy that has the node.
+    """
+    if lock is not None and lock.get("id") != upgrade:
+        return "lock"
+    return "deploy" if living is not None and living.get("id") != run else ""
+
+
+def upgrade_obstacle(upgrade: str, lock: Record, living: Record, *, steal: bool) -> str:
+    """Return what keeps an upgrade from a node; it takes over from an upgrade, never a deploy."""
+    if lock is not None and lock.get("id") == upgrade:
+        return ""
+    if lock is not None and not steal:
+        return "lock"
+    return "deploy" if living is not None else ""
+
+
+def living_deploy() -> Record:
+    """Return the record of the deploy that has this node; None: none has."""
+    try:
+        found = change_files.document(DEPLOY)
+    except change_files.RefusedError:
+        return None  # no record of a process: nothing that a person should have to remove
+    if found is None or found.get("boot") != boot_id():
+        return None
+    start = start_of(found.get("pid"))
+    return found if start is not None and start == found.get("start") else None
+
+
+def await_end(run: Optional[str] = None) -> None:
+    """Give another deploy's connection, which may be ending just now, the time for it."""
+    until = time.monotonic() + ENDS_SECONDS
+    while time.monotonic() < until:
+        found = living_deploy()
+        if found is None or found.get("id") == run:
+            return
+        time.sleep(POLL_SECONDS)
+
+
+def start_of(pid: Any) -> Optional[int]:
+    """Return when a process was started, in ticks since the boot; None: it is not there."""
+    try:
+        with open("/proc/%d/stat" % pid, encoding="utf-8", errors="replace") as file:
+            # Its name, which may have anything in it, is in parentheses.
+            words = file.read().rpartition(")")[2].split()
+        return None if words[0] in ("Z", "X") else int(words[19])
+    except (OSError, TypeError, ValueError, IndexError):
+        return None
+
+
+def boot_id() -> str:
+    """Return which boot this is."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
+        return file.read().strip()
+
+
+def connection_process() -> Optional[int]:
+    """Return the process that serves the connection over which this program came; None: none."""
+    pid = os.getppid()
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        while pid > 1:
+            with open("/proc/%d/stat" % pid, encoding="utf-8", errors="replace") as file:
+                before, _, after = file.read().rpartition(")")
+            if before.partition("(")[2].startswith(SERVERS):
+                return pid
+            pid = int(after.split()[1])
+    return None
+
+
+def watch_connection(pid: int) -> None:
+    """
+    Have Linux ask the other end of a connection whether it is there, as the controller's does.
+
+    sshd asks after two hours. It is done to sshd's own socket, for root may do that; where Linux is
+    older than 5.6, or a sandbox forbids it, it stays at sshd's own time.
+    """
+    with contextlib.suppress(Exception):
+        import ctypes  # Debian's python3-minimal has none
+
+        call = ctypes.CDLL(None, use_errno=True).syscall
+        process = call(PIDFD_OPEN, pid, 0)
+        if process < 0:
+            return
+        try:
+            for name in os.listdir("/proc/%d/fd" % pid):
+                if os.readlink("/proc/%d/fd/%s" % (pid, name)).startswith("socket:"):
+                    copy = call(PIDFD_GETFD, process, int(name), 0)
+                    if copy >= 0:
+                        with socket.socket(fileno=copy) as found:
+                            ask_often(found)
+        finally:
+            os.close(process)
+
+
+def ask_often(connection: socket.socket) -> None:
+    """Have a TCP connection end when its other end has said nothing for half a minute."""
+    if connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    if connection.type != socket.SOCK_STREAM:
+        return
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (*KEEPALIVE, ("TCP_USER_TIMEOUT", UNACKED_MS)):
+        connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
