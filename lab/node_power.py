@@ -60,6 +60,8 @@ def on(state: LabState, node: LabNode) -> None:
         *("--register=no", "--keep-unit", "--console=read-only"),
         f"--network-namespace-path=/run/netns/{state.netns(node.name)}",
         "--capability=CAP_NET_ADMIN",  # not implied by a network namespace from outside
+        # On a server root may do it: a deploy's connection is watched by it (deploy_mark.py).
+        "--system-call-filter=pidfd_open pidfd_getfd",
         # What nspawn would otherwise share between machine and node.
         *("--resolv-conf=off", "--timezone=off", "--link-journal=no"),
         f"--bind=/{SYSCTL}:/proc/sys/vm",
