@@ -256,6 +256,7 @@ def test_the_ports_of_a_replica_are_for_its_nodes_alone(walls: Walls) -> None:
 @pytest.mark.long
 def test_a_flood_opens_nothing(walls: Walls) -> None:
     """SYN cookies belong to no program; a queue that is full must not let strangers in."""
+    walls.has({})
     before = cookies(walls)
     said = walls.ssh(STRANGER, "python3 - 10.61.0.11 41000", stdin=FLOOD)
     assert cookies(walls) > before
