@@ -7,6 +7,7 @@ nothing. A node's clock cannot be moved in the lab: it is the machine's.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -99,10 +100,15 @@ def refused(run: Run, *words: str) -> str:
 
 def last_words(output: str) -> str:
     """Return the last lines of an output that name an error, or else the node, shortened."""
-    lines = [line.strip() for line in output.splitlines()]
-    of_error = [line for line in lines if "rror" in line or "ead-only" in line]
+    lines = [
+        re.sub(r"/\S*/\.gpufleet/", ".gpufleet/", line.strip()) for line in output.splitlines()
+    ]
+    of_error = [line for line in lines if ERROR.search(line) and "executed 0 commands" not in line]
     found = dict.fromkeys(of_error or [line for line in lines if BROKEN in line])
     return " / ".join(list(found)[-3:])[:300]
+
+
+ERROR = re.compile(r"[Ee]rror:|ead-only|No space|is refused|would be refused|is being deployed")
 
 
 # -- disks -----------------------------------------------------------------------------------------
