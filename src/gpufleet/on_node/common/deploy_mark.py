@@ -41,7 +41,7 @@ def deploy_obstacle(run: str, upgrade: Optional[str], lock: Record, living: Reco
 
     `upgrade` is the one that runs this deploy. `living` is the deploy that has the node.
     """
-    if lock is not None and lock.get("id") != upgrade:
+    if lock is not None and (upgrade is None or lock.get("id") != upgrade):
         return "lock"
     return "deploy" if living is not None and living.get("id") != run else ""
 

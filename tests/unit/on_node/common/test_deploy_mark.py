@@ -92,7 +92,7 @@ def written(node: Path) -> dict[str, Any] | None:
     return json.loads(path.read_text()) if path.exists() else None
 
 
-LOCKS = {"none": None, "own": {"id": "u1"}, "other": {"id": "u2"}}
+LOCKS = {"none": None, "own": {"id": "u1"}, "other": {"id": "u2"}, "nameless": {}}
 DEPLOYS = {"none": None, "own": {"id": "r1"}, "other": {"id": "r2"}}
 
 
@@ -106,13 +106,13 @@ def test_who_may_have_a_node_in_every_state_of_it(lock: str, living: str) -> Non
     assert plain == ("lock" if lock != "none" else other_deploy)
 
     inner = deploy_mark.deploy_obstacle("r1", "u1", there, deploy)
-    assert inner == ("lock" if lock == "other" else other_deploy)
+    assert inner == ("lock" if lock in {"other", "nameless"} else other_deploy)
 
     for steal in (False, True):
         upgrade = deploy_mark.upgrade_obstacle("u1", there, deploy, steal=steal)
         if lock == "own":
             assert upgrade == ""
-        elif lock == "other" and not steal:
+        elif lock in {"other", "nameless"} and not steal:
             assert upgrade == "lock"
         else:
             assert upgrade == any_deploy, "nobody takes a node from a deploy that works on it"
