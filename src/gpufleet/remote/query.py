@@ -131,7 +131,7 @@ def query(
     try:
         await_jobs(jobs, seconds + 1, what, say if aloud else None)
     finally:
-        # Nobody waits any more for those that are not done.
+        # What is not done is not waited for any more.
         gevent.killall(list(jobs.values()), block=False)
     return {
         name: job.value if job.successful() and job.value else _late(seconds)

@@ -5,7 +5,7 @@ Takes (`PARAMETERS`):
   upgrade   the id of the upgrade that runs this deploy, or null
   pid       the deploy's own process where it runs on this very machine; null: it came by SSH
   look      take nothing, say who has it
-  sysroot   prefix of every path of ours: "" is the real machine
+  sysroot   prefix of every path here: "" is the real machine
 Prints one JSON document {"schema": 1, "problem": null or a sentence, "held": bool, "lock": the
 upgrade's that is in the way or null, "deploy": the deploy's or null, "why": why a node that is free
 is not held, or null}.

@@ -41,7 +41,7 @@ def take(
     problems: list[str] = []
     deploys: dict[str, Deploy] = {}
     taken: list[str] = []
-    # The first alone: whoever has it may have the rest, which is then only looked at.
+    # The first alone: a deploy that has it may have the others, which are then only looked at.
     for names in ([first], others):
         if problems or deploys:
             asked = node_questions.lock(upgrade, owner, origin, what, steal=steal, look=True)

@@ -115,7 +115,7 @@ def test_who_may_have_a_node_in_every_state_of_it(lock: str, living: str) -> Non
         elif lock in {"other", "nameless"} and not steal:
             assert upgrade == "lock"
         else:
-            assert upgrade == any_deploy, "nobody takes a node from a deploy that works on it"
+            assert upgrade == any_deploy, "a deploy that works on a node keeps it"
 
 
 @pytest.mark.parametrize("name", ["sshd", "sshd-session", "dropbear"])
@@ -204,7 +204,7 @@ def test_of_many_that_come_at_once_one_has_the_node(node: Path) -> None:
     "changed", [{"start": 1}, {"boot": "another"}, {"pid": 1 << 22}, {"pid": "x"}, {"pid": None}]
 )
 def test_a_record_of_no_process_that_is_there_is_none(node: Path, changed: dict[str, Any]) -> None:
-    """A number that is used again, a boot before, what nobody of ours has written."""
+    """A number that is used again, an earlier boot, a record that no deploy wrote."""
     assert run(asked(node, ANN, pid=os.getpid()))["held"]
     record = written(node)
     assert record

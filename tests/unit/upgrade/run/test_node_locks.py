@@ -134,7 +134,7 @@ def test_taking_over_knowingly_says_from_whom(nodes: OnDisk) -> None:
 
 @pytest.mark.parametrize("steal", [False, True])
 def test_an_upgrade_waits_for_the_deploys_that_have_nodes(nodes: OnDisk, *, steal: bool) -> None:
-    """All of them are named at once; nobody takes over from one that works."""
+    """All of them are named at once; none is taken from a deploy that works."""
     for name, who in (("gpu-01", "bob@desk"), ("gpu-03", "cat@desk")):
         said = hold.answer(
             {
