@@ -1,8 +1,11 @@
-"""Where the checkout lies, and how its folders outside the package are imported."""
+"""Files of this machine: where the checkout lies, its folders' modules, files written whole."""
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -29,3 +32,32 @@ def import_from_checkout(module: str, *, needed_by: str, run: str) -> ModuleType
     if str(CHECKOUT) not in sys.path:
         sys.path.insert(0, str(CHECKOUT))
     return import_module(module)
+
+
+def write_whole(file: Path, text: str) -> None:
+    """
+    Write a file, whole or not at all; after a power loss, too.
+
+    A link stays one: what it leads to is written, with the mode that it has. Raises `FleetError`
+    where that cannot be done.
+    """
+    place = file.resolve()
+    new = place.with_name(f".{place.name}.new")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with new.open("w", encoding="utf-8", newline="") as written:
+            written.write(text)
+            written.flush()
+            if place.exists():
+                os.fchmod(written.fileno(), stat.S_IMODE(place.stat().st_mode))
+            os.fsync(written.fileno())
+        new.replace(place)
+        folder = os.open(place.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        with suppress(OSError):
+            new.unlink()
+        raise FleetError(f"{file} cannot be written: {error.strerror}") from None

@@ -16,13 +16,13 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from gpufleet.artifacts.distribution import Kind
 from gpufleet.artifacts.release import Release
 from gpufleet.errors import FleetError
+from gpufleet.paths import write_whole
 
 SCHEMA = 1
 _KIND = ("system", "machine", "interpreter")
@@ -56,14 +56,7 @@ def note_build(wanted: Release, kind: Sequence[str], tree: str, node: str) -> No
     added = {"lock": lock, **dict(zip(_KIND, kind, strict=True)), "tree": tree, "node": node}
     entries = [*(each for each in _entries(path) if each["tree"] != tree), added]
     text = json.dumps({"schema": SCHEMA, "built": entries}, indent=1) + "\n"
-    new = path.with_name(f".{path.name}.new")
-    try:
-        new.write_text(text, encoding="utf-8")
-        new.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            new.unlink()
-        raise FleetError(f"{path} cannot be written: {error.strerror}") from None
+    write_whole(path, text)
 
 
 def _entries(path: Path) -> list[Mapping[str, str]]:

@@ -14,12 +14,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from gpufleet.artifacts.model_files import Checkpoint
 from gpufleet.errors import FleetError
+from gpufleet.paths import write_whole
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Served, Vllm
 
@@ -77,14 +77,7 @@ def lock_text(models: Models) -> str:
 
 def write_lock(path: Path, models: Models) -> None:
     """Write the file, whole or not at all. Raises `FleetError` where that cannot be done."""
-    new = path.with_name(f".{path.name}.new")
-    try:
-        new.write_text(lock_text(models), encoding="utf-8")
-        new.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            new.unlink()
-        raise FleetError(f"{path} cannot be written: {error.strerror}") from None
+    write_whole(path, lock_text(models))
 
 
 def locked_files(wanted: Checkpoint, vllm: Vllm) -> Files | None:

@@ -15,6 +15,7 @@ from gpufleet.errors import FleetError
 from gpufleet.formatting import suggestion
 from gpufleet.gpu_software import lock_file
 from gpufleet.gpu_software.lock_file import lock_text
+from gpufleet.paths import write_whole
 from gpufleet.settings import variables
 from gpufleet.settings.variables import Origin
 
@@ -82,7 +83,7 @@ def lock(
         click.echo(written, nl=False)
         click.echo(f"would be written to {shown}", err=True)
         return CHANGED
-    lock_file.write(file, written)
+    write_whole(file, written)
     click.echo(f"{shown} is written: {len(nodes)} nodes, driver {found.driver}", err=True)
     return 0
 

@@ -5,7 +5,6 @@ Thin: has uv resolve, or asks an advisory source, and writes or prints what come
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -13,6 +12,7 @@ import click
 from gpufleet.artifacts import package_lock
 from gpufleet.errors import FleetError
 from gpufleet.formatting import count_of, suggestion
+from gpufleet.paths import write_whole
 from gpufleet.sanitize import printable
 
 CHANGED = FOUND = 1
@@ -91,8 +91,8 @@ def lock(
         click.echo(f"would be written to {path}, its SBOM to {beside}", err=True)
         return CHANGED
     # The lock last: one that is there has its SBOM.
-    _write(beside, sbom)
-    _write(path, text)
+    write_whole(beside, sbom)
+    write_whole(path, text)
     wheels = sum(len(each.wheels) for each in found)
     click.echo(f"{path} is written: {count_of(len(found), 'package')}, {wheels} wheels", err=True)
     return 0
@@ -136,15 +136,3 @@ def _content(path: Path) -> str | None:
         return None
     except (OSError, ValueError) as error:
         raise FleetError(f"{path} cannot be read: {error}") from None
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file, whole or not at all."""
-    new = path.with_name(f".{path.name}.new")
-    try:
-        new.write_text(text, encoding="utf-8")
-        new.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            new.unlink()
-        raise FleetError(f"{path} cannot be written: {error.strerror}") from None

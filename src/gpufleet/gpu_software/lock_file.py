@@ -6,10 +6,7 @@ One file for one key, so that a program may write it anew without touching what 
 from __future__ import annotations
 
 import json
-import os
-import stat
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,35 +70,6 @@ def overlay(
     if problems:
         raise FleetError(*problems)
     return variables.merge(written, locked)
-
-
-def write(file: Path, text: str) -> None:
-    """
-    Write a file of variables, whole or not at all; after a power loss, too.
-
-    A link stays one: what it leads to is written, with the mode that it has. Raises `FleetError`
-    where that cannot be done.
-    """
-    place = file.resolve()
-    new = place.with_name(f".{place.name}.new")
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with new.open("w", encoding="utf-8", newline="") as written:
-            written.write(text)
-            written.flush()
-            if place.exists():
-                os.fchmod(written.fileno(), stat.S_IMODE(place.stat().st_mode))
-            os.fsync(written.fileno())
-        new.replace(place)
-        folder = os.open(place.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except OSError as error:
-        with suppress(OSError):
-            new.unlink()
-        raise FleetError(f"{file}: cannot be written: {error.strerror}") from None
 
 
 # What a value means to who reads the file; above it stands why it is what it is, where known.

@@ -14,10 +14,11 @@ import yaml
 from gpufleet.artifacts import release
 from gpufleet.catalog.driver_branches import BRANCHES
 from gpufleet.errors import FleetError
-from gpufleet.gpu_software import lock_file, lock_rules
+from gpufleet.gpu_software import lock_rules
 from gpufleet.gpu_software.lock_file import lock_text
 from gpufleet.gpu_software.lock_from_nodes import build_lock
 from gpufleet.gpu_software.version_sets import release_sets
+from gpufleet.paths import write_whole
 from gpufleet.settings import gpu_lock
 from gpufleet.settings.gpu_lock import GpuLock
 from gpufleet.settings.node_settings import NodeSettings
@@ -227,6 +228,6 @@ def test_a_file_that_cannot_be_written_is_left_as_it_was(tmp_path: Path) -> None
     (tmp_path / "group_vars").write_text("no directory")
 
     with pytest.raises(FleetError) as found:
-        lock_file.write(tmp_path / "group_vars/h100.lock.yml", "a")
+        write_whole(tmp_path / "group_vars/h100.lock.yml", "a")
     assert "cannot be written" in str(found.value)
     assert (tmp_path / "group_vars").read_text() == "no directory"

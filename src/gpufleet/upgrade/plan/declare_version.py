@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from gpufleet.errors import FleetError
 from gpufleet.formatting import join_names
-from gpufleet.gpu_software.lock_file import SUFFIX, write
+from gpufleet.gpu_software.lock_file import SUFFIX
+from gpufleet.paths import write_whole
 from gpufleet.settings.serving_settings import Vllm
 from gpufleet.settings.variables import Origin
 from gpufleet.upgrade.json_value import JsonValue
@@ -139,7 +140,7 @@ def write_down(root: Path, wanted: Iterable[Edit]) -> None:
     if problems:
         raise FleetError(*problems)
     for path, lines in texts.items():
-        write(path, "".join(lines))
+        write_whole(path, "".join(lines))
 
 
 def _lock(vllm: Vllm, version: str) -> str | None:

@@ -41,7 +41,7 @@ def take(
     problems: list[str] = []
     deploys: dict[str, Deploy] = {}
     taken: list[str] = []
-    # The first alone: a deploy that has it may have the others, which are then only looked at.
+    # The first alone: of two that begin together one has all. Refused, it only looks at the others.
     for names in ([first], others):
         if problems or deploys:
             asked = node_questions.lock(upgrade, owner, origin, what, steal=steal, look=True)
