@@ -23,14 +23,19 @@ def watchdog(here: NodePlan) -> None:
     Behind the stages: a new one that it is told of runs already, and whatever changes here restarts
     the watchdog alone. Dumps stay when it goes.
     """
-    node = Converge(wanted(here), probed=False)
+    told = configuration(here)
+    node = Converge(wanted(told), probed=False)
+    if told is None:
+        # First: until it has stopped it writes its metrics again.
+        node.units(name="no service")
+        node.files(name="no program, configuration and metrics")
+        return
     node.files(name="program and configuration")
     node.units(name="service")
 
 
-def wanted(here: NodePlan) -> DesiredState:
-    """Return what the node is to have."""
-    told = configuration(here)
+def wanted(told: str | None) -> DesiredState:
+    """Return what a node is to have whose watchdog is told this; None: it needs none."""
     if told is None:
         # Its metrics, too: nobody would write them any more.
         gone = (watchdog_unit.METRICS, watchdog_unit.CONFIGURATION, watchdog_unit.PROGRAM)
