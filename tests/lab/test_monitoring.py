@@ -204,6 +204,7 @@ ABSENT_HERE = (
     "GPU nodes without DCGM",
     "boards with NVLink 5 and newer",
     "fleets with a gateway",
+    "nodes on which a deploy placed a certificate",
     "nodes whose drift was recorded",
     "nodes whose memory controller reports errors",
     "nodes with InfiniBand or RoCE adapters",
