@@ -89,6 +89,12 @@ def wait_for(condition: Callable[[], bool], limit: float = 30) -> None:
         time.sleep(0.005)
 
 
+def below(root: str) -> Iterator[Path]:
+    """Yield what is below; other labs may remove theirs meanwhile, which Path.rglob fails on."""
+    for folder, folders, files in os.walk(root):
+        yield from (Path(folder, name) for name in (*folders, *files))
+
+
 def left_on_machine(lab_id: str) -> set[str]:
     """
     Return every interface, namespace, route, nft table, mount, cgroup and process there is.
@@ -105,9 +111,9 @@ def left_on_machine(lab_id: str) -> set[str]:
     found |= {f"route {line}" for line in lines("ip", "route") if "linkdown" not in line}
     found |= {f"nft {line}" for line in lines("nft", "list", "tables")}
     found |= {f"mount {line}" for line in Path("/proc/mounts").read_text().splitlines()}
-    found |= {f"cgroup {path}" for path in Path("/sys/fs/cgroup").rglob("gf-*")}
+    found |= {f"cgroup {path}" for path in below("/sys/fs/cgroup") if path.name[:3] == "gf-"}
     found |= {f"shm {path}" for path in Path("/dev/shm").iterdir()}
-    found |= {f"nspawn {path}" for path in Path("/run/systemd/nspawn").rglob("*-*")}
+    found |= {f"nspawn {path}" for path in below("/run/systemd/nspawn") if "-" in path.name}
     for process in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             command = process.read_text().replace("\0", " ")

@@ -55,13 +55,23 @@ def pipes() -> Iterator[Pipes]:
 
 
 def gone(group: int) -> bool:
-    """Whether no process of a group is left, within five seconds."""
+    """Whether no process of a group runs, within five seconds; init may reap them later."""
     for _ in range(100):
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
+        if not running(group):
             return True
         time.sleep(0.05)
+    return False
+
+
+def running(group: int) -> bool:
+    """Whether a process of a group has not ended."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, its_group = stat.read_text().rpartition(")")[2].split()[:3]
+        except OSError:  # it has ended meanwhile
+            continue
+        if int(its_group) == group and state not in "ZX":
+            return True
     return False
 
 
