@@ -171,7 +171,6 @@ def test_an_upgrade_whose_parser_lacks_a_flag_stops_before_any_restart(
     assert "serving.tiny.flags.enforce-eager: " in run.output
     assert "`--force-eager`" in run.output
     assert "Traceback" not in run.output
-    assert "| units" not in run.output.split("no release has refused")[-1]
     client.was_served()
     assert fleet.pids() == before
     for node in NODES:
