@@ -164,9 +164,7 @@ def test_what_runs_is_asked_for_the_ports_that_it_does_not_use(pair: Fleet) -> N
     assert pair.pids() == before
 
 
-@pytest.mark.parametrize(
-    "fault", ["one direction", "MTU", "clock", pytest.param("model", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("fault", ["one direction", "MTU", "clock", "model"])
 def test_a_restart_is_refused_on_both_nodes_and_what_runs_runs_on(pair: Fleet, fault: str) -> None:
     """The sentence names both sides; no unit's file is another afterwards, either."""
     state = LabState.load(LAB_ID)

@@ -7,19 +7,74 @@ from collections.abc import Iterator, Mapping
 from ipaddress import ip_address
 from typing import Annotated, Any, ClassVar, Self, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from gpufleet.versions import RELEASE
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 """The way to a key of nested variables: `("cuda", "repository", "url")`."""
 
-Port = Annotated[int, Field(ge=1, le=65535)]
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Url = Annotated[str, Field(pattern=r"^https?://\S+[^/\s]$", description="Without final slash")]
 
-PythonVersion = Annotated[str, Field(pattern=rf"^{RELEASE.pattern}$")]
+def form(pattern: str, what: str) -> AfterValidator:
+    """
+    Return the rule that a text has the form of a pattern; null passes.
+
+    A refusal says `what` is to be written, never the pattern.
+    """
+
+    def has_form(text: str | None) -> str | None:
+        if text is not None and not re.fullmatch(pattern, text):
+            raise ValueError(f"must be {what} (got {text!r})")
+        return text
+
+    return AfterValidator(has_form)
+
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+Sha256 = Annotated[str, form(r"[0-9a-f]{64}", "a SHA-256 digest: 64 digits of 0-9 and a-f")]
+Url = Annotated[
+    str,
+    form(r"https?://\S+[^/\s]", "an address that begins with https:// or http://, without / last"),
+    Field(description="Without final slash"),
+]
+
+PythonVersion = Annotated[str, form(RELEASE.pattern, "a release of three numbers, as 0.33.0")]
 """A release of a Python program, as 0.33.0 or 0.33.1rc1.post2."""
+
+
+def _in_units(units: Mapping[str, int], what: str) -> BeforeValidator:
+    """Return the rule that a number may have a unit, as `10m`; without one it is as it stands."""
+    known = re.compile("(?:[0-9]+[" + "".join(units) + "])+")
+
+    def number(value: Any) -> Any:
+        if not isinstance(value, bool | str):
+            return value
+        text = str(value).replace(" ", "")
+        if re.fullmatch("[0-9]{1,9}", text):
+            return int(text)
+        if len(text) > _LONGEST_NUMBER or not known.fullmatch(text):
+            raise ValueError(f"must be {what} (got {value!r})")
+        parts = re.findall("([0-9]+)([a-zA-Z])", text)
+        return sum(int(count) * units[unit] for count, unit in parts)
+
+    return BeforeValidator(number)
+
+
+_LONGEST_NUMBER = 20
+Seconds = Annotated[
+    int,
+    _in_units(
+        {"s": 1, "m": 60, "h": 3600, "d": 86400}, "seconds, as 600, or with units, as 10m or 1h30m"
+    ),
+]
+# k and K are vLLM's own (human_readable_int in vllm/engine/arg_utils.py).
+Tokens = Annotated[
+    int,
+    _in_units(
+        {"k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2},
+        "tokens, as 32768, or as vLLM takes them: 32K is 32 times 1024, 32k 32 times 1000",
+    ),
+]
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 """Addresses on which nobody outside of the node reaches a program."""
@@ -47,7 +102,10 @@ def _address(text: str) -> str:
 
 
 BindAddress = Annotated[str, AfterValidator(_address), Field(description="Address that it binds")]
-UnitName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9:_.@-]{0,240}\.service$")]
+UnitName = Annotated[
+    str,
+    form(r"[A-Za-z0-9][A-Za-z0-9:_.@-]{0,240}\.service", "a unit's name, as grafana.service"),
+]
 # What would begin another line of a configuration, or a command of a terminal.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 

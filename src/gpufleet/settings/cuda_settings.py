@@ -11,17 +11,20 @@ from typing import Annotated, Any
 from pydantic import Field, PositiveInt, model_validator
 
 from gpufleet.settings import lock_defaults
-from gpufleet.settings.base import Port, Setting, Sha256
+from gpufleet.settings.base import Port, Setting, Sha256, Url, form
 
 
 class Repository(Setting):
     """NVIDIA's repository for the nodes' system, or a mirror of it with the same layout."""
 
-    url: Annotated[str, Field(pattern=r"^https?://\S+[^/\s]$", description="Without final slash")]
+    url: Url
     keyring: Annotated[
         str,
+        form(
+            r"[\w.+~-]+\.(deb|pub|asc|gpg)",
+            "a file's name that ends in .deb, .pub, .asc or .gpg, as cuda-keyring_1.1-1_all.deb",
+        ),
         Field(
-            pattern=r"^[\w.+~-]+\.(deb|pub|asc|gpg)$",
             description="File beside the packages that brings the repository's key: the keyring "
             "package or, for dnf, the key itself, as D42D0685.pub",
         ),
@@ -35,8 +38,8 @@ class Cuda(Setting):
     repository: Repository
     toolkit: Annotated[
         str | None,
+        form(r"\d+-\d+", "two numbers with `-` between them, as 13-0"),
         Field(
-            pattern=r"^\d+-\d+$",
             description="Toolkit as in cuda-toolkit-<13-0>, which it is where `version` is set; "
             "null installs none",
         ),

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, IPvAnyNetwork
 
-from gpufleet.settings.base import Port, Setting
+from gpufleet.settings.base import Port, Seconds, Setting
 
 
 def _range(value: Any) -> Any:
@@ -62,7 +62,7 @@ class Firewall(Setting):
     ] = ()
     open: Annotated[tuple[Open, ...], Field(description="Further ports that stay open")] = ()
     confirm_seconds: Annotated[
-        int,
+        Seconds,
         Field(
             ge=20,
             le=600,

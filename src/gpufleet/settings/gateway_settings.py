@@ -15,10 +15,16 @@ from pydantic import (
     model_validator,
 )
 
-from gpufleet.settings.base import LOOPBACK, BindAddress, Port, Setting, Sha256
+from gpufleet.settings.base import LOOPBACK, BindAddress, Port, Seconds, Setting, Sha256, form
 
 # A word of HAProxy's configuration and a metric's label are made of it.
-ClientName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$")]
+ClientName = Annotated[
+    str,
+    form(
+        r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?",
+        "at most 64 of a-z, 0-9, `.`, `_` and `-`, with a letter or digit first and last",
+    ),
+]
 
 
 class GatewayTls(Setting):
@@ -55,7 +61,9 @@ class Affinity(Setting):
         Field(description="none: the least busy; session: a header; client: who asks"),
     ] = "none"
     header: Annotated[
-        str, Field(pattern=r"^[A-Za-z0-9-]+$", description="Whose value names a session")
+        str,
+        form(r"[A-Za-z0-9-]+", "a header's name, as x-session-id"),
+        Field(description="Whose value names a session"),
     ] = "x-session-id"
     most_percent: Annotated[
         int,
@@ -70,8 +78,12 @@ class Affinity(Setting):
 class VirtualAddress(Setting):
     """An address that one of two gateways has: keepalived moves it when that one fails."""
 
-    address: Annotated[str, Field(pattern=r"^[0-9a-fA-F.:]+/\d+$", description="With its prefix")]
-    interface: Annotated[str, Field(pattern=r"^[\w.@-]{1,15}$")]
+    address: Annotated[
+        str,
+        form(r"[0-9a-fA-F.:]+/\d+", "an address with its prefix, as 10.0.0.9/24"),
+        Field(description="With its prefix"),
+    ]
+    interface: Annotated[str, form(r"[\w.@-]{1,15}", "an interface's name, as eth0")]
     router_id: Annotated[int, Field(ge=1, le=255, description="The same on both, no one else's")]
     priority: Annotated[int, Field(ge=1, le=254, description="The higher one has it")] = 100
     password_file: Annotated[str, Field(description="On this machine; at most 8 bytes (VRRP)")]
@@ -118,11 +130,12 @@ class Gateway(Setting):
     ] = False
     affinity: Affinity = Affinity()
     request_seconds: Annotated[
-        int,
+        Seconds,
         Field(ge=10, le=86400, description="Longest silence of a server within a request"),
     ] = 600
     queue_seconds: Annotated[
-        int, Field(ge=1, le=3600, description="How long a request waits where all servers are full")
+        Seconds,
+        Field(ge=1, le=3600, description="How long a request waits where all servers are full"),
     ] = 60
     per_server: Annotated[
         PositiveInt | None,
@@ -170,4 +183,4 @@ class Balancer(Setting):
 
     drain_command: Annotated[tuple[str, ...], Field(min_length=1)]
     undrain_command: Annotated[tuple[str, ...], Field(min_length=1)]
-    seconds: Annotated[PositiveInt, Field(description="Deadline of each")] = 60
+    seconds: Annotated[Seconds, Field(gt=0, description="Deadline of each")] = 60

@@ -13,14 +13,17 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from gpufleet.catalog.driver_branches import OPEN_ONLY_SINCE, branch, cuda_major, flavours
-from gpufleet.settings.base import KeyPath, PythonVersion, Setting
+from gpufleet.settings.base import KeyPath, PythonVersion, Setting, form
 
 # An upstream version of NVIDIA's driver, or the branch that is its first number.
-DRIVER = r"^\d{3}(\.\d+(\.\d+)?)?$"
+DRIVER = r"\d{3}(\.\d+(\.\d+)?)?"
 
 
 # A package's version: as deb-control(5) has it, or rpm's VERSION-RELEASE.
-VERSION = r"^[0-9A-Za-z][0-9A-Za-z.+:~^-]*$"
+PackageVersion = Annotated[
+    str,
+    form(r"[0-9A-Za-z][0-9A-Za-z.+:~^-]*", "a package's whole version, as 1:4.4.1-1 or 13.0.2-1"),
+]
 
 
 class Toolkit(Setting):
@@ -31,12 +34,13 @@ class Toolkit(Setting):
         Field(description="none; jit: compiler and headers; full: all of the toolkit"),
     ] = "none"
     branch: Annotated[
-        str | None, Field(pattern=r"^\d+-\d+$", description="as in cuda-toolkit-<13-0>")
+        str | None,
+        form(r"\d+-\d+", "two numbers with `-` between them, as 13-0"),
+        Field(description="as in cuda-toolkit-<13-0>"),
     ] = None
     version: Annotated[
-        str | None,
+        PackageVersion | None,
         Field(
-            pattern=VERSION,
             description="exact version of cuda-toolkit-<branch> (full) or cuda-nvcc-<branch> (jit)",
         ),
     ] = None
@@ -54,18 +58,20 @@ class LockedDcgm(Setting):
     """DCGM and its exporter."""
 
     version: Annotated[
-        str, Field(pattern=VERSION, description="of every datacenter-gpu-manager-4 package")
+        PackageVersion, Field(description="of every datacenter-gpu-manager-4 package")
     ]
-    exporter: Annotated[
-        str | None, Field(pattern=VERSION, description="of the exporter; null: none")
-    ] = None
+    exporter: Annotated[PackageVersion | None, Field(description="of the exporter; null: none")] = (
+        None
+    )
 
 
 class LockedVllm(Setting):
     """The release that serves. `vllm.version` and `vllm.python` may say the same, nothing else."""
 
     version: PythonVersion
-    python: Annotated[str, Field(pattern=r"^3\.\d+$", description="Python of the node, as in 3.12")]
+    python: Annotated[
+        str, form(r"3\.\d+", "as in 3.12"), Field(description="Python of the node, as in 3.12")
+    ]
 
 
 class GpuLock(Setting):
@@ -77,8 +83,8 @@ class GpuLock(Setting):
 
     driver: Annotated[
         str,
+        form(DRIVER, "a driver's version or branch, as 580.95.05 or 580"),
         Field(
-            pattern=DRIVER,
             description="exact version, as 580.95.05, or a branch, as 580: then any version of it "
             "that is installed is kept, and a new node gets the newest",
         ),
@@ -91,8 +97,8 @@ class GpuLock(Setting):
         Field(description="held: kernel packages stay as they are until this says otherwise"),
     ] = "follow"
     nvlsm: Annotated[
-        str | None,
-        Field(pattern=VERSION, description="exact; for nodes with NVLink 5 switches"),
+        PackageVersion | None,
+        Field(description="exact; for nodes with NVLink 5 switches"),
     ] = None
     toolkit: Toolkit = Toolkit()
     dcgm: LockedDcgm | None = None

@@ -10,12 +10,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from gpufleet.settings.base import Setting
-from gpufleet.settings.gpu_lock import VERSION
+from gpufleet.settings.base import Seconds, Setting, Url, form
+from gpufleet.settings.gpu_lock import PackageVersion
 
 # What modprobe.d(5) takes apart at blanks, a line for all of a module's options.
-ModuleOption = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
-ModuleValue = Annotated[str, Field(pattern=r"^\S+$")]
+ModuleOption = Annotated[
+    str, form(r"[A-Za-z_]\w*", "an option's name: letters, digits and `_`, no digit first")
+]
+ModuleValue = Annotated[str, form(r"\S+", "one word, without blanks")]
 
 
 class HugePages(Setting):
@@ -36,10 +38,8 @@ class Rdma(Setting):
 class ContainerToolkit(Setting):
     """NVIDIA's container toolkit, for nodes that also run containers with GPUs."""
 
-    version: Annotated[str, Field(pattern=VERSION)]
-    repository: Annotated[
-        str, Field(pattern=r"^https?://\S+[^/\s]$", description="without final slash")
-    ] = "https://nvidia.github.io/libnvidia-container/stable/deb/amd64"
+    version: PackageVersion
+    repository: Url = "https://nvidia.github.io/libnvidia-container/stable/deb/amd64"
     key_file: Annotated[
         str, Field(description="the repository's public key, a file on this machine")
     ]
@@ -56,7 +56,7 @@ class Gpu(Setting):
         ),
     ] = "ask"
     reboot_seconds: Annotated[
-        PositiveInt, Field(description="until a rebooted node has to be back")
+        Seconds, Field(gt=0, description="until a rebooted node has to be back")
     ] = 1200
     secure_boot: Annotated[
         Literal["refuse", "enrolled"],

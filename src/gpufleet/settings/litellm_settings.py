@@ -13,18 +13,17 @@ from pydantic import (
     AfterValidator,
     Field,
     IPvAnyNetwork,
-    PositiveInt,
     StrictBool,
     StrictInt,
     StrictStr,
     model_validator,
 )
 
-from gpufleet.settings.base import Port, PythonVersion, Setting
+from gpufleet.settings.base import Port, PythonVersion, Seconds, Setting, form
 from gpufleet.settings.gateway_settings import ClientKey, GatewayTls, access_mistakes
 
 # What clients ask for, as `served_name` of `serving` may be.
-PublicName = Annotated[str, Field(pattern=r"^[\w.:/-]+$")]
+PublicName = Annotated[str, form(r"[\w.:/-]+", "letters, digits, `.`, `_`, `:`, `/` and `-`")]
 
 # Releases on PyPI that were somebody else's (2026): 1.82.7 and 1.82.8 stole credentials,
 # 1.107.0 is listed as compromised. A lock's hashes would bring exactly these.
@@ -94,7 +93,9 @@ class Litellm(Setting):
         "locks/uv.txt"
     )
     python: Annotated[
-        str, Field(pattern=r"^/[\w./+-]+$", description="The node's interpreter; 3.10 or newer")
+        str,
+        form(r"/[\w./+-]+", "an absolute path, as /usr/bin/python3"),
+        Field(description="The node's interpreter; 3.10 or newer"),
     ] = "/usr/bin/python3"
     index_url: Annotated[str | None, Field(description="Package index; null: PyPI")] = None
     find_links: Annotated[tuple[str, ...], Field(description="Flat wheel directories")] = ()
@@ -105,7 +106,9 @@ class Litellm(Setting):
 
     port: Port = 4000
     listen: Annotated[
-        str, Field(pattern=r"^[\w.:-]+$", description="The address that it binds")
+        str,
+        form(r"[\w.:-]+", "an address of the node"),
+        Field(description="The address that it binds"),
     ] = "127.0.0.1"
     tls: Annotated[GatewayTls | None, Field(description="null: plain HTTP")] = None
     clients: Annotated[tuple[LitellmClient, ...], Field(description="Who may ask")] = ()
@@ -125,8 +128,8 @@ class Litellm(Setting):
 
     upstream_url: Annotated[
         str | None,
+        form(r"https?://[^/\s]+", "an address without a path, as https://gw.example.com:8443"),
         Field(
-            pattern=r"^https?://[^/\s]+$",
             description="The gateway's address, as its certificate names it; null: the gateway of "
             "this node",
         ),
@@ -140,8 +143,10 @@ class Litellm(Setting):
         Field(description="On this machine: the key by which the gateway knows LiteLLM"),
     ] = None
     request_seconds: Annotated[
-        PositiveInt | None,
-        Field(description="Longest silence within a request; null: as long as the gateway waits"),
+        Seconds | None,
+        Field(
+            gt=0, description="Longest silence within a request; null: as long as the gateway waits"
+        ),
     ] = None
 
     models: Annotated[
@@ -152,12 +157,13 @@ class Litellm(Setting):
         dict[PublicName, PublicName], Field(description="Further names, each for one of the others")
     ] = {}
     body_keys: Annotated[
-        tuple[Annotated[str, Field(pattern=r"^\w+$")], ...],
+        tuple[Annotated[str, form(r"\w+", "a key of letters, digits and `_`")], ...],
         Field(description="Keys of a request's body that are passed on beyond the known ones"),
     ] = ()
     max_body_mib: Annotated[int, Field(ge=1, le=1024, description="Largest request")] = 32
     drain_seconds: Annotated[
-        int, Field(ge=0, le=3600, description="How long running requests may finish before a stop")
+        Seconds,
+        Field(ge=0, le=3600, description="How long running requests may finish before a stop"),
     ] = 60
 
     @model_validator(mode="after")

@@ -9,10 +9,15 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from gpufleet.settings.base import Setting
+from gpufleet.settings.base import Setting, form
 
 Address = Annotated[
-    str, Field(pattern=r"^https?://[^\s/@]+(/\S*[^/\s])?$", description="Without final slash")
+    str,
+    form(
+        r"https?://[^\s/@]+(/\S*[^/\s])?",
+        "an address that begins with https:// or http://, without a user and without / last",
+    ),
+    Field(description="Without final slash"),
 ]
 
 

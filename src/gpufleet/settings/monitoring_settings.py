@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from gpufleet.settings.base import BindAddress, Port, Setting, Sha256, UnitName, Url
+from gpufleet.settings.base import BindAddress, Port, Seconds, Setting, Sha256, UnitName, Url, form
 
 
 class PublishedProgram(Setting):
@@ -39,7 +39,7 @@ class Tls(Setting):
 class BasicAuth(Setting):
     """Who may read exporters' metrics."""
 
-    username: Annotated[str, Field(pattern=r"^[\w.-]+$")] = "prometheus"
+    username: Annotated[str, form(r"[\w.-]+", "letters, digits, `.`, `_` and `-`")] = "prometheus"
     password_file: Annotated[
         str, Field(description="On this machine; nodes get its bcrypt hash, Prometheus itself")
     ]
@@ -57,7 +57,9 @@ class Exporters(Setting):
 
 
 # Flags are made of it: --collector.NAME.
-Collector = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+Collector = Annotated[
+    str, form(r"[a-z][a-z0-9_]*", "a collector's name: a-z, 0-9 and `_`, a letter first")
+]
 
 
 class NodeExporter(Setting):
@@ -102,10 +104,11 @@ class Watchdog(Setting):
         Field(description="warn: said and counted; act: dumped, killed, started again as a group"),
     ] = "warn"
     seconds: Annotated[
-        int, Field(ge=10, le=3600, description="Without any progress, until it counts as stalled")
+        Seconds,
+        Field(ge=10, le=3600, description="Without any progress, until it counts as stalled"),
     ] = 120
     idle_seconds: Annotated[
-        int,
+        Seconds,
         Field(
             ge=0,
             le=3600,
@@ -144,7 +147,11 @@ class Receiver(Setting):
 class Mail(Setting):
     """The mail server of receivers with `email_to`."""
 
-    smarthost: Annotated[str, Field(pattern=r"^[\w.-]+:\d+$", description="host:port")]
+    smarthost: Annotated[
+        str,
+        form(r"[\w.-]+:\d+", "a host and a port, as mail.example.com:587"),
+        Field(description="host:port"),
+    ]
     sender: str
     username: str | None = None
     password_file: str | None = None
@@ -158,7 +165,7 @@ class Prometheus(Setting):
     ] = None
     port: Port = 9090
     listen: BindAddress = "127.0.0.1"
-    scrape_seconds: PositiveInt = 15
+    scrape_seconds: Annotated[Seconds, Field(gt=0)] = 15
     retention_days: PositiveInt = 30
 
 
@@ -198,7 +205,9 @@ class Grafana(Setting):
 
     package: Annotated[str | None, Field(description="e.g. grafana; null: it is there")] = None
     provisioning: Annotated[
-        str, Field(pattern=r"^/[\w./-]+$", description="Its provisioning directory")
+        str,
+        form(r"/[\w./-]+", "an absolute path of letters, digits, `.`, `_`, `/` and `-`"),
+        Field(description="Its provisioning directory"),
     ] = "/etc/grafana/provisioning"
     unit: UnitName = "grafana-server.service"
 
@@ -207,7 +216,7 @@ class AlertChange(Setting):
     """One of our alerts as you want it."""
 
     enabled: bool = True
-    for_seconds: Annotated[int | None, Field(ge=0, description="null: as it comes")] = None
+    for_seconds: Annotated[Seconds | None, Field(ge=0, description="null: as it comes")] = None
     severity: Annotated[
         Literal["page", "ticket"] | None, Field(description="null: as it comes")
     ] = None

@@ -6,6 +6,7 @@ their unit.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
@@ -14,22 +15,62 @@ from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from gpufleet.catalog import presets
 from gpufleet.formatting import suggestion
-from gpufleet.settings.base import LOOPBACK, AbsolutePath, BindAddress, Port, PythonVersion, Setting
+from gpufleet.settings.base import (
+    LOOPBACK,
+    AbsolutePath,
+    BindAddress,
+    Port,
+    PythonVersion,
+    Seconds,
+    Setting,
+    Tokens,
+    form,
+)
 from gpufleet.settings.monitoring_settings import Objectives, Watchdog
 from gpufleet.settings.upgrade_settings import Golden
 
-Argument: TypeAlias = bool | int | float | str | list[Any] | dict[str, Any] | None
+
+def _as_json_has_it(value: Any) -> Any:
+    """Refuse what YAML knows and no command line: dates, sets, keys that are no text."""
+    try:
+        kept = json.loads(json.dumps(value, allow_nan=False)) == value
+    except (TypeError, ValueError, RecursionError):
+        kept = False
+    if not kept:
+        raise ValueError(
+            "must be true, false, a number, text (a date in quotes), a list, or keys that are text "
+            "with such values"
+        )
+    return value
+
+
+Argument: TypeAlias = Annotated[
+    bool | int | float | str | list[Any] | dict[str, Any] | None, BeforeValidator(_as_json_has_it)
+]
 """One vLLM flag's value as YAML has it. `true`: the bare flag; `false`: its `--no-` form;
 a mapping: JSON; a list: one value after another; null: the flag is not passed."""
 
 
 # Unit names, directories and URLs are made of it. 40 leaves room for "vllm-", the replica and
 # ".service" in systemd's limit of 255, and for a metric label that people can read.
-ModelName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,38}[a-z0-9])?$")]
+ModelName = Annotated[
+    str,
+    form(
+        r"[a-z0-9]([a-z0-9.-]{0,38}[a-z0-9])?",
+        "at most 40 of a-z, 0-9, `.` and `-`, with a letter or digit first and last; clients may "
+        "ask for another name: `served_name`",
+    ),
+]
 
 
 # The name of a credential has it, and a shell exports it.
-VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+VariableName = Annotated[
+    str,
+    form(
+        r"[A-Za-z_][A-Za-z0-9_]{0,127}",
+        "a variable's name: at most 128 letters, digits and `_`, no digit first",
+    ),
+]
 
 
 # What the toolkit sets itself: an operator's value would contradict the plan.
@@ -121,7 +162,13 @@ class Vllm(Setting):
             "probe; vLLM runs its CPU build, one process a rank"
         ),
     ] = "cuda"
-    user: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_-]{0,30}$")] = "vllm"
+    user: Annotated[
+        str,
+        form(
+            r"[a-z_][a-z0-9_-]{0,30}",
+            "a user's name: at most 31 of a-z, 0-9, `_` and `-`, a letter or `_` first",
+        ),
+    ] = "vllm"
     listen: Annotated[BindAddress, Field(description="Address that endpoints bind")] = "0.0.0.0"  # noqa: S104
     watchdog_port: Annotated[
         int | None,
@@ -235,25 +282,31 @@ class Served(Setting):
 
     model: Annotated[
         str,
+        form(
+            r"/\S+|[\w.-]+/[\w.-]+",
+            "a Hugging Face id, as Qwen/Qwen3-8B, or the absolute path of a directory on the node, "
+            "as /srv/models/qwen3-8b",
+        ),
         Field(
-            pattern=r"^(/\S+|[\w.-]+/[\w.-]+)$",
             description="Hugging Face id (downloaded on the node), or an absolute path on the node",
         ),
     ]
     revision: Annotated[
         str | None,
+        form(
+            r"[0-9a-f]{40}",
+            "a commit, all 40 digits of it: `git ls-remote` prints it, and so does the model's "
+            "page on the Hub under `Files`, `History`",
+        ),
         Field(
-            pattern=r"^[0-9a-f]{40}$",
             description="Commit of a Hugging Face model, all 40 digits: a branch is another set of "
             "files tomorrow, and nodes would differ",
         ),
     ] = None
     served_name: Annotated[
         str | None,
-        Field(
-            pattern=r"^[\w.:/-]+$",
-            description="What clients ask for; null: the name that it has here",
-        ),
+        form(r"[\w.:/-]+", "letters, digits, `.`, `_`, `:`, `/` and `-`"),
+        Field(description="What clients ask for; null: the name that it has here"),
     ] = None
     replicas: Annotated[
         int | Literal["fit"],
@@ -265,8 +318,10 @@ class Served(Setting):
         Field(description="What the plan looks for where it may choose"),
     ] = "balanced"
     context: Annotated[
-        PositiveInt | None,
-        Field(description="Longest request in tokens, answer included; null: the model's own"),
+        Tokens | None,
+        Field(
+            gt=0, description="Longest request in tokens, answer included; null: the model's own"
+        ),
     ] = None
     concurrency: Annotated[
         PositiveInt, Field(description="Requests of full length that must fit at once")
@@ -344,10 +399,11 @@ class Served(Setting):
         ),
     ] = {}
     start_seconds: Annotated[
-        PositiveInt, Field(description="Deadline from start to the first answer")
+        Seconds, Field(gt=0, description="Deadline from start to the first answer")
     ] = 1800
     drain_seconds: Annotated[
-        int, Field(ge=0, le=3600, description="How long running requests may finish before a stop")
+        Seconds,
+        Field(ge=0, le=3600, description="How long running requests may finish before a stop"),
     ] = 60
 
     objectives: Annotated[

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt
 
-from gpufleet.settings.base import Setting
+from gpufleet.settings.base import Seconds, Setting
 
 
 def _size(value: Any) -> Any:
@@ -29,10 +29,10 @@ class Gates(Setting):
     """What must hold before a replica gets requests again, and before the next wave."""
 
     soak_seconds: Annotated[
-        int, Field(ge=0, le=86400, description="Under requests, until it is judged by them")
+        Seconds, Field(ge=0, le=86400, description="Under requests, until it is judged by them")
     ] = 60
     baseline_seconds: Annotated[
-        int, Field(ge=5, le=3600, description="Looked at before anything is changed")
+        Seconds, Field(ge=5, le=3600, description="Looked at before anything is changed")
     ] = 30
     latency_ratio: Annotated[
         float,

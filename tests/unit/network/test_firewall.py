@@ -243,8 +243,8 @@ def test_a_name_that_nft_would_take_for_something_else_is_refused(name):
 @each_row(
     ("ports", "said"),
     [
-        ("0", "greater than or equal to 1"),
-        ("65536", "less than or equal to 65535"),
+        ("0", "must be 1 or more"),
+        ("65536", "must be at most 65535"),
         ("9000-8000", "begins with the larger port: write 8000-9000"),
         ("ssh", "must be a port or a range of them"),
         ("1-2-3", "must be a port or a range of them"),

@@ -168,8 +168,8 @@ def addresses_of_vendor(settings: NodeSettings) -> str:
     [
         pytest.param({}, "names no address", id="nothing"),
         pytest.param({"wheels": BASE, "index_url": BASE}, "exclude each other", id="two-indexes"),
-        pytest.param({"url": "http://user:word@mirror.lan"}, "pattern", id="a-password"),
-        pytest.param({"url": f"{BASE}/"}, "pattern", id="final-slash"),
+        pytest.param({"url": "http://user:word@mirror.lan"}, "without a user", id="a-password"),
+        pytest.param({"url": f"{BASE}/"}, "without / last", id="final-slash"),
     ],
 )
 def test_a_mirror_says_where(mirror: dict[str, Any], said: str):

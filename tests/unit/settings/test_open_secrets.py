@@ -141,7 +141,7 @@ def test_no_variable_of_vllm_is_refused_for_its_name_that_is_no_secret() -> None
     ("more", "said"),
     [
         ({"environment_files": {"HF_TOKEN": "secrets/t"}}, "which the plan decides"),
-        ({"environment_files": {"no-name": "secrets/t"}}, "match pattern"),
+        ({"environment_files": {"no-name": "secrets/t"}}, "a variable's name"),
         ({"environment": {"A": "1"}, "environment_files": {"A": "secrets/t"}}, "both set A"),
     ],
 )

@@ -122,11 +122,14 @@ def test_an_entry_that_only_computes_prompts_has_no_name() -> None:
 @each_row(
     ("wanted", "said"),
     [
-        ({"models": {"a": {"parameters": {"temperature": "0.2"}}}}, "temperature: input should be"),
-        ({"models": {"a": {"parameters": {"temperature": 3}}}}, "temperature: input should be"),
-        ({"models": {"a": {"parameters": {"top_k": 1.5}}}}, "top_k: input should be"),
-        ({"models": {"a": {"parameters": {"seed": True}}}}, "seed: input should be"),
-        ({"models": {"a": {"parameters": {"stop": "END"}}}}, "stop: input should be"),
+        (
+            {"models": {"a": {"parameters": {"temperature": "0.2"}}}},
+            "temperature: must be a number, without quotes",
+        ),
+        ({"models": {"a": {"parameters": {"temperature": 3}}}}, "temperature: must be at most 2.0"),
+        ({"models": {"a": {"parameters": {"top_k": 1.5}}}}, "top_k: must be a whole number"),
+        ({"models": {"a": {"parameters": {"seed": True}}}}, "seed: must be a whole number"),
+        ({"models": {"a": {"parameters": {"stop": "END"}}}}, "stop: must be a list"),
         ({"models": {"a": {"parameters": {"temprature": 1}}}}, "no setting has this name"),
         ({"models": {"a": {"parameters": {"api_base": "x"}}}}, "no setting has this name"),
         ({"aliases": {"a b": "c"}}, "aliases.a b"),
