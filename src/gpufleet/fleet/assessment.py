@@ -24,7 +24,7 @@ from gpufleet.node import cordon
 from gpufleet.node.machine import Machine, System, from_probe
 from gpufleet.node.nic_affinity import nearest_nics
 from gpufleet.node.topology import Node, node_from_probe, value_or
-from gpufleet.planning import planner
+from gpufleet.planning import planner, suspect_settings
 from gpufleet.planning.explanation import Change, candidate_rows, plan_changes
 from gpufleet.planning.flag_layers import (
     LayeredFlag,
@@ -41,7 +41,7 @@ from gpufleet.planning.planner import FleetPlan
 from gpufleet.planning.quantization_advice import advice
 from gpufleet.planning.stage import Running
 from gpufleet.remote.answer_forms import reading
-from gpufleet.serving import flag_check
+from gpufleet.serving import flag_check, vllm_node
 from gpufleet.serving.restarts import find_restarts
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.node_variables import NodeVars
@@ -152,6 +152,8 @@ def plan_fleet(
         if (why := cordon.unknown_reason(document))
     )
     if unfit_stops:
+        if unserved := tuple(vllm_node.system_problems(documents, settings)):
+            raise FleetError(*unserved)
         nodes, remarks = admitted_nodes(report, nodes.values(), settings), ()
     models = describe_models(declared, documents)
     layers = resolve_layers(settings, models, nodes)
@@ -195,6 +197,7 @@ def plan_fleet(
         remarks = (
             *disaggregation.remarks(pairs, layers),
             *judge_models(effective),
+            *suspect_settings.remarks(plan.stages, effective, nodes),
             *consistency.check_consistency(plan.stages, settings, nodes, locks),
             *flag_check.check_plan(plan.stages, settings, origins),
         )

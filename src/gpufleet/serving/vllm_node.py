@@ -3,7 +3,8 @@ reading the operator's files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from gpufleet import node_paths
 from gpufleet.artifacts.model_files import Checkpoint
@@ -54,6 +55,27 @@ _LONGEST_VARIABLE = 120_000
 # Compiler and Python's headers: Triton, FlashInfer and torch's inductor compile kernels when the
 # first requests come; without one the engine starts healthy and dies of the first (measured).
 PACKAGES = ("ca-certificates", "curl", "g++", "libnuma1", "python3-dev", "python3-venv")
+
+# os-release's ID of systems that have no apt.
+_WITHOUT_APT = frozenset(
+    {"almalinux", "amzn", "centos", "fedora", "ol", "opensuse-leap", "rhel", "rocky", "sles"}
+)
+
+
+def system_problems(
+    documents: Mapping[str, Mapping[str, Any]], settings: Mapping[str, NodeSettings]
+) -> Iterator[str]:
+    """Yield a sentence for each node whose system has none of the packages that serving needs."""
+    for name, document in sorted(documents.items()):
+        system = document["os_release"].get("id")
+        if settings[name].serving and system in _WITHOUT_APT:
+            version = document["os_release"].get("version_id")
+            yield (
+                f"{name}: it runs {system} {version}, and deploys/vllm.py installs packages of "
+                f"Debian and Ubuntu ({', '.join(PACKAGES)}): deploys/node.py can provision it, and "
+                "it cannot serve yet; give it Debian 12 or Ubuntu 22.04 or newer, or take "
+                "`serving` from it"
+            )
 
 
 def required_state(

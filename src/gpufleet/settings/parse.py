@@ -20,6 +20,7 @@ from gpufleet.settings.mistake_sentence import mistake
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.open_secrets import open_secrets
 from gpufleet.settings.server_routes import route_mistakes
+from gpufleet.settings.server_sandbox import sandbox_mistakes
 
 
 class SettingsError(Exception):  # it is a list of mistakes, not an error of ours
@@ -46,7 +47,12 @@ def parse_settings(data: Mapping[str, Any]) -> NodeSettings:
     Raises `SettingsError` with every mistake at once, each with the path of its key.
     """
     settings = rewrite_addresses(parse_written(data))
-    if found := (*unreachable_addresses(settings), *route_mistakes(settings)):
+    found = (
+        *unreachable_addresses(settings),
+        *route_mistakes(settings),
+        *sandbox_mistakes(settings),
+    )
+    if found:
         raise SettingsError(*found)
     return settings
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpufleet.errors import FleetError
 from gpufleet.fleet import assessment
 from gpufleet.settings.node_settings import NodeSettings
 from tests.support.checkout import ROOT
@@ -75,6 +76,22 @@ def test_a_plan_over_nodes_says_what_they_talk_over_and_why(fleet):
     assert [stage.node for stage in found.plan.stages] == ["a", "b"]
     (said,) = (reason for reason in found.plan.reasons if "talk over" in reason)
     assert said.startswith("q-0: its nodes talk over a eth1 10.1.0.1, b eth1 10.1.0.2: 10.1.0.0/24")
+
+
+@pytest.mark.parametrize(("system", "version"), [("rocky", "9.6"), ("fedora", "42")])
+def test_a_node_without_apt_is_refused_where_it_is_to_serve(fleet, system, version):
+    """It would fail in its first package, after other nodes were changed."""
+    documents, settings = fleet
+    documents["a"]["os_release"] |= {"id": system, "version_id": version}
+    with pytest.raises(FleetError) as refused:
+        assessment.plan_fleet(documents, declared(settings))
+    (said,) = refused.value.problems
+    assert said.startswith(f"a: it runs {system} {version}, and deploys/vllm.py installs packages")
+    assert "or take `serving` from it" in said
+    # What only looks at it is not refused, nor is a node that serves nothing.
+    assert assessment.plan_fleet(documents, declared(settings), unfit_stops=False).plan.stages
+    del settings["serving"]
+    assert not assessment.plan_fleet(documents, declared(settings)).plan.stages
 
 
 def test_what_a_node_is_built_of_is_known_where_its_probe_says_it(fleet):

@@ -1,0 +1,91 @@
+"""Remarks on settings that start and work against nodes, models or clients.  Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import combinations
+
+from gpufleet.catalog import presets
+from gpufleet.formatting import join_names, ranges
+from gpufleet.node.topology import Node
+from gpufleet.planning.stage import Stage
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.serving_settings import Served
+
+_PARSERS = {"tool-call-parser": "tool_call_parser", "reasoning-parser": "reasoning_parser"}
+
+
+def remarks(
+    stages: Iterable[Stage], settings: Mapping[str, NodeSettings], nodes: Mapping[str, Node]
+) -> tuple[str, ...]:
+    """Return a sentence for each, with the key, what comes of it, and what to write."""
+    declared = {
+        model: served
+        for _, wanted in sorted(settings.items())
+        for model, served in wanted.serving.items()
+    }
+    found = (
+        *_one_name_for_several(declared),
+        *(each for model, served in sorted(declared.items()) for each in _parsers(model, served)),
+        *(each for stage in stages for each in _nvlink_unused(stage, settings, nodes)),
+    )
+    return tuple(dict.fromkeys(found))
+
+
+def _one_name_for_several(declared: Mapping[str, Served]) -> Iterator[str]:
+    """Prefill and decode are one model to clients: only decode is asked."""
+    by_name: dict[str, list[str]] = defaultdict(list)
+    asked_by_others = {served.prefill for served in declared.values()}
+    for model, served in sorted(declared.items()):
+        if model not in asked_by_others:
+            by_name[served.served_name or model].append(model)
+    for name, models in sorted(by_name.items()):
+        if len(models) > 1:
+            yield (
+                f"serving.{models[0]}.served_name: {join_names(models)} all answer to {name!r}: a "
+                "gateway refuses requests for that name, for it cannot tell which is meant, and "
+                f"clients have to ask at /{models[0]}/v1; give each a name of its own, or put "
+                "LiteLLM before them, which divides one name over several entries"
+            )
+
+
+def _parsers(model: str, served: Served) -> Iterator[str]:
+    """A parser of another family takes a model's calls and thoughts for plain text."""
+    name = served.model.rstrip("/").rpartition("/")[2]
+    family = next(
+        (each for each in presets.families() if re.search(each.model, name, re.IGNORECASE)), None
+    )
+    flags = {key.lstrip("-").replace("_", "-"): value for key, value in served.flags.items()}
+    for flag, field in _PARSERS.items():
+        own = getattr(family, field, None)
+        if own and isinstance(flags.get(flag), str) and flags[flag] != own:
+            yield (
+                f"serving.{model}.flags.{flag}: {flags[flag]!r} is not the one for models named "
+                f"like {name}, which is {own!r}: with another, answers that call tools or think "
+                f"may reach clients as plain text; write `{flag}: {own}`, or leave it if you have "
+                "tried it"
+            )
+
+
+def _nvlink_unused(
+    stage: Stage, settings: Mapping[str, NodeSettings], nodes: Mapping[str, Node]
+) -> Iterator[str]:
+    """NCCL_P2P_DISABLE (NCCL's manual) takes away NVLink as well as PCIe's direct way."""
+    here, node = settings[stage.node], nodes.get(stage.node)
+    if stage.tensor_parallel < 2 or node is None or here.vllm is None:
+        return
+    places = (
+        (f"serving.{stage.model}.environment", here.serving[stage.model].environment),
+        ("vllm.environment", here.vllm.environment),
+    )
+    key = next((at for at, each in places if each.get("NCCL_P2P_DISABLE", "0") != "0"), None)
+    linked = [pair for pair in combinations(sorted(stage.gpus), 2) if node.nvlink.get(pair)]
+    if key and linked:
+        gpus = sorted({gpu for pair in linked for gpu in pair})
+        yield (
+            f"{key}.NCCL_P2P_DISABLE: NVLink joins GPUs {ranges(gpus)} of {stage.node}, and this "
+            "keeps NCCL off it: what they tell each other in every layer goes through host memory; "
+            "remove it, unless you are looking for a fault"
+        )

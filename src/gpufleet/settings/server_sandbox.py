@@ -1,0 +1,140 @@
+"""Settings that a server's unit cannot follow: it has no rights and sees few files.  Pure.
+
+What is hidden is what templates/vllm/vllm.service.j2 hides: PrivateTmp=, ProtectHome= and a
+/dev/shm of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gpufleet.settings.base import KeyPath
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.serving_settings import Served
+
+_FIRST_FREE_PORT = 1024
+# capabilities(7): below 1024 CAP_NET_BIND_SERVICE is needed. HAProxy's unit alone has it.
+_PORTS_WITH_RIGHTS = frozenset({"gateway.port", "gateway.metrics_port"})
+
+_HIDDEN = ("/tmp/", "/var/tmp/", "/dev/shm/", "/root/", "/run/user/")  # noqa: S108
+_HOMES = "/home/"
+
+# Flags of `vllm serve` that name files which it reads.
+_READ = frozenset(
+    {
+        "allowed-local-media-path",
+        "chat-template",
+        "generation-config",
+        "hf-config-path",
+        "lora-modules",
+        "reasoning-parser-plugin",
+        "speculative-config",
+        "tokenizer",
+        "tool-parser-plugin",
+    }
+)
+# Of these a relative path can be nothing else: a tokenizer or an adapter may be a Hub's name.
+_FILES = frozenset({"chat-template", "reasoning-parser-plugin", "tool-parser-plugin"})
+# What vLLM takes for the text of a template (vllm/entrypoints/chat_utils.py).
+_IS_TEMPLATE = re.compile(r"[{}\n]")
+
+
+def sandbox_mistakes(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
+    """Yield what no server could start with, each with the path of its key."""
+    yield from _ports(settings)
+    if settings.vllm is None:
+        return
+    for name, served in settings.serving.items():
+        here: KeyPath = ("serving", name)
+        if served.is_path and (place := _hidden(served.model, homes=True)):
+            yield (
+                (*here, "model"),
+                f"{served.model} lies below {place}, which is hidden from servers: they have their "
+                "own /tmp, and no rights below /root; move the files, as to /srv/models, or name "
+                "the model by its Hugging Face id and commit",
+            )
+        yield from _file_flags(here, served)
+        yield from _too_few_at_once(here, served)
+
+
+def _ports(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
+    ports: dict[KeyPath, int] = {
+        tuple(key.split(".")): port
+        for key, port in settings.ports.items()
+        if key not in _PORTS_WITH_RIGHTS
+    }
+    for name, served in settings.serving.items():
+        ports["serving", name, "port"] = served.port
+        ports["serving", name, "cluster_port"] = served.cluster_port
+    for at, port in ports.items():
+        if port < _FIRST_FREE_PORT:
+            yield (
+                at,
+                f"is {port}, and only root listens below {_FIRST_FREE_PORT}: this program runs "
+                f"without its rights; write {_FIRST_FREE_PORT} or more (a gateway may have 443)",
+            )
+
+
+def _file_flags(here: KeyPath, served: Served) -> Iterator[tuple[KeyPath, str]]:
+    homes = served.model.startswith(_HOMES)
+    for flag, value in served.flags.items():
+        name = flag.lstrip("-").replace("_", "-")
+        if name not in _READ:
+            continue
+        for path in _texts(value):
+            at = (*here, "flags", flag)
+            if place := _hidden(path, homes=homes):
+                yield (
+                    at,
+                    f"{path} lies below {place}, which is hidden from servers: move it, as to "
+                    "/srv/models, on every node that serves this",
+                )
+            elif path.startswith(("./", "../", "~")) or (
+                name in _FILES and not path.startswith("/") and not _IS_TEMPLATE.search(path)
+            ):
+                yield (
+                    at,
+                    f"{path!r} is no absolute path, and servers start in a directory of their own: "
+                    "bring the file to every node that serves this and write its whole path, as "
+                    f"/srv/models/{path.rpartition('/')[2] or name}",
+                )
+
+
+def _too_few_at_once(here: KeyPath, served: Served) -> Iterator[tuple[KeyPath, str]]:
+    """A server with fewer seats than `concurrency` never has so many requests at once."""
+    flags = {key.lstrip("-").replace("_", "-"): key for key in served.flags}
+    key = flags.get("max-num-seqs")
+    seats = served.flags[key] if key else None
+    # Only throughput has the plan choose engines.
+    engines = served.data_parallel or (None if served.objective == "throughput" else 1)
+    if not isinstance(seats, int) or isinstance(seats, bool) or engines is None:
+        return
+    if seats * engines < served.concurrency:
+        yield (
+            (*here, "flags", str(key)),
+            f"is {seats}: {engines * seats} requests run at once in a replica, and `concurrency` "
+            f"asks for {served.concurrency}; write {-(-served.concurrency // engines)} or more, or "
+            "a smaller `concurrency`",
+        )
+
+
+def _hidden(path: str, *, homes: bool) -> str | None:
+    """Return the directory below which a path is hidden; with `homes`, /home is not."""
+    below = path.rstrip("/") + "/"
+    places = _HIDDEN if homes else (*_HIDDEN, _HOMES)
+    return next((place.rstrip("/") for place in places if below.startswith(place)), None)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield what may be a path in a flag's value: of `name=path`, of a list, of JSON."""
+    if isinstance(value, str):
+        name, equals, path = value.partition("=")
+        yield path if equals and re.fullmatch(r"[\w.-]+", name) else value
+    elif isinstance(value, Mapping):
+        for key in ("path", "model", "tokenizer"):
+            yield from _texts(value.get(key))
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each)

@@ -1,0 +1,83 @@
+"""A plan says which settings start and work against the nodes, the model or the clients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpufleet.planning import suspect_settings
+from gpufleet.planning.planner import plan
+from gpufleet.settings.node_settings import NodeSettings
+from tests.unit.planning.test_planner import VLLM, machine, model
+
+
+def reasons(serving: dict[str, Any], *islands: int, **others: Any) -> list[str]:
+    nodes = {"gpu-01": machine("gpu-01", *(islands or (2, 2)))}
+    settings = {"gpu-01": NodeSettings.model_validate({"vllm": VLLM, "serving": serving, **others})}
+    return [*suspect_settings.remarks(plan(nodes.values(), settings).stages, settings, nodes)]
+
+
+def about(found: list[str], key: str) -> list[str]:
+    return [each for each in found if each.startswith(key)]
+
+
+def test_one_name_for_several_entries_is_said_with_where_clients_can_ask() -> None:
+    entries = {"a": model(served_name="chat"), "b": model(served_name="chat", port=8100)}
+    (said,) = about(reasons(entries), "serving.a.served_name")
+    assert "a, b all answer to 'chat'" in said
+    assert "ask at /a/v1" in said
+    entries["b"] = model(served_name="other", port=8100)
+    assert about(reasons(entries), "serving.a.served_name") == []
+
+
+def test_an_entrys_own_name_counts_as_its_served_name() -> None:
+    entries = {"a": model(), "b": model(served_name="a", port=8100)}
+    assert len(about(reasons(entries), "serving.a.served_name")) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "flags", "key", "right"),
+    [
+        ("/srv/Llama-3.1-8B", {"tool-call-parser": "hermes"}, "tool-call-parser", "llama3_json"),
+        ("/srv/qwen3-8b", {"reasoning-parser": "deepseek_r1"}, "reasoning-parser", "qwen3"),
+    ],
+)
+def test_a_parser_of_another_family_is_said(
+    path: str, flags: dict[str, str], key: str, right: str
+) -> None:
+    (said,) = about(reasons({"m": model(model=path, flags=flags)}), f"serving.m.flags.{key}")
+    assert f"write `{key}: {right}`" in said
+    assert about(reasons({"m": model(model=path, flags={key: right})}), "serving.m.flags") == []
+
+
+def test_of_a_family_that_is_not_known_no_parser_is_judged() -> None:
+    own = model(model="/srv/ours", flags={"tool-call-parser": "hermes"})
+    assert about(reasons({"m": own}), "serving.m.flags") == []
+
+
+@pytest.mark.parametrize("place", ["serving.m", "vllm"])
+def test_nccl_kept_off_nvlink_is_said_where_nvlink_joins_the_gpus(place: str) -> None:
+    off = {"environment": {"NCCL_P2P_DISABLE": "1"}}
+    others = {"vllm": {**VLLM, **off}} if place == "vllm" else {}
+    served = model(tensor_parallel=2) if others else model(tensor_parallel=2, **off)
+    found = reasons({"m": served}, 2, **others)
+    (said,) = about(found, f"{place}.environment.NCCL_P2P_DISABLE")
+    assert "NVLink joins GPUs 0-1 of gpu-01" in said
+
+
+@pytest.mark.parametrize(
+    ("islands", "served"),
+    [
+        ((2,), {"tensor_parallel": 2, "environment": {"NCCL_P2P_DISABLE": "0"}}),
+        ((2,), {"environment": {"NCCL_P2P_DISABLE": "1"}}),
+        (
+            (1, 1),
+            {"tensor_parallel": 2, "allow_pcie": True, "environment": {"NCCL_P2P_DISABLE": "1"}},
+        ),
+    ],
+)
+def test_it_is_not_said_where_nvlink_is_not_lost(
+    islands: tuple[int, ...], served: dict[str, Any]
+) -> None:
+    assert not [each for each in reasons({"m": model(**served)}, *islands) if "NCCL" in each]

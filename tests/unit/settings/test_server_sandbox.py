@@ -1,0 +1,117 @@
+"""What a server's unit cannot follow is refused by its key, before a node is asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpufleet.settings.base import KeyPath
+from gpufleet.settings.parse import SettingsError, parse_settings
+from tests.support.rows import each_row
+
+VLLM = {"version": "0.32.0", "lock": "lock", "api_key_file": "secrets/key"}
+
+
+def mistakes(served: dict[str, Any], **others: Any) -> dict[KeyPath, str]:
+    written = {"vllm": VLLM, "serving": {"m": {"model": "/srv/m", **served}}, **others}
+    try:
+        parse_settings(written)
+    except SettingsError as error:
+        return dict(error.mistakes)
+    return {}
+
+
+REFUSED: list[tuple[dict[str, Any], KeyPath, str]] = [
+    ({"port": 80}, ("port",), "only root listens below 1024"),
+    ({"port": 1023}, ("port",), "write 1024 or more"),
+    ({"cluster_port": 500}, ("cluster_port",), "only root listens below 1024"),
+    ({"model": "/tmp/llama"}, ("model",), "lies below /tmp, which is hidden from servers"),
+    ({"model": "/root/models/llama"}, ("model",), "lies below /root"),
+    ({"model": "/dev/shm/llama"}, ("model",), "lies below /dev/shm"),
+    ({"model": "/root"}, ("model",), "lies below /root"),
+    ({"flags": {"chat-template": "chat.jinja"}}, ("flags", "chat-template"), "/srv/models/chat"),
+    ({"flags": {"chat-template": "a/b.jinja"}}, ("flags", "chat-template"), "no absolute path"),
+    ({"flags": {"chat-template": "/tmp/b.jinja"}}, ("flags", "chat-template"), "below /tmp"),
+    ({"flags": {"chat-template": "/home/a/b"}}, ("flags", "chat-template"), "below /home"),
+    ({"flags": {"lora-modules": ["a=./b"]}}, ("flags", "lora-modules"), "no absolute path"),
+    (
+        {"flags": {"lora-modules": [{"name": "a", "path": "~/b"}]}},
+        ("flags", "lora-modules"),
+        "no absolute path",
+    ),
+    (
+        {"flags": {"lora-modules": ["a=/srv/a", "b=/root/b"]}},
+        ("flags", "lora-modules"),
+        "/root/b lies below /root",
+    ),
+    (
+        {"flags": {"speculative-config": {"model": "/tmp/draft", "num_speculative_tokens": 3}}},
+        ("flags", "speculative-config"),
+        "/tmp/draft lies below /tmp",
+    ),
+    (
+        {"flags": {"max-num-seqs": 4}, "concurrency": 8},
+        ("flags", "max-num-seqs"),
+        "is 4: 4 requests run at once in a replica, and `concurrency` asks for 8; write 8 or more",
+    ),
+    (
+        {"flags": {"max-num-seqs": 3}, "concurrency": 7, "data_parallel": 2},
+        ("flags", "max-num-seqs"),
+        "6 requests run at once in a replica, and `concurrency` asks for 7; write 4 or more",
+    ),
+]
+
+
+@each_row(("served", "at", "said"), REFUSED)
+def test_what_a_unit_cannot_follow_is_refused(
+    served: dict[str, Any], at: KeyPath, said: str
+) -> None:
+    ((where, what),) = mistakes(served).items()
+    assert where == ("serving", "m", *at)
+    assert said in what
+
+
+TAKEN: list[dict[str, Any]] = [
+    {"port": 1024},
+    {"model": "/home/models/llama"},
+    {"model": "/rooted/llama"},
+    {"model": "/tmpfs/llama"},
+    {"model": "/home/models/llama", "flags": {"chat-template": "/home/models/chat.jinja"}},
+    {"flags": {"chat-template": "/srv/chat.jinja"}},
+    {"flags": {"chat-template": "{{ messages }}"}},
+    {"flags": {"tokenizer": "org/name"}},
+    {"flags": {"lora-modules": ["a=org/adapter"]}},
+    {"flags": {"generation-config": "vllm"}},
+    {"flags": {"download-dir": "/tmp/x"}},
+    {"flags": {"max-num-seqs": 8}, "concurrency": 8},
+    {"flags": {"max-num-seqs": 4}, "concurrency": 8, "data_parallel": 2},
+    {"flags": {"max-num-seqs": 4}, "concurrency": 8, "objective": "throughput"},
+]
+
+
+@each_row("served", TAKEN)
+def test_what_it_can_follow_is_taken(served: dict[str, Any]) -> None:
+    assert mistakes(served) == {}
+
+
+@pytest.mark.parametrize(
+    ("key", "written"),
+    [
+        ("node_exporter.port", {"node_exporter": {"port": 91}}),
+        (
+            "monitoring.prometheus.port",
+            {"monitoring": {"prometheus": {"port": 90}}},
+        ),
+    ],
+)
+def test_programs_without_rights_have_no_low_port(key: str, written: dict[str, Any]) -> None:
+    ((at, what),) = mistakes({}, **written).items()
+    assert at == tuple(key.split("."))
+    assert "only root listens below 1024" in what
+
+
+def test_a_gateway_may_have_443() -> None:
+    gateway = {"port": 443, "listen": "127.0.0.1", "allow_anyone": True}
+    found = mistakes({}, gateway=gateway)
+    assert not [each for each in found.values() if "1024" in each]
