@@ -410,6 +410,17 @@ def alerts(
     return case.verdict
 
 
+def never_passed(before: Alerts, rules: Gates) -> tuple[str, ...]:
+    """Say, before anything is changed, why no wave could pass the gate on alerts; (): it may."""
+    if not rules.alerts or not before.problems:
+        return ()
+    return (
+        *before.problems,
+        "no wave could pass the gate on alerts, and each would be taken back: nothing was changed; "
+        "have the Alertmanager answer, or write `alerts: false` under `upgrade.gates`",
+    )
+
+
 def _epoch(moment: str) -> float:
     """Return an ISO 8601 moment in seconds since 1970; not a number: it is none."""
     try:

@@ -143,6 +143,8 @@ class FleetActions:
             findings=Findings.unaccepted(report).as_json(),
             alerts=last.alerts.as_json(),
         )
+        if not self.back_to and (lost := gates.never_passed(last.alerts, self.rules.gates)):
+            raise FleetError(*lost)
 
     def check_load(self, wave: Wave) -> tuple[tuple[str, ...], Mapping[str, Any]]:
         """Wait for a load that this wave's absence can be carried with; then begin it."""
