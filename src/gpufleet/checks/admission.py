@@ -30,7 +30,12 @@ def admitted_nodes(
         if not wanted.serving and wanted.gpus.count is None:
             found[node.name] = node
             continue
-        problems += (finding_sentence(finding) for finding in report.stopping(node.name))
+        # What was not asked because of another finding is right again with that one.
+        problems += (
+            finding_sentence(finding)
+            for finding in report.stopping(node.name)
+            if finding.cause is None
+        )
         reserved = set(wanted.gpus.reserved)
         # What is wrong with GPUs that others use is theirs to put right.
         unfit = {gpu: each for gpu, each in report.unfit(node.name).items() if gpu not in reserved}

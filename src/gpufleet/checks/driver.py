@@ -101,6 +101,15 @@ _SILENCES: dict[str, _Ladder] = {
 }
 _SILENCE: _Ladder = ("NVML does not start", (_SEE_LOG, _RELOAD, _REBOOT))
 
+_PROVISION = Step(
+    Action.CONFIGURE,
+    "name a driver and install it: `gpufleet lock INVENTORY --set r580-lts`, then `pyinfra "
+    "INVENTORY deploys/node.py`",
+)
+_NO_DRIVER = (
+    _PROVISION,
+    Step(Action.CONFIGURE, "or install the driver of your choice, and check again"),
+)
 _NO_DEVICE_FILES = (
     Step(Action.CONFIGURE, "make the device files: `nvidia-modprobe -c0 -u; ls -l /dev/nvidia*`"),
     _RELOAD,
@@ -152,8 +161,20 @@ def driver_loaded(node: Reading) -> Iterator[Problem]:
     why = init["missing"]
     # Others may well be answered.
     severity = Severity.UNKNOWN if why in {"no_ctypes", "no_permission"} else Severity.BLOCK
-    said, remedy = _not_loaded(node) if why == "driver_not_loaded" else _SILENCES.get(why, _SILENCE)
+    if why == "driver_not_loaded":
+        said, remedy = _not_loaded(node)
+    elif why == "library_not_found" and _has_no_driver(node):
+        said, remedy = "no NVIDIA driver is installed", _NO_DRIVER
+    else:
+        said, remedy = _SILENCES.get(why, _SILENCE)
     yield Problem(severity, f"{said} ({reason(init)})", "NVML starts", "the device", remedy)
+
+
+def _has_no_driver(node: Reading) -> bool:
+    """Whether its kernel module is neither loaded nor on the disk, as on a bare node."""
+    disk = node.document["driver"].get("disk", {})
+    absent = is_missing(disk) and disk["missing"] == "absent"
+    return absent and not node.known("driver", "module")
 
 
 def _not_loaded(node: Reading) -> _Ladder:
@@ -276,7 +297,11 @@ def _too_old(node: Reading, said: str, has: tuple[int, int], needs: Needs) -> Pr
     """Return the problem of a driver whose CUDA is of an older major than the wheels'."""
     cuda = needs.cuda or has
     wanted = f"driver {_oldest(cuda[0])}"
-    upgrade = Step(Action.CONFIGURE, f"upgrade the driver to {_oldest(cuda[0])}, then reboot")
+    upgrade = Step(
+        Action.CONFIGURE,
+        f"upgrade the driver to {_oldest(cuda[0])}: name it in a lock (`gpufleet lock INVENTORY "
+        "--set NAME`), then `pyinfra INVENTORY deploys/node.py`; or by hand, then reboot",
+    )
     package = f"cuda-compat-{cuda[0]}-{cuda[1]}"
     boards = {gpu.known("brand") for gpu in node.gpus}
     forward = bool(boards) and boards <= DATA_CENTRE_BRANDS

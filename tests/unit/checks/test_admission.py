@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpufleet.checks.admission import admitted_nodes
@@ -48,6 +50,19 @@ def admit(*findings, **settings):
     report = Report(findings, {}, ("gpu-01",))
     wanted = NodeSettings.model_validate(settings or MODELS)
     return admitted_nodes(report, [node()], {"gpu-01": wanted})["gpu-01"]
+
+
+def test_what_was_not_asked_because_of_another_finding_adds_no_line():
+    """Of a node without a driver 34 checks could not be made: one line says why."""
+    cause = finding(Severity.BLOCK, check="driver-loaded")
+    others = [
+        replace(finding(Severity.UNKNOWN, check=name), cause="driver-loaded")
+        for name in ("mig", "gpu-count", "ecc-mode")
+    ]
+    with pytest.raises(FleetError) as refused:
+        admit(cause, *others)
+    (said,) = refused.value.problems
+    assert said.startswith("gpu-01: driver-loaded (block)")
 
 
 @pytest.mark.parametrize("severity", [Severity.OK, Severity.INFO, Severity.WARN])

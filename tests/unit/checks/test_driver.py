@@ -66,6 +66,19 @@ def test_a_silent_driver_is_explained_and_stops_the_node(
     assert all(word in said.text("driver-loaded") for word in words)
 
 
+def test_a_bare_node_is_told_what_installs_a_driver(document, judged):
+    bare = silent(without_module(document("h100x8")), "library_not_found")
+    bare["driver"]["disk"] = GONE
+
+    said = judged(bare)
+
+    assert ("driver-loaded", "block", None) in said.troubles
+    text = said.text("driver-loaded")
+    assert "no NVIDIA driver is installed" in text
+    assert "gpufleet lock INVENTORY" in text
+    assert "pyinfra INVENTORY deploys/node.py" in text
+
+
 def test_what_a_silent_driver_was_not_asked_is_unknown_and_not_passed(document, judged):
     said = judged(silent(document("h100x8"), "timeout", seconds=20))
 

@@ -112,18 +112,19 @@ def test_the_more_specific_place_wins(project):
     """Each layer says its name for its own key and all those below; pyinfra sees the last word."""
     layers = ["all", "fake", "gpu", "gpu_a"]
     for count, layer in enumerate(layers, 1):
-        project.write(f"group_vars/{layer}.yml", f"node_exporter: {{port: {count}}}\n")
+        project.write(f"group_vars/{layer}.yml", f"node_exporter: {{port: {9000 + count}}}\n")
 
     for count in range(4, 0, -1):
         ports = {name: data["node_exporter"]["port"] for name, data in project.data().items()}
         inner = min(count, 3)  # gpu_b has no file of its own
-        assert ports == {"@fake/n1": count, "@fake/n2": count, "@fake/n3": inner}
+        numbers = {name: port - 9000 for name, port in ports.items()}
+        assert numbers == {"@fake/n1": count, "@fake/n2": count, "@fake/n3": inner}
         (project.path / f"group_vars/{layers[count - 1]}.yml").unlink()
 
 
 def test_a_node_beats_its_groups_and_the_command_line_beats_all(project):
-    project.write("group_vars/gpu_a.yml", "_timeout: 1\nnode_exporter: {port: 1}\n")
-    project.write("host_vars/@fake/n2.yml", "_timeout: 2\nnode_exporter: {port: 2}\n")
+    project.write("group_vars/gpu_a.yml", "_timeout: 1\nnode_exporter: {port: 9001}\n")
+    project.write("host_vars/@fake/n2.yml", "_timeout: 2\nnode_exporter: {port: 9002}\n")
 
     data = project.data()
     assert [data[f"@fake/n{n}"]["_timeout"] for n in (1, 2, 3)] == [
@@ -131,9 +132,9 @@ def test_a_node_beats_its_groups_and_the_command_line_beats_all(project):
         7,
         node_variables.COMMAND_SECONDS,
     ]
-    assert data["@fake/n2"]["node_exporter"] == {"port": 2}
-    typed = project.data("--data", 'node_exporter={"port": 3}')
-    assert {data["node_exporter"]["port"] for data in typed.values()} == {3}
+    assert data["@fake/n2"]["node_exporter"] == {"port": 9002}
+    typed = project.data("--data", 'node_exporter={"port": 9003}')
+    assert {data["node_exporter"]["port"] for data in typed.values()} == {9003}
 
 
 def test_groups_of_the_same_depth_are_read_by_name(project):
@@ -451,7 +452,7 @@ def test_a_file_that_is_no_inventory_of_ours_is_refused(project, text, says):
 
 
 def test_a_file_of_variables_that_nobody_reads_is_remarked_upon(project):
-    project.write("group_vars/gpus.yml", "node_exporter: {port: 1}\n")
+    project.write("group_vars/gpus.yml", "node_exporter: {port: 9001}\n")
 
     (remark,) = loader.read(project.path / "inventories/fake.py").remarks
 
