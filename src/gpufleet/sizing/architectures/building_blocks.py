@@ -261,6 +261,9 @@ Source: _TRANSFORMERS_SUPPORTED_MODELS in model_executor/models/registry.py of e
 """
 
 
+_KINDS_OF_ATTENTION = {"full_attention", "sliding_attention"}
+
+
 def attention_caches(
     fields: Fields,
     layers: int,
@@ -277,6 +280,13 @@ def attention_caches(
     get_sliding_window in vllm/config/model.py, Attention in layers/attention.
     """
     full = FullCache(kv_heads, head_dim)
+    kinds = fields.texts("layer_types")
+    if other := set(kinds) - _KINDS_OF_ATTENTION:
+        raise FleetError(
+            f"config.json of {fields.name}: `{fields.path}layer_types` has "
+            f"{', '.join(sorted(other))}, which this class is not known to have here; its size is "
+            "not guessed: give the parallel sizes and `--gpu-memory-utilization` yourself"
+        )
     window = fields.value("sliding_window")
     if (
         not isinstance(window, int)
@@ -285,7 +295,6 @@ def attention_caches(
     ):
         return (full,) * layers
     sliding = WindowCache(kv_heads, head_dim, window)
-    kinds = fields.texts("layer_types")
     if types and kinds:
         if len(kinds) != layers:
             raise FleetError(

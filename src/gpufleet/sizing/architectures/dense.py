@@ -29,6 +29,7 @@ from gpufleet.sizing.architectures.building_blocks import (
 )
 from gpufleet.sizing.architectures.components import Architecture, Split, Weight
 from gpufleet.sizing.architectures.config_fields import Fields
+from gpufleet.sizing.architectures.unread_keys import with_values
 
 
 @dataclass(frozen=True)
@@ -344,7 +345,7 @@ def _telechat2(config: Mapping[str, Any], name: str) -> Architecture:
         "intermediate_size": fields.whole("ffn_hidden_size", "intermediate_size"),
         "max_position_embeddings": fields.whole("seq_length", "max_position_embeddings"),
     }
-    return llama({**config, **renamed}, name, _TELECHAT2)
+    return llama(with_values(config, renamed), name, _TELECHAT2)
 
 
 def _starcoder2(config: Mapping[str, Any], name: str) -> Architecture:

@@ -33,6 +33,7 @@ from gpufleet.sizing.architectures.components import (
 )
 from gpufleet.sizing.architectures.config_fields import Fields
 from gpufleet.sizing.architectures.moe_common import assemble, named_fields, too_short_error
+from gpufleet.sizing.architectures.unread_keys import with_values
 
 _DEFAULTS: dict[str, dict[str, int]] = {
     "Gemma2ForCausalLM": {
@@ -88,8 +89,8 @@ _NORMS = (
 
 
 def _complete_fields(config: Mapping[str, Any], name: str) -> Fields:
-    stated = {key: value for key, value in config.items() if value is not None}
-    return named_fields({**_DEFAULTS[name], **stated}, name)
+    missing = {key: value for key, value in _DEFAULTS[name].items() if config.get(key) is None}
+    return named_fields(with_values(config, missing), name)
 
 
 _WINDOWS = {"sliding_attention", "chunked_attention"}

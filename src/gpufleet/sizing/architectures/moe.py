@@ -36,6 +36,7 @@ from gpufleet.sizing.architectures.moe_common import (
     routed_experts,
     too_short_error,
 )
+from gpufleet.sizing.architectures.unread_keys import with_values
 
 
 @dataclass(frozen=True)
@@ -393,23 +394,23 @@ def cohere(config: Mapping[str, Any]) -> Architecture:
     fields = named_fields(config, "Cohere2MoeForCausalLM")
     count = fields.whole("num_hidden_layers")
     first = min(fields.whole("first_k_dense_replace", default=0), count)
-    whole = dict(config)
+    changes: dict[str, Any] = {}
     if not fields.texts("layer_types"):
         leading = fields.whole("prefix_dense_sliding_window_pattern", default=1) or 1
         every = fields.whole("sliding_window_pattern", default=4) or 1
-        whole["layer_types"] = [
+        changes["layer_types"] = [
             "sliding_attention" if (index + 1) % pattern else "full_attention"
             for length, pattern in ((first, leading), (count - first, every))
             for index in range(length)
         ]
     kinds = fields.texts("mlp_layer_types")
     if not kinds:
-        whole["mlp_layer_types"] = ["dense"] * first + ["sparse"] * (count - first)
+        changes["mlp_layer_types"] = ["dense"] * first + ["sparse"] * (count - first)
     elif len(kinds) < count:
         raise too_short_error(fields, "mlp_layer_types", len(kinds))
     # The class lets a layer look back on one token more than the config says.
-    whole["sliding_window"] = fields.whole("sliding_window", default=4096) + 1
-    return build(fields.name, _COHERE, whole)
+    changes["sliding_window"] = fields.whole("sliding_window", default=4096) + 1
+    return build(fields.name, _COHERE, with_values(config, changes))
 
 
 BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {

@@ -34,6 +34,7 @@ from gpufleet.sizing.architectures.moe_common import (
     named_fields,
     routed_experts,
 )
+from gpufleet.sizing.architectures.unread_keys import with_values
 
 
 def dbrx(config: Mapping[str, Any]) -> Architecture:
@@ -89,7 +90,7 @@ def granite_moe(config: Mapping[str, Any]) -> Architecture:
         kinds = ["sliding_attention"] * fields.whole("num_hidden_layers")
         kinds[::4] = ["full_attention"] * len(kinds[::4])
         window = fields.whole("sliding_window", default=128)
-        return granite_moe({**config, "layer_types": kinds, "sliding_window": window})
+        return granite_moe(with_values(config, {"layer_types": kinds, "sliding_window": window}))
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads = fields.whole("num_key_value_heads", default=heads)
     head_dim = hidden // max(heads, 1)

@@ -99,6 +99,11 @@ _TEXT_CLASSES = {
     "step3_text": "Step3TextForCausalLM",
     "step3p5": "Step3p5ForCausalLM",
     "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
+    "hyperclovax": "HyperCLOVAXForCausalLM",
+    "mimo": "MiMoForCausalLM",
+    "seed_oss": "SeedOssForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
 }
 """The class that vLLM takes for a text part of this `model_type`."""
 
@@ -256,13 +261,9 @@ def _build(config: Mapping[str, Any], name: str, wrapper: _Wrapper) -> Architect
         whole = {**config[wrapper.within], "architectures": [name]}
     fields = Fields(whole, name)
     text, path = _text_part(fields, wrapper)
-    class_name = _text_class(text, wrapper)
+    class_name = _text_class(text, path, fields, wrapper)
     if class_name not in builders():
-        raise FleetError(
-            f"the text part of {name} is {class_name or 'of no stated class'} "
-            f"(`{path}architectures` in config.json), which is not known; its size is not guessed: "
-            "give the parallel sizes and `--gpu-memory-utilization` yourself"
-        )
+        raise _unknown_text_error(name, path, class_name or "of no stated class", "architectures")
     read = build_architecture(class_name, {**text, "architectures": [class_name]})
     weights, note = wrapper.tower(fields, Fields(text, name, path))
     tower = Part("tower", weights, Where.FIRST, everywhere=True, everywhere_until=(0, 33))
@@ -298,11 +299,30 @@ def _text_part(fields: Fields, wrapper: _Wrapper) -> tuple[dict[str, Any], str]:
     return text, path
 
 
-def _text_class(text: Mapping[str, Any], wrapper: _Wrapper) -> str:
+def _text_class(text: Mapping[str, Any], path: str, fields: Fields, wrapper: _Wrapper) -> str:
+    """
+    Return the class of the text part.
+
+    Raises `FleetError` for a `model_type` that is not known: the wrapper's usual class is taken
+    only where the text part states none, or the wrapper's own.
+    """
     names = text.get("architectures")
     if isinstance(names, list) and names and str(names[0]) not in _WRAPPERS:
         return str(names[0])
-    return _TEXT_CLASSES.get(str(text.get("model_type", "")), wrapper.text) or wrapper.text
+    kind = str(text.get("model_type") or "")
+    own = str(fields.config.get("model_type") or "").removesuffix("_thinker")
+    if found := _TEXT_CLASSES.get(kind):
+        return found
+    if path and kind and kind not in {own, f"{own}_text"}:
+        raise _unknown_text_error(fields.name, path, kind, "model_type")
+    return wrapper.text
+
+
+def _unknown_text_error(name: str, path: str, found: str, key: str) -> FleetError:
+    return FleetError(
+        f"the text part of {name} is {found} (`{path}{key}` in config.json), which is not known; "
+        "its size is not guessed: give the parallel sizes and `--gpu-memory-utilization` yourself"
+    )
 
 
 BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {

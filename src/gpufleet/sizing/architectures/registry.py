@@ -18,6 +18,7 @@ from gpufleet.sizing.architectures.components import (
     StateCache,
 )
 from gpufleet.sizing.architectures.max_length import lengths_by_release
+from gpufleet.sizing.architectures.unread_keys import ReadConfig, refuse_unread
 
 Builder = Callable[[Mapping[str, Any]], Architecture]
 
@@ -49,7 +50,10 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
 
 def build_architecture(name: str, config: Mapping[str, Any]) -> Architecture:
     """Return the model of this class; the name has to be one of `builders()`."""
-    model = builders()[name](config)
+    watched = ReadConfig(config)
+    model = builders()[name](watched)
+    if not model.multimodal:  # a wrapper's own keys are not its text part's, which is built here
+        refuse_unread(config, watched.read, name)
     model = replace(model, lengths=lengths_by_release(config, model.max_model_len))
     _check(model)
     if name not in _ON_EVERY_STAGE:

@@ -1,0 +1,173 @@
+"""A key that changes a model's size, and that its class does not read, is refused by its name."""
+
+import json
+
+import pytest
+
+from gpufleet.errors import FleetError
+from gpufleet.sizing.architectures.registry import architecture, builders
+from tests.support.checkout import ROOT
+from tests.support.rows import each_row
+
+DATA = ROOT / "tests/data"
+TEXT_PARTS = ("text_config", "llm_config", "language_config")
+
+EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
+WINDOWS = ("sliding_window", "sliding_window_size", "attention_chunk_size")
+KINDS = (
+    "layer_types",
+    "hybrid_override_pattern",
+    "layers_block_type",
+    "hybrid_layer_pattern",
+    "linear_attn_config",
+)
+ALSO_KINDS = ("sliding_window_pattern", "block_configs")
+MAMBA = ("mamba_d_state", "ssm_state_size", "state_size", "mamba_num_heads", "mamba_n_heads")
+DELTA = ("linear_num_value_heads", "linear_attn_config")
+GROUPS = {
+    ("kv_lora_rank",): 96,
+    ("index_head_dim",): 96,
+    EXPERTS: 24,
+    WINDOWS: 48,
+    KINDS: ["linear_attention"] * 400,
+    MAMBA: 24,
+    DELTA: 24,
+    ("conv_L_cache",): 5,
+    ("num_kv_shared_layers",): 2,
+    ("hidden_size_per_layer_input",): 32,
+    ("altup_num_inputs",): 3,
+    ("compress_ratios",): [4] * 400,
+}
+"""Names of one thing, and a value that makes the model another one."""
+
+
+def known_configs():
+    """Return a config for each class that the test data has one of."""
+    found = [json.loads(file.read_text())["config"] for file in sorted(DATA.glob("models/*.json"))]
+    families = json.loads((DATA / "families.json").read_text())["families"]
+    small = json.loads((DATA / "small_models.json").read_text())
+    found += [record["config"] for record in (*families.values(), *small.values())]
+    return {
+        next(name for name in config["architectures"] if name in builders()): config
+        for config in reversed(found)
+    }
+
+
+CONFIGS = known_configs()
+
+
+def with_key(config, key, value):
+    part = next((name for name in TEXT_PARTS if name in config), None)
+    if part:
+        return {**config, part: {**config[part], key: value}}
+    return {**config, key: value}
+
+
+def stated(config, names):
+    text = next((config[name] for name in TEXT_PARTS if name in config), config)
+    return any(text.get(name) for name in names) or text.get("use_sliding_window") is False
+
+
+@each_row("name", sorted(CONFIGS))
+def test_a_key_that_changes_the_size_counts_or_is_refused_by_name(name):
+    """No model is sized as one that it is not."""
+    config = CONFIGS[name]
+    known = architecture(config)
+    for names, value in GROUPS.items():
+        if stated(config, (*names, *ALSO_KINDS) if names == KINDS else names):
+            continue
+        for key in names:
+            sentence = refusal(with_key(config, key, value), known)
+            assert not sentence or key in sentence or "has no `" in sentence, sentence
+
+
+def refusal(config, known):
+    """Return the sentence with which a config is refused; "" where it is another model."""
+    try:
+        found = architecture(config)
+    except FleetError as error:
+        return str(error)
+    return "" if found != known else "it changes nothing"
+
+
+def test_there_are_as_many_classes_as_the_data_has():
+    assert len(CONFIGS) > 100
+
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 512,
+    "num_attention_heads": 8,
+    "num_hidden_layers": 6,
+    "intermediate_size": 1024,
+    "vocab_size": 1000,
+}
+VISION = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+@each_row(
+    "name",
+    [
+        "Mistral3ForConditionalGeneration",
+        "LlavaForConditionalGeneration",
+        "Gemma3ForConditionalGeneration",
+        "InternVLForConditionalGeneration",
+        "Qwen3VLForConditionalGeneration",
+        "UltravoxModel",
+    ],
+)
+def test_an_unknown_text_part_is_not_taken_for_the_usual_one(name):
+    """Mistral Small 4 is a latent mixture of experts in the wrapper of a dense model."""
+    whole = {
+        "architectures": [name],
+        "model_type": "mistral3",
+        "text_config": {**LLAMA, "model_type": "mistral4"},
+        "vision_config": VISION,
+    }
+
+    with pytest.raises(FleetError, match=r"mistral4 \(`text_config\.model_type`"):
+        architecture(whole)
+
+
+def test_a_text_part_of_the_wrappers_own_type_is_the_usual_one():
+    """Several wrappers name their text part after themselves."""
+    whole = {
+        "architectures": ["UltravoxModel"],
+        "model_type": "ultravox",
+        "text_config": {**LLAMA, "model_type": "ultravox_text"},
+    }
+
+    assert (
+        architecture(whole).layers
+        == architecture({**LLAMA, "architectures": ["LlamaForCausalLM"]}).layers
+    )
+
+
+@each_row(
+    ("keys", "named"),
+    [
+        ({"kv_lora_rank": 256, "q_lora_rank": 1024}, "`kv_lora_rank`, `q_lora_rank`"),
+        ({"n_routed_experts": 8, "moe_intermediate_size": 64}, "`n_routed_experts`"),
+        ({"num_experts": 8, "n_shared_experts": 1}, "`n_shared_experts`"),
+    ],
+)
+def test_all_keys_are_named_at_once(keys, named):
+    with pytest.raises(FleetError, match=named):
+        architecture({**LLAMA, **keys, "architectures": ["LlamaForCausalLM"]})
+
+
+@each_row(
+    "keys",
+    [
+        {"num_experts": 0, "n_shared_experts": 2},
+        {"num_local_experts": 1},
+        {"kv_lora_rank": None},
+        {"sliding_window": 4096, "use_sliding_window": False},
+        {"layer_types": ["full_attention"] * 6},
+        {"moe_intermediate_size": 512},
+    ],
+)
+def test_a_key_that_says_nothing_is_no_reason_to_refuse(keys):
+    qwen = {**LLAMA, "architectures": ["Qwen2ForCausalLM"]}
+
+    assert architecture({**qwen, **keys}) == architecture(qwen)
