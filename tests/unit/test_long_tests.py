@@ -76,6 +76,7 @@ def test_every_page_that_tests_write_takes_rows() -> None:
         "interrupted-deploys.md",
         "long-tests.md",
         "mutants.md",
+        "outlier-matrix.md",
         "upgrade-faults.md",
         "upgrade-under-load.md",
         "watchdog.md",

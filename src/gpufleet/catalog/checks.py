@@ -31,6 +31,7 @@ CHECKS: dict[str, Check] = {
         Check("gpu-count", "Is every GPU there?"),
         Check("gpu-answers", "Does every GPU answer?"),
         Check("gpu-identical", "Are the node's GPUs alike, and like its siblings'?"),
+        Check("gpu-outlier", "Are the GPU's numbers those of its like?"),
         Check("recovery-action", "Does the driver itself ask for a reset or a reboot?"),
         Check("hardware-slowdown", "Does the hardware slow the GPU down?"),
         Check("software-throttle", "Does the driver slow the GPU down while it idles?"),
@@ -74,6 +75,7 @@ CHECKS: dict[str, Check] = {
         Check("shared-memory", "Is /dev/shm large enough?"),
         Check("host-memory", "Is there enough memory?"),
         Check("rdma", "Are the RDMA ports up?"),
+        Check("node-outlier", "Are the node's numbers those of its siblings?"),
         # What breaks at the next reboot.
         Check("reboot-module", "Will the next boot load the driver that runs now?"),
         Check("reboot-kernel", "Has the kernel of the next boot the driver's module?"),

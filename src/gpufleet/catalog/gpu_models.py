@@ -64,9 +64,14 @@ def cuda_total_gib(product: str, nvml_bytes: int) -> float:
     `product` and `nvml_bytes` are NVML's name and total memory. For a product that is not in the
     catalogue it is NVML's total by `LOWEST_SHARE`: not more than CUDA would report.
     """
-    if found := _by_key().get(_key(product)):
+    if found := product_card(product):
         return min(found.memory_gib, nvml_bytes / 2**30)
     return nvml_bytes / 2**30 * LOWEST_SHARE
+
+
+def product_card(product: str) -> Card | None:
+    """Return the GPU of NVML's name `product`; None: the catalogue does not have it."""
+    return _by_key().get(_key(product))
 
 
 def names() -> tuple[str, ...]:

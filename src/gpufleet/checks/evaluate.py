@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from gpufleet.catalog.checks import CHECKS
-from gpufleet.checks import driver, gpus, host, kernel_log, memory, next_reboot, nvlink
+from gpufleet.checks import driver, gpus, host, kernel_log, memory, next_reboot, nvlink, outliers
 from gpufleet.checks.finding import Action, Finding, GpuId, Problem, Report, Severity, Step
 from gpufleet.checks.probe_facts import CannotTell, DoesNotApply, GpuReading, Needs, Reading, Unread
 from gpufleet.node.probe_document import document_problem
@@ -22,6 +22,7 @@ WITHOUT_DRIVER: dict[str, Callable[[Reading], Iterator[Problem]]] = {
     **host.WITHOUT_DRIVER,
     **next_reboot.WITHOUT_DRIVER,
     **nvlink.WITHOUT_DRIVER,
+    **outliers.WITHOUT_DRIVER,
 }
 # Checks of a node as a whole that ask the driver.
 OF_NODE: dict[str, Callable[[Reading], Iterator[Problem]]] = {
@@ -35,6 +36,7 @@ OF_GPU: dict[str, Callable[[GpuReading], Iterator[Problem]]] = {
     **gpus.OF_GPU,
     **memory.OF_GPU,
     **nvlink.OF_GPU,
+    **outliers.OF_GPU,
 }
 
 # What an answer of a broken GPU can do to a check that takes it for what it should be.

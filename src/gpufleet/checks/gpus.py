@@ -272,6 +272,7 @@ def gpu_answers(node: Reading) -> Iterator[Problem]:
                 _LADDER,
                 gpu.index,
             )
+    yield from _same_uuid(node)
     for error in node.document["errors"]:
         if error["about"].startswith("p2p["):
             yield Problem(
@@ -281,6 +282,22 @@ def gpu_answers(node: Reading) -> Iterator[Problem]:
                 "the device",
                 _LADDER,
                 int(error["about"][4:-1]),
+            )
+
+
+def _same_uuid(node: Reading) -> Iterator[Problem]:
+    """Yield each GPU that answers with another's UUID: work is placed by UUIDs."""
+    first: dict[str, int] = {}
+    for gpu, uuid in gpu_facts(node.gpus, "uuid"):
+        other = first.setdefault(str(uuid), gpu.index)
+        if other != gpu.index:
+            yield Problem(
+                Severity.BLOCK,
+                f"it answers with the UUID of GPU {other}: {uuid}",
+                "a UUID of its own",
+                "the device",
+                (SEE_LOG, STOP, REBOOT_IT, POWER_CYCLE, RETURN_IT),
+                gpu.index,
             )
 
 

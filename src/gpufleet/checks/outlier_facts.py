@@ -1,0 +1,335 @@
+"""What numbers of a probe are compared with, how far they may differ, and how bad that is.
+
+A table, pure: `JUDGED_OF_GPU` and `JUDGED_OF_NODE`, compared by `checks/outliers.py`. All other
+numbers that the probe reads are in `checks/other_facts.py`.
+
+Severities: what other values make of the same hardware by design, by its surroundings or by choice
+(more memory, a GPU that idles warmer) is a remark. Only memory that a GPU lost blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from gpufleet.checks.finding import Severity
+from gpufleet.checks.probe_facts import GpuReading, Reading, is_missing, lookup
+
+GIB = 1 << 30
+FULL = 0  # nvmlPstates_t: P0
+UP = "up"  # operstate of a net device with a link
+
+INFO, WARN, BLOCK = Severity.INFO, Severity.WARN, Severity.BLOCK
+
+
+class Against(Enum):
+    """What a value is compared with; the first one that can say anything decides."""
+
+    MATES = "the node's other GPUs of its model"
+    SLOT = "siblings' GPU in the same slot"
+    TWINS = "siblings of the same hardware"
+    CATALOGUE = "what CUDA reports of this product"
+    LIMIT = "a limit"
+
+
+@dataclass(frozen=True)
+class Step:
+    """
+    From which distance on a value is how bad: more than `share` of the usual value and `least`.
+
+    `least` is in the fact's own unit.
+    """
+
+    severity: Severity
+    share: float = 0.0
+    least: float = 0.0
+
+    def allowed(self, usual: float) -> float:
+        """Return the distance that is not yet a problem."""
+        return max(self.share * abs(usual), self.least)
+
+
+@dataclass(frozen=True)
+class Fact:
+    """
+    One number of the table.
+
+    `path` is where the probe's document has it, `words` what reports call it (with `{}` for the
+    value), `read` how it is taken: of a GPU, or of a node by device ("": the node as a whole).
+    `low` and `high` are the steps on either side, the mildest first; none: that side is no problem.
+    `spread`: sound GPUs differ in it, so the mildest step counts from the nearest other one.
+    `names`: the value is a name and no quantity, any other one stands out. `among` narrows what a
+    GPU is compared with: GPUs that answer the same, None being compared with none. `asked_by` is
+    the check that also needs the number: that one says that it is missing.
+    """
+
+    path: str
+    words: str
+    read: Callable[[Any], Any]
+    against: tuple[Against, ...]
+    source: str
+    low: tuple[Step, ...] = ()
+    high: tuple[Step, ...] = ()
+    show: Callable[[Any], str] = str
+    among: Callable[[GpuReading], Any] = lambda _: ""
+    spread: bool = False
+    names: bool = False
+    asked_by: str | None = None
+
+
+def _told(*path: str) -> Callable[[GpuReading], Any]:
+    return lambda gpu: lookup(gpu.facts, path, None, None)
+
+
+def _numa(key: str) -> Callable[[GpuReading], Any]:
+    return lambda gpu: lookup(gpu.node.document["numa"][gpu.at], (key,), None, None)
+
+
+def _is_idle(gpu: GpuReading) -> Any:
+    """Return "" for a GPU on which nothing computes, None for others: heat is then no sign."""
+    return "" if gpu.known("processes") == [] else None
+
+
+def _idle_at_full_clocks(gpu: GpuReading) -> Any:
+    """Return "" for a GPU whose link does not save power; of one that computes a check knows."""
+    return _is_idle(gpu) if gpu.known("performance_state") == FULL else None
+
+
+def _above_0(name: str) -> Callable[[GpuReading], Any]:
+    """Return a reader of a number that is none below 1: the check that asks for it says so."""
+    return lambda gpu: value if (value := gpu.known(name, default=0)) > 0 else None
+
+
+def _part(gpu: GpuReading) -> Any:
+    part = gpu.known("part", default="")
+    return str(part)
+
+
+def _ecc(gpu: GpuReading) -> Any:
+    return gpu.known("ecc_mode", "current", default="")
+
+
+def _celsius(value: Any) -> str:
+    return f"{value:.0f} °C"
+
+
+def _watts(value: Any) -> str:
+    return f"{value / 1000:.0f} W"
+
+
+def _memory(value: Any) -> str:
+    return f"{value / GIB:.1f} GiB"
+
+
+def _mib(value: Any) -> str:
+    return f"{value / 1024:.1f} GiB"
+
+
+_MATES, _SLOT, _TWINS = (Against.MATES,), (Against.SLOT,), (Against.TWINS,)
+_MATES_AND_TWINS = (Against.MATES, Against.TWINS)
+_LESS = (Step(WARN),)
+_OTHER = (Step(INFO),)
+_EXACT = "it is the same of one product; no tolerance"
+_BOARD = "part of a board's design; no tolerance, boards of another part number apart"
+# A GPU's memory: ECC on GDDR takes 1/16 (compared where it is on or off alike); what drivers take
+# differs by less than 1 % between branches (recordings). Xid 168 says "reduced memory".
+_MEMORY = "drivers of two branches report totals within 2 % of each other"
+# No vendor gives one. SXM boards have two rows in one stream of air, so the nearest GPU counts.
+_HEAT = "ours: no published figure"
+
+JUDGED_OF_GPU: tuple[Fact, ...] = (
+    Fact(
+        "gpus.*.memory.total", "{} of memory", _told("memory", "total"),
+        (*_MATES_AND_TWINS, Against.CATALOGUE), _MEMORY,
+        low=(Step(WARN, 0.02), Step(BLOCK, 0.10)), high=(Step(INFO, 0.02),),
+        show=_memory, among=_ecc, asked_by="gpu-answers",
+    ),
+    Fact(
+        "gpus.*.pcie_generation", "PCIe generation {} at full clocks", _above_0("pcie_generation"),
+        _MATES, "at full clocks (P0) a link does not save power; no tolerance",
+        low=_LESS, among=_idle_at_full_clocks, asked_by="pcie-generation",
+    ),
+    Fact(
+        "gpus.*.pcie_generation_max", "PCIe generation {} at most", _above_0("pcie_generation_max"),
+        (Against.MATES, Against.SLOT), _EXACT, low=_LESS, asked_by="pcie-generation",
+    ),
+    Fact(
+        "gpus.*.pcie_width_max", "{} PCIe lanes at most", _above_0("pcie_width_max"),
+        (Against.MATES, Against.SLOT), _EXACT, low=_LESS,
+    ),
+    Fact(
+        "gpus.*.temperature_celsius", "{} while it idles", _told("temperature_celsius"), _MATES,
+        _HEAT, low=(Step(INFO, least=4),), high=(Step(INFO, least=4), Step(WARN, least=20)),
+        show=_celsius, among=_is_idle, spread=True, asked_by="temperature",
+    ),
+    Fact(
+        "gpus.*.temperature_memory_celsius", "{} in its memory while it idles",
+        _told("temperature_memory_celsius"), _MATES, _HEAT,
+        low=(Step(INFO, least=4),), high=(Step(INFO, least=4), Step(WARN, least=20)),
+        show=_celsius, among=_is_idle, spread=True, asked_by="temperature",
+    ),
+    Fact(
+        "gpus.*.power_draw_milliwatts", "{} while it idles", _told("power_draw_milliwatts"), _MATES,
+        _HEAT, low=(Step(INFO, 0.25, 10_000),),
+        high=(Step(INFO, 0.25, 10_000), Step(WARN, 1.0, 30_000)),
+        show=_watts, among=_is_idle, spread=True,
+    ),
+    Fact(
+        "gpus.*.power_limit_milliwatts", "a power limit of {}", _told("power_limit_milliwatts"),
+        _MATES, "1 W: NVML rounds; lower ones are judged by power-limit",
+        high=(Step(INFO, least=1000),), show=_watts, asked_by="power-limit",
+        among=lambda gpu: None if gpu.node.settings.gpus.power_limit_watts else _part(gpu),
+    ),
+    Fact(
+        "gpus.*.power_default_limit_milliwatts", "a power limit of {} as delivered",
+        _told("power_default_limit_milliwatts"), _MATES_AND_TWINS, _BOARD, asked_by="power-limit",
+        low=(Step(WARN, least=1000),), high=(Step(INFO, least=1000),), show=_watts, among=_part,
+    ),
+    Fact(
+        "gpus.*.power_limits_milliwatts.max", "{} as the highest power limit",
+        _told("power_limits_milliwatts", "max"), _MATES_AND_TWINS, _BOARD,
+        low=(Step(WARN, least=1000),), high=(Step(INFO, least=1000),), show=_watts, among=_part,
+    ),
+    Fact(
+        "gpus.*.power_limits_milliwatts.min", "{} as the lowest power limit",
+        _told("power_limits_milliwatts", "min"), _MATES, _BOARD,
+        low=(Step(INFO, least=1000),), high=(Step(INFO, least=1000),), show=_watts, among=_part,
+    ),
+    *(
+        Fact(
+            f"gpus.*.temperature_{limit}_celsius", f"{{}} as its {limit.replace('_', ' ')} limit",
+            _told(f"temperature_{limit}_celsius"), _MATES, _BOARD,
+            low=_OTHER, high=_OTHER, show=_celsius, among=_part, asked_by="temperature",
+        )
+        for limit in ("shutdown", "slowdown", "memory_max", "gpu_max")
+    ),
+    Fact(
+        "gpus.*.c2c_links", "{} C2C links to its CPU", _told("c2c_links"), _MATES_AND_TWINS,
+        _EXACT, low=_LESS,
+    ),
+    Fact(
+        "gpus.*.addressing_mode", "addressing mode {}", _told("addressing_mode"),
+        _MATES_AND_TWINS, "the driver's choice for all GPUs of a node", low=_OTHER, names=True,
+    ),
+    Fact(
+        "numa.*.node", "NUMA node {}", _numa("node"), _SLOT,
+        "the board's wiring; no tolerance", low=(Step(WARN),), names=True,
+    ),
+    Fact(
+        "numa.*.gpu_memory_node", "NUMA node {} for its own memory", _numa("gpu_memory_node"),
+        _SLOT, "Linux numbers them as the driver loads", low=_OTHER, names=True,
+    ),
+)  # fmt: skip
+
+
+def _of_node(*path: str) -> Callable[[Reading], Mapping[str, Any]]:
+    def read(node: Reading) -> Mapping[str, Any]:
+        return {"": lookup(node.document, path, None, None)}
+
+    return read
+
+
+def _of_net(key: str, *, with_link: bool) -> Callable[[Reading], Mapping[str, Any]]:
+    """Return a reader of one number of each net device that is part of a PCI function."""
+
+    def read(node: Reading) -> Mapping[str, Any]:
+        return {
+            device["name"]: lookup(device, (key,), None, None)
+            for device in node.known("nics", "net", default=[])
+            if not is_missing(device["pci"]) and (not with_link or device["state"] == UP)
+        }
+
+    return read
+
+
+def _nic_numa(node: Reading) -> Mapping[str, Any]:
+    """Return the NUMA node of each NIC."""
+    devices = [
+        *node.known("nics", "net", default=[]),
+        *node.known("nics", "infiniband", default=[]),
+    ]
+    return {each["name"]: lookup(each, ("pci", "numa_node"), None, None) for each in devices}
+
+
+def _disk_sizes(node: Reading) -> Mapping[str, Any]:
+    disks = node.known("system", "disks", default={})
+    return {path: lookup(disk, ("size_mib",), None, None) for path, disk in disks.items()}
+
+
+def _clock_error(node: Reading) -> Mapping[str, Any]:
+    """Return the clock's greatest error, where it is kept in step at all (check `clock`)."""
+    if not node.known("system", "clock", "synchronized"):
+        return {"": None}
+    return {"": node.known("system", "clock", "max_error_us")}
+
+
+def _slots(node: Reading) -> Mapping[str, Any]:
+    """Return where the GPUs sit, as one text; None while one of them does not tell."""
+    places = [gpu.known("pci", "bus_id") for gpu in node.gpus]
+    if None in places or node.silent_gpus or not places:
+        return {"": None}
+    return {"": ", ".join(sorted(map(str, places)))}
+
+
+def _distances(node: Reading) -> Mapping[str, Any]:
+    """Return the PCIe distance of each pair of GPUs by where they sit: 10 PIX ... 50 SYS."""
+    found: dict[str, Any] = {}
+    for one in node.gpus:
+        for other in node.gpus:
+            ends = [gpu.known("pci", "bus_id") for gpu in (one, other)]
+            if one.at < other.at and None not in ends:
+                value = node.known("pcie", one.at, other.at)
+                found["-".join(sorted(map(str, ends)))] = value
+    return found
+
+
+_DISTANCES = {0: "one board", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+
+JUDGED_OF_NODE: tuple[Fact, ...] = (
+    Fact(
+        "cpus", "{} CPUs", _of_node("cpus"), _TWINS, _EXACT, low=_LESS, high=_OTHER,
+    ),
+    Fact(
+        "memory_mib", "{} of memory", _of_node("memory_mib"), _TWINS,
+        "2 %: kernels set aside different shares; one of 32 DIMMs is 3 %",
+        low=(Step(WARN, 0.02),), high=(Step(INFO, 0.02),), show=_mib,
+    ),
+    Fact(
+        "pci.*.bus_id", "GPUs at {}", _slots, _TWINS,
+        "one more PCIe device renumbers the buses behind it", low=_OTHER, names=True,
+    ),
+    Fact(
+        "pcie.*.*", "PCIe distance {}", _distances, _TWINS,
+        "the board's wiring; no tolerance", low=_OTHER, high=_LESS,
+        show=lambda value: _DISTANCES.get(value, str(value)),
+    ),
+    Fact(
+        "nics.net.*.speed", "{}", _of_net("speed", with_link=True), _TWINS,
+        "what the link was negotiated to; no tolerance", low=_LESS, high=_OTHER,
+        show=lambda value: f"{value} Mbit/s",
+    ),
+    Fact(
+        "nics.net.*.mtu", "an MTU of {}", _of_net("mtu", with_link=False), _TWINS,
+        "a larger packet than the other end takes is lost", low=_LESS, high=_LESS,
+    ),
+    Fact(
+        "nics.*.pci.numa_node", "NUMA node {}", _nic_numa, _TWINS,
+        "a card may sit in another slot", low=_OTHER, names=True,
+    ),
+    Fact(
+        "system.disks.*.size_mib", "a disk of {}", _disk_sizes, _TWINS,
+        "10 %: disks of one class differ", low=(Step(INFO, 0.1),), high=(Step(INFO, 0.1),),
+        show=_mib,
+    ),
+    Fact(
+        "system.clock.max_error_us", "a clock that may be wrong by {}", _clock_error,
+        (Against.LIMIT,),
+        # The kernel lets it grow by 500 ppm (MAXFREQ, linux/timex.h) from one correction to the
+        # next; systemd-timesyncd waits for up to 2048 s, which is 1.02 s.
+        "500 ppm in the 2048 s that systemd-timesyncd waits at most; four times that: no answer",
+        high=(Step(INFO, least=1_100_000), Step(WARN, least=4_100_000)),
+        show=lambda value: f"{value / 1e6:.1f} s",
+    ),
+)  # fmt: skip

@@ -1,0 +1,341 @@
+"""Does a GPU, or a node, stand out among those that should be like it?  Pure.
+
+The table of what is compared with what, and of tolerances, is `checks/outlier_facts.py`. A value
+stands out where more than half of the others agree and it does not. Of two that differ either may
+be the odd one: the one that would be the worse is named, and never blocks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median_high, median_low
+from typing import Any
+
+from gpufleet.catalog.gpu_models import product_card
+from gpufleet.checks.finding import Action, Problem, Severity, Step
+from gpufleet.checks.outlier_facts import (
+    GIB,
+    JUDGED_OF_GPU,
+    JUDGED_OF_NODE,
+    Against,
+    Fact,
+)
+from gpufleet.checks.outlier_facts import Step as Tolerance
+from gpufleet.checks.probe_facts import DoesNotApply, GpuReading, Reading, cached_answer
+
+CERTAIN = 2
+"""So many others that agree make the odd one out certain."""
+
+# ECC on GDDR takes 1/16 of the memory, and the catalogue does not say whether it was on.
+WITH_ECC = 15 / 16
+
+_NONSENSE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+@dataclass(frozen=True)
+class Outlier:
+    """One value that stands out: in words, as others have it, and with whom it was compared."""
+
+    severity: Severity
+    found: str
+    usual: str
+    source: str
+
+
+def gpu_outlier(gpu: GpuReading) -> Iterator[Problem]:
+    """
+    The GPU's numbers are those of the node's other GPUs of its model, and of its siblings'.
+
+    One problem names everything that stands out. A GPU without any other of its model, on a node
+    without siblings, is compared with nothing.
+    """
+    found: list[Outlier] = []
+    compared = False
+    for fact in JUDGED_OF_GPU:
+        for against in fact.against:
+            others = _others_of(fact, gpu, against)
+            outlier, done = _compared(fact, "", _gpu_value(fact, gpu), others, against)
+            compared = compared or (done and against is not Against.CATALOGUE)
+            if outlier:
+                found.append(outlier)
+                break
+    if found:
+        yield _problem(found, _GPU_LADDER, gpu.index)
+    elif not compared:
+        raise DoesNotApply("there is no other GPU of its model on the node or its siblings")
+
+
+def node_outlier(node: Reading) -> Iterator[Problem]:
+    """
+    The node's numbers are those of its siblings of the same hardware, and its clock is right.
+
+    One problem names everything that stands out. Siblings with another number of GPUs are other
+    machines.
+    """
+    found: list[Outlier] = []
+    compared = False
+    for fact in JUDGED_OF_NODE:
+        here = _node_values(node)[fact.path]
+        limited = Against.LIMIT in fact.against
+        there = [] if limited else [_node_values(twin)[fact.path] for twin in _same_machines(node)]
+        for key in here if limited else _usual_keys(there):
+            others = [0] if limited else [values.get(key) for values in there]
+            value = here.get(key)
+            if key and key not in here:  # a device by another name, or none: its check knows
+                continue
+            outlier, done = _compared(fact, key, value, others, fact.against[0])
+            compared = compared or (done and not limited)
+            if outlier:
+                found.append(outlier)
+    if found:
+        yield _problem(found, _NODE_LADDER, None)
+    elif not compared:
+        raise DoesNotApply("there is no sibling of the same hardware")
+
+
+def _problem(found: Sequence[Outlier], ladder: tuple[Step, ...], gpu: int | None) -> Problem:
+    worst_first = sorted(found, key=lambda one: -one.severity)
+    sources = Counter(one.source for one in worst_first)
+    return Problem(
+        worst_first[0].severity,
+        "; ".join(one.found for one in worst_first),
+        "; ".join(one.usual for one in worst_first),
+        ", ".join(sources),
+        ladder if worst_first[0].severity > Severity.INFO else (),
+        gpu,
+    )
+
+
+_GPU_LADDER = (
+    Step(Action.LOOK, "`nvidia-smi -q -i INDEX` beside the same of another GPU: which one is odd?"),
+    Step(
+        Action.LOOK,
+        "`dmesg | grep -E 'NVRM|AER' | tail -30`; less memory, lanes or speed: power off and on "
+        "over the BMC, then check again",
+    ),
+    Step(Action.SERVICE, "still so: have it reseated, its fans and slot looked at, then exchanged"),
+    Step(
+        Action.CONFIGURE,
+        "if it is meant to be another: put the node into a group of its like, or accept it "
+        "(checks.accept)",
+    ),
+)
+_NODE_LADDER = (
+    Step(
+        Action.LOOK,
+        "beside the same of a sibling: `lscpu`, `dmidecode -t memory | grep Size`, `nvidia-smi "
+        "topo -m`, `ip -d link`",
+    ),
+    Step(Action.SERVICE, "less CPUs or memory: have DIMMs and CPUs looked at; BIOS settings"),
+    Step(
+        Action.CONFIGURE,
+        "if it was built so: put it into a group of its like in the inventory, or accept it "
+        "(checks.accept)",
+    ),
+)
+
+
+# --- values
+
+
+def _number(value: Any) -> Any:
+    """Return a value that can be compared as a number, else None."""
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _name(value: Any) -> Any:
+    return value if isinstance(value, str | int) and not isinstance(value, bool) else None
+
+
+def _kept(fact: Fact, value: Any) -> Any:
+    return _name(value) if fact.names else _number(value)
+
+
+@cached_answer
+def _gpu_values(gpu: GpuReading) -> dict[str, tuple[Any, Any]]:
+    """Return, by fact, the value that a GPU tells (None: none) and among which it is compared."""
+    found = {}
+    for fact in JUDGED_OF_GPU:
+        try:
+            among = (gpu.known("name"), told) if (told := fact.among(gpu)) is not None else None
+        except _NONSENSE:
+            among = None
+        try:
+            value = _kept(fact, fact.read(gpu))
+        except _NONSENSE:
+            value = None
+        found[fact.path] = (value, among)
+    return found
+
+
+def _gpu_value(fact: Fact, gpu: GpuReading) -> Any:
+    return _gpu_values(gpu)[fact.path][0]
+
+
+def _others_of(fact: Fact, gpu: GpuReading, against: Against) -> list[Any]:
+    """Return what the GPUs tell that one is compared with; None for each that does not tell."""
+    among = _gpu_values(gpu)[fact.path][1]
+    if among is None:
+        return []
+    if against is Against.MATES:
+        return [
+            value
+            for other in gpu.node.gpus
+            if other.at != gpu.at
+            for value, its in [_gpu_values(other)[fact.path]]
+            if its == among
+        ]
+    if against is Against.CATALOGUE:
+        card = product_card(str(gpu.known("name")))
+        return [] if card is None else [card.memory_gib * GIB * WITH_ECC]
+    if against is Against.SLOT:
+        place = gpu.known("pci", "bus_id")
+        found = (_by_slot(twin).get(str(place)) for twin in gpu.node.twins)
+        pairs = [_gpu_values(other)[fact.path] for other in found if other is not None]
+        return [value for value, its in pairs if its == among]
+    told = (_usual_of_twin(twin).get((fact.path, among)) for twin in gpu.node.twins)
+    return [value for value in told if value is not None]
+
+
+@cached_answer
+def _by_slot(node: Reading) -> dict[str, GpuReading]:
+    return {str(gpu.known("pci", "bus_id")): gpu for gpu in node.gpus}
+
+
+@cached_answer
+def _usual_of_twin(node: Reading) -> dict[tuple[str, Any], Any]:
+    """Return, by fact and kind of GPU, what most of a node's GPUs of that kind have."""
+    votes: dict[tuple[str, Any], Counter[Any]] = {}
+    for gpu in node.gpus:
+        for path, (value, among) in _gpu_values(gpu).items():
+            if value is not None and among is not None:
+                votes.setdefault((path, among), Counter())[value] += 1
+    return {key: counted.most_common(1)[0][0] for key, counted in votes.items()}
+
+
+@cached_answer
+def _node_values(node: Reading) -> dict[str, Mapping[str, Any]]:
+    """Return, by fact, what a node tells of each device; an answer that makes no sense is none."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for fact in JUDGED_OF_NODE:
+        try:
+            told = fact.read(node)
+            found[fact.path] = {str(key): _kept(fact, value) for key, value in told.items()}
+        except _NONSENSE:
+            found[fact.path] = {"": None}
+    return found
+
+
+def _same_machines(node: Reading) -> list[Reading]:
+    count = len(node.document["gpus"])
+    return [twin for twin in node.twins if len(twin.document["gpus"]) == count]
+
+
+def _usual_keys(there: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the devices that more than half of the siblings have."""
+    votes = Counter(key for values in there for key in values)
+    return [key for key, count in votes.items() if 2 * count > len(there)]
+
+
+# --- the comparison
+
+
+def _compared(
+    fact: Fact, key: str, value: Any, others: Sequence[Any], against: Against
+) -> tuple[Outlier | None, bool]:
+    """Return what stands out, if anything, and whether there was anything to compare with."""
+    told = [other for other in others if other is not None]
+    if value is None:
+        if fact.asked_by or 2 * len(told) <= len(others) or len(told) < CERTAIN:
+            return None, False
+        return Outlier(
+            Severity.WARN,
+            f"{_words(fact, key)} is not told",
+            _said(fact, key, _usual(fact, told)),
+            against.value,
+        ), True
+    if not told:
+        return None, False
+    found = _named(fact, value, told) if fact.names else _measured(fact, value, told)
+    if found is None:
+        return None, True
+    severity, usual = found
+    source = fact.source if against is Against.LIMIT else _counted(against, told, usual, fact)
+    expected = _said(fact, key, usual)
+    if against is Against.LIMIT:
+        expected = f"at most {fact.show(fact.high[0].least)}"
+    return Outlier(severity, _said(fact, key, value), expected, source), True
+
+
+def _usual(fact: Fact, told: Sequence[Any]) -> Any:
+    return Counter(told).most_common(1)[0][0] if fact.names else median_low(told)
+
+
+def _words(fact: Fact, key: str) -> str:
+    return f"{key}: {fact.path}" if key else fact.path
+
+
+def _said(fact: Fact, key: str, value: Any) -> str:
+    said = fact.words.format(fact.show(value))
+    return f"{key}: {said}" if key else said
+
+
+def _counted(against: Against, told: Sequence[Any], usual: Any, fact: Fact) -> str:
+    with_whom: str = against.value
+    if against in {Against.MATES, Against.CATALOGUE}:
+        return with_whom
+    alike = sum(1 for other in told if fact.names or other == usual)
+    return f"{alike or len(told)} {with_whom}"
+
+
+def _named(fact: Fact, value: Any, told: Sequence[Any]) -> tuple[Severity, Any] | None:
+    usual, votes = Counter(told).most_common(1)[0]
+    if value == usual or 2 * votes <= len(told):
+        return None
+    severity = fact.low[0].severity
+    return (severity if votes >= CERTAIN else min(severity, Severity.INFO)), usual
+
+
+def _measured(fact: Fact, value: float, told: Sequence[float]) -> tuple[Severity, float] | None:
+    usual = median_high(told) if value < median_low(told) else median_low(told)
+    steps = fact.low if value < usual else fact.high
+    if not steps:
+        return None
+    near = [other for other in told if abs(other - usual) <= steps[0].allowed(usual)]
+    if not fact.spread and 2 * len(near) <= len(told):
+        return None
+    nearest = usual
+    if fact.spread:
+        nearest = min(told) if value < usual else max(told)
+    severity = _reached(steps, value, usual, nearest)
+    if severity is None:
+        return None
+    if len(near) < CERTAIN and len(told) < CERTAIN and Against.LIMIT not in fact.against:
+        other_side = fact.high if value < usual else fact.low
+        if other_side and other_side[0].severity > steps[0].severity:
+            return None  # the other one is the worse, and says so
+        severity = min(severity, Severity.WARN)
+    return severity, usual
+
+
+def _reached(
+    steps: Sequence[Tolerance], value: float, usual: float, nearest: float
+) -> Severity | None:
+    """Return the severity of the last step that a value is beyond; None: of none."""
+    reached = None
+    for number, step in enumerate(steps):
+        start = nearest if number == 0 else usual
+        if abs(value - start) > step.allowed(usual) and (
+            number > 0 or (value < start) == (value < usual)
+        ):
+            reached = step.severity
+        elif number == 0:
+            return None
+    return reached
+
+
+WITHOUT_DRIVER: dict[str, Callable[[Reading], Iterator[Problem]]] = {"node-outlier": node_outlier}
+
+OF_GPU: dict[str, Callable[[GpuReading], Iterator[Problem]]] = {"gpu-outlier": gpu_outlier}
