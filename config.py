@@ -14,7 +14,7 @@ from gpufleet.inventory import invocation, output_bound, pyinfra_output, pyinfra
 
 # What `gpufleet.inventory.refusal` and `gpufleet.inventory.invocation` rely on is not a public
 # interface of pyinfra: they were checked against this series.
-config.REQUIRE_PYINFRA_VERSION = "~=3.10.0"
+config.REQUIRE_PYINFRA_VERSION = invocation.SERIES
 
 invocation.check_invocation()
 # What is imported stays: looking through it again and again took a fifth of a plan's time.

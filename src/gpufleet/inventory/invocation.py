@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -23,6 +24,9 @@ import click
 
 from gpufleet.formatting import suggestion
 from gpufleet.inventory.refusal import Refusal
+
+SERIES = "~=3.10.0"
+"""The pyinfra whose insides this module and its neighbours rely on; as in pyproject.toml."""
 
 _PYTHON_ONLY = {".yml", ".yaml", ".ini", ".json", ".toml"}
 
@@ -56,12 +60,25 @@ class Invocation:
 
 
 def current() -> Invocation | None:
-    """Return the command line of the pyinfra command that runs this, or None outside one."""
+    """
+    Return the command line of the pyinfra command that runs this, or None outside one.
+
+    Raises Refusal for a pyinfra of another series, whose command lines have other options.
+    """
     context = click.get_current_context(silent=True)
     if context is None or getattr(context.command.callback, "__module__", "") != "pyinfra_cli.cli":
         return None
     typed = context.params
-    return Invocation(**{name: typed[name] for name in Invocation.__dataclass_fields__})
+    names = tuple(Invocation.__dataclass_fields__)
+    if lacking := [name for name in names if name not in typed]:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in lacking)
+        raise Refusal(
+            f"pyinfra {version('pyinfra')} has no {options}, and gpufleet reads what is given "
+            f"there: run it with pyinfra {SERIES}, as `uv sync` "
+            "installs it",
+            what="this pyinfra",
+        )
+    return Invocation(**{name: typed[name] for name in names})
 
 
 def check_invocation() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 from gevent.event import AsyncResult
 from pyinfra import host, logger
@@ -66,15 +67,16 @@ def imex_wanted(driver: str, domain: tuple[str, ...]) -> DesiredState:
     )
 
 
-_asked: dict[tuple[int, bool], AsyncResult] = {}
+_PROBES: WeakKeyDictionary[State, dict[bool, AsyncResult]] = WeakKeyDictionary()
+"""By run, and by whether it executes: every node's probe."""
 
 
 def _documents(state: State) -> Mapping[str, dict[str, Any] | str]:
     """Return every node's probe, asked once while preparing and once while executing."""
-    key = (id(state), state.is_executing)
-    if key not in _asked:
-        # No yield between looking and storing: under gevent this is atomic.
-        _asked[key] = AsyncResult()
-        _asked[key].set(probe_all(state, state.inventory))
-    found: Mapping[str, dict[str, Any] | str] = _asked[key].get()
+    probes = _PROBES.setdefault(state, {})
+    # No yield between looking and storing: under gevent this is atomic.
+    if (probe := probes.get(state.is_executing)) is None:
+        probe = probes[state.is_executing] = AsyncResult()
+        probe.set(probe_all(state, state.inventory))
+    found: Mapping[str, dict[str, Any] | str] = probe.get()
     return found

@@ -13,7 +13,7 @@ import shutil
 from typing import Any, Dict, List, Optional, Tuple
 
 from gpufleet.on_node.packages import steps
-from gpufleet.on_node.packages.installed import DPKG_ROW
+from gpufleet.on_node.packages.installed import DPKG_ROW, own_architectures
 from gpufleet.on_node.packages.outcome import Change, Installed
 from gpufleet.on_node.packages.steps import Output, RefusedError
 
@@ -49,14 +49,15 @@ class Apt:
     def installed(self) -> Dict[str, Installed]:
         """Return what dpkg knows to have files, by name and by name:architecture."""
         found: Dict[str, Installed] = {}
-        for row in self._query("-f", DPKG_ROW).splitlines():
-            status, name, architecture, version = row.split("\t")
+        fields = [row.split("\t") for row in self._query("-f", DPKG_ROW).splitlines()]
+        own = own_architectures(fields)
+        # The native ones last: of two packages of one name theirs is the name alone.
+        for status, name, architecture, version in sorted(fields, key=lambda row: row[2] in own):
             if status[1] in "nc":  # not installed; only its configuration is left
                 continue
             torn = status[2:3] == "R"
             state = Installed(version, status[1] == "i" and not torn, status[0] == "h", torn)
-            found.setdefault(name, state)
-            found[name + ":" + architecture] = state
+            found[name] = found[name + ":" + architecture] = state
         return found
 
     def _query(self, *arguments: str) -> str:

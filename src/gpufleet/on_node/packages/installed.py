@@ -55,7 +55,8 @@ def read(
             "packages_like": dict.fromkeys(patterns, problem),
             "dpkg_unfinished": problem,
         }
-    plain = [name for name in known if ":" not in name]
+    # With what is there of a foreign architecture alone: it may be what has to go.
+    plain = {name.partition(":")[0] for name in known}
     return {
         **found,
         "packages": {name: known.get(name) for name in names},
@@ -74,20 +75,26 @@ def dpkg(run: Run) -> Tuple[Dict[str, Any], List[str]]:
     known: Dict[str, Any] = {}
     unfinished = ["an interrupted dpkg"] if interrupted else []
     fields = [row.split("\t") for row in rows.splitlines()]
-    # dpkg itself is of the native architecture, and of no other.
-    own = ("all", *(architecture for _, name, architecture, _ in fields if name == "dpkg"))
+    own = own_architectures(fields)
     for status, name, architecture, version in fields:
         # n: not installed, c: only its configuration is left.
         if status[1] in "nc":
             continue
         whole = status[1] == "i" and status[2:3] != "R"
         state = {"version": version, "installed": whole, "held": status[0] == "h"}
-        if name not in known or architecture in own:
+        # A name alone is the native package, for apt as well: of a foreign one it needs `:i386`.
+        if architecture in own:
             known[name] = state
         known[name + ":" + architecture] = state
         if not whole:
             unfinished.append(name)
     return known, unfinished
+
+
+def own_architectures(fields: List[List[str]]) -> List[str]:
+    """Return the architectures of the node's own packages, by rows of DPKG_ROW."""
+    # dpkg itself is of the native architecture, and of no other.
+    return ["all", *(architecture for _, name, architecture, _ in fields if name == "dpkg")]
 
 
 def rpm(run: Run) -> Tuple[Dict[str, Any], List[str]]:

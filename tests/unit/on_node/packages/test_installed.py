@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpufleet.on_node.packages import installed
+from gpufleet.on_node.packages.apt_transaction import Apt
 from tests.support.rows import each_row
 
 OWN = "ii \tdpkg\tamd64\t1.22\n"
@@ -71,9 +73,46 @@ def test_the_native_architecture_goes_before_a_foreign_one(first: int) -> None:
 
 
 @pytest.mark.usefixtures("updates")
-def test_a_package_of_a_foreign_architecture_alone_is_there() -> None:
-    found = known("ii \twine32\ti386\t9.0")
-    assert found["wine32"] == found["wine32:i386"]
+def test_a_package_of_a_foreign_architecture_alone_is_not_the_native_one() -> None:
+    """`apt install libnuma1` would install the native one, so it is not installed."""
+    found = known("ii \tlibnuma1\ti386\t2.0.18")
+    assert "libnuma1" not in found
+    assert found["libnuma1:i386"]["installed"]
+
+
+@pytest.mark.usefixtures("updates")
+def test_a_pattern_finds_what_is_there_of_a_foreign_architecture_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "status").touch()
+    monkeypatch.setattr(installed, "DPKG_STATUS", str(tmp_path / "status"))
+    rows = OWN + "ii \tlibnvidia-gl-535\ti386\t535.1\nii \tlibc6\tamd64\t2.39\n"
+
+    found = installed.read(["libnvidia-gl-535"], ["libnvidia-*"], [], lambda *_: rows, str)
+
+    assert found["packages"] == {"libnvidia-gl-535": None}
+    assert found["packages_like"] == {"libnvidia-*": ["libnvidia-gl-535"]}
+
+
+@pytest.mark.skipif(not shutil.which("dpkg-query"), reason="no dpkg on this machine")
+@each_row("native", ["amd64", "arm64"])
+def test_a_transaction_takes_the_native_package_for_the_name(tmp_path: Path, native: str) -> None:
+    """dpkg-query prints amd64 before arm64, also on a node whose own packages are of arm64."""
+    folder = tmp_path / native / "var/lib/dpkg"
+    (folder / "info").mkdir(parents=True)
+    rows = (("dpkg", native), ("libx", "amd64"), ("libx", "arm64"))
+    (folder / "status").write_text(
+        "".join(
+            f"Package: {name}\nStatus: install ok installed\nMaintainer: m\nMulti-Arch: same\n"
+            f"Architecture: {architecture}\nVersion: 1-{architecture}\nDescription: d\n\n"
+            for name, architecture in rows
+        )
+    )
+
+    found = Apt({"root": str(tmp_path / native), "steps": {}}).installed()
+
+    assert found["libx"].version == f"1-{native}"
+    assert found["libx:amd64"].version == "1-amd64"
 
 
 def test_files_of_an_interrupted_dpkg_are_said(updates: Path) -> None:
