@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 
+from gpufleet.catalog.nvlink_boards import LINKS_OF_BOARD
 from gpufleet.checks import fabric
 from gpufleet.checks.finding import Action, Problem, Severity, Step
 from gpufleet.checks.memory import is_for_servers
@@ -45,22 +46,6 @@ from gpufleet.node.topology import LINK_ACTIVE, LINK_UP, islands
 # A bridge between two boards on PCIe joins four links of each, since Ampere: three bridges are 12
 # links on A100 and H100 NVL, one is 4 on A30, A40 and RTX 3090 (NVIDIA's product briefs).
 LINKS_OF_A_BRIDGE = 4
-
-# Links of boards that are only sold behind NVSwitches or wired to each other, by NVML's exact name:
-# the data sheets' NVLink bandwidth by that of a link (A100 600 GB/s by 50, A800 and H800 400 by 50,
-# H100, H200 and H20 900 by 50, B200 and GB200 1800 by 100). It tells a board on which everything is
-# down from one on PCIe without a bridge.
-LINKS_OF_BOARD = {
-    "NVIDIA A100-SXM4-40GB": 12,
-    "NVIDIA A100-SXM4-80GB": 12,
-    "NVIDIA A800-SXM4-80GB": 8,
-    "NVIDIA H100 80GB HBM3": 18,
-    "NVIDIA H200": 18,
-    "NVIDIA H20": 18,
-    "NVIDIA H800": 8,
-    "NVIDIA B200": 18,
-    "NVIDIA GB200": 18,
-}
 
 # CRC errors are repaired by sending again; they matter from 100 a second on (DCGM's limit).
 CRC_PER_SECOND_MANY = 100

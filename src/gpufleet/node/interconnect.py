@@ -1,13 +1,15 @@
 """What joins a node's GPUs, and how far tensor parallelism may go on it.  Pure.
 
 One value, `Interconnect`, from either source: the probe's document or the matrix of `nvidia-smi
-topo -m`. Everything that `gpufleet topology` prints is said here (docs/plan/topology.md).
+topo -m`. With `interconnect_warnings` it says what `gpufleet topology` prints
+(docs/plan/topology.md).
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
@@ -15,6 +17,7 @@ from typing import Any
 
 from gpufleet.errors import FleetError
 from gpufleet.formatting import ranges
+from gpufleet.node.interconnect_warnings import named, warnings_of, words
 from gpufleet.node.nic_affinity import nearest_by_class, nic_classes
 from gpufleet.node.smi_topology import PCIE, TopoMatrix
 from gpufleet.node.topology import LINK_UP, Node, islands, node_from_probe, nvlink_width, value_or
@@ -29,7 +32,8 @@ class Interconnect:
 
     `classes` has every pair (i < j): "NV18" or how near they are on PCIe, "PIX" to "SYS". `nics`
     has the PCIe class from each NIC to each GPU. `models` and `numa` lack the GPUs of which the
-    source does not tell. `remarks` are sentences about what the source itself says is wrong.
+    source does not tell. `mig` are the GPUs that are cut into MIG instances, `c2c` those that hang
+    at their CPU by NVLink-C2C. `remarks` are sentences about what the source itself says is wrong.
     """
 
     name: str
@@ -38,12 +42,18 @@ class Interconnect:
     models: Mapping[int, str] = field(default_factory=dict)
     numa: Mapping[int, int] = field(default_factory=dict)
     nics: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    mig: frozenset[int] = frozenset()
+    c2c: frozenset[int] = frozenset()
     remarks: tuple[str, ...] = ()
 
     @cached_property
     def nvlink(self) -> dict[Pair, int]:
-        """How many NVLinks join each pair that has any."""
-        return {pair: int(name[2:]) for pair, name in self.classes.items() if name[:2] == "NV"}
+        """How many NVLinks join each pair that has any; MIG instances have none of their GPU's."""
+        return {
+            pair: int(name[2:])
+            for pair, name in self.classes.items()
+            if name[:2] == "NV" and not self.mig & set(pair)
+        }
 
     @cached_property
     def islands(self) -> tuple[tuple[int, ...], ...]:
@@ -86,24 +96,25 @@ class Interconnect:
         if not self.gpus:
             return "no GPU answers"
         if self.max_tp == 1:
-            return "there is one GPU" if len(self.gpus) == 1 else "no two GPUs have NVLink"
+            if len(self.gpus) == 1:
+                return "there is one GPU"
+            return (
+                "MIG instances have no peer access to each other"
+                if self.mig
+                else "no two GPUs have NVLink"
+            )
         island = self.islands[0]
         size = len(island)
         less = f", and {self.max_tp} is the largest power of two in {size}"
         return (
             f"GPUs {ranges(island)} are an NVLink island of {size} "
-            f"({_words(self.widths(island).values())}){less if self.max_tp < size else ''}"
+            f"({words(self.widths(island).values())}){less if self.max_tp < size else ''}"
         )
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         """What an operator should know before placing anything, in sentences."""
-        found: list[str] = [*self.remarks]
-        for check in (_uneven, _unlike, _not_a_power_of_two, _several_cliques):
-            found += check(self)
-        for check in (_leaves_nvlink, _all_as_far, _far_from_nics, _geforce):
-            found += check(self)
-        return tuple(found)
+        return (*self.remarks, *warnings_of(self))
 
     def widths(self, gpus: Iterable[int]) -> dict[Pair, int]:
         """The NVLinks of every pair among `gpus`."""
@@ -142,6 +153,10 @@ def from_matrix(name: str, matrix: TopoMatrix) -> Interconnect:
         models=matrix.names,
         numa=matrix.numa,
         nics=matrix.nics,
+        mig=matrix.mig,
+        # Only where the CPU reaches it by C2C is a GPU's memory a NUMA node.
+        c2c=frozenset(matrix.gpu_memory) | _superchips(matrix.names),
+        remarks=matrix.remarks,
     )
 
 
@@ -173,25 +188,19 @@ def from_probe(name: str, document: Mapping[str, Any]) -> Interconnect:
         nics={
             nic: {gpu: found[gpu] for gpu in gpus if gpu in found} for nic, found in nics.items()
         },
+        mig=frozenset(
+            gpu
+            for gpu in gpus
+            if value_or(value_or(document["gpus"][gpu].get("mig_mode"), {}).get("current")) == 1
+        ),
+        c2c=_superchips({gpu.index: gpu.name for gpu in node.gpus}),
         remarks=tuple(remarks),
     )
 
 
-def switch_links(widths: Mapping[Pair, int]) -> dict[int, int] | None:
-    """
-    Return each GPU's links into a switch, if `widths` are those of GPUs on NVSwitches.
-
-    Through switches a pair has as many links as the one with fewer. Else None: wired directly.
-
-    >>> spokes({(0, 1): 17, (0, 2): 17, (1, 2): 18})
-    {0: 17, 1: 18, 2: 18}
-    """
-    most: dict[int, int] = {}
-    for pair, width in widths.items():
-        for gpu in pair:
-            most[gpu] = max(width, most.get(gpu, 0))
-    fits = all(width == min(most[i], most[j]) for (i, j), width in widths.items())
-    return dict(sorted(most.items())) if fits else None
+def _superchips(models: Mapping[int, str]) -> frozenset[int]:
+    """Return the GPUs that are one board with a Grace CPU: GH200, GB200, GB300, GB10."""
+    return frozenset(gpu for gpu, name in models.items() if re.search(r"\bG[HB]\d{2,3}\b", name))
 
 
 def _rank(name: str) -> int:
@@ -222,7 +231,7 @@ def _silent(node: Node, document: Mapping[str, Any]) -> Iterator[str]:
     ]
     if unread:
         yield (
-            f"how near {_named(unread)} {'is' if len(unread) == 1 else 'are'} to others on PCIe "
+            f"how near {named(unread)} {'is' if len(unread) == 1 else 'are'} to others on PCIe "
             "could not be read: what is not known counts as SYS, the farthest"
         )
 
@@ -264,163 +273,3 @@ def _one_sided(document: Mapping[str, Any]) -> Iterator[str]:
                 f"GPU {many} sees {seen[many, few]} NVLinks to GPU {few}, which sees "
                 f"{seen[few, many]}: the lower number counts; reset both GPUs or reboot the node"
             )
-
-
-# -- warnings --------------------------------------------------------------------------------------
-
-
-def _uneven(node: Interconnect) -> Iterator[str]:
-    """
-    Islands whose pairs differ: links that are down, or boards that are wired so.
-
-    On a mesh (DGX-1V) every GPU uses as many links as any other, and pairs differ by design.
-    """
-    wired_so = []
-    for island in node.islands:
-        widths = node.widths(island)
-        if len(set(widths.values())) < 2:
-            continue
-        words = _words(widths.values())
-        links = switch_links(widths)
-        used = {gpu: sum(n for pair, n in node.nvlink.items() if gpu in pair) for gpu in island}
-        if links is not None:
-            for gpu, count in links.items():
-                if count < max(links.values()):
-                    yield (
-                        f"GPU {gpu} has {count} NVLinks where others of island {ranges(island)} "
-                        f"have {max(links.values())}: a link is down and slows every all-reduce "
-                        f"of the island; see `nvidia-smi nvlink -s -i {gpu}`, then reset the "
-                        "island's GPUs, and have the board serviced if the link stays down"
-                    )
-        elif len(set(used.values())) == 1:
-            wired_so.append(island)
-        else:
-            fewest = [gpu for gpu in island if used[gpu] == min(used.values())]
-            yield (
-                f"pairs of island {ranges(island)} differ ({words}), and not all of its GPUs use "
-                f"as many links, the fewest of them by {_named(fewest)}: one may be down; see "
-                "`nvidia-smi nvlink -s`"
-            )
-    if wired_so:
-        found = {width for island in wired_so for width in node.widths(island).values()}
-        yield (
-            f"NVLink pairs differ ({_words(found)}) in "
-            f"{_groups(wired_so)}, and every GPU uses as many links as its neighbours: the board "
-            "is wired so, an all-reduce goes at the pace of the narrowest"
-        )
-
-
-def _unlike(node: Interconnect) -> Iterator[str]:
-    """Islands of one size and different widths: a bridge of which a link is down."""
-    pairs = {island: max(node.widths(island).values()) for island in node.islands if island[1:]}
-    for island, width in pairs.items():
-        best = max(each for other, each in pairs.items() if len(other) == len(island))
-        if width < best:
-            yield (
-                f"island {ranges(island)} has NV{width} where another of its size has NV{best}: "
-                "a link is down or a bridge is missing; see `nvidia-smi nvlink -s`"
-            )
-
-
-def _not_a_power_of_two(node: Interconnect) -> Iterator[str]:
-    for island in node.islands:
-        size = len(island)
-        fits = 1 << (size.bit_length() - 1)
-        if fits < size:
-            yield (
-                f"NVLink joins {size} GPUs ({ranges(island)}): tensor parallel {2 * fits} does "
-                f"not fit, {fits} does and leaves {size - fits} of them over"
-            )
-
-
-def _several_cliques(node: Interconnect) -> Iterator[str]:
-    for component in _components(node):
-        inside = [island for island in node.islands if set(island) <= set(component)]
-        if len(inside) > 1:
-            yield (
-                f"NVLink reaches all of GPUs {ranges(component)} and joins not every pair: they "
-                f"are {len(inside)} islands ({_groups(inside)}), because tensor parallelism talks "
-                "between all pairs"
-            )
-
-
-def _components(node: Interconnect) -> Iterator[tuple[int, ...]]:
-    left = set(node.gpus)
-    while left:
-        reached, new = set(), {min(left)}
-        while new:
-            reached |= new
-            new = {gpu for pair in node.nvlink if set(pair) & new for gpu in pair} - reached
-        left -= reached
-        yield tuple(sorted(reached))
-
-
-def _leaves_nvlink(node: Interconnect) -> Iterator[str]:
-    """What the next larger tensor-parallel size would talk over."""
-    if len(node.gpus) < 2 * node.max_tp:
-        return
-    tier = next(tier for tier in reversed(PCIE) if tier in node.tiers)
-    words = {
-        "SYS": "PCIe and the link between NUMA nodes",
-        "NODE": "PCIe and several host bridges",
-        "PHB": "PCIe and the CPU's host bridge",
-    }
-    above = "without NVLink, tensor parallelism" if node.max_tp == 1 else ""
-    above = above or f"tensor parallelism above {node.max_tp} leaves NVLink and"
-    sentence = f"{above} crosses {words.get(tier, 'PCIe switches')} ({tier} at the farthest)"
-    near = [
-        f"{name}: {_groups(groups)}"
-        for name, groups in node.tiers.items()
-        if name != tier and max(map(len, groups)) > node.max_tp
-    ]
-    yield (
-        f"{sentence}, and every layer waits for that; only `allow_pcie: true` places it so"
-        + (f" (nearest groups, {'; '.join(near)})" if near else "")
-    )
-
-
-def _all_as_far(node: Interconnect) -> Iterator[str]:
-    """All SYS on one NUMA node: what nvidia-smi says of boards whose bridges it cannot see."""
-    if len(node.gpus) > 2 and set(node.classes.values()) == {"SYS"} == set(node.tiers):
-        nodes = set(node.numa.values())
-        if len(nodes) == 1 and node.numa.keys() == set(node.gpus):
-            yield (
-                f"every pair is SYS, yet all GPUs are next to NUMA node {nodes.pop()}: PCIe "
-                "distance does not tell here which GPUs are nearer, the NUMA node is one group"
-            )
-
-
-def _far_from_nics(node: Interconnect) -> Iterator[str]:
-    if not node.nics:
-        return
-    far = [gpu for gpu in node.gpus if node.nearest_nics.get(gpu, [("", "SYS")])[0][1] == "SYS"]
-    near = [gpu for gpu in node.gpus if gpu not in far]
-    if far and near:
-        yield (
-            f"no NIC is near {_named(far)} (SYS at best): traffic from there to other nodes "
-            f"crosses the link between NUMA nodes; place what spans nodes on {_named(near)}"
-        )
-    elif far:
-        yield "no NIC is near any GPU (SYS at best): what spans nodes crosses NUMA nodes first"
-
-
-def _geforce(node: Interconnect) -> Iterator[str]:
-    cards = [gpu for gpu in node.gpus if "GeForce" in node.models.get(gpu, "")]
-    if len(cards) > 1:
-        yield (
-            f"GPUs {ranges(cards)} are GeForce, for which NVIDIA's driver grants no peer access "
-            "over PCIe: set NCCL_P2P_DISABLE=1 and vLLM's --disable-custom-all-reduce, above all "
-            "under a patched driver that says it does: those have given wrong results"
-        )
-
-
-def _named(gpus: Collection[int]) -> str:
-    return f"GPU{'' if len(gpus) == 1 else 's'} {ranges(gpus)}"
-
-
-def _words(widths: Iterable[int]) -> str:
-    return " and ".join(f"NV{width}" for width in sorted(set(widths)))
-
-
-def _groups(groups: Iterable[Iterable[int]]) -> str:
-    return " | ".join(ranges(group) for group in groups)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations, takewhile
 
 from gpufleet.errors import FleetError
@@ -46,6 +46,19 @@ _ASIDE = {"CPU Affinity": "cpus", "NUMA Affinity": "numa", "GPU NUMA ID": "gpu_m
 _CODES = re.compile(r"(?:\x1b|\^\[)\[[0-9;?]*[A-Za-z]|\[[0-9;]*m|\x1b\([A-Z]|[\ufeff\u200b]")
 _QUOTED = re.compile(r"^[\s>#]+")
 
+# Two or more NICs' names, or their cells, that run together where a paste has lost its tabs.
+_PASTED = re.compile(
+    r"(?:NIC[0-9]+|[a-z]+[0-9]*_(?:[a-z]+_)?[0-9]+){2,}|(?:X|PIX|PXB|PHB|NODE|SYS|SOC|PSB){2,}"
+)
+
+# What nvidia-smi and shells print where there is no matrix to print.
+_ERRORS = re.compile(
+    r"NVIDIA-SMI has failed|Failed to initialize NVML|Unable to determine the device handle"
+    r"|No devices were found|couldn't communicate with the NVIDIA driver|Failed to properly"
+    r" shut down NVML|nvidia-smi: (?:command )?not found|GPU is lost",
+    re.IGNORECASE,
+)
+
 _SHOWN = 8  # problems: what cuts one row cuts them all
 
 _REMEDY = (
@@ -62,8 +75,9 @@ class TopoMatrix:
     `classes` has every pair of GPUs (i < j) as "NV18", "PIX", "PXB", "PHB", "NODE" or "SYS",
     `nics` the same from each NIC, by its device's name where the legend tells it, to each GPU.
     `numa` (of the CPUs next to a GPU), `cpus` and `gpu_memory` (Grace: the GPU's own memory as a
-    NUMA node) lack the GPUs for which the text names none, or several. `names` are the models, if
-    `nvidia-smi -L` was pasted along.
+    NUMA node) lack the GPUs for which the text names none, or several. `names` are the models, and
+    `mig` the GPUs that are cut into MIG instances, if `nvidia-smi -L` was pasted along. `remarks`
+    say, in sentences, what of the text was not used.
     """
 
     gpus: tuple[int, ...]
@@ -73,6 +87,8 @@ class TopoMatrix:
     cpus: Mapping[int, str] = field(default_factory=dict)
     gpu_memory: Mapping[int, int] = field(default_factory=dict)
     names: Mapping[int, str] = field(default_factory=dict)
+    mig: frozenset[int] = frozenset()
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,6 +119,8 @@ def parse(text: str, where: str = "the text") -> TopoMatrix:
         raise FleetError(*(f"{where}{problem}" for problem in problems))
     header = next((found for number, words in lines if (found := _header(number, words))), None)
     if header is None:
+        if problem := _error_of_smi(lines):
+            raise FleetError(f"{where}{problem}")
         raise FleetError(
             f"{where}: has no line with the columns `GPU0 GPU1 ...`, so what its rows mean is not "
             "known: give the output of `nvidia-smi topo -m` with its first line, or a recorded "
@@ -118,12 +136,19 @@ def parse(text: str, where: str = "the text") -> TopoMatrix:
     problems += _unlisted_nics(header, legend)
     if not problems:
         problems = list(_contradictions(header, rows))
+    if problems and (block := _block_of_gpus(header, lines)):
+        remark = (
+            f"{where}:{header.line}: columns of NICs have run together, so nothing of NICs was "
+            "used; X on the diagonal and pairs that say the same from both ends prove the GPUs' "
+            "part: write it with `nvidia-smi topo -m > topo.txt` to see the NICs"
+        )
+        return replace(_matrix(*block, {}, lines), remarks=(remark,))
     if problems:
         shown = [f"{where}{problem}" for problem in problems[:_SHOWN]]
         if hidden := len(problems) - len(shown):
             shown.append(f"{where}: {hidden} more lines cannot be trusted")
         raise FleetError(*shown, f"{where}: {_REMEDY}")
-    return _matrix(header, rows, legend, _names(lines))
+    return _matrix(header, rows, legend, lines)
 
 
 # -- telling lines apart ---------------------------------------------------------------------------
@@ -330,6 +355,50 @@ def _contradictions(header: _Header, rows: Mapping[str, _Row]) -> Iterator[str]:
             )
 
 
+def _error_of_smi(lines: Iterable[tuple[int, list[str]]]) -> str | None:
+    """Return that the text is an error of nvidia-smi, if it is; where there is no matrix."""
+    for number, words in lines:
+        line = " ".join(words)
+        if _ERRORS.search(line):
+            return (
+                f":{number}: is an error of the driver, and no matrix ({line[:100]}): `gpufleet "
+                "check INVENTORY` says what is wrong and what to do; run `nvidia-smi topo -m` "
+                "again once `nvidia-smi` answers"
+            )
+    return None
+
+
+def _block_of_gpus(
+    header: _Header, lines: Iterable[tuple[int, list[str]]]
+) -> tuple[_Header, dict[str, _Row]] | None:
+    """
+    Return the columns and rows of GPUs alone, of a matrix whose NICs' columns have run together.
+
+    None where nothing has, or where what is left does not prove itself: every GPU has a column and
+    a row, X is where it meets itself, and both ends say the same of a pair.
+    """
+    gpus = tuple(takewhile(_GPU.fullmatch, header.columns))
+    if len(gpus) < 2 or gpus != tuple(f"GPU{at}" for at in range(len(gpus))):
+        return None
+    rows: dict[str, _Row] = {}
+    pasted = any(map(_PASTED.fullmatch, header.columns))
+    for number, words in lines:
+        if not words or number <= header.line:
+            continue
+        if _GPU.fullmatch(words[0]):
+            if words[0] in rows or words[0] not in gpus:
+                return None
+            pasted = pasted or any(map(_PASTED.fullmatch, words[1 + len(gpus) :]))
+            rows[words[0]] = _Row(number, tuple(words[1 : 1 + len(gpus)]), ())
+    whole = rows.keys() == set(gpus) and all(
+        len(row.cells) == len(gpus) and all(map(_is_class, row.cells)) for row in rows.values()
+    )
+    block = _Header(header.line, gpus, None)
+    if not pasted or not whole or any(_contradictions(block, rows)):
+        return None
+    return block, rows
+
+
 # -- what it says ----------------------------------------------------------------------------------
 
 
@@ -342,22 +411,32 @@ def _legend(lines: Iterable[tuple[int, list[str]]]) -> dict[str, tuple[int, str]
     }
 
 
-def _names(lines: Iterable[tuple[int, list[str]]]) -> dict[int, str]:
-    """Return the models that `nvidia-smi -L` prints: `GPU 0: NVIDIA L40S (UUID: GPU-...)`."""
+def _listed(lines: Iterable[tuple[int, list[str]]]) -> tuple[dict[int, str], set[int]]:
+    """
+    Return the models that `nvidia-smi -L` prints, and the GPUs with MIG instances.
+
+    `GPU 0: NVIDIA L40S (UUID: GPU-...)`, and below it `MIG 1g.10gb Device 0: (UUID: MIG-...)`.
+    """
     names: dict[int, str] = {}
+    mig: set[int] = set()
+    last = -1
     for _, words in lines:
-        found = re.match(r"GPU ([0-9]+): (.+?)(?: \(UUID: .*)?$", " ".join(words))
-        if found:
-            names.setdefault(int(found[1]), found[2])
-    return names
+        line = " ".join(words)
+        if found := re.match(r"GPU ([0-9]+): (.+?)(?: \(UUID: .*)?$", line):
+            last = int(found[1])
+            names.setdefault(last, found[2])
+        elif re.match(r"MIG \S+ Device [0-9]+:", line):
+            mig.add(last)
+    return names, mig
 
 
 def _matrix(
     header: _Header,
     rows: Mapping[str, _Row],
     legend: Mapping[str, tuple[int, str]],
-    names: Mapping[int, str],
+    lines: Iterable[tuple[int, list[str]]],
 ) -> TopoMatrix:
+    names, mig = _listed(lines)
     gpus = {int(found[1]): label for label in rows if (found := _GPU.fullmatch(label))}
     cells = {
         index: {
@@ -389,6 +468,7 @@ def _matrix(
         },
         gpu_memory=_numbers(aside, "gpu_memory"),
         names={index: name for index, name in sorted(names.items()) if index in gpus},
+        mig=frozenset(mig & gpus.keys()),
     )
 
 

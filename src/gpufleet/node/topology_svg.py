@@ -22,7 +22,8 @@ from textwrap import wrap
 from xml.etree import ElementTree as ET
 
 from gpufleet.formatting import ranges
-from gpufleet.node.interconnect import Interconnect, Pair, switch_links
+from gpufleet.node.interconnect import Interconnect, Pair
+from gpufleet.node.interconnect_warnings import switch_links
 from gpufleet.node.topology_text import describe_gpus, island_heading
 
 # Pixels.

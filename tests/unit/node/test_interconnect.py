@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from gpufleet.errors import FleetError
 from gpufleet.formatting import ranges
-from gpufleet.node.interconnect import Interconnect, from_matrix, from_probe, switch_links
+from gpufleet.node.interconnect import Interconnect, from_matrix, from_probe
+from gpufleet.node.interconnect_warnings import switch_links
 from gpufleet.node.probe_document import SCHEMA
 from gpufleet.node.smi_topology import PCIE, parse
 from tests.support.checkout import ROOT
@@ -127,6 +128,109 @@ def test_tensor_parallelism_is_the_largest_power_of_two_on_an_island(size):
 )
 def test_what_there_is_to_know_is_said(name, says):
     assert says in "\n".join(sample(name).warnings)
+
+
+V100 = dict.fromkeys(range(4), "Tesla V100-SXM2-16GB")
+HALF_A_CUBE = {(0, 1): 1, (0, 2): 1, (0, 3): 2, (1, 2): 2, (1, 3): 1, (2, 3): 2}
+PAIRS = {(0, 1): 12, (2, 3): 4}
+SIX = {pair: 4 for pair in combinations(range(4), 2) if pair != (0, 3)}
+GRACE = {"nics": {"mlx5_0": dict.fromkeys(range(4), "SYS")}, "numa": {0: 0, 1: 0, 2: 1, 3: 1}}
+
+
+@each_row(
+    ("found", "says", "never"),
+    [
+        # Two bridged pairs of unlike cards: each as wide as it is built.
+        (
+            node(4, PAIRS, models={0: "A", 1: "A", 2: "B", 3: "B"}),
+            "tensor parallelism above 2",
+            "a bridge is missing",
+        ),
+        (node(4, PAIRS, models=dict.fromkeys(range(4), "A")), "a bridge is missing", "unless"),
+        (node(4, PAIRS), "a bridge is missing, unless its cards are of another kind", "down;"),
+        # p3.8xlarge: four V100 of a cube mesh, the ends of the double line use a link less.
+        (node(4, HALF_A_CUBE, models=V100), "the board is wired so", "one may be down"),
+        (node(4, HALF_A_CUBE), "that this machine was not given", "one may be down"),
+        (node(4, HALF_A_CUBE | {(0, 3): 1}, models=V100), "one may be down", "wired so"),
+        (node(4, HALF_A_CUBE, models=dict.fromkeys(range(4), "A")), "one may be down", "wired so"),
+        # One GPU off NVLink beside seven.
+        (
+            node(8, clique((0, 1, 2, 3, 4, 6, 7))),
+            "no NVLink joins GPU 5 to any other, and GPUs 0-4,6-7 are joined by NV18: its NVLinks "
+            "are down, or it is in MIG mode, or of another kind; see `nvidia-smi nvlink -s -i 5`",
+            "wired so",
+        ),
+        (
+            node(5, clique(range(4)), models=dict.fromkeys(range(4), "A100") | {4: "DGX Display"}),
+            "",
+            "no NVLink joins",
+        ),
+        (node(3, clique(range(2))), "", "no NVLink joins"),
+        # All pairs SYS on two NUMA nodes.
+        (
+            node(4, {}, numa={0: 0, 1: 0, 2: 1, 3: 1}),
+            "the NUMA nodes are the groups (0-1 at node 0 | 2-3 at node 1)",
+            "one group",
+        ),
+        (node(4, {}, numa={0: 0, 1: 0, 2: 1}), "", "NUMA nodes are the groups"),
+        (node(3, {}, numa={0: 0, 1: 1, 2: 2}), "", "NUMA nodes are the groups"),
+        # SXM boards without any NVLink.
+        (
+            node(2, {}, models=dict.fromkeys(range(2), "NVIDIA H100 80GB HBM3")),
+            "GPUs 0-1 are boards that are sold with NVLink only, and it joins no two of them: "
+            "nvidia-fabricmanager does not run",
+            "wired so",
+        ),
+        (node(2, {}, models=dict.fromkeys(range(2), "NVIDIA H100 PCIe")), "", "sold with NVLink"),
+        # MIG instances have no peer access.
+        (
+            node(2, clique(range(2)), mig=frozenset({0, 1})),
+            "GPUs 0-1 are cut into MIG instances, which have no peer access",
+            "sold with NVLink",
+        ),
+        # Every NIC is SYS on Grace.
+        (
+            node(4, clique(range(4)), c2c=frozenset(range(4)), **GRACE),
+            "go by NUMA nodes (GPUs 0-1 at node 0 | 2-3 at node 1)",
+            "no NIC is near any",
+        ),
+        # A bridge over four cards with one dead pair.
+        (
+            node(4, SIX),
+            "of GPUs 0-3 NVLink joins every pair but 0 and 3, and tensor parallelism talks between "
+            "all pairs: their link is down; see `nvidia-smi nvlink -s -i 0,3`, then reset both or "
+            "reseat the bridge; until then GPUs 0-1 | 2-3 each carry tensor parallel 2",
+            "leaves 1 of them over",
+        ),
+    ],
+)
+def test_a_sentence_is_about_what_is_the_matter(found, says, never):
+    said = "\n".join(found.warnings)
+
+    assert says in said, said
+    assert never not in said, said
+
+
+def test_mig_instances_have_no_tensor_parallelism():
+    found = node(4, clique(range(4)), mig=frozenset({0, 1}))
+
+    assert (found.islands, found.max_tp) == (((2, 3), (0,), (1,)), 2)
+    assert node(2, clique(range(2)), mig=frozenset({0, 1})).why == (
+        "MIG instances have no peer access to each other"
+    )
+
+
+def test_mig_and_grace_are_read_from_both_sources(document):
+    cut = document("h100x8")
+    cut["gpus"][1]["mig_mode"] = {"current": 1, "pending": 1}
+    listed = "GPU 0: NVIDIA H200 (UUID: GPU-0)\nGPU 1: NVIDIA H200 (UUID: GPU-1)\n"
+    listed += "  MIG 1g.18gb     Device  0: (UUID: MIG-1)\n"
+    listed += "\tGPU0\tGPU1\nGPU0\t X \tNV18\nGPU1\tNV18\t X \n"
+
+    assert from_probe("n", cut).mig == {1}
+    assert from_matrix("n", parse(listed)).mig == {1}
+    assert from_probe("n", document("gb200x4")).c2c == sample("gb200").c2c == {0, 1, 2, 3}
+    assert not from_probe("n", document("h100x8")).c2c | sample("hgx-h100").c2c
 
 
 def test_a_dead_link_is_one_warning_about_the_gpu_that_lost_it():

@@ -365,6 +365,69 @@ def test_a_refusal_names_the_line_and_what_it_found(old, new, says):
     )
 
 
+@each_row(
+    "text",
+    [
+        "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure "
+        "that the latest NVIDIA driver is installed and running.\n",
+        "$ nvidia-smi topo -m\nFailed to initialize NVML: Driver/library version mismatch\n",
+        "Unable to determine the device handle for GPU0000:65:00.0: Unknown Error\n",
+        "No devices were found\n",
+        "bash: nvidia-smi: command not found\n",
+    ],
+)
+def test_an_error_in_place_of_a_matrix_is_called_one(text):
+    with pytest.raises(FleetError) as refused:
+        parse(text, "topo.txt")
+
+    (problem,) = refused.value.problems
+    line = text.splitlines()[-1]
+    assert problem.startswith(f"topo.txt:{len(text.splitlines())}: is an error of the driver, and")
+    assert line[:60] in problem
+
+
+PASTED = """\
+GPU0 GPU1 mlx5_0mlx5_1 CPU Affinity
+GPU0 X NV18 PIX SYS 0-55
+GPU1 NV18 X SYS PIX 56-111
+mlx5_0 PIX SYS X SYS
+"""
+
+
+@each_row("nics", ["mlx5_0mlx5_1", "NIC0NIC1", "mlx5_bond_0mlx5_1"])
+def test_gpus_are_read_where_columns_of_nics_have_run_together(nics):
+    found = parse(PASTED.replace("mlx5_0mlx5_1", nics), "topo.txt")
+
+    assert (found.gpus, found.classes, found.nics) == ((0, 1), {(0, 1): "NV18"}, {})
+    (remark,) = found.remarks
+    assert remark.startswith("topo.txt:1: columns of NICs have run together")
+
+
+def test_gpus_are_read_where_cells_of_nics_have_run_together():
+    assert parse(PAIR.replace("X \tSYS\t", "X \tSYSPIX\t")).classes == {(0, 1): "NV18"}
+
+
+@each_row(
+    ("old", "new"),
+    [
+        ("GPU1 NV18 X", "GPU1 NV12 X"),
+        ("GPU1 NV18 X", "GPU1 X NV18"),
+        ("GPU1 NV18 X SYS PIX 56-111\n", ""),
+        ("GPU0 GPU1 mlx", "GPU0 mlx"),
+        ("GPU0 X NV18", "GPU0 XNV18"),
+        ("GPU0 GPU1 mlx", "GPU0 GPU2 mlx"),
+        ("GPU1 NV18 X SYS PIX 56-111\n", "GPU1 NV18 X SYS\nGPU1 NV18 X SYS\n"),
+        # Other columns that are no names of NICs: what was cut is not known.
+        ("mlx5_0mlx5_1", "mlx5_0 mlx5_1 mlx5_2"),
+    ],
+)
+def test_gpus_that_do_not_prove_themselves_are_refused(old, new):
+    assert old in PASTED
+
+    with pytest.raises(FleetError):
+        parse(PASTED.replace(old, new), "topo.txt")
+
+
 def test_the_legend_of_a_matrix_without_nvlink_gives_it_away():
     """`topo -mp` prints the same matrix, PCIe alone: eight NVLinked GPUs would be eight islands."""
     text = (TOPO / "hgx-h100.txt").read_text()

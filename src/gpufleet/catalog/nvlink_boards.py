@@ -1,0 +1,31 @@
+"""Boards that are only sold wired by NVLink: on one without any, it is down."""
+
+from __future__ import annotations
+
+LINKS_OF_BOARD = {
+    "NVIDIA A100-SXM4-40GB": 12,
+    "NVIDIA A100-SXM4-80GB": 12,
+    "NVIDIA A800-SXM4-80GB": 8,
+    "NVIDIA H100 80GB HBM3": 18,
+    "NVIDIA H200": 18,
+    "NVIDIA H20": 18,
+    "NVIDIA H800": 8,
+    "NVIDIA B200": 18,
+    "NVIDIA GB200": 18,
+}
+"""
+NVLinks of a GPU, by NVML's exact name.
+
+The data sheets' NVLink bandwidth by that of a link: A100 600 GB/s by 50, A800 and H800 400 by 50,
+H100, H200 and H20 900 by 50, B200 and GB200 1800 by 100.
+"""
+
+
+def is_always_wired(model: str) -> bool:
+    """
+    Say whether a GPU of this name is only sold behind NVSwitches or wired to others.
+
+    >>> is_always_wired("Tesla V100-SXM2-32GB"), is_always_wired("NVIDIA H100 PCIe")
+    (True, False)
+    """
+    return model in LINKS_OF_BOARD or "-SXM" in model

@@ -1,0 +1,332 @@
+"""What to know of a node's interconnect before placing anything, in sentences.  Pure.
+
+Each function looks at one thing of an `Interconnect` (docs/plan/topology.md has them as a table).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from gpufleet.catalog.nvlink_boards import is_always_wired
+from gpufleet.formatting import ranges
+from gpufleet.node.smi_topology import PCIE
+
+if TYPE_CHECKING:
+    from gpufleet.node.interconnect import Interconnect, Pair
+
+
+def warnings_of(node: Interconnect) -> Iterator[str]:
+    """Yield every sentence about what lies between the GPUs of a node."""
+    for check in (_mig, _uneven, _unlike, _off_nvlink, _no_nvlink_at_all, _not_a_power_of_two):
+        yield from check(node)
+    for check in (_several_cliques, _leaves_nvlink, _all_as_far, _far_from_nics, _geforce):
+        yield from check(node)
+
+
+def switch_links(widths: Mapping[Pair, int]) -> dict[int, int] | None:
+    """
+    Return each GPU's links into a switch, if `widths` are those of GPUs on NVSwitches.
+
+    Through switches a pair has as many links as the one with fewer. Else None: wired directly.
+
+    >>> spokes({(0, 1): 17, (0, 2): 17, (1, 2): 18})
+    {0: 17, 1: 18, 2: 18}
+    """
+    most: dict[int, int] = {}
+    for pair, width in widths.items():
+        for gpu in pair:
+            most[gpu] = max(width, most.get(gpu, 0))
+    fits = all(width == min(most[i], most[j]) for (i, j), width in widths.items())
+    return dict(sorted(most.items())) if fits else None
+
+
+def _mig(node: Interconnect) -> Iterator[str]:
+    """MIG instances: CUDA grants none of them peer access, not even to one of the same GPU."""
+    if node.mig:
+        yield (
+            f"{named(node.mig)} {'is' if len(node.mig) == 1 else 'are'} cut into MIG instances, "
+            "which have no peer access to each other or to other GPUs: no tensor parallelism over "
+            "them; for it switch MIG off (`nvidia-smi -mig 0 -i GPU`) and reset the GPU"
+        )
+
+
+def _uneven(node: Interconnect) -> Iterator[str]:
+    """
+    Islands whose pairs differ: links that are down, or boards that are wired so.
+
+    On a mesh (DGX-1V) every GPU uses as many links as any other, and pairs differ by design.
+    """
+    wired_so, halves = [], []
+    for island in node.islands:
+        widths = node.widths(island)
+        if len(set(widths.values())) < 2:
+            continue
+        differ = words(widths.values())
+        links = switch_links(widths)
+        used = {gpu: sum(n for pair, n in node.nvlink.items() if gpu in pair) for gpu in island}
+        if links is not None:
+            for gpu, count in links.items():
+                if count < max(links.values()):
+                    yield (
+                        f"GPU {gpu} has {count} NVLinks where others of island {ranges(island)} "
+                        f"have {max(links.values())}: a link is down and slows every all-reduce "
+                        f"of the island; see `nvidia-smi nvlink -s -i {gpu}`, then reset the "
+                        "island's GPUs, and have the board serviced if the link stays down"
+                    )
+        elif len(set(used.values())) == 1:
+            wired_so.append(island)
+        elif _is_half_a_cube(node, island):
+            halves.append(island)
+        else:
+            fewest = [gpu for gpu in island if used[gpu] == min(used.values())]
+            yield (
+                f"pairs of island {ranges(island)} differ ({differ}), and not all of its GPUs use "
+                f"as many links, the fewest of them by {named(fewest)}: one may be down; see "
+                "`nvidia-smi nvlink -s`"
+            )
+    if wired_so:
+        found = {width for island in wired_so for width in node.widths(island).values()}
+        yield (
+            f"NVLink pairs differ ({words(found)}) in "
+            f"{_groups(wired_so)}, and every GPU uses as many links as its neighbours: the board "
+            "is wired so, an all-reduce goes at the pace of the narrowest"
+        )
+
+    for island in halves:
+        yield (
+            f"NVLink pairs differ (NV1 and NV2) in {ranges(island)}, as in each half of a mesh of "
+            "eight V100, whose other links lead to GPUs that this machine was not given: the board "
+            "is wired so, an all-reduce goes at the pace of the narrowest"
+        )
+
+
+def _is_half_a_cube(node: Interconnect, island: tuple[int, ...]) -> bool:
+    """
+    Say whether these are the four of half a DGX-1V, and all that NVLink reaches.
+
+    Every pair has a link, and a second one goes along a line through all four (NVIDIA's DGX-1
+    system architecture white paper). So the ends of that line use four links, the others five.
+    """
+    widths = node.widths(island)
+    double = [gpu for pair, width in widths.items() if width == 2 for gpu in pair]
+    return (
+        len(island) == 4
+        and island in _components(node)
+        and all("V100" in node.models.get(gpu, "V100") for gpu in island)
+        and sorted(widths.values()) == [1, 1, 1, 2, 2, 2]
+        and sorted(map(double.count, island)) == [1, 1, 2, 2]
+    )
+
+
+def _unlike(node: Interconnect) -> Iterator[str]:
+    """Islands of one size, alike cards and different widths: a bridge of which a link is down."""
+    pairs = {island: max(node.widths(island).values()) for island in node.islands if island[1:]}
+    alike = {island: _kind(node, island) for island in pairs}
+    for island, width in pairs.items():
+        best = max(each for other, each in pairs.items() if alike[other] == alike[island])
+        if width < best:
+            unless = "" if island[0] in node.models else ", unless its cards are of another kind"
+            yield (
+                f"island {ranges(island)} has NV{width} where another of its size has NV{best}: "
+                f"a link is down or a bridge is missing{unless}; see `nvidia-smi nvlink -s`"
+            )
+
+
+def _kind(node: Interconnect, island: tuple[int, ...]) -> list[str]:
+    return sorted(node.models.get(gpu, "") for gpu in island)
+
+
+def _off_nvlink(node: Interconnect) -> Iterator[str]:
+    """A GPU on no NVLink beside three or more that have it with each other: no bridge is so."""
+    island = max(node.islands, key=len, default=())
+    models = {node.models.get(gpu) for gpu in island}
+    alone = [
+        gpu
+        for gpu in sorted(set(node.gpus) - node.mig)
+        if not any(gpu in pair for pair in node.nvlink) and {node.models.get(gpu)} == models
+    ]
+    if alone and len(island) > max(2, len(alone)):
+        unless = "" if node.models else ", or of another kind"
+        is_one = len(alone) == 1
+        yield (
+            f"no NVLink joins {named(alone)} to any other, and {named(island)} are joined by "
+            f"{words(node.widths(island).values())}: {'its' if is_one else 'their'} NVLinks are "
+            f"down, or {'it is' if is_one else 'they are'} in MIG mode{unless}; see `nvidia-smi "
+            f"nvlink -s -i {ranges(alone)}`, then reset the node's GPUs or reboot it, and have the "
+            "board serviced if they stay down"
+        )
+
+
+def _no_nvlink_at_all(node: Interconnect) -> Iterator[str]:
+    """Boards that always have NVLink, and have none."""
+    boards = [gpu for gpu in node.gpus if is_always_wired(node.models.get(gpu, ""))]
+    if len(boards) > 1 and not node.nvlink and not node.mig:
+        yield (
+            f"{named(boards)} are boards that are sold with NVLink only, and it joins no two of "
+            "them: nvidia-fabricmanager does not run, NVLink is down, or a hypervisor gave this "
+            "machine GPUs without it; see `systemctl status nvidia-fabricmanager` and `nvidia-smi "
+            "nvlink -s`"
+        )
+
+
+def _not_a_power_of_two(node: Interconnect) -> Iterator[str]:
+    told = {
+        gpu for component in _components(node) if _dead_pair(node, component) for gpu in component
+    }
+    for island in node.islands:
+        if set(island) <= told:
+            continue
+        size = len(island)
+        fits = 1 << (size.bit_length() - 1)
+        if fits < size:
+            yield (
+                f"NVLink joins {size} GPUs ({ranges(island)}): tensor parallel {2 * fits} does "
+                f"not fit, {fits} does and leaves {size - fits} of them over"
+            )
+
+
+def _several_cliques(node: Interconnect) -> Iterator[str]:
+    for component in _components(node):
+        inside = [island for island in node.islands if set(island) <= set(component)]
+        if apart := _dead_pair(node, component):
+            yield _without_a_pair(node, component, apart)
+        elif len(inside) > 1:
+            yield (
+                f"NVLink reaches all of GPUs {ranges(component)} and joins not every pair: they "
+                f"are {len(inside)} islands ({_groups(inside)}), because tensor parallelism talks "
+                "between all pairs"
+            )
+
+
+def _dead_pair(node: Interconnect, component: tuple[int, ...]) -> Pair | None:
+    """Return the only pair of four or more GPUs that NVLink does not join: no board is wired so."""
+    apart = [pair for pair in combinations(component, 2) if pair not in node.nvlink]
+    return apart[0] if len(apart) == 1 and len(component) > 3 else None
+
+
+def _without_a_pair(node: Interconnect, component: tuple[int, ...], apart: Pair) -> str:
+    size = 1 << (len(component).bit_length() - 1)
+    halves = [
+        (half, rest)
+        for half in combinations(component, size // 2)
+        if len(rest := tuple(gpu for gpu in component if gpu not in half)) == size // 2
+        and not any(set(apart) <= set(group) for group in (half, rest))
+    ]
+    twice = (
+        f"; until then GPUs {_groups(halves[0])} each carry tensor parallel {size // 2}, of which "
+        f"the plan, which keeps to islands, places one ({_groups(node.islands)})"
+        if halves
+        else ""
+    )
+    return (
+        f"of GPUs {ranges(component)} NVLink joins every pair but {apart[0]} and {apart[1]}, and "
+        f"tensor parallelism talks between all pairs: their link is down; see `nvidia-smi nvlink "
+        f"-s -i {apart[0]},{apart[1]}`, then reset both or reseat the bridge{twice}"
+    )
+
+
+def _components(node: Interconnect) -> Iterator[tuple[int, ...]]:
+    left = set(node.gpus)
+    while left:
+        reached, new = set(), {min(left)}
+        while new:
+            reached |= new
+            new = {gpu for pair in node.nvlink if set(pair) & new for gpu in pair} - reached
+        left -= reached
+        yield tuple(sorted(reached))
+
+
+def _leaves_nvlink(node: Interconnect) -> Iterator[str]:
+    """What the next larger tensor-parallel size would talk over."""
+    if len(node.gpus) < 2 * node.max_tp or not node.tiers:
+        return
+    tier = next(tier for tier in reversed(PCIE) if tier in node.tiers)
+    words = {
+        "SYS": "PCIe and the link between NUMA nodes",
+        "NODE": "PCIe and several host bridges",
+        "PHB": "PCIe and the CPU's host bridge",
+    }
+    above = "without NVLink, tensor parallelism" if node.max_tp == 1 else ""
+    above = above or f"tensor parallelism above {node.max_tp} leaves NVLink and"
+    sentence = f"{above} crosses {words.get(tier, 'PCIe switches')} ({tier} at the farthest)"
+    near = [
+        f"{name}: {_groups(groups)}"
+        for name, groups in node.tiers.items()
+        if name != tier and max(map(len, groups)) > node.max_tp
+    ]
+    yield (
+        f"{sentence}, and every layer waits for that; only `allow_pcie: true` places it so"
+        + (f" (nearest groups, {'; '.join(near)})" if near else "")
+    )
+
+
+def _all_as_far(node: Interconnect) -> Iterator[str]:
+    """All SYS within a NUMA node: what nvidia-smi says of boards whose bridges it cannot see."""
+    if len(node.gpus) > 2 and set(node.classes.values()) == {"SYS"} == set(node.tiers):
+        groups: dict[int, list[int]] = {}
+        for gpu, numa in sorted(node.numa.items()):
+            groups.setdefault(numa, []).append(gpu)
+        if node.numa.keys() != set(node.gpus) or max(map(len, groups.values())) == 1:
+            return
+        if len(groups) == 1:
+            yield (
+                f"every pair is SYS, yet all GPUs are next to NUMA node {next(iter(groups))}: PCIe "
+                "distance does not tell here which GPUs are nearer, the NUMA node is one group"
+            )
+        else:
+            yield (
+                "every pair is SYS, also those next to one NUMA node: PCIe distance does not tell "
+                f"here which GPUs are nearer, the NUMA nodes are the groups ({_numa(groups)})"
+            )
+
+
+def _numa(groups: Mapping[int, Iterable[int]]) -> str:
+    return " | ".join(f"{ranges(gpus)} at node {numa}" for numa, gpus in sorted(groups.items()))
+
+
+def _far_from_nics(node: Interconnect) -> Iterator[str]:
+    if not node.nics:
+        return
+    far = [gpu for gpu in node.gpus if node.nearest_nics.get(gpu, [("", "SYS")])[0][1] == "SYS"]
+    near = [gpu for gpu in node.gpus if gpu not in far]
+    if far and near:
+        yield (
+            f"no NIC is near {named(far)} (SYS at best): traffic from there to other nodes "
+            f"crosses the link between NUMA nodes; place what spans nodes on {named(near)}"
+        )
+    elif far and set(far) <= node.c2c:
+        groups = {
+            numa: [gpu for gpu in node.gpus if node.numa.get(gpu) == numa]
+            for numa in set(node.numa.values())
+        }
+        yield (
+            "every NIC is SYS from every GPU because a Grace's GPU hangs at its CPU by NVLink-C2C, "
+            "which is no PCIe path: the class does not tell how near a NIC is; go by NUMA nodes"
+            + (f" (GPUs {_numa(groups)})" if groups else "")
+        )
+    elif far:
+        yield "no NIC is near any GPU (SYS at best): what spans nodes crosses NUMA nodes first"
+
+
+def _geforce(node: Interconnect) -> Iterator[str]:
+    cards = [gpu for gpu in node.gpus if "GeForce" in node.models.get(gpu, "")]
+    if len(cards) > 1:
+        yield (
+            f"GPUs {ranges(cards)} are GeForce, for which NVIDIA's driver grants no peer access "
+            "over PCIe: set NCCL_P2P_DISABLE=1 and vLLM's --disable-custom-all-reduce, above all "
+            "under a patched driver that says it does: those have given wrong results"
+        )
+
+
+def named(gpus: Collection[int]) -> str:
+    return f"GPU{'' if len(gpus) == 1 else 's'} {ranges(gpus)}"
+
+
+def words(widths: Iterable[int]) -> str:
+    return " and ".join(f"NV{width}" for width in sorted(set(widths)))
+
+
+def _groups(groups: Iterable[Iterable[int]]) -> str:
+    return " | ".join(ranges(group) for group in groups)
