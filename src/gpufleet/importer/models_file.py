@@ -3,7 +3,7 @@
 Contract: `models` is a list of mappings or a mapping by name. Of each, `command` (text or words,
 with or without `vllm serve`) or `model` is needed; `args`, text, words or a mapping of flags, are
 added to it, `env` are its variables.
-LiteLLM's part belongs to the proxy and is dropped, with a word about the name that it asks for.
+`litellm` has the names and parameters that the proxy has for it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any
 from gpufleet.errors import FleetError
 from gpufleet.flags import arguments
 from gpufleet.importer import shell
-from gpufleet.importer.server import Launch, Note
+from gpufleet.importer.proxy_names import read_deployment
+from gpufleet.importer.server import Launch, Note, ProxyName
 
 _NAMES = ("name", "model_name", "id")
 _ENVIRONMENT = ("env", "environment")
@@ -24,7 +25,6 @@ _COMMAND = ("command", "cmd", "vllm_command")
 _ARGUMENTS = ("args", "extra_args", "vllm_args", "vllm", "flags")
 _LITELLM = ("litellm", "litellm_params")
 _KNOWN = {*_NAMES, *_ENVIRONMENT, *_COMMAND, *_ARGUMENTS, *_LITELLM, "model", "port"}
-_PREFIXES = ("hosted_vllm/", "openai/", "vllm/", "text-completion-openai/")
 
 
 def launches(models: Any, shared: Any) -> tuple[tuple[Launch, ...], tuple[Note, ...]]:
@@ -88,7 +88,8 @@ def _launch(
         notes.append(Note(f"{text}: give the others names of their own", decide=True))
     if model.get("model") is not None and not _names_a_model(argv):
         argv.insert(0, str(model["model"]))
-    notes += _litellm(_first(model, _LITELLM))
+    names, more = _litellm(_first(model, _LITELLM))
+    notes += more
     notes += [
         Note(f"`{key}` is dropped: it says nothing about the server")
         for key in model
@@ -103,6 +104,7 @@ def _launch(
         environment,
         int(port) if port.isdecimal() else None,
         notes=tuple(notes),
+        proxy_names=names,
     )
 
 
@@ -132,20 +134,18 @@ def _text(said: Any) -> str:
     return " ".join(words) if lines else shlex.join(words)
 
 
-def _litellm(said: Any) -> Iterator[Note]:
-    if said is None:
-        return
-    told = said if isinstance(said, Mapping) else {}
-    keys = f" ({', '.join(map(str, told))})" if told else ""
-    yield Note(f"litellm{keys} is dropped: it configures the proxy, not the server")
-    inner = told.get("litellm_params")
-    asked = str((inner if isinstance(inner, Mapping) else told).get("model", ""))
-    for prefix in _PREFIXES:
-        if asked.startswith(prefix):
-            yield Note(
-                f"LiteLLM asks the server for `{asked.removeprefix(prefix)}`: see that it is the "
-                "`served_name`"
-            )
+def _litellm(said: Any) -> tuple[tuple[ProxyName, ...], tuple[Note, ...]]:
+    """Return the names that LiteLLM gives a server, and notes about what else it says of it."""
+    names: list[ProxyName] = []
+    notes: list[Note] = []
+    for each in said if isinstance(said, list) else [said]:
+        if isinstance(each, Mapping):
+            name, more = read_deployment(each)
+            names.append(name)
+            notes += more
+        elif each is not None:
+            notes.append(Note("litellm is dropped: it is neither a mapping nor a list of them"))
+    return tuple(names), tuple(notes)
 
 
 def _first(model: Mapping[str, Any], keys: tuple[str, ...]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,28 @@ class Note:
 
 
 @dataclass(frozen=True)
+class ProxyName:
+    """
+    One name that clients ask LiteLLM for.
+
+    `name` is None where it is the server's own, and `asks` the name by which LiteLLM asks the
+    server, None where nothing says so. `parameters` are what a request gets that does not say it.
+    """
+
+    name: str | None = None
+    asks: str | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    fallbacks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Launch:
     """
     One `vllm serve`, whatever starts it.
 
     `argv` stands behind `vllm serve`, as written. `mounts` are (path inside, path on the node),
     where a container's differ. `version` is the release that it runs today, if that is said.
+    `left_behind` are words behind the line that a shell does not give to vLLM.
     """
 
     name: str
@@ -38,3 +55,6 @@ class Launch:
     mounts: tuple[tuple[str, str], ...] = ()
     version: str | None = None
     notes: tuple[Note, ...] = ()
+    proxy_names: tuple[ProxyName, ...] = ()
+    replicas: int | None = None
+    left_behind: tuple[str, ...] = ()

@@ -15,31 +15,31 @@ from dataclasses import dataclass, field, replace
 
 from gpufleet.errors import FleetError
 from gpufleet.importer import container
+from gpufleet.importer.script_lines import read_lines
 from gpufleet.importer.server import Launch, Note
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)(?:(:?[-=])([^}]*))?\}|([A-Za-z_]\w*))")
-_ENDS = {"|", "||", "&&", ";", ";;", "&", "|&", "(", ")"}
+_OWN = "\0"
+"""In front of an operator: a quoted word may look like one."""
+_ENDS = {_OWN + end for end in ("|", "||", "&&", ";", ";;", "&", "|&", "(", ")")}
 # What is quoted, computed or an array stays whole; `2>&1` and `&>log` are no ends of a command.
 _OPERATOR = re.compile(
     r"""\\.|'[^']*'|"(?:\\.|[^"\\])*"|[$=]\((?:[^()]|\([^()]*\))*\)|`[^`]*`"""
-    r"""|(?P<end>(?<![<>])&&?(?!>)|\|[|&]?|;;?|[()])""",
+    r"""|(?P<to>(?:(?<!\S)\d+)?(?:&>>?|>>?[&|]?|<<<|<<-?|<[&>]?))"""
+    r"""|(?P<end>&&?|\|[|&]?|;;?|[()])""",
     re.DOTALL,
 )
-_REDIRECTION = re.compile(r"\d*(?:>>?|<|&>>?|>&)(.*)", re.DOTALL)
+_REDIRECTION = re.compile(rf"{_OWN}\d*[<>&|-]+(.*)", re.DOTALL)
 _OLD_ENTRY = re.compile(r"vllm\.entrypoints\.(?:openai\.api_server|api_server|cli\.main)$")
+_PYTHON = re.compile(r"(?:.*/)?python[\d.]*")
 _CONTAINERS = {"docker", "podman", "nerdctl"}
 _REST = {"$@", "$*", "${@}", "${*}"}
 _COMPUTED = re.compile(r"\$\(|`|\$[0-9@*#?]")
-_HERE = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
-_UNIT = re.compile(r"\s*(ExecStart|Environment)=[-@:+!]*(.*)", re.DOTALL)
 _INNER = {"-c", "-lc", "-ec", "-cl"}
 # They speak of a server, and start none.
 _TALK = {"echo", "printf", "grep", "pgrep", "pkill", "which", "type", "cat", "man"}
-_LONGEST = 1 << 16  # characters of one command; longer is a quote that was never closed
 _MOST_EXPANDED = 1 << 22  # characters that a script's variables become, all together
-_QUOTED = {"": re.compile(r"""[\\'"]"""), "'": re.compile("'"), '"': re.compile(r'[\\"]')}
-"""What means something to a shell in a quote: its end, and a backslash before any character."""
 
 
 @dataclass
@@ -82,7 +82,14 @@ def launches(text: str, name: str) -> tuple[Launch, ...]:
 
 
 def _launches(text: str, name: str, script: _Script) -> tuple[Launch, ...]:
-    return tuple(launch for words in _commands(text) for launch in _command(words, script, name))
+    found: list[Launch] = []
+    for words, notes in _commands(text):
+        started = _command(words, script, name)
+        found += (replace(each, notes=(*each.notes, *notes)) for each in started)
+        if words and found and words[0].startswith("-"):
+            left = (*found[-1].left_behind, *map(script.expand, words))
+            found[-1] = replace(found[-1], left_behind=left)
+    return tuple(found)
 
 
 def expand(
@@ -109,111 +116,28 @@ def expand(
 # -- a script as commands --------------------------------------------------------------------------
 
 
-def _commands(text: str) -> Iterator[list[str]]:
-    """Yield the words of each simple command."""
-    for line in _lines(text):
+def _commands(text: str) -> Iterator[tuple[list[str], tuple[Note, ...]]]:
+    """Yield the words of each simple command, and notes about the lines that it stands in."""
+    for line, notes in read_lines(text):
         words: list[str] = []
         for word in shlex.split(_space_out(line)):
             if word in _ENDS:
-                yield words
+                yield words, notes
                 words = []
             else:
                 words.append(word)
-        yield words
+        yield words, notes
 
 
 def _space_out(line: str) -> str:
-    """Return a line with spaces around what ends a command: `a;b` is two, as `(a)&` is one."""
-    return _OPERATOR.sub(lambda match: f" {match[0]} " if match["end"] else match[0], line)
+    """Return a line with its operators in words of their own, with `_OWN` in front of them."""
 
+    def spaced(match: re.Match[str]) -> str:
+        if match["end"]:
+            return f" {_OWN}{match[0]} "
+        return f" {_OWN}{match[0]}" if match["to"] else match[0]
 
-def _lines(text: str) -> Iterator[str]:
-    """Yield the lines of a script, continued ones and those within quotes as one, no comments."""
-    pending, quote, here, began = "", "", "", 1
-    for number, line in enumerate(text.splitlines(), 1):
-        if here:
-            here = "" if line.strip() == here else here
-            continue
-        fresh = not quote
-        if fresh and line.lstrip().startswith("#"):
-            continue
-        own = _without_comment(_plain(line)) if fresh else line
-        began = began if pending else number
-        continued = _continues(own)
-        more = own[:-1] + " " if continued else own
-        pending += more
-        quote = _quote(more, quote)
-        if len(pending) > _LONGEST and (quote or continued):
-            break
-        if continued:
-            continue
-        if not quote:
-            if document := _HERE.search(pending):
-                here = document[2]
-            yield pending
-            pending = ""
-        else:
-            pending += "\n"
-            quote = _quote("\n", quote)
-    if quote:
-        raise FleetError(  # by its line's number: what follows it may have a key in it
-            f"a quote is opened in line {began} and never closed; close it"
-        )
-    if len(pending) > _LONGEST:
-        raise FleetError(
-            f"the command that begins in line {began} has more than {_LONGEST:,} characters: split "
-            "it"
-        )
-    if pending:
-        yield pending
-
-
-def _plain(line: str) -> str:
-    """Return a line of a unit file as a shell would have it, any other as it is."""
-    match = _UNIT.fullmatch(line)
-    if match is None:
-        return line
-    return match[2] if match[1] == "ExecStart" else f"export {match[2]}"
-
-
-def _continues(line: str) -> bool:
-    stripped = line.rstrip("\\")
-    return (len(line) - len(stripped)) % 2 == 1
-
-
-def _without_comment(line: str) -> str:
-    quote, at = "", 0
-    for match in re.finditer(r"\s#", line):
-        quote = _quote(line[at : match.start()], quote)
-        at = match.start()
-        if not quote:
-            return line[:at]
-    return line
-
-
-def _quote(text: str, quote: str = "") -> str:
-    """
-    Return the quote that is open at the end of a text, "" for none, by the one before it.
-
-    A backslash at the end is open, too: what it is about comes next.
-
-    >>> _quote("a 'b"), _quote("c' d", "'"), _quote('"')
-    ("'", '', '"')
-    """
-    if not text:
-        return quote
-    at = 0
-    if quote.endswith("\\"):
-        quote, at = quote[:-1], 1
-    while match := _QUOTED[quote].search(text, at):
-        at = match.end()
-        if match[0] != "\\":
-            quote = "" if quote else match[0]
-        elif at == len(text):
-            return f"{quote}\\"
-        else:
-            at += 1
-    return quote
+    return _OPERATOR.sub(spaced, line)
 
 
 # -- one command -----------------------------------------------------------------------------------
@@ -232,7 +156,7 @@ def _command(words: Sequence[str], script: _Script, name: str) -> tuple[Launch, 
         return ()
     if _start(rest) is None:
         return _within(rest, replace(script, exported={**script.exported, **before}), name)
-    rest, passed = _read(rest, script)
+    rest, passed, notes = _read(rest, script)
     start = _start(rest)
     if start is None or {"-h", "--help"} & set(rest[start[1] :]):
         return ()
@@ -243,10 +167,20 @@ def _command(words: Sequence[str], script: _Script, name: str) -> tuple[Launch, 
         inner = (_ASSIGNMENT.fullmatch(word) for word in rest[:first])  # env A=b vllm serve ...
         before |= {match[1]: match[2] for match in inner if match}
         launch = Launch(name, tuple(rest[behind:]), {**script.exported, **before})
+    notes = [*_front(rest[:first]), *notes]
     if passed:
         text = f"`{passed}` stands for arguments that the script is called with: add them"
-        launch = replace(launch, notes=(*launch.notes, Note(text, decide=True)))
-    return (launch,)
+        notes.append(Note(text, decide=True))
+    return (replace(launch, notes=(*launch.notes, *notes)),)
+
+
+def _front(words: Sequence[str]) -> Iterator[Note]:
+    """Yield what to say of the words in front of a server's own: `sudo -u vllm`, `nohup`."""
+    own = [word for word in words if not _ASSIGNMENT.fullmatch(word)]
+    if own and _PYTHON.fullmatch(own[-1]):
+        own.pop()
+    if own:
+        yield Note(f"`{' '.join(own)}` in front is dropped: systemd starts a stage, as vllm.user")
 
 
 def _within(words: Sequence[str], script: _Script, name: str) -> tuple[Launch, ...]:
@@ -287,17 +221,21 @@ def _assignments(words: Sequence[str], script: _Script) -> tuple[dict[str, str],
     return found, rest
 
 
-def _read(words: Sequence[str], script: _Script) -> tuple[list[str], str]:
-    """Return the words as the shell passes them on, and the word for the script's own arguments."""
+def _read(words: Sequence[str], script: _Script) -> tuple[list[str], str, list[Note]]:
+    """Return the words as the shell passes them on, the word for the script's own arguments, and
+    notes about the others."""
     found: list[str] = []
+    notes: list[Note] = []
     passed = ""
     skip = False
-    for word in words:
+    for at, word in enumerate(words):
         if skip:
             skip = False
             continue
         if match := _REDIRECTION.fullmatch(word):
             skip = not match[1]
+            said = " ".join(words[at : at + 2] if skip else [word]).removeprefix(_OWN)
+            notes.append(Note(f"`{said}` is dropped: the journal has what a stage writes"))
             continue
         if word in _REST:
             passed = word
@@ -311,7 +249,7 @@ def _read(words: Sequence[str], script: _Script) -> tuple[list[str], str]:
             found += shlex.split(text)
         else:
             found.append(text)
-    return found, passed
+    return found, passed, notes
 
 
 def _start(words: Sequence[str]) -> tuple[int, int] | None:

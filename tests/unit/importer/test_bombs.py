@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufleet.errors import FleetError
-from gpufleet.importer import shell
 from gpufleet.importer.detect import read
+from gpufleet.importer.script_lines import open_quote
 
 SERVE = "vllm serve org/model --port 8001"
 
@@ -89,7 +89,7 @@ def test_a_quote_is_open_where_a_shell_would_wait_for_more(parts: list[str]) -> 
     """By shlex, which reads the whole text; ours goes on from the part before."""
     quote = ""
     for part in parts:
-        quote = shell._quote(part, quote)
+        quote = open_quote(part, quote)
     try:
         shlex.split("".join(parts))
     except ValueError:

@@ -54,6 +54,7 @@ models:
       model: hosted_vllm/qwen72
       api_base: http://gpu1:8001/v1
       api_key: {KEY}
+      temperature: 0.2
   - name: coder
     command:
       - python3
@@ -237,7 +238,7 @@ def test_no_key_is_printed(file: str, tmp_path: Path) -> None:
 
 
 def test_a_list_of_models_becomes_one_entry_each() -> None:
-    """Commands as text and as words; LiteLLM's part is told about and dropped."""
+    """Commands as text and as words; LiteLLM's part becomes `litellm`."""
     found = imported(MODELS_FILE, "models.yml")
 
     assert found.settings == {
@@ -272,10 +273,11 @@ def test_a_list_of_models_becomes_one_entry_each() -> None:
                 },
             },
         },
+        "litellm": {"models": {"qwen72": {"parameters": {"temperature": 0.2}}}},
     }
     for dropped in (
         "--swap-space", "--enable-reasoning", "--host", "--api-key", "litellm", "VLLM_USE_V1",
-        "VLLM_ATTENTION_BACKEND", "HF_TOKEN", "CUDA_VISIBLE_DEVICES", "`qwen72`",
+        "VLLM_ATTENTION_BACKEND", "HF_TOKEN", "CUDA_VISIBLE_DEVICES", "`api_base`", "`api_key`",
     ):  # fmt: skip
         assert dropped in told(found)
 
@@ -388,7 +390,7 @@ def test_every_way_to_write_it_means_the_same(line: str) -> None:
         ("--max-model-len auto", {"flags": {"max-model-len": -1}}),
         ("--shutdown-timeout 90", {"drain_seconds": 90}),
         ("--port 8000", {}),
-        ("--host ::1 --nnodes 2 --node-rank 0 --master-addr a", {}),
+        ("--host ::1 --nnodes 1 --node-rank 0 --master-addr a", {}),
         ("--download-dir /models", {}),
         ("--lora-modules a=/a b=/b --enable-lora",
          {"flags": {"lora-modules": ["a=/a", "b=/b"], "enable-lora": True}}),

@@ -1,0 +1,105 @@
+"""What one server becomes while it is read: settings, sentences, and the secrets to hide.  Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpufleet import redact
+from gpufleet.importer.placed import FIRST
+from gpufleet.importer.server import Note
+from gpufleet.settings.open_secrets import suggested_file
+
+UNSET = re.compile(r"\$\{?[A-Za-z_0-9@*#(]|`")
+"""A reference to a variable that the text does not set."""
+
+API_KEY_FILE = "secrets/vllm-api-key"
+HF_TOKEN_FILE = "secrets/hf-token"  # noqa: S105  # a file's name
+_FILES = {"api_key_file": API_KEY_FILE, "hf_token_file": HF_TOKEN_FILE}
+_TO_A_FILE = "write it to a file that git does not track"
+
+_ORDER = (
+    "model",
+    "revision",
+    "served_name",
+    "replicas",
+    "context",
+    "tensor_parallel",
+    "pipeline_parallel",
+    "data_parallel",
+    "expert_parallel",
+    "distributed_executor_backend",
+    "data_parallel_balancing",
+    "span_nodes",
+    "port",
+    "drain_seconds",
+    "flags",
+    "environment",
+    "environment_files",
+)
+
+
+@dataclass
+class Findings:
+    """One server on its way to settings; `key` is its name in `serving`."""
+
+    key: str
+    served: dict[str, Any] = field(default_factory=dict)
+    flags: dict[str, Any] = field(default_factory=dict)
+    shared: dict[str, Any] = field(default_factory=dict)
+    """Settings of `vllm`, which all servers share."""
+    notes: list[tuple[int, Note]] = field(default_factory=list)
+    secrets: list[str] = field(default_factory=list)
+
+    def say(self, text: str, *, decide: bool = False, at: int = FIRST) -> None:
+        """Take a sentence about the word at a place of the command line."""
+        self.notes.append((at, Note(text, decide=decide)))
+
+    def hide(self, value: str) -> None:
+        """Keep a secret out of every sentence."""
+        if not UNSET.match(value):  # else it is a variable's name
+            self.secrets.append(value)
+
+    def secret(self, what: str, value: str, setting: str | None, at: int = FIRST) -> None:
+        """Drop a secret; `setting` of `vllm` names a file for it, None: no setting does."""
+        self.hide(value)
+        if setting is None:
+            self.say(
+                f"{what} is dropped, its value not shown: settings are readable by whoever reads "
+                "the repository; give it to the unit by a systemd credential",
+                decide=True,
+                at=at,
+            )
+            return
+        self.shared[setting] = _FILES[setting]
+        self.say(
+            f"{what} is dropped, its value not shown: {_TO_A_FILE}, vllm.{setting} names it",
+            decide=True,
+            at=at,
+        )
+
+    def secret_variable(self, name: str, value: str) -> None:
+        """Drop a secret variable; `environment_files` names a file for it."""
+        self.hide(value)
+        file = suggested_file(name, self.key)
+        self.served.setdefault("environment_files", {})[name] = file
+        self.say(
+            f"{name} is dropped, its value not shown: {_TO_A_FILE}, `environment_files` names it "
+            f"({file})",
+            decide=True,
+        )
+
+    def ordered(self) -> dict[str, Any]:
+        """Return the entry of `serving`, its keys in the order in which people read them."""
+        return {name: self.served[name] for name in _ORDER if name in self.served}
+
+    def sentences(self) -> Iterator[Note]:
+        """Yield the notes in the order of the line, each once, without secrets."""
+        seen = set()
+        for _, note in sorted(self.notes, key=lambda one: one[0]):
+            text = redact.hide_secrets(" ".join(note.text.split()), self.secrets)
+            if text not in seen:
+                seen.add(text)
+                yield Note(text, self.key, note.decide)

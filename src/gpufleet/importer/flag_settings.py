@@ -1,0 +1,305 @@
+"""Turns a command line's flags into settings, or into sentences that say why not.  Pure.
+
+Contract: the line is judged whole, as vLLM would get it; what has a setting of its own, and what
+the plan decides, is taken out of it only then.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gpufleet.flags import values
+from gpufleet.flags.check import check
+from gpufleet.flags.command_line import CommandLine, GivenFlag, parse
+from gpufleet.flags.problem import Kind, Problem, Severity
+from gpufleet.flags.schema import FlagKind, Schema
+from gpufleet.importer.findings import UNSET, Findings
+from gpufleet.importer.nodes import Topology
+from gpufleet.importer.placed import Placed
+from gpufleet.importer.secret_arguments import SECRET_FLAGS
+
+FIRST_PORT = 8000
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_MODEL = "MODEL"
+_ROUNDS = 60  # of rewriting; each takes one thing away
+
+_OWN_NODES = "the plan decides over which nodes a replica goes (`span_nodes: true` allows several)"
+_OWN_ENGINES = "the plan decides where the engines of a replica run"
+_PLAIN = "endpoints are plain HTTP for now: put TLS in front of them"
+_DROPPED = {
+    "--host": "vllm.listen says which address all endpoints bind",
+    "--uds": "endpoints are TCP ports",
+    "--config": "its file was not read: import it, too, and put its settings under these",
+    "--download-dir": "files are staged where a deploy can check them",
+    "--nnodes": _OWN_NODES,
+    "--node-rank": _OWN_NODES,
+    "--master-addr": _OWN_NODES,
+    "--master-port": _OWN_NODES,
+    "--headless": _OWN_NODES,
+    "--data-parallel-size-local": _OWN_ENGINES,
+    "--data-parallel-rank": _OWN_ENGINES,
+    "--data-parallel-start-rank": _OWN_ENGINES,
+    "--data-parallel-address": _OWN_ENGINES,
+    "--data-parallel-rpc-port": _OWN_ENGINES,
+    "--data-parallel-backend": _OWN_ENGINES,
+    "--data-parallel-supervisor-port": _OWN_ENGINES,
+    "--ssl-certfile": _PLAIN,
+    "--ssl-keyfile": _PLAIN,
+    "--ssl-ca-certs": _PLAIN,
+    "--ssl-cert-reqs": _PLAIN,
+}
+_DECIDE = {"--config"}
+
+_RENAMED = {
+    "--tensor-parallel-size": "tensor_parallel",
+    "--pipeline-parallel-size": "pipeline_parallel",
+    "--data-parallel-size": "data_parallel",
+    "--enable-expert-parallel": "expert_parallel",
+    "--distributed-executor-backend": "distributed_executor_backend",
+    "--data-parallel-hybrid-lb": "data_parallel_balancing",
+    "--data-parallel-external-lb": "data_parallel_balancing",
+    "--data-parallel-multi-port-external-lb": "data_parallel_balancing",
+    "--served-model-name": "served_name",
+    "--max-model-len": "context",
+    "--port": "port",
+    "--revision": "revision",
+    "--shutdown-timeout": "drain_seconds",
+}
+
+
+class FlagSettings:
+    """The flags of one server; what becomes of them goes to its findings."""
+
+    def __init__(self, schema: Schema, found: Findings, published: int | None) -> None:
+        """Take the port that the server's container publishes, if one does."""
+        self._schema = schema
+        self._found = found
+        self._published = published
+
+    def take(self, line: Placed) -> None:
+        """Turn the arguments behind the model into settings and sentences."""
+        line = Placed((_MODEL, *line.words), (-1, *line.places))
+        nodes = Topology(parse(self._schema, line.words), self._schema)
+        line = self._accepted(line)
+        self._warn(line)
+        planned = [given for given in self._parse(line).given if given.flag.name in _DROPPED]
+        for given in planned:
+            self._drop(line, given)
+        line = line.without(at for given in planned for at in given.at)
+        self._flags(line)
+        nodes.tell(self._found)
+
+    def _parse(self, line: Placed) -> CommandLine:
+        return parse(self._schema, line.words)
+
+    def _accepted(self, line: Placed) -> Placed:
+        """Return the line as the release takes it, telling what that took."""
+        for _ in range(_ROUNDS):
+            problems = check(self._schema, line.words)
+            refused = [one for one in problems if one.refuses and one.at and 0 not in one.at]
+            if not refused:
+                return line
+            first = refused[0]
+            # What the plan decides is dropped anyway: it takes nothing else with it.
+            planned = next(
+                (
+                    given
+                    for given in self._parse(line).given
+                    if given.flag.name in _DROPPED and set(given.at) & set(first.at)
+                ),
+                None,
+            )
+            if planned is not None:
+                self._drop(line, planned)
+                line = line.without(planned.at)
+                continue
+            self._found.say(_told(first), decide=is_open(first), at=line.place(first.at))
+            line = line.replaced(first.at, first.rewritten or ())
+        return line
+
+    def _drop(self, line: Placed, given: GivenFlag) -> None:
+        said = " ".join(line.words[at] for at in given.at)
+        name = given.flag.name
+        self._found.say(
+            f"`{said}` is dropped: {_DROPPED[name]}",
+            decide=name in _DECIDE,
+            at=line.place(given.at),
+        )
+
+    def _warn(self, line: Placed) -> None:
+        given = self._parse(line).given
+        gone = {at for each in given if each.flag.name in _DROPPED for at in each.at}
+        for problem in check(self._schema, line.words):
+            planned = bool({*problem.at} & gone)
+            if problem.severity is Severity.WARN and problem.kind is not Kind.MODEL and not planned:
+                fate = "left out" if problem.kind is Kind.REPEATED else "kept"
+                self._found.say(
+                    f"`{problem.argument}` is {fate}: {problem.found}", at=line.place(problem.at)
+                )
+
+    def _flags(self, line: Placed) -> None:
+        for name, uses in self._parse(line).by_name.items():
+            given = uses[-1]
+            at = line.place(given.at)
+            if name in _RENAMED and self._renamed(given, at):
+                continue
+            if name in SECRET_FLAGS:  # what another flag was rewritten to
+                for text in given.values:
+                    self._found.secret(f"`{name}`", text, SECRET_FLAGS[name], at)
+                continue
+            value, _ = values.read(self._schema, given)
+            said = " ".join(line.words[each] for each in given.at)
+            if value is None:
+                self._found.say(f"`{said}` is dropped: it says what vLLM does anyway", at=at)
+                continue
+            if given.flag.kind is FlagKind.APPEND and len(uses) > 1:
+                all_values = ", ".join(f"`{text}`" for use in uses for text in use.values)
+                self._found.say(
+                    f"`{name}` is given {len(uses)} times ({all_values}), and settings have each "
+                    f"flag once: only `{given.values[-1]}` is kept",
+                    decide=True,
+                    at=at,
+                )
+            self._found.flags[name.removeprefix("--")] = value
+            for text in filter(UNSET.search, given.values):
+                self._found.say(
+                    f"`{name}` refers to `{text}`: put the value itself", decide=True, at=at
+                )
+
+    # -- settings of their own ---------------------------------------------------------------------
+
+    def _renamed(self, given: GivenFlag, at: int) -> bool:
+        """Take a flag over as a setting of its own; False: it stays a flag."""
+        name = _RENAMED[given.flag.name]
+        value, faults = values.read(self._schema, given)
+        written = f"{given.option} {' '.join(given.values)}".rstrip()
+        if any(map(UNSET.search, given.values)):
+            self._found.say(
+                f"`{written}` is not known here: set `{name}` yourself", decide=True, at=at
+            )
+            return True
+        if faults:
+            return False
+        take: Callable[[Any, str, int], bool] | None = {
+            "context": self._context,
+            "port": self._port,
+            "revision": self._revision,
+            "distributed_executor_backend": self._executor,
+        }.get(name)
+        if name == "served_name":
+            return self._served_name(value, at)
+        if take is not None:
+            return take(value, written, at)
+        if name == "data_parallel_balancing":
+            value = _balancing(given.flag.name, on=value)
+            if value is None:
+                self._found.say(f"`{written}` is dropped: it is off without it", at=at)
+                return True
+        self._found.served[name] = value
+        if name == "drain_seconds":
+            self._found.say("`--shutdown-timeout` is `drain_seconds`", at=at)
+        elif name == "data_parallel_balancing":
+            self._found.say(f"`{written}` is `data_parallel_balancing: {value}`", at=at)
+        else:
+            self._found.say(f"`{given.flag.name}` is `{name}`; without it the plan chooses", at=at)
+        return True
+
+    def _executor(self, value: Any, written: str, at: int) -> bool:
+        if value == "ray":
+            self._found.served["distributed_executor_backend"] = value
+            self._found.say(f"`{written}` is `distributed_executor_backend`", at=at)
+        elif value in {"mp", None}:
+            self._found.say(f"`{written}` is dropped: it is so without it", at=at)
+        else:
+            self._found.say(
+                f"`{written}` is dropped: `distributed_executor_backend` is `mp` or `ray`",
+                decide=value != "uni",  # one process, which vLLM takes for one GPU by itself
+                at=at,
+            )
+        return True
+
+    def _served_name(self, value: Any, at: int) -> bool:
+        first, *others = value if isinstance(value, list) else [value]
+        self._found.served["served_name"] = first
+        if others:
+            self._found.say(
+                f"`--served-model-name` has {', '.join(map(str, others))} besides {first}: a model "
+                "has one name here; `litellm.aliases` can have the others",
+                decide=True,
+                at=at,
+            )
+        return True
+
+    def _context(self, value: Any, written: str, at: int) -> bool:
+        if not isinstance(value, int) or value < 1:
+            return False  # auto
+        self._found.served["context"] = value
+        self._found.say(f"`{written}` is `context`", at=at)
+        return True
+
+    def _port(self, value: Any, written: str, at: int) -> bool:
+        if self._published is not None:
+            self._found.say(
+                f"`{written}` is dropped: it is the port within the container, which publishes "
+                f"{self._published}",
+                at=at,
+            )
+        elif value == FIRST_PORT:
+            self._found.say(f"`{written}` is dropped: it is so without it", at=at)
+        else:
+            self._found.served["port"] = value
+            self._found.say(
+                f"`{written}` is the first replica's `port`; others take the next", at=at
+            )
+        return True
+
+    def _revision(self, value: Any, written: str, at: int) -> bool:
+        if _COMMIT.fullmatch(str(value)):
+            self._found.served["revision"] = value
+        else:
+            self._found.say(
+                f"`{written}` is no commit, and may be another set of files tomorrow", at=at
+            )
+        return True
+
+
+def _balancing(flag: str, *, on: bool) -> str | None:
+    if not on:
+        return None
+    return "hybrid" if flag == "--data-parallel-hybrid-lb" else "external"
+
+
+def split_model(line: Placed, schema: Schema) -> tuple[str | None, Placed]:
+    """Return the model, which is the positional argument or `--model`, and the other arguments."""
+    words = line.words
+    for at, word in enumerate(words):
+        if word == "--model" and at + 1 < len(words):
+            return words[at + 1], line.without((at, at + 1))
+        if word.startswith("--model="):
+            return word.removeprefix("--model="), line.without((at,))
+    if words and not words[0].startswith("-"):
+        return words[0], line.without((0,))
+    parsed = parse(schema, words)
+    return parsed.model, line.without(parsed.model_at)
+
+
+def quantization_of(words: Sequence[str], schema: Schema) -> str | None:
+    """Return what `--quantization` says; None: the line does not have it."""
+    given = parse(schema, (_MODEL, *words)).last("--quantization")
+    return given.values[-1] if given is not None and given.values else None
+
+
+def is_open(problem: Problem) -> bool:
+    """Say whether a person has to decide what becomes of it."""
+    return problem.rewritten is None and problem.kind not in {Kind.REMOVED, Kind.NEVER}
+
+
+def _told(problem: Problem) -> str:
+    said = f"`{problem.argument}`: {problem.found}"
+    if problem.rewritten:
+        return f"{said}; now it is `{' '.join(problem.rewritten)}`"
+    if problem.rewritten is None and problem.replacement:
+        return f"{said}; dropped, instead: {problem.replacement}"
+    return f"{said}; dropped"

@@ -1,0 +1,104 @@
+"""Turns a server's variables into settings, flags, or sentences that say why not.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpufleet import redact
+from gpufleet.flags.environment import environment_problems
+from gpufleet.flags.problem import Problem, Severity
+from gpufleet.flags.schema import Schema
+from gpufleet.importer.findings import UNSET, Findings
+from gpufleet.importer.flag_settings import is_open
+from gpufleet.importer.moe_variables import MOE_VARIABLES, moe_choice
+from gpufleet.importer.secret_arguments import read_json
+
+_SECRETS = {
+    "VLLM_API_KEY": "api_key_file",
+    "HF_TOKEN": "hf_token_file",
+    "HUGGING_FACE_HUB_TOKEN": "hf_token_file",
+}
+
+_OWN_GPUS = "the plan decides which GPUs a stage gets"
+_OWN_DIRECTORIES = "each stage has directories of its own"
+_DROPPED = {
+    "CUDA_VISIBLE_DEVICES": _OWN_GPUS,
+    "NVIDIA_VISIBLE_DEVICES": _OWN_GPUS,
+    "NVIDIA_DRIVER_CAPABILITIES": "it is read by NVIDIA's container runtime alone",
+    "CUDA_DEVICE_ORDER": _OWN_GPUS,
+    "PATH": "the release's own programs come first",
+    "LD_LIBRARY_PATH": "it would put other libraries before those of the release",
+    "PYTHONPATH": "it would put other packages before those of the release",
+    "VIRTUAL_ENV": "the release has an environment of its own",
+    "HF_HUB_OFFLINE": "files are staged before a start, which then asks no hub",
+    "HF_HUB_ENABLE_HF_TRANSFER": "files are staged before a start",
+    "VLLM_HOST_IP": "each node has its own, which the plan knows",
+    "VLLM_PORT": "the plan gives ports",
+} | dict.fromkeys(
+    (
+        "HOME",
+        "HF_HOME",
+        "HF_HUB_CACHE",
+        "HUGGINGFACE_HUB_CACHE",
+        "TRANSFORMERS_CACHE",
+        "XDG_CACHE_HOME",
+        "VLLM_CACHE_ROOT",
+        "VLLM_CONFIG_ROOT",
+        "TRITON_CACHE_DIR",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "FLASHINFER_WORKSPACE_BASE",
+        "CUDA_CACHE_PATH",
+        "TMPDIR",
+    ),
+    _OWN_DIRECTORIES,
+)
+
+
+def take_variables(
+    variables: Mapping[str, str], schema: Schema, quantization: str | None, found: Findings
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the variables that are kept, and the flags that stand for others."""
+    kept: dict[str, str] = {}
+    for name, value in variables.items():
+        if name in _SECRETS:
+            found.secret(name, value, _SECRETS[name])
+        elif (
+            redact.is_secret_name(name)
+            or redact.is_secret(value)
+            or any(redact.find_secrets(read_json(value)))
+        ):
+            for inner in redact.find_secrets(read_json(value)):
+                found.hide(inner)
+            found.secret_variable(name, value)
+        elif name in _DROPPED:
+            found.say(f"{name}={value} is dropped: {_DROPPED[name]}")
+        elif name == "HF_ENDPOINT":
+            found.shared["hf_endpoint"] = value
+            found.say(f"HF_ENDPOINT={value} is vllm.hf_endpoint")
+        else:
+            kept[name] = value
+            if UNSET.search(value):
+                found.say(f"{name} refers to `{value}`: put the value itself", decide=True)
+    added: list[str] = []
+    given = dict(kept)
+    for problem in environment_problems(schema, given):
+        name = problem.argument.partition("=")[0]
+        if problem.severity is Severity.WARN:
+            found.say(f"{problem.argument} is kept: {problem.found}")
+            continue
+        kept.pop(name, None)
+        if name in MOE_VARIABLES:
+            choice = moe_choice(name, given, quantization)
+            added += choice.arguments
+            now = f"; now it is `{' '.join(choice.arguments)}`" if choice.arguments else "; dropped"
+            found.say(f"{problem.argument}: {choice.why}{now}", decide=choice.decide)
+            continue
+        added += problem.rewritten or ()
+        found.say(f"{problem.argument}: {problem.found}; {_fate(problem)}", decide=is_open(problem))
+    return kept, tuple(added)
+
+
+def _fate(problem: Problem) -> str:
+    if problem.rewritten:
+        return f"now it is `{' '.join(problem.rewritten)}`"
+    return f"instead: {problem.replacement}" if problem.replacement else "dropped"

@@ -1,0 +1,80 @@
+"""FlashInfer's variables for the experts of a mixture, which became `--moe-backend`.  Pure.
+
+Contract: a variable becomes the flag only where it did something. The flag holds for every model,
+and a backend that cannot run a model's experts stops its start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_FP8, _FP16 = "VLLM_USE_FLASHINFER_MOE_FP8", "VLLM_USE_FLASHINFER_MOE_FP16"
+_KERNELS = "VLLM_FLASHINFER_MOE_BACKEND"
+MOE_VARIABLES = frozenset({_FP8, _FP16, _KERNELS})
+
+# Values of `--quantization`, by fused_moe/oracle/fp8.py and unquantized.py of vLLM 0.23, the last
+# release that reads the variables. What is in neither has experts of one kind or another.
+_HAVE_FP8 = frozenset({"fp8", "modelopt"})
+_HAVE_NO_FP8 = frozenset(
+    {
+        *("auto_awq", "auto_gptq", "awq", "awq_marlin", "bitsandbytes", "experts_int8", "gguf"),
+        *("gpt_oss_mxfp4", "gptq", "gptq_marlin", "modelopt_fp4", "moe_wna16", "mxfp4"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MoeChoice:
+    """What becomes of such a variable: arguments to add, and why; `decide`: a person has to."""
+
+    arguments: tuple[str, ...]
+    why: str
+    decide: bool = False
+
+
+def moe_choice(name: str, variables: Mapping[str, str], quantization: str | None) -> MoeChoice:
+    """
+    Return what becomes of one of `MOE_VARIABLES`.
+
+    `variables` are all of the server, `quantization` is what its command line says; None: nothing,
+    so the checkpoint decides.
+    """
+    if name == _KERNELS:
+        if _is_on(variables, _FP8) or _is_on(variables, _FP16):
+            return MoeChoice((), "it says which of FlashInfer's kernels the other variable means")
+        return MoeChoice((), "without VLLM_USE_FLASHINFER_MOE_FP8 or _FP16 it has no effect")
+    if not _is_on(variables, name):
+        return MoeChoice((), "it is off")
+    throughput = variables.get(_KERNELS, "").lower() == "throughput"
+    backend = "flashinfer_cutlass" if throughput else "flashinfer_trtllm"
+    flag = ("--moe-backend", backend)
+    kind = "FP8" if name == _FP8 else "16-bit"
+    acts = _acts(name, quantization)
+    if acts:
+        return MoeChoice(flag, f"`--quantization {quantization}` gives the model {kind} experts")
+    if acts is False:
+        return MoeChoice(
+            (), f"it is for {kind} experts, and `--quantization {quantization}` has others"
+        )
+    return MoeChoice(
+        (),
+        f"it is for {kind} experts, and nothing here says whether the model has them: if so, "
+        f"write `moe-backend: {backend}` under `flags`",
+        decide=True,
+    )
+
+
+def _acts(name: str, quantization: str | None) -> bool | None:
+    """Say whether the variable does something; None: that is not known."""
+    if quantization is None:
+        return None
+    if name == _FP16:
+        return False
+    if quantization in _HAVE_FP8:
+        return True
+    return False if quantization in _HAVE_NO_FP8 else None
+
+
+def _is_on(variables: Mapping[str, str], name: str) -> bool:
+    return variables.get(name, "").strip().lower() in {"1", "true"}

@@ -1,0 +1,82 @@
+"""Whether a command line runs one replica over several nodes, as far as the line says so.  Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpufleet.flags import values
+from gpufleet.flags.command_line import CommandLine
+from gpufleet.flags.schema import Schema
+from gpufleet.importer.findings import Findings
+from gpufleet.importer.placed import LAST
+
+_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+
+
+class Topology:
+    """The nodes of one replica by its flags, read before the plan's own flags are taken out."""
+
+    def __init__(self, line: CommandLine, schema: Schema) -> None:
+        """Take a line as it is written."""
+        self._line = line
+        self._schema = schema
+
+    def tell(self, found: Findings) -> None:
+        """Propose `span_nodes` where the line spans nodes."""
+        if by := self._spans():
+            found.served["span_nodes"] = True
+            found.say(
+                f"`{by}` runs one replica over several nodes: `span_nodes: true` lets the plan do "
+                "so, and the ports between them want `firewall` "
+                "(or `vllm.allow_unguarded_ports: true`)",
+                at=LAST,
+            )
+        elif found.served.get("distributed_executor_backend") == "ray":
+            found.say(
+                "Ray may join several nodes, and the line does not say whether it does: if so, set "
+                "`span_nodes: true`",
+                decide=True,
+                at=LAST,
+            )
+        if by := self._further():
+            found.say(
+                f"`{by}` is the process of one more node of a replica: it needs no entry of its "
+                "own, the one of the first node has all of them",
+                decide=True,
+                at=LAST,
+            )
+
+    def _spans(self) -> str | None:
+        """Return the flag that says that the replica has several nodes."""
+        if self._number("--nnodes", 1) > 1:
+            return self._written("--nnodes")
+        if by := self._further():
+            return by
+        local = self._number("--data-parallel-size-local", -1)
+        if 0 <= local < self._number("--data-parallel-size", 1):
+            return self._written("--data-parallel-size-local")
+        address = self._value("--data-parallel-address")
+        if address is not None and address not in _LOOPBACK:
+            return self._written("--data-parallel-address")
+        return None
+
+    def _further(self) -> str | None:
+        """Return the flag that says that this is not the replica's first node."""
+        if self._value("--headless"):
+            return self._written("--headless")
+        for name in ("--node-rank", "--data-parallel-start-rank"):
+            if self._number(name, 0) > 0:
+                return self._written(name)
+        return None
+
+    def _value(self, name: str) -> Any:
+        given = self._line.last(name)
+        return None if given is None else values.read(self._schema, given)[0]
+
+    def _number(self, name: str, otherwise: int) -> int:
+        value = self._value(name)
+        return value if isinstance(value, int) and not isinstance(value, bool) else otherwise
+
+    def _written(self, name: str) -> str:
+        given = self._line.last(name)
+        return name if given is None else " ".join((given.option, *given.values))

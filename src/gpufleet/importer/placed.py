@@ -1,0 +1,44 @@
+"""Words of a command line with their places, so that sentences come in its order.  Leaf."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+FIRST, LAST = -1, 1 << 30
+"""Places of sentences that belong in front of the line's own, or behind them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Arguments behind `vllm serve`, and the place of each in the line as it was written."""
+
+    words: tuple[str, ...]
+    places: tuple[int, ...]
+
+    def without(self, gone: Iterable[int]) -> Placed:
+        """Return the line without the words at these indices."""
+        gone = set(gone)
+        kept = [at for at in range(len(self.words)) if at not in gone]
+        return Placed(tuple(self.words[at] for at in kept), tuple(self.places[at] for at in kept))
+
+    def replaced(self, gone: Iterable[int], new: Sequence[str]) -> Placed:
+        """Return the line with `new` in place of the words at these indices."""
+        gone = set(gone)
+        start = min(gone)
+        before = self.without(range(start, len(self.words)))
+        after = self.without({*range(start), *gone})
+        place = self.places[start]
+        return Placed(
+            (*before.words, *new, *after.words),
+            (*before.places, *(place for _ in new), *after.places),
+        )
+
+    def place(self, indices: Iterable[int]) -> int:
+        """Return the place of the first of these words."""
+        return min((self.places[at] for at in indices), default=LAST)
+
+
+def placed(words: Sequence[str]) -> Placed:
+    """Return a line as it is written."""
+    return Placed(tuple(words), tuple(range(len(words))))

@@ -1,0 +1,135 @@
+"""The lines of a shell script or of a unit file, as a shell puts them together.  Pure.
+
+Contract: continued lines and those within quotes are one, without comments and here-documents. A
+continued line that is broken is read as it was meant, with a note.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from gpufleet.errors import FleetError
+from gpufleet.importer.server import Note
+
+_HERE = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
+_UNIT = re.compile(r"\s*(ExecStart|Environment)=[-@:+!]*(.*)", re.DOTALL)
+# A backslash that was to continue the line, with blanks or a comment behind it.
+_BROKEN = re.compile(r"(?<=\s)\\[ \t]+(?:#.*)?$")
+_LONGEST = 1 << 16  # characters of one command; longer is a quote that was never closed
+_QUOTED = {"": re.compile(r"""[\\'"]"""), "'": re.compile("'"), '"': re.compile(r'[\\"]')}
+"""What means something to a shell in a quote: its end, and a backslash before any character."""
+
+
+def read_lines(text: str) -> Iterator[tuple[str, tuple[Note, ...]]]:
+    """
+    Yield the lines of a script, and notes about each.
+
+    Raises `FleetError` for a quote that is never closed, and for a command that is too long.
+    """
+    pending, quote, began = "", "", 1
+    ended: dict[str, int] = {}
+    lines = enumerate(text.splitlines(), 1)
+    for number, line in lines:
+        if not quote and line.lstrip().startswith("#"):
+            if pending:
+                ended.setdefault("is a comment", number)
+            continue
+        own = line
+        if not quote:
+            own, broken = _bare(_plain(line))
+            if broken:
+                ended.setdefault("has something behind its last `\\`", number)
+        began = began if pending else number
+        continued = _continues(own)
+        more = own[:-1] + " " if continued else own
+        pending += more
+        quote = open_quote(more, quote)
+        if len(pending) > _LONGEST and (quote or continued):
+            break
+        if quote and not continued:
+            pending += "\n"
+            quote = open_quote("\n", quote)
+        elif not continued:
+            if document := _HERE.search(pending):
+                any(line.strip() == document[2] for _, line in lines)  # passes over it
+            yield pending, _notes(ended)
+            pending, ended = "", {}
+    if quote:
+        raise FleetError(  # by its line's number: what follows it may have a key in it
+            f"a quote is opened in line {began} and never closed; close it"
+        )
+    if len(pending) > _LONGEST:
+        raise FleetError(
+            f"the command that begins in line {began} has more than {_LONGEST:,} characters: split "
+            "it"
+        )
+    if pending:
+        yield pending, _notes(ended)
+
+
+def _bare(line: str) -> tuple[str, bool]:
+    """Return a line without its comment, and whether that broke its continuation."""
+    broken = _BROKEN.search(line)
+    if broken and not open_quote(line[: broken.start()]):
+        return line[: broken.start() + 1], True
+    return _without_comment(line), False
+
+
+def _notes(ended: Mapping[str, int]) -> tuple[Note, ...]:
+    return tuple(
+        Note(
+            f"line {number} {why}: a shell ends the command there, and it is read here as if it "
+            "went on: see that vLLM gets what is wanted",
+            decide=True,
+        )
+        for why, number in ended.items()
+    )
+
+
+def _plain(line: str) -> str:
+    """Return a line of a unit file as a shell would have it, any other as it is."""
+    match = _UNIT.fullmatch(line)
+    if match is None:
+        return line
+    return match[2] if match[1] == "ExecStart" else f"export {match[2]}"
+
+
+def _continues(line: str) -> bool:
+    stripped = line.rstrip("\\")
+    return (len(line) - len(stripped)) % 2 == 1
+
+
+def _without_comment(line: str) -> str:
+    quote, at = "", 0
+    for match in re.finditer(r"\s#", line):
+        quote = open_quote(line[at : match.start()], quote)
+        at = match.start()
+        if not quote:
+            return line[:at]
+    return line
+
+
+def open_quote(text: str, quote: str = "") -> str:
+    """
+    Return the quote that is open at the end of a text, "" for none, by the one before it.
+
+    A backslash at the end is open, too: what it is about comes next.
+
+    >>> open_quote("a 'b"), open_quote("c' d", "'"), open_quote('"')
+    ("'", '', '"')
+    """
+    if not text:
+        return quote
+    at = 0
+    if quote.endswith("\\"):
+        quote, at = quote[:-1], 1
+    while match := _QUOTED[quote].search(text, at):
+        at = match.end()
+        if match[0] != "\\":
+            quote = "" if quote else match[0]
+        elif at == len(text):
+            return f"{quote}\\"
+        else:
+            at += 1
+    return quote

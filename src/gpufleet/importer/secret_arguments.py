@@ -1,0 +1,82 @@
+"""Takes keys and tokens out of a command line, by the names and the forms that they have.  Pure."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gpufleet import redact
+from gpufleet.flags.schema import Flag, Schema
+from gpufleet.importer.findings import Findings
+from gpufleet.importer.placed import Placed
+
+SECRET_FLAGS = {"--api-key": "api_key_file", "--hf-token": "hf_token_file"}
+"""Flags whose value is a secret, and the setting of `vllm` that names a file for it."""
+
+
+def without_secrets(line: Placed, schema: Schema, found: Findings) -> Placed:
+    """Return a line without its secrets, each told about without its value."""
+    gone: set[int] = set()
+    at = 0
+    while at < len(line.words):
+        used = _secret_at(line, at, schema, found)
+        gone |= used
+        at = max(at, *used) + 1 if used else at + 1
+    return line.without(gone)
+
+
+def _secret_at(line: Placed, at: int, schema: Schema, found: Findings) -> set[int]:
+    """Return the indices of the words of a secret that begins at an index; none: there is none."""
+    word = line.words[at]
+    name, equals, value = word.partition("=") if word[:1] == "-" else (word, "", "")
+    plain = name.lower().replace("_", "-")
+    setting = SECRET_FLAGS.get(plain)
+    place = line.places[at]
+    if setting is not None or _hides(plain, schema):
+        values = _values_behind(line, at, schema.flag(plain)) if not equals else ()
+        texts = [value] if equals else [line.words[each] for each in values]
+        for text in texts:
+            found.secret(f"`{name}`", text, setting, place)
+        if not texts:
+            found.say(f"`{name}` is dropped: it has no value", at=place)
+        return {at, *values}
+    text = value if equals else word
+    inner = tuple(redact.find_secrets(read_json(text)))
+    if not inner and not redact.is_secret(text):
+        return set()
+    before = at - 1 if not equals and at and line.words[at - 1][:1] == "-" else None
+    flag = name if equals else line.words[before] if before is not None else ""
+    for each in inner or (text,):
+        found.hide(each)
+    what = f"`{flag}`" if flag else "JSON with a secret" if inner else "a key"
+    found.secret(what, inner[0] if inner else text, None, place)
+    return {at} if before is None else {at, before}
+
+
+def _values_behind(line: Placed, at: int, flag: Flag | None) -> tuple[int, ...]:
+    """Return the indices of a flag's values; one that is not known gets every word behind it."""
+    most = 1 if flag is not None and flag.nargs is None else len(line.words)
+    found = []
+    for each in range(at + 1, len(line.words))[:most]:
+        if line.words[each].startswith("-"):
+            break
+        found.append(each)
+    return tuple(found)
+
+
+def _hides(flag: str, schema: Schema) -> bool:
+    """Say whether a flag that the release does not have is called as if it had a secret."""
+    known = flag in schema.by_option or flag.partition(".")[0] in schema.by_option
+    if flag.startswith("--no-") or not flag.startswith("--"):
+        return False
+    return (not known or "." in flag) and redact.is_secret_name(flag)
+
+
+def read_json(text: str) -> Any:
+    """Return a text's JSON value; None for other texts."""
+    if not text.lstrip().startswith(("{", "[")):
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
