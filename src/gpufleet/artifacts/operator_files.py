@@ -12,9 +12,9 @@ from gpufleet.settings.serving_settings import Vllm
 
 def read(path: str) -> bytes:
     """
-    Return a file's content; a relative path starts at the project's root.
+    Return the content of a file that settings name, as the inventory's loader found it.
 
-    Raises `FleetError` naming the file and where it is named.
+    Raises `FleetError` naming the file.
     """
     try:
         return Path(path).read_bytes()

@@ -59,7 +59,7 @@ CAUSES: tuple[tuple[str, str], ...] = (
     (r"[Aa]ddress already in use|port .* in use", "another process has the port: see `ss -ltnp`"),
     (
         r"unrecognized arguments|invalid choice|ambiguous option|expected (one|at least one) argum",
-        "this vLLM does not know a flag or a value in the model's `arguments`",
+        "this vLLM does not know a flag or a value in the model's `flags`",
     ),
     (
         r"[Nn]o such file or directory: '?\S*safetensors",

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from gpufleet.errors import FleetError
 from gpufleet.formatting import suggestion
-from gpufleet.settings import lock_defaults
+from gpufleet.settings import lock_defaults, operator_paths
 from gpufleet.settings.base import KeyPath
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.open_secrets import open_secrets
@@ -44,15 +44,6 @@ PASSWORDS: Mapping[str, str] = {
 }
 
 _LOCAL_PATHS = ("ssh_config_file", "ssh_key", "ssh_known_hosts_file")
-# Of the setting `vllm`, beside its `environment_files`.
-_VLLM_FILES = (
-    "lock",
-    "uv_lock",
-    "models_lock",
-    "api_key_file",
-    "cluster_key_file",
-    "hf_token_file",
-)
 
 
 @dataclass(frozen=True)
@@ -111,31 +102,10 @@ class NodeVars:
         return origin.place_of(*source[1:])
 
     def from_root(self, root: Path) -> NodeVars:
-        """
-        Return the same with the files that `vllm` and `serving` name found from the project's root.
-
-        Wherever the command was typed. One that is not there stays as it was written: whoever reads
-        it says what is wrong.
-        """
-        vllm = self.settings.vllm
-        if vllm is None or root == Path.cwd():
+        """Return the same with the operator's files found from the root, wherever it was typed."""
+        if root == Path.cwd():
             return self
-        there: dict[str, Any] = {
-            key: str(root / path)
-            for key in _VLLM_FILES
-            if (path := getattr(vllm, key)) and (root / path).is_file()
-        }
-        there["environment_files"] = _from_root(vllm.environment_files, root)
-        serving = {
-            name: each.model_copy(
-                update={"environment_files": _from_root(each.environment_files, root)}
-            )
-            if each.environment_files
-            else each
-            for name, each in self.settings.serving.items()
-        }
-        changed = {"vllm": vllm.model_copy(update=there), "serving": serving}
-        return replace(self, settings=self.settings.model_copy(update=changed))
+        return replace(self, settings=operator_paths.from_root(self.settings, root, self.name))
 
     def for_pyinfra(self, root: Path) -> dict[str, Any]:
         """Return the values with the operator's own files named so that any directory will do."""
@@ -185,12 +155,6 @@ def check(
             )
         )
     return nodes
-
-
-def _from_root(files: Mapping[str, str], root: Path) -> dict[str, str]:
-    return {
-        name: str(root / path) if (root / path).is_file() else path for name, path in files.items()
-    }
 
 
 def _flat(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
