@@ -14,6 +14,7 @@ A log tells what was; NVML tells what is. Four rules follow (docs/checks/xid.md)
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,7 +30,16 @@ from gpufleet.checks.probe_facts import (
     Unread,
     gpu_facts,
 )
-from gpufleet.checks.xid_table import COUNTED_BY_ECC, KINDS, NVLINK5, RECOVERY, UNKNOWN, Kind
+from gpufleet.checks.xid_table import (
+    COUNTED_BY_ECC,
+    KINDS,
+    NVLINK5,
+    OF_PROGRAMS,
+    RECOVERY,
+    UNKNOWN,
+    WATCH,
+    Kind,
+)
 
 FALLEN_OFF = 79
 RECOVERY_CHANGED = 154
@@ -39,6 +49,14 @@ CONTEXT_SWITCH = 109
 # The most lines that the probe keeps (on_node/common/kernel_messages.py). Below that, those that
 # it dropped were repetitions of lines that it kept.
 KEPT = 2000
+
+# One fault of a program writes a line for each part of the GPU that met it, within seconds: lines
+# closer than this are one incident. So many incidents in a day on one GPU, with at most half as many
+# on any other, are no program's any more (ours; NVIDIA's workflow for Xid 13 runs diagnostics when
+# it returns on one GPU).
+INCIDENT_APART = 60.0  # seconds
+INCIDENTS_MANY = 5
+DAY = 86400.0  # seconds
 
 # How many lines "The NVIDIA GPU 0000:b3:00.0 ..." may go on: the sentence is three lines long, and
 # the kernel may say something else between.
@@ -188,6 +206,9 @@ def _problem(
     fresh = tuple(one for one in reported if not log.is_history(one))
     severity, ladder, remark = _judged(node, gpu, number, fresh)
     kind = KINDS.get(number, UNKNOWN)
+    if number in OF_PROGRAMS and (times := _on_this_gpu_alone(node, log, bus_id, number)):
+        severity, ladder = Severity.WARN, WATCH
+        remark = f", {times} times within a day and on no other GPU as often: it may be the GPU"
     found = f"Xid {number}, {kind.meaning}: {_times(node, reported)}{remark}"
     if index is None:
         found = f"GPU {bus_id or 'without an address'}, which NVML does not list: {found}"
@@ -195,10 +216,27 @@ def _problem(
         severity,
         f"{found}: {_short(reported[-1].text)}",
         "none that asks for more than a new start of the program",
-        CATALOGUE,
+        f"{CATALOGUE}: {kind.action}" if kind.action else CATALOGUE,
         tuple(Step(action, _step(action, bus_id)) for action in ladder),
         index,
     )
+
+
+def _on_this_gpu_alone(node: Reading, log: Log, bus_id: str | None, number: int) -> int:
+    """Return how often an Xid came within the last day, if other GPUs hardly had it; else 0."""
+    if len(node.document["gpus"]) < 2 or bus_id is None:
+        return 0
+    last = max((seconds for seconds, _ in log.lines), default=0.0)
+    latest: dict[str | None, float] = {}
+    times: Counter[str | None] = Counter()
+    for one in log.xids:
+        if one.number != number or one.seconds < last - DAY or log.is_history(one):
+            continue
+        if one.seconds - latest.get(one.bus_id, -INCIDENT_APART) >= INCIDENT_APART:
+            times[one.bus_id] += 1
+        latest[one.bus_id] = one.seconds
+    mine = times.pop(bus_id, 0)
+    return mine if mine >= INCIDENTS_MANY and 2 * max(times.values(), default=0) <= mine else 0
 
 
 def _judged(

@@ -1,8 +1,8 @@
 """What the driver's Xid numbers mean, how bad they are, and what mends them. A table, pure.
 
-Meanings and NVIDIA's own actions are those of NVIDIA's Xid catalogue (docs.nvidia.com/deploy/
-xid-errors); severities are ours: `BLOCK` where the GPU itself needs a reset or a person, `INFO`
-where only the program that was running did. docs/checks/xid.md says so in words.
+Actions are those of NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors, of October 2025: 1
+to 172); severities are ours: `BLOCK` where the GPU itself needs a reset or a person, `INFO` where
+only the program that was running did. docs/checks/xid.md says so in words.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from gpufleet.checks.finding import Action, Severity
 
 APPLICATION = (Action.LOOK,)
 WATCH = (Action.LOOK, Action.RESET_GPU, Action.SERVICE)
+SUPPORT = (Action.LOOK, Action.SERVICE)
 RESTART = (Action.RESTART_SERVICE, Action.RESET_GPU, Action.SERVICE)
 RESET = (Action.DRAIN, Action.RESET_GPU, Action.REBOOT, Action.SERVICE)
 REBOOT = (Action.DRAIN, Action.REBOOT, Action.POWER_CYCLE, Action.SERVICE)
@@ -21,49 +22,105 @@ REPLACE = (Action.DRAIN, Action.RESET_GPU, Action.SERVICE)
 
 @dataclass(frozen=True)
 class Kind:
-    """One number: its meaning in a few words, its severity, and the ladder of remedies."""
+    """
+    One number: its meaning in a few words, its severity, the ladder of remedies.
+
+    `action` is the catalogue's word for what to do at once; "" where it gives none.
+    """
 
     meaning: str
     severity: Severity
     ladder: tuple[Action, ...]
+    action: str = ""
 
 
-def _application(meaning: str) -> Kind:
-    return Kind(f"the program's fault: {meaning}", Severity.INFO, APPLICATION)
+RESTART_APP, IGNORE, RESET_GPU = "RESTART_APP", "IGNORE", "RESET_GPU"
+CONTACT_SUPPORT = "CONTACT_SUPPORT"
 
+
+def _application(meaning: str, action: str = RESTART_APP) -> Kind:
+    return Kind(f"the program's fault: {meaning}", Severity.INFO, APPLICATION, action)
+
+
+def _engine(meaning: str) -> Kind:
+    return Kind(f"the program's work failed: {meaning}", Severity.INFO, APPLICATION, RESTART_APP)
+
+
+def _ignored(meaning: str) -> Kind:
+    return Kind(meaning, Severity.INFO, APPLICATION, IGNORE)
+
+
+_COPY_ENGINES = (39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136))
+_DECODERS = (68, 83, 84, 88, 89, 96, 97, 98)
+_JPEG_ENGINES = (82, *range(99, 106))
+_OPTICAL_FLOW = (86, 139)
+
+# Numbers that the catalogue has, calls unused or unknown, and sends to NVIDIA's support.
+_SUPPORT = (
+    *range(1, 8), 9, 10, 12, *range(15, 25), *range(26, 31), 33, 34, 35, 36, 42, 47,
+    *range(49, 54), *range(55, 60), 65, 73, 81, 87, 90, 91, *range(111, 119), *range(122, 126),
+    138, 142,
+)  # fmt: skip
 
 KINDS: dict[int, Kind] = {
+    **dict.fromkeys(
+        _SUPPORT,
+        Kind("a number without a public meaning", Severity.WARN, SUPPORT, CONTACT_SUPPORT),
+    ),
+    **{number: _engine(f"copy engine {at}") for at, number in enumerate(_COPY_ENGINES)},
+    **{number: _engine(f"video decoder {at}") for at, number in enumerate(_DECODERS)},
+    **{number: _engine(f"JPEG engine {at}") for at, number in enumerate(_JPEG_ENGINES)},
+    **{number: _engine(f"optical flow engine {at}") for at, number in enumerate(_OPTICAL_FLOW)},
+    8: _engine("the GPU stopped working on it"),
+    11: _application("invalid commands to the GPU"),
+    25: _application("invalid commands to the GPU"),
+    60: _engine("video processor"),
+    14: _ignored("a test of the driver"),
+    37: _ignored("the driver's firmware reports an error"),
+    38: _ignored("the driver's firmware reports an error"),
+    44: _ignored("fault while switching between programs"),
+    66: _ignored("the driver touched what it may not"),
+    67: _ignored("the driver touched what it may not"),
+    106: _ignored("a test message of the board's management"),
+    107: _ignored("a test message of the board's management"),
+    108: _ignored("address translation over NVLink failed"),
+    141: _ignored("CUDA's fast path failed; CUDA takes the other one"),
+    152: _ignored("a deep learning accelerator's memory access failed"),
+    153: _ignored("a deep learning accelerator timed out"),
+    78: Kind("a virtual GPU could not start", Severity.WARN, WATCH, "UPDATE_SWFW"),
+    # Azure's node checks fail a node for it, NVIDIA has the program started anew.
+    80: Kind("data on its way to the GPU was corrupted", Severity.WARN, RESTART, RESTART_APP),
+    159: Kind("error between CPU and GPU that carried no data", Severity.WARN, WATCH, "CHECK_UVM"),
     13: _application("exception in a kernel"),
     31: _application("access to memory that is not mapped"),
     32: _application("invalid commands to the GPU"),
-    43: _application("the GPU stopped its work"),
-    45: _application("its work was cleared away after it ended"),
-    46: Kind("the GPU stopped working", Severity.BLOCK, RESET),
-    48: Kind("double-bit memory error", Severity.BLOCK, RESET),
-    54: Kind("auxiliary power is not connected", Severity.BLOCK, (Action.SERVICE,)),
-    61: Kind("internal micro-controller breakpoint", Severity.BLOCK, RESET),
-    62: Kind("internal micro-controller halt", Severity.BLOCK, RESET),
-    63: Kind("a memory row or page is to be replaced", Severity.WARN, WATCH),
-    64: Kind("replacing a memory row or page failed", Severity.BLOCK, REPLACE),
-    68: _application("video decoder exception"),
+    43: _application("the GPU stopped its work", IGNORE),
+    45: _application("its work was cleared away after it ended", "WORKFLOW_XID_45"),
+    46: Kind("the GPU stopped working", Severity.BLOCK, RESET, RESET_GPU),
+    48: Kind("double-bit memory error", Severity.BLOCK, RESET, "WORKFLOW_XID_48"),
+    54: Kind("auxiliary power is not connected", Severity.BLOCK, (Action.SERVICE,), "CHECK_MECHANICALS"),
+    61: Kind("internal micro-controller breakpoint", Severity.BLOCK, RESET, CONTACT_SUPPORT),
+    62: Kind("internal micro-controller halt", Severity.BLOCK, RESET, RESET_GPU),
+    63: Kind("a memory row or page is to be replaced", Severity.WARN, WATCH, IGNORE),
+    64: Kind("replacing a memory row or page failed", Severity.BLOCK, REPLACE, RESET_GPU),
     69: _application("graphics engine class error"),
-    74: Kind("NVLink error", Severity.BLOCK, RESET),
-    79: Kind("the GPU has fallen off the bus", Severity.BLOCK, REBOOT),
-    92: Kind("many correctable memory errors", Severity.WARN, WATCH),
-    93: Kind("the InfoROM is written often", Severity.INFO, APPLICATION),
-    94: Kind("contained memory error: only the program that met it died", Severity.WARN, RESTART),
-    95: Kind("uncontained memory error: every program on the GPU met it", Severity.BLOCK, RESET),
-    109: Kind("switching between programs took too long", Severity.WARN, RESTART),
-    110: Kind("security fault", Severity.BLOCK, RESET),
-    119: Kind("the GPU's system processor (GSP) does not answer", Severity.BLOCK, RESET),
-    120: Kind("the GPU's system processor (GSP) failed", Severity.BLOCK, RESET),
-    121: Kind("corrected error between CPU and GPU (C2C)", Severity.WARN, WATCH),
-    136: Kind("NVLink training failed", Severity.BLOCK, RESET),
-    137: Kind("forbidden access of a peer over NVLink", Severity.WARN, APPLICATION),
-    140: Kind("unrecovered memory error", Severity.BLOCK, RESET),
-    143: Kind("the GPU could not be initialised", Severity.BLOCK, RESET),
+    74: Kind("NVLink error", Severity.BLOCK, RESET, "WORKFLOW_NVLINK_ERR"),
+    79: Kind("the GPU has fallen off the bus", Severity.BLOCK, REBOOT, "RESTART_BM"),
+    92: Kind("many correctable memory errors", Severity.WARN, WATCH, IGNORE),
+    93: Kind("the InfoROM is written often", Severity.INFO, APPLICATION, IGNORE),
+    94: Kind("contained memory error: only the program that met it died", Severity.WARN, RESTART, RESTART_APP),
+    95: Kind("uncontained memory error: every program on the GPU met it", Severity.BLOCK, RESET, RESET_GPU),
+    109: Kind("switching between programs took too long", Severity.WARN, RESTART, RESET_GPU),
+    110: Kind("security fault", Severity.BLOCK, RESET, RESET_GPU),
+    119: Kind("the GPU's system processor (GSP) does not answer", Severity.BLOCK, RESET, RESET_GPU),
+    120: Kind("the GPU's system processor (GSP) failed", Severity.BLOCK, RESET, RESET_GPU),
+    121: Kind("corrected error between CPU and GPU (C2C)", Severity.WARN, WATCH, IGNORE),
+    136: Kind("NVLink training failed", Severity.BLOCK, RESET, RESET_GPU),
+    137: Kind("forbidden access of a peer over NVLink", Severity.WARN, APPLICATION, IGNORE),
+    140: Kind("unrecovered memory error", Severity.BLOCK, RESET, RESET_GPU),
+    143: Kind("the GPU could not be initialised", Severity.BLOCK, RESET, RESET_GPU),
     **{
-        number: Kind(f"NVLink 5 error ({unit})", Severity.BLOCK, RESET)
+        number: Kind(f"NVLink 5 error ({unit})", Severity.BLOCK, RESET, "WORKFLOW_NVLINK5_ERR")
         for number, unit in (
             (144, "SAW"),
             (145, "RLW"),
@@ -74,14 +131,14 @@ KINDS: dict[int, Kind] = {
             (150, "MSE"),
         )
     },
-    151: Kind("changing an encryption key failed", Severity.BLOCK, REBOOT),
-    154: Kind("the driver's recovery action changed", Severity.BLOCK, RESET),
-    155: Kind("NVLink software error", Severity.BLOCK, RESET),
-    156: Kind("a broken part of the GPU is to be retired", Severity.BLOCK, RESET),
-    157: Kind("a broken part of the GPU could not be retired", Severity.WARN, WATCH),
-    158: Kind("the GPU timed out beyond recovery", Severity.BLOCK, RESET),
-    160: Kind("a memory channel is to be retired", Severity.WARN, WATCH),
-    161: Kind("a memory channel could not be retired", Severity.WARN, WATCH),
+    151: Kind("changing an encryption key failed", Severity.BLOCK, REBOOT, "RESTART_VM"),
+    154: Kind("the driver's recovery action changed", Severity.BLOCK, RESET, "XID_154"),
+    155: Kind("NVLink software error", Severity.BLOCK, RESET, RESET_GPU),
+    156: Kind("a broken part of the GPU is to be retired", Severity.BLOCK, RESET, RESET_GPU),
+    157: Kind("a broken part of the GPU could not be retired", Severity.WARN, WATCH, IGNORE),
+    158: Kind("the GPU timed out beyond recovery", Severity.BLOCK, RESET, RESET_GPU),
+    160: Kind("a memory channel is to be retired", Severity.WARN, WATCH, IGNORE),
+    161: Kind("a memory channel could not be retired", Severity.WARN, WATCH, IGNORE),
     **{
         number: Kind("power smoothing or confidential computing", Severity.WARN, WATCH)
         for number in (162, 163, 164, 165, 166, 169, 170)
@@ -95,6 +152,13 @@ KINDS: dict[int, Kind] = {
 
 # A number that the table does not have.
 UNKNOWN = Kind("not in our table", Severity.WARN, (Action.LOOK,))
+
+# What NVIDIA has restarted and nothing else. On one GPU alone, again and again, it is the GPU.
+OF_PROGRAMS = frozenset(
+    number
+    for number, kind in KINDS.items()
+    if kind.action == RESTART_APP and kind.severity is Severity.INFO
+)
 
 # Xids whose cause the GPU still counts: an uncorrectable memory error stays in its volatile
 # counters until the next reset.

@@ -532,3 +532,58 @@ def test_a_healthy_machines_log_is_no_trouble(
 ) -> None:
     found = judged(document(profile))
     assert {one.severity.word for check in ("xid", "sxid") for one in found.of(check)} == {"ok"}
+
+
+# --- the whole catalogue
+
+# NVIDIA's Xid catalogue of October 2025 by what it has done at once: all of 1 to 172 but those that
+# the tests above have.
+ACTIONS = {
+    "RESTART_APP": (8, 11, 13, 25, 31, 32, 39, 40, 41, 60, 68, 69, 70, 71, 72, 75, 76, 77, 80, 82,
+                    83, 84, 85, 86, 88, 89, 94, 96, 97, 98, 99, 105, 126, 135, 139),
+    "IGNORE": (14, 37, 38, 43, 44, 63, 66, 67, 92, 93, 106, 107, 108, 121, 137, 141, 152, 153, 157,
+               160, 161),
+    "RESET_GPU": (46, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158),
+    "CONTACT_SUPPORT": (1, 7, 9, 12, 15, 24, 26, 30, 33, 36, 42, 47, 49, 53, 55, 59, 61, 65, 73, 81,
+                        87, 90, 91, 111, 118, 122, 125, 138, 142),
+    "UPDATE_SWFW": (78,), "CHECK_UVM": (159,), "RESTART_BM": (79,), "RESTART_VM": (151,),
+    "CHECK_MECHANICALS": (54,), "WORKFLOW_NVLINK_ERR": (74,), "WORKFLOW_NVLINK5_ERR": (144, 150),
+}  # fmt: skip
+
+
+def test_every_number_of_nvidias_catalogue_is_in_the_table() -> None:
+    assert set(range(1, 173)) <= set(KINDS)
+
+
+@each_row(("action", "number"), [(a, n) for a, numbers in ACTIONS.items() for n in numbers])
+def test_a_number_has_the_action_of_nvidias_catalogue(action: str, number: int) -> None:
+    assert KINDS[number].action == action
+
+
+def test_a_finding_names_nvidias_action(document: Document, judged: Judge) -> None:
+    said = judged(logged(document("h100x8"), (100.0, xid(39)))).worst("xid", gpu=5)
+
+    assert said.severity.word == "info"
+    assert "not in our table" not in said.found
+    assert said.source.endswith("RESTART_APP")
+
+
+@each_row(
+    ("apart", "others", "severity"),
+    [(600, 0, "warn"), (600, 5, "info"), (600, 2, "warn"), (5, 0, "info"), (30_000, 0, "info")],
+)
+@each_row("number", [13, 31, 39])
+def test_a_programs_fault_on_one_gpu_alone_may_be_the_gpu(  # noqa: PLR0917
+    document: Document, judged: Judge, number: int, apart: int, others: int, severity: str
+) -> None:
+    here = [(1000.0 + at * apart, xid(number)) for at in range(5)]
+    there = [(1001.0 + at * apart, xid(number, place="0000:18:00")) for at in range(others)]
+    said = judged(logged(document("h100x8"), *sorted([*here, *there])))
+
+    assert said.worst("xid", gpu=5).severity.word == severity
+
+
+def test_a_gpu_alone_cannot_be_told_from_its_program(document: Document, judged: Judge) -> None:
+    lines = [(1000.0 + at * 600, xid(31, place="0000:00:1e")) for at in range(9)]
+
+    assert judged(logged(document("t4x1"), *lines)).troubles == set()
