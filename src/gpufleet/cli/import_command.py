@@ -1,17 +1,19 @@
 """`gpufleet import FILE`: what people have, as settings of ours. Runs nothing, touches no node.
 
-Thin: reads one text, calls the modules that know, prints. The settings go to standard output, what
-was dropped or renamed and why to standard error, one sentence a line.
+Thin: reads one text, calls the modules that know, prints. The settings go to standard output or to
+a file, what was dropped or renamed and why to standard error, one sentence a line.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import click
 
 from gpufleet.errors import FleetError
+from gpufleet.paths import write_whole
 
 
 @click.command("import")
@@ -23,16 +25,24 @@ from gpufleet.errors import FleetError
     help="Write the flags as this release takes them; else the newest that is known.",
 )
 @click.option("--name", help="What a server is called that has no name there; else the file's.")
-def import_(file: str, version: str | None, name: str | None) -> int:
+@click.option(
+    "-o",
+    "--output",
+    metavar="OUT",
+    default="-",
+    help="Write the settings to this file, whole; it must not be there yet.",
+)
+@click.option("--force", is_flag=True, help="Replace OUT where it is there.")
+def import_(file: str, version: str | None, name: str | None, output: str, *, force: bool) -> int:
     """
-    Turn FILE into settings for group_vars: YAML on standard output.
+    Turn FILE into settings for group_vars: YAML on standard output, or in OUT.
 
     FILE (- is standard input) is a list of models with a `command` each, a script or a line with
     `vllm serve ...` or `docker run ... vllm/vllm-openai ...`, or a compose file. What is dropped,
     renamed or rewritten, and why, goes to standard error. Keys and tokens are never printed.
 
     \b
-    gpufleet import models.yml --vllm 0.33.0 > group_vars/gpu.yml
+    gpufleet import models.yml --vllm 0.33.0 -o group_vars/gpu.yml
     gpufleet import start.sh
     gpufleet import docker-compose.yml
     history | tail -1 | cut -c 8- | gpufleet import - --name chat
@@ -47,6 +57,7 @@ def import_(file: str, version: str | None, name: str | None) -> int:
     from gpufleet.importer.detect import read
     from gpufleet.sanitize import printable
 
+    target = None if output == "-" else _target(output, file, force=force)
     release = version or schema.versions()[-1]
     text = _text(file)
     launches, notes = read(text, file, name or _name(file))
@@ -54,13 +65,34 @@ def import_(file: str, version: str | None, name: str | None) -> int:
     settings = yaml.safe_dump(
         dict(imported.settings), sort_keys=False, allow_unicode=True, width=100
     )
-    click.echo(settings, nl=False)
+    if target is None:
+        click.echo(settings, nl=False)
+    else:
+        _target(output, file, force=force)  # it may have come meanwhile
+        write_whole(target, settings)
     everything = (*notes, *imported.notes)
     for note in everything:
         mark = "to decide: " if note.decide else ""
         click.echo(printable(redact.hide_secrets(f"{mark}{note}", ())), err=True)
     click.echo(f"flags are written as vLLM {release} takes them", err=True)
+    if target is not None:
+        click.echo(f"{output} is written", err=True)
     return int(any(note.decide for note in everything))
+
+
+def _target(output: str, file: str, *, force: bool) -> Path:
+    """Return the file to write; one that is there is replaced with consent alone."""
+    target = Path(output)
+    if target.is_dir():
+        raise FleetError(f"{output}: is a directory: name the file to write")
+    if file != "-" and target.exists() and target.samefile(file):
+        raise FleetError(f"{output}: is what is imported: name another file")
+    if os.path.lexists(target) and not force:
+        raise FleetError(
+            f"{output}: is there already, and would be replaced as a whole: name another file, or "
+            "allow it with --force"
+        )
+    return target
 
 
 def _text(file: str) -> str:
