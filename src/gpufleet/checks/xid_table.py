@@ -98,7 +98,9 @@ KINDS: dict[int, Kind] = {
     45: _application("its work was cleared away after it ended", "WORKFLOW_XID_45"),
     46: Kind("the GPU stopped working", Severity.BLOCK, RESET, RESET_GPU),
     48: Kind("double-bit memory error", Severity.BLOCK, RESET, "WORKFLOW_XID_48"),
-    54: Kind("auxiliary power is not connected", Severity.BLOCK, (Action.SERVICE,), "CHECK_MECHANICALS"),
+    54: Kind(
+        "auxiliary power is not connected", Severity.BLOCK, (Action.SERVICE,), "CHECK_MECHANICALS"
+    ),
     61: Kind("internal micro-controller breakpoint", Severity.BLOCK, RESET, CONTACT_SUPPORT),
     62: Kind("internal micro-controller halt", Severity.BLOCK, RESET, RESET_GPU),
     63: Kind("a memory row or page is to be replaced", Severity.WARN, WATCH, IGNORE),
@@ -108,8 +110,18 @@ KINDS: dict[int, Kind] = {
     79: Kind("the GPU has fallen off the bus", Severity.BLOCK, REBOOT, "RESTART_BM"),
     92: Kind("many correctable memory errors", Severity.WARN, WATCH, IGNORE),
     93: Kind("the InfoROM is written often", Severity.INFO, APPLICATION, IGNORE),
-    94: Kind("contained memory error: only the program that met it died", Severity.WARN, RESTART, RESTART_APP),
-    95: Kind("uncontained memory error: every program on the GPU met it", Severity.BLOCK, RESET, RESET_GPU),
+    94: Kind(
+        "contained memory error: only the program that met it died",
+        Severity.WARN,
+        RESTART,
+        RESTART_APP,
+    ),
+    95: Kind(
+        "uncontained memory error: every program on the GPU met it",
+        Severity.BLOCK,
+        RESET,
+        RESET_GPU,
+    ),
     109: Kind("switching between programs took too long", Severity.WARN, RESTART, RESET_GPU),
     110: Kind("security fault", Severity.BLOCK, RESET, RESET_GPU),
     119: Kind("the GPU's system processor (GSP) does not answer", Severity.BLOCK, RESET, RESET_GPU),

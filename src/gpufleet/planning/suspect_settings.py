@@ -30,6 +30,7 @@ def remarks(
         *_one_name_for_several(declared),
         *(each for model, served in sorted(declared.items()) for each in _parsers(model, served)),
         *(each for stage in stages for each in _nvlink_unused(stage, settings, nodes)),
+        *_reserved_that_are_not_there(settings, nodes),
     )
     return tuple(dict.fromkeys(found))
 
@@ -58,6 +59,11 @@ def _parsers(model: str, served: Served) -> Iterator[str]:
         (each for each in presets.families() if re.search(each.model, name, re.IGNORECASE)), None
     )
     flags = {key.lstrip("-").replace("_", "-"): value for key, value in served.flags.items()}
+    if flags.get("tool-call-parser") and flags.get("enable-auto-tool-choice") is not True:
+        yield (
+            f"serving.{model}.flags.tool-call-parser: does nothing without "
+            "`enable-auto-tool-choice: true`: write that, too, or remove the parser"
+        )
     for flag, field in _PARSERS.items():
         own = getattr(family, field, None)
         if own and isinstance(flags.get(flag), str) and flags[flag] != own:
@@ -89,3 +95,15 @@ def _nvlink_unused(
             "keeps NCCL off it: what they tell each other in every layer goes through host memory; "
             "remove it, unless you are looking for a fault"
         )
+
+
+def _reserved_that_are_not_there(
+    settings: Mapping[str, NodeSettings], nodes: Mapping[str, Node]
+) -> Iterator[str]:
+    for name, node in sorted(nodes.items()):
+        there = {gpu.index for gpu in node.gpus} | set(node.unfit)
+        if gone := sorted(set(settings[name].gpus.reserved) - there):
+            yield (
+                f"gpus.reserved: {name} has no GPU {ranges(gone)}: its GPUs are {ranges(there)}; "
+                "what runs on the one that is meant is not kept free for others"
+            )

@@ -11,6 +11,8 @@ from gpufleet.planning.planner import plan
 from gpufleet.settings.node_settings import NodeSettings
 from tests.unit.planning.test_planner import VLLM, machine, model
 
+CALLS = {"enable-auto-tool-choice": True}
+
 
 def reasons(serving: dict[str, Any], *islands: int, **others: Any) -> list[str]:
     nodes = {"gpu-01": machine("gpu-01", *(islands or (2, 2)))}
@@ -46,14 +48,28 @@ def test_an_entrys_own_name_counts_as_its_served_name() -> None:
 def test_a_parser_of_another_family_is_said(
     path: str, flags: dict[str, str], key: str, right: str
 ) -> None:
-    (said,) = about(reasons({"m": model(model=path, flags=flags)}), f"serving.m.flags.{key}")
+    (said,) = reasons({"m": model(model=path, flags={**CALLS, **flags})})
+    assert said.startswith(f"serving.m.flags.{key}")
     assert f"write `{key}: {right}`" in said
-    assert about(reasons({"m": model(model=path, flags={key: right})}), "serving.m.flags") == []
+    assert reasons({"m": model(model=path, flags={**CALLS, key: right})}) == []
 
 
 def test_of_a_family_that_is_not_known_no_parser_is_judged() -> None:
-    own = model(model="/srv/ours", flags={"tool-call-parser": "hermes"})
-    assert about(reasons({"m": own}), "serving.m.flags") == []
+    own = model(model="/srv/ours", flags={**CALLS, "tool-call-parser": "hermes"})
+    assert reasons({"m": own}) == []
+
+
+def test_a_parser_that_nothing_switches_on_is_said() -> None:
+    flags = {"tool-call-parser": "hermes"}
+    (said,) = about(reasons({"m": model(flags=flags)}), "serving.m.flags.tool-call-parser")
+    assert "does nothing without `enable-auto-tool-choice: true`" in said
+    assert reasons({"m": model(flags={**flags, **CALLS})}) == []
+
+
+def test_a_reserved_gpu_that_is_not_there_is_said() -> None:
+    (said,) = reasons({"m": model()}, gpus={"reserved": [3, 4, 7]})
+    assert said.startswith("gpus.reserved: gpu-01 has no GPU 4,7: its GPUs are 0-3")
+    assert reasons({"m": model()}, gpus={"reserved": [3]}) == []
 
 
 @pytest.mark.parametrize("place", ["serving.m", "vllm"])

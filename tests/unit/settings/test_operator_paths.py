@@ -27,9 +27,7 @@ WRITTEN: dict[str, Any] = {
         "tls": {"certificate_file": "tls/{node}.pem", "key_file": "tls/{node}.key"},
         "basic_auth": {"password_file": "secrets/exporters"},
     },
-    "monitoring": {
-        "alertmanager": {"page": {"webhook_url_file": "secrets/hook"}}
-    },
+    "monitoring": {"alertmanager": {"page": {"webhook_url_file": "secrets/hook"}}},
 }
 THERE = (
     "locks/vllm.txt",
