@@ -51,9 +51,9 @@ CONTEXT_SWITCH = 109
 KEPT = 2000
 
 # One fault of a program writes a line for each part of the GPU that met it, within seconds: lines
-# closer than this are one incident. So many incidents in a day on one GPU, with at most half as many
-# on any other, are no program's any more (ours; NVIDIA's workflow for Xid 13 runs diagnostics when
-# it returns on one GPU).
+# closer than this are one incident. So many incidents in a day on one GPU, with at most half as
+# many on any other, are no program's any more (ours; NVIDIA's workflow for Xid 13 runs diagnostics
+# when it returns on one GPU).
 INCIDENT_APART = 60.0  # seconds
 INCIDENTS_MANY = 5
 DAY = 86400.0  # seconds
