@@ -14,13 +14,15 @@ def read(path: str) -> bytes:
     """
     Return the content of a file that settings name, as the inventory's loader found it.
 
-    Raises `FleetError` naming the file.
+    Raises `FleetError` naming the file, where it was looked for and where it is named.
     """
     try:
         return Path(path).read_bytes()
     except OSError as error:
+        here = "" if Path(path).is_absolute() else f" in {Path.cwd()}"
         raise FleetError(
-            f"{path} cannot be read ({error.strerror}): see `vllm` in group_vars"
+            f"{path} cannot be read{here} ({error.strerror}): see `vllm` in group_vars"
+            + ("; relative paths start at the directory that you run this in" if here else "")
         ) from None
 
 

@@ -149,7 +149,7 @@ def test_messages_are_said_once_and_without_prefixes() -> None:
     ("line", "says"),
     [
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "memory is full"),
-        ("vllm: error: unrecognized arguments: --no-such-flag 3", "does not know a flag"),
+        ("vllm: error: unrecognized arguments: --no-such-flag 3", "in the model's `flags`"),
         ("OSError: [Errno 98] Address already in use", "has the port"),
         ("ValueError: Free memory on device (1/80 GiB) on startup is less than desired", "is free"),
     ],

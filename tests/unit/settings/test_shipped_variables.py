@@ -1,0 +1,16 @@
+"""The files of variables that a checkout comes with."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.support.checkout import ROOT
+from tests.support.rows import each_row
+
+
+@each_row("path", sorted((ROOT / "group_vars").glob("*.yml")), ids=lambda path: path.name)
+def test_an_example_of_a_setting_stands_once(path: Path) -> None:
+    """A second block is forgotten where the first one is changed."""
+    keys = re.findall(r"^# ([a-z_]+):$", path.read_text(), re.MULTILINE)
+    assert sorted(keys) == sorted(set(keys))
