@@ -168,6 +168,12 @@ def _process(process: Process) -> Iterator[tuple[str, Entry]]:
     )
 
 
+def device_files(machine: Machine) -> tuple[str, ...]:
+    """Return the names of the device files that nvidia-modprobe makes, below /dev."""
+    uvm = ("nvidia-uvm", "nvidia-uvm-tools") if "nvidia_uvm" in machine.modules else ()
+    return ("nvidiactl", *(f"nvidia{at}" for at in range(machine.profile.count)), *uvm)
+
+
 def _module(machine: Machine) -> Iterator[tuple[str, Entry]]:
     """What the loaded NVIDIA module shows of itself."""
     if machine.loaded is None:
@@ -176,6 +182,8 @@ def _module(machine: Machine) -> Iterator[tuple[str, Entry]]:
     kind = (
         f"Open Kernel Module for {arch}" if machine.flavour == "open" else f"{arch} Kernel Module"
     )
+    for name in device_files(machine):
+        yield f"/dev/{name}", ""
     yield "/sys/module/nvidia/version", f"{version}\n"
     yield "/sys/module/nvidia/taint", "OE\n" if machine.flavour == "open" else "POE\n"
     yield (

@@ -25,6 +25,7 @@ CHECKS: dict[str, Check] = {
         # The driver.
         Check("driver-loaded", "Does the driver answer?"),
         Check("driver-versions", "Are kernel module and libraries of one version?"),
+        Check("uvm-device", "Has CUDA the device file of its memory?"),
         Check("driver-minimum", "Does the driver run the CUDA that vLLM brings?"),
         Check("compute-capability", "Do vLLM's kernels run on these GPUs?"),
         # Each GPU.

@@ -12,6 +12,7 @@ from gpufleet.catalog.driver_branches import FIRST_CUDA, OLDEST_DRIVER
 from gpufleet.checks.finding import Action, Problem, Severity, Step
 from gpufleet.checks.probe_facts import (
     CannotTell,
+    DoesNotApply,
     GpuReading,
     Needs,
     Reading,
@@ -389,12 +390,55 @@ def compute_capability(gpu: GpuReading) -> Iterator[Problem]:
         )
 
 
+# uvm-device
+
+UVM = "nvidia-uvm"
+
+
+def uvm_device(node: Reading) -> Iterator[Problem]:
+    """
+    /dev/nvidia-uvm is there: without it CUDA does not start.
+
+    CUDA has it made by a setuid program (nvidia-modprobe), which units of gpufleet forbid
+    (NoNewPrivileges). deploys/node.py has it made at each boot, also of a driver that it did not
+    install.
+    """
+    vllm = node.settings.vllm
+    if vllm is not None and vllm.device != "cuda":
+        raise DoesNotApply("vLLM's CPU build uses no GPU")
+    if "devices" not in node.document["driver"]:
+        raise CannotTell("the document is of an older gpufleet, whose probe did not look")
+    if UVM in node.get("driver", "devices"):
+        return
+    loaded = "nvidia_uvm" in node.known("system", "modules", default=[])
+    yield Problem(
+        Severity.BLOCK if vllm is not None else Severity.INFO,
+        f"/dev/{UVM} is not there, and "
+        + ("its module nvidia_uvm is loaded" if loaded else "its module nvidia_uvm is not loaded")
+        + ": vLLM's units may not make it, so CUDA does not start",
+        f"/dev/{UVM}",
+        "CUDA, and NoNewPrivileges in vLLM's units",
+        (
+            Step(Action.CONFIGURE, "now: `nvidia-modprobe -c0 -u`; then `ls -l /dev/nvidia-uvm`"),
+            Step(
+                Action.CONFIGURE,
+                "at each boot: run deploys/node.py, also where you install the driver yourself; or "
+                "`echo nvidia-uvm > /etc/modules-load.d/nvidia-uvm.conf` and a unit of your own "
+                "that runs `nvidia-modprobe -c0 -u` before vllm-*",
+            ),
+        ),
+    )
+
+
 WITHOUT_DRIVER: dict[str, Callable[[Reading], Iterator[Problem]]] = {
     "driver-loaded": driver_loaded,
     "driver-versions": driver_versions,
 }
 
-OF_NODE: dict[str, Callable[[Reading], Iterator[Problem]]] = {"driver-minimum": driver_minimum}
+OF_NODE: dict[str, Callable[[Reading], Iterator[Problem]]] = {
+    "driver-minimum": driver_minimum,
+    "uvm-device": uvm_device,
+}
 
 OF_GPU: dict[str, Callable[[GpuReading], Iterator[Problem]]] = {
     "compute-capability": compute_capability,

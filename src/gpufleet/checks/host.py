@@ -6,12 +6,13 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import permutations
-from typing import Any
 
 from gpufleet.artifacts.model_files import MODELS
 from gpufleet.artifacts.release import CACHE, RELEASES
+from gpufleet.checks import rdma_ports
 from gpufleet.checks.finding import Action, Problem, Severity, Step
-from gpufleet.checks.probe_facts import DoesNotApply, Reading, Unread, expectation
+from gpufleet.checks.probe_facts import DoesNotApply, Reading, Unread
+from gpufleet.formatting import join_names
 
 GIB = 1024  # in MiB, the unit of every size here
 
@@ -37,8 +38,6 @@ MEMORY_EACH_GPU = 2 * GIB
 P2P_OK = 0
 P2P_OFF = 4
 P2P_BETWEEN = {1: "the chipset", 3: "the way between their host bridges"}
-
-PORT_ACTIVE = "4:"  # the link layer's state as the kernel writes it: "4: ACTIVE"
 
 # What the kernel says when it refuses a module (kernel/module/signing.c, security/lockdown).
 _REFUSED = re.compile(
@@ -150,7 +149,7 @@ def _acs(node: Reading, severity: Severity, whom: str) -> Iterator[Problem]:
         yield Problem(
             severity,
             f"{len(redirecting)} of {len(bridges)} PCI bridges above GPUs redirect P2P traffic "
-            f"(ACS): {_some(redirecting)}",
+            f"(ACS): {join_names(redirecting)}",
             f"no redirection: it slows or hangs {whom}",
             "NCCL's user guide, on PCI access control services",
             (
@@ -195,7 +194,8 @@ def _refused(pairs: dict[tuple[int, int], int]) -> Iterator[Problem]:
     if off := by_status.get(P2P_OFF):
         yield Problem(
             Severity.WARN,
-            f"P2P between GPUs is switched off by an option of the driver's module: {_some(off)}",
+            "P2P between GPUs is switched off by an option of the driver's module: "
+            + join_names(off),
             "P2P over PCIe, or NCCL_P2P_DISABLE=1 on purpose",
             "the driver",
             (
@@ -209,7 +209,8 @@ def _refused(pairs: dict[tuple[int, int], int]) -> Iterator[Problem]:
         if refused := by_status.get(status):
             yield Problem(
                 Severity.INFO,
-                f"{what} does not carry P2P between GPUs {_some(refused)}: they go through memory",
+                f"{what} does not carry P2P between GPUs {join_names(refused)}: "
+                "they go through memory",
                 "P2P over PCIe",
                 "the driver",
             )
@@ -348,85 +349,6 @@ def host_memory(node: Reading) -> Iterator[Problem]:
     )
 
 
-# --- RDMA
-
-
-def rdma(node: Reading) -> Iterator[Problem]:
-    """
-    As many InfiniBand or RoCE ports are active as declared, else as siblings have.
-
-    Nothing that gpufleet serves today leaves its node, so a dead port is a `WARN`. Without an
-    expectation a port that is down is as likely not cabled.
-    """
-    ports = _ports(node.get("nics", "infiniband", absent=[]))
-    active = [name for name, up in ports if up]
-    down = [name for name, up in ports if not up]
-    expected = expectation(
-        node.settings.gpus.rdma_ports,
-        "gpus.rdma_ports",
-        [_active(twin) for twin in node.twins],
-    )
-    if expected is not None and len(active) < expected.value:
-        yield Problem(
-            Severity.WARN,
-            f"{len(active)} of {expected.value} RDMA ports are active"
-            + (f"; down: {_some(down)}" if down else "; no other port is there"),
-            f"{expected.value} active ports",
-            expected.source,
-            (
-                Step(Action.LOOK, "ibstat (rdma link): state, physical state, rate"),
-                Step(Action.LOOK, "look at cable, transceiver and the switch's port"),
-                Step(
-                    Action.CONFIGURE,
-                    "InfiniBand needs a subnet manager: sminfo; a device that is not there: lspci "
-                    "-d 15b3:, modprobe mlx5_ib",
-                ),
-                Step(Action.SERVICE, "replace the cable, then the adapter"),
-            ),
-        )
-    elif down and expected is None:
-        yield Problem(
-            Severity.INFO,
-            f"{len(down)} of {len(ports)} RDMA ports are down: {_some(down)}",
-            "declare gpus.rdma_ports to have them watched",
-            "nothing is declared",
-        )
-    modules = node.known("system", "modules", default=["nvidia_peermem"])
-    if node.settings.gpus.rdma_ports and active and "nvidia_peermem" not in modules:
-        yield Problem(
-            Severity.INFO,
-            "nvidia_peermem is not loaded: GPUDirect RDMA works through dma-buf alone",
-            "dma-buf (kernel 5.12, open modules) or nvidia_peermem",
-            "NVIDIA's GPUDirect documentation",
-        )
-
-
-def _active(node: Reading) -> int | None:
-    """Return how many ports of a node are active; None: unread."""
-    try:
-        return sum(up for _, up in _ports(node.get("nics", "infiniband", absent=[])))
-    except Unread:
-        return None
-
-
-def _ports(devices: list[Any]) -> list[tuple[str, bool]]:
-    """Return each RDMA port as "mlx5_0/1" and whether it is active; one that is unread is not."""
-    return [
-        (f"{device['name']}/{port['port']}", str(port["state"]).startswith(PORT_ACTIVE))
-        for device in devices
-        for port in _list(device["ports"])
-    ]
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _some(names: list[str], most: int = 6) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
-
-
 WITHOUT_DRIVER: dict[str, Callable[[Reading], Iterator[Problem]]] = {
     "secure-boot": secure_boot,
     "nouveau": nouveau,
@@ -435,5 +357,5 @@ WITHOUT_DRIVER: dict[str, Callable[[Reading], Iterator[Problem]]] = {
     "clock": clock,
     "shared-memory": shared_memory,
     "host-memory": host_memory,
-    "rdma": rdma,
+    **rdma_ports.WITHOUT_DRIVER,
 }

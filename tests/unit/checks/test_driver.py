@@ -315,3 +315,45 @@ def test_a_capability_that_is_not_told_is_unknown(document, judged):
     said = judged(found)
 
     assert said.worst("compute-capability", gpu=2).severity is Severity.UNKNOWN
+
+
+# --- uvm-device
+
+CUDA = {"vllm": {"version": "0.32.0", "lock": "l", "listen": "127.0.0.1"}}
+CPU = {"vllm": {**CUDA["vllm"], "device": "cpu"}}
+
+
+@each_row(
+    ("settings", "severity", "loaded"),
+    [(CUDA, "block", True), (CUDA, "block", False), ({}, "info", True), (CPU, "ok", True)],
+)
+def test_a_missing_uvm_device_stops_cuda(document, judged, settings, severity, loaded):
+    found = document("h100x8")
+    found["driver"]["devices"] = ["nvidia0", "nvidiactl"]
+    if not loaded:
+        found["system"]["modules"].remove("nvidia_uvm")
+
+    said = judged(found, settings)
+
+    assert said.worst("uvm-device").severity.word == severity
+    if severity == "block":
+        assert ("is not loaded" in said.text("uvm-device")) != loaded
+        assert "nvidia-modprobe -c0 -u" in said.text("uvm-device")
+        assert "also where you install the driver yourself" in said.text("uvm-device")
+
+
+def test_device_files_that_cannot_be_read_are_unknown(document, judged):
+    found = document("h100x8")
+    found["driver"]["devices"] = {"missing": "error", "detail": "I/O error"}
+
+    assert judged(found, CUDA).troubles == {("uvm-device", "unknown", None)}
+
+
+def test_a_probe_of_before_did_not_look_for_device_files_and_that_is_said(document, judged):
+    found = document("h100x8")
+    del found["driver"]["devices"]
+
+    said = judged(found, CUDA)
+
+    assert said.troubles == set()
+    assert "older gpufleet" in said.worst("uvm-device").found

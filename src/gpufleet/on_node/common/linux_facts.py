@@ -309,6 +309,7 @@ MODULE_FACTS: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("module", lambda: line("/sys/module/nvidia/version")),
     ("proc", lambda: line("/proc/driver/nvidia/version").splitlines()[0]),
     ("proc_gpus", lambda: names("/proc/driver/nvidia/gpus")),
+    ("devices", lambda: [name for name in names("/dev") if name.startswith("nvidia")]),
 )
 
 
