@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -42,6 +43,23 @@ class _Number(click.ParamType[int]):
             also = ", or auto" if self.auto else ""
             self.fail(f"{value!r} is no number above 0 (32768, 32k, 32K{also})", param, ctx)
         return number
+
+
+class _Object(click.ParamType[dict[str, Any]]):
+    """A JSON object."""
+
+    name = "json"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> dict[str, Any]:
+        try:
+            found = json.loads(value) if isinstance(value, str) else value
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            self.fail(f'{value!r} is no JSON object, such as {{"key": 1}}', param, ctx)
+        return found
 
 
 _PARALLEL = click.IntRange(min=1)
@@ -90,6 +108,23 @@ _PARALLEL = click.IntRange(min=1)
     help="Of --speculative-config.",
 )
 @click.option(
+    "--speculative-config",
+    type=_Object(),
+    help="As vLLM takes it; its `model` is read as MODEL is.",
+)
+@click.option("--hf-overrides", type=_Object(), help="Changes of config.json: RoPE, length.")
+@click.option("--enable-lora", is_flag=True)
+@click.option("--max-loras", type=_PARALLEL, default=1, show_default=True)
+@click.option("--max-lora-rank", type=_PARALLEL, default=16, show_default=True)
+@click.option("--fully-sharded-loras", is_flag=True)
+@click.option(
+    "--cpu-offload-gb",
+    type=click.FloatRange(min=0),
+    default=0,
+    show_default=True,
+    help="GiB of a GPU's layers that stay in the node's memory.",
+)
+@click.option(
     "--device",
     type=click.Choice(["cuda", "cpu"]),
     default="cuda",
@@ -119,10 +154,12 @@ def size(model: str, *, as_json: bool, **given: Any) -> int:
     gpufleet size meta-llama/Llama-3.1-8B --gpu L4 --max-model-len 16k
     gpufleet size /srv/models/qwen --gpu H100 -tp 2 --vllm 0.24.0 --json
 
-    Exit status: 0 it fits; 1 it does not, or is too near the edge to say; 2 could not say.
+    Exit status: 0 it fits; 1 it does not, or is too near the edge to say, or takes memory that is
+    not counted; 2 could not say.
     """
     from gpufleet.sizing import checkpoint_reader, fit
     from gpufleet.sizing.architectures.description import describe
+    from gpufleet.sizing.architectures.overrides import with_overrides
 
     options = _options(given)
     hub = checkpoint_reader.Hub(
@@ -131,7 +168,14 @@ def size(model: str, *, as_json: bool, **given: Any) -> int:
     files = checkpoint_reader.read(
         model, revision=given["revision"], hub=hub, seconds=given["seconds"]
     )
+    files = with_overrides(files, given["hf_overrides"] or {})
     description = describe(files)
+    if options.draft_model:
+        try:
+            read = checkpoint_reader.read(options.draft_model, hub=hub, seconds=given["seconds"])
+            description = replace(description, draft=describe(read))
+        except FleetError as error:
+            description = replace(description, draft="; ".join(error.problems))
     found = fit.size(description, options)
     if as_json:
         document = {
@@ -168,8 +212,14 @@ def version(text: str) -> tuple[int, ...]:
 
 def _options(given: dict[str, Any]) -> Options:
     from gpufleet.catalog.gpu_models import card
+    from gpufleet.sizing.lora_memory import Lora
     from gpufleet.sizing.options import Options
 
+    speculative = given["speculative_config"] or {}
+    tokens = speculative.get("num_speculative_tokens", given["num_speculative_tokens"])
+    lora = Lora(
+        given["max_loras"], given["max_lora_rank"], fully_sharded=given["fully_sharded_loras"]
+    )
     memory, capability, product = given["gpu_memory_gib"], None, None
     if given["gpu"]:
         found = card(given["gpu"])
@@ -201,12 +251,20 @@ def _options(given: dict[str, Any]) -> Options:
         block_size=given["block_size"],
         enforce_eager=given["enforce_eager"],
         prefix_caching=given["enable_prefix_caching"],
-        speculative_tokens=given["num_speculative_tokens"],
+        speculative_tokens=tokens if isinstance(tokens, int) else 0,
+        speculative_method=_word(speculative.get("method")),
+        draft_model=_word(speculative.get("model")),
+        lora=lora if given["enable_lora"] else None,
+        cpu_offload_gib=given["cpu_offload_gb"],
         hybrid_manager=not given["disable_hybrid_kv_cache_manager"],
         compute_capability=capability,
         device=given["device"],
         gpu=product,
     )
+
+
+def _word(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 # -- for people ------------------------------------------------------------------------------------
@@ -239,6 +297,8 @@ def _print(origin: str, description: Description, options: Options, found: Sizin
     style = "green" if found.fits else "bold red"
     if not found.fits and found.confidence != "certain":
         verdict, style = "near the edge: it may start, or not", "yellow"
+    if found.confidence == "unknown":
+        verdict, style = "not known: it takes memory that is not counted", "yellow"
     console.print(Text(verdict, style=style))
     for reason in found.as_json()["reasons"]:
         console.print(Text(printable(f"- {reason}")))

@@ -7,15 +7,18 @@ place of its description, and the plan says what that means.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from gpufleet.errors import FleetError
 from gpufleet.node.topology import value_or
+from gpufleet.planning.candidates import config_overrides, draft_model
 from gpufleet.settings.node_variables import NodeVars
 from gpufleet.settings.serving_settings import Served, Vllm
 from gpufleet.sizing.architectures.description import Described, ModelFiles, describe
+from gpufleet.sizing.architectures.overrides import with_overrides
 from gpufleet.sizing.checkpoint_reader import Hub, read
 
 # The Hub is asked for some kilobytes of each model; a fleet's plan waits no longer for it.
@@ -25,7 +28,16 @@ SECONDS = 60.0
 def model_directories(declared: Mapping[str, NodeVars]) -> dict[str, tuple[str, ...]]:
     """Return for each node the directories whose models' files its probe has to read."""
     return {
-        name: tuple(sorted({each.model for each in node.settings.serving.values() if each.is_path}))
+        name: tuple(
+            sorted(
+                {
+                    path
+                    for each in node.settings.serving.values()
+                    for path in (each.model, draft_model(each) or "")
+                    if path.startswith("/")
+                }
+            )
+        )
         for name, node in declared.items()
     }
 
@@ -54,18 +66,38 @@ def describe_models(
 
 
 def _describe_one(
-    served: Served, vllm: Vllm | None, documents: Iterable[Mapping[str, Any]]
+    served: Served, vllm: Vllm | None, documents: Sequence[Mapping[str, Any]]
 ) -> Described:
     try:
-        if served.is_path:
-            return describe(_read_from_nodes(served.model, documents))
-        hub = Hub(
-            endpoint=vllm.hf_endpoint if vllm else None,
-            token_file=vllm.hf_token_file if vllm else None,
-        )
-        return describe(read(served.model, revision=served.revision, hub=hub, seconds=SECONDS))
+        files = _read(served.model, served.revision, vllm, documents)
+        found = describe(with_overrides(files, config_overrides(served)))
     except FleetError as error:
         return "; ".join(error.problems)
+    if not (draft := draft_model(served)):
+        return found
+    return replace(found, draft=_describe_draft(draft, vllm, documents))
+
+
+def _describe_draft(
+    draft: str, vllm: Vllm | None, documents: Sequence[Mapping[str, Any]]
+) -> Described:
+    try:
+        return describe(_read(draft, None, vllm, documents))
+    except FleetError as error:
+        return "; ".join(error.problems)
+
+
+def _read(
+    model: str, revision: str | None, vllm: Vllm | None, documents: Iterable[Mapping[str, Any]]
+) -> ModelFiles:
+    """Raises `FleetError` where neither the nodes nor the Hub have its config.json."""
+    if model.startswith("/"):
+        return _read_from_nodes(model, documents)
+    hub = Hub(
+        endpoint=vllm.hf_endpoint if vllm else None,
+        token_file=vllm.hf_token_file if vllm else None,
+    )
+    return read(model, revision=revision, hub=hub, seconds=SECONDS)
 
 
 def _read_from_nodes(path: str, documents: Iterable[Mapping[str, Any]]) -> ModelFiles:

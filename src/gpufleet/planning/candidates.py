@@ -29,6 +29,7 @@ from gpufleet.flags.normalize import human_readable
 from gpufleet.planning.flag_layers import requested_context
 from gpufleet.planning.parallelism import Division, Kind, parts_per_node, replica_capacity, spread
 from gpufleet.settings.serving_settings import Served
+from gpufleet.sizing.lora_memory import Lora
 from gpufleet.sizing.options import AUTO_LENGTH, Options, Sizing
 from gpufleet.versions import numbers
 
@@ -236,8 +237,11 @@ def _check_node_count(candidate: Candidate, takes: float, fewest: float, nodes: 
 
 
 def _accept_explicit(candidate: Candidate) -> Candidate:
-    """Take what the operator set, near the edge too, and say so; not what is certain to fail."""
-    if candidate.verdict is not Verdict.NEAR:
+    """
+    Take what the operator set, near the edge and not counted too, and say so; not what is certain
+    to fail.
+    """
+    if candidate.verdict is Verdict.NO:
         return candidate
     reason = f"taken because `tensor_parallel` is set: {candidate.reason}"
     return replace(candidate, reason=reason, chosen=True)
@@ -307,6 +311,8 @@ def powers_of_two(least: int, most: int) -> list[int]:
 
 
 def _verdict(served: Served, division: Division, sizing: Sizing) -> tuple[Verdict, str]:
+    if sizing.confidence == "unknown":
+        return Verdict.UNKNOWN, "; ".join(sizing.reasons)
     if not sizing.fits:
         # What to write instead, the plan says with its own keys (`remedies`), not vLLM's flags.
         why = "; ".join(sizing.reasons) or "the KV cache of one request does not fit"
@@ -469,7 +475,9 @@ def _heads(count: int) -> str:
 
 def sizing_options(served: Served, kind: Kind, division: Division) -> Options:
     """Return vLLM's options of one replica, as far as they decide what it takes."""
-    flags = {name.replace("_", "-"): value for name, value in served.flags.items()}
+    flags = _flags(served)
+    speculative = read_object(flags.get("speculative-config"))
+    tokens = speculative.get("num_speculative_tokens")
     return Options(
         gpu_memory_gib=memory_gib(kind),
         vllm=numbers(kind.vllm),
@@ -491,7 +499,11 @@ def sizing_options(served: Served, kind: Kind, division: Division) -> Options:
         block_size=_integer(flags.get("block-size")),
         enforce_eager=flags.get("enforce-eager") is True,
         prefix_caching=_switch(flags.get("enable-prefix-caching")),
-        speculative_tokens=_speculative_tokens(flags.get("speculative-config")),
+        speculative_tokens=tokens if isinstance(tokens, int) else 0,
+        speculative_method=_text(speculative.get("method")),
+        draft_model=draft_model(served),
+        lora=_lora(flags),
+        cpu_offload_gib=_fraction(flags.get("cpu-offload-gb")) or 0.0,
         hybrid_manager=flags.get("disable-hybrid-kv-cache-manager") is not True,
         compute_capability=kind.compute_capability,
         device="cpu" if kind.device == "cpu" else "cuda",
@@ -533,11 +545,45 @@ def _switch(value: Any) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
-def _speculative_tokens(value: Any) -> int:
+def _flags(served: Served) -> dict[str, Any]:
+    return {name.replace("_", "-"): value for name, value in served.flags.items()}
+
+
+def draft_model(served: Served) -> str | None:
+    """Return `model` of `speculative-config` in `flags`; None: there is none."""
+    return _text(read_object(_flags(served).get("speculative-config")).get("model"))
+
+
+def config_overrides(served: Served) -> dict[str, Any]:
+    """Return what `flags` change of the model's config.json: `hf-overrides`, `rope-scaling`."""
+    flags = _flags(served)
+    found = read_object(flags.get("hf-overrides"))
+    if scaling := read_object(flags.get("rope-scaling")):
+        found = {"rope_scaling": scaling, **found}
+    return found
+
+
+def read_object(value: Any) -> dict[str, Any]:
+    """Return a flag's JSON object; {}: there is none, or the flags' check says why."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except ValueError:
-            return 0
-    tokens = value.get("num_speculative_tokens") if isinstance(value, Mapping) else None
-    return tokens if isinstance(tokens, int) else 0
+            return {}
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def _lora(flags: Mapping[str, Any]) -> Lora | None:
+    if flags.get("enable-lora") is not True:
+        return None
+    return Lora(
+        max_loras=_integer(flags.get("max-loras")) or 1,
+        max_rank=_integer(flags.get("max-lora-rank")) or 16,
+        fully_sharded=flags.get("fully-sharded-loras") is True,
+        dtype=lora_dtype(flags.get("lora-dtype")),
+    )
+
+
+def lora_dtype(value: Any) -> str:
+    """Return the dtype of `--lora-dtype`; the model's where it is none that sizing knows."""
+    return value if value in ("float16", "bfloat16", "float32") else "auto"

@@ -264,6 +264,12 @@ class ModelAllocation:
             )
         best = max(judged, key=lambda each: (each.kind.memory_mib * each.kind.gpus, str(each.kind)))
         last = max(best.candidates, key=_nearest)
+        if last.verdict is Verdict.UNKNOWN:
+            return (
+                f"serving.{self.name}: whether it fits on {nodes} is not known: {last.reason}; set "
+                "`tensor_parallel` to the number of GPUs that it needs, which the plan takes "
+                "unchecked, or leave out what is not counted"
+            )
         ways = suggestions.remedies(
             self.served, description, best.kind, best.nodes, sizer=self.sizer
         )
@@ -420,10 +426,11 @@ class ModelAllocation:
     def _chosen_divisions(self) -> Iterator[str]:
         for kind, each in self.considered.items():
             if chosen := each.chosen:
-                if chosen.verdict is Verdict.UNKNOWN:
+                if chosen.sizing is None:
                     yield f"{self.name}: {chosen.reason}"
-                else:
-                    yield f"{self.name} on {kind}: {chosen.division}, {_numbers_text(chosen)}"
+                    continue
+                yield f"{self.name} on {kind}: {chosen.division}, {_numbers_text(chosen)}"
+                yield from (f"{self.name}: {note}" for note in chosen.sizing.notes)
 
 
 def _numbers_text(chosen: Candidate) -> str:
@@ -546,7 +553,8 @@ def _nearest(candidate: Candidate) -> tuple[bool, int, int, int]:
     """Order candidates that do not fit: fewest obstacles, fewest nodes, then the most GPUs."""
     obstacles = len(candidate.sizing.reasons) if candidate.sizing else 0
     division = candidate.division
-    return candidate.verdict is Verdict.NEAR, -obstacles, -division.nodes, division.gpus
+    nearer = candidate.verdict in {Verdict.NEAR, Verdict.UNKNOWN}
+    return nearer, -obstacles, -division.nodes, division.gpus
 
 
 def _gpus(count: int) -> str:

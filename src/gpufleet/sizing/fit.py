@@ -22,9 +22,11 @@ from gpufleet.sizing.architectures.description import Description
 from gpufleet.sizing.architectures.max_length import text_part
 from gpufleet.sizing.fit_suggestions import SmallCache, explain, gib, rounded_down, suggest
 from gpufleet.sizing.launch_rules.rules import Choice, refusals
+from gpufleet.sizing.not_counted import counted, not_counted
 from gpufleet.sizing.options import AUTO_LENGTH, NEWEST, Confidence, Options, Sizing, check_options
 from gpufleet.sizing.stage_memory import (
     StageMemory,
+    counted_draft,
     requested_length,
     resolve_defaults,
     resolve_dtype,
@@ -47,16 +49,18 @@ def size(description: Description, options: Options) -> Sizing:
     """
     Return what `description` takes on one GPU with `options`, and whether it starts.
 
-    What vLLM refuses whatever the memory stands in `reasons`. Raises `FleetError` where the release
-    is older than V1's engine, or a dtype or quantization is unknown.
+    What vLLM refuses whatever the memory stands in `reasons`, and so does what takes memory that is
+    not known here: then it does not fit, and `confidence` is "unknown". Raises `FleetError` where
+    the release is older than V1's engine, or a dtype or quantization is unknown.
     """
     found, too_small = _judge(description, options)
-    smallest = smallest_gpus(description, options)
+    smallest = smallest_gpus(description, counted(description, options))
     remedy = ""
     if too_small:
 
         def starts(changed: Options) -> bool:
-            return not _refusals(description, changed) and _sizing_of(description, changed).fits
+            known = counted(description, changed)
+            return not _refusals(description, changed) and _sizing_of(description, known).fits
 
         remedy = suggest(options, found, smallest, starts)
     return replace(found, smallest_gpus=smallest, remedy=remedy)
@@ -165,13 +169,15 @@ def _judge(description: Description, options: Options) -> tuple[Sizing, bool]:
     worst, best = estimate.worst, estimate.best
     certain = worst.starts and not beyond and sequences <= worst.blocks
     impossible = bool(refused) or not best.starts or sequences > best.blocks
-    reasons = refused or tuple(_doubts(options, estimate, beyond, sequences))
+    unknown = () if impossible else tuple(not_counted(description, options))
+    confidence: Confidence = "certain" if certain or impossible else "near the edge"
     sizing = _sizing(
         options,
         estimate,
-        fits=certain and not impossible,
-        confidence="certain" if certain or impossible else "near the edge",
-        reasons=(*reasons, *_notes(description, options)),
+        fits=certain and not impossible and not unknown,
+        confidence="unknown" if unknown else confidence,
+        reasons=(*(refused or _doubts(options, estimate, beyond, sequences)), *unknown),
+        notes=tuple(_notes(description, options)),
     )
     return sizing, not worst.starts and not refused
 
@@ -217,6 +223,7 @@ def _sizing(
     fits: bool,
     confidence: Confidence,
     reasons: tuple[str, ...],
+    notes: tuple[str, ...],
 ) -> Sizing:
     """Return the estimate as numbers of one GPU."""
     chosen, report, start = estimate.chosen, estimate.report, estimate.tightest.start
@@ -224,6 +231,7 @@ def _sizing(
         fits=fits,
         confidence=confidence,
         reasons=reasons,
+        notes=notes,
         weights_bytes_per_gpu=estimate.heaviest,
         kv_bytes_per_token_per_gpu=report.bytes_per_token_per_gpu or _window_bytes(estimate.layout),
         kv_bytes_for_max_model_len_per_gpu=report.bytes_for_max_model_len_per_gpu,
@@ -255,7 +263,10 @@ def _kv_layout(
 ) -> kv_bytes.Layout:
     architecture = description.architecture
     caches = list(kv_bytes.caches(architecture, layers))
-    if options.speculative_tokens:
+    if draft := counted_draft(description, options):
+        whole = range(len(draft.architecture.layers))
+        caches[-1] += kv_bytes.caches(draft.architecture, [whole])[0]
+    elif options.speculative_tokens:
         caches[-1] += kv_bytes.draft_caches(architecture)
     return kv_bytes.Layout(
         stages=tuple(caches),
@@ -315,6 +326,7 @@ def _refusals(description: Description, options: Options) -> tuple[str, ...]:
         dtype=options.dtype,
         kv_cache_dtype=options.kv_cache_dtype,
         quantization=options.quantization,
+        lora_rank=options.lora.max_rank if options.lora else None,
         # One that is given is compared with the other's default.
         max_num_seqs=chosen.max_num_seqs,
         max_num_batched_tokens=chosen.max_num_batched_tokens,
@@ -419,5 +431,9 @@ def _notes(description: Description, options: Options) -> Iterator[str]:
             f"vLLM {release} is newer than what is known here: counted as "
             f"{'.'.join(map(str, NEWEST))}, with twice the error"
         )
-    if options.speculative_tokens and not description.architecture.draft_layers:
-        yield "a draft model's own weights and cache are not counted"
+    if options.cpu_offload_gib:
+        yield (
+            f"--cpu-offload-gb {options.cpu_offload_gib:g}: each GPU's process needs as many GiB "
+            "of the node's memory, which is not compared with what it has, and each step reads "
+            "them over PCIe"
+        )

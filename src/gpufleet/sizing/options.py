@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
 from gpufleet.errors import FleetError
+from gpufleet.sizing.lora_memory import Lora
 
-Confidence: TypeAlias = Literal["certain", "near the edge"]
+Confidence: TypeAlias = Literal["certain", "near the edge", "unknown"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,14 @@ class Options:
     enforce_eager: bool = False
     prefix_caching: bool | None = None
     speculative_tokens: int = 0
+    speculative_method: str | None = None
+    """`method` of `--speculative-config`; None: not given."""
+    draft_model: str | None = None
+    """`model` of `--speculative-config`: what it is, the description's `draft` says."""
+    lora: Lora | None = None
+    """With `--enable-lora`."""
+    cpu_offload_gib: float = 0.0
+    """`--cpu-offload-gb`: so much of a rank's layers lies in the node's memory."""
     hybrid_manager: bool = True
     compute_capability: tuple[int, int] | None = None
     """(9, 0) is Hopper; None: unknown, and what depends on it is not judged."""
@@ -61,7 +70,7 @@ class Sizing:
     """Starts, beyond the estimates' error, and nothing in vLLM refuses it."""
     confidence: Confidence
     reasons: tuple[str, ...]
-    """Sentences: why it does not fit, and what was not counted exactly."""
+    """Sentences: why it does not fit, or why that is not known."""
     weights_bytes_per_gpu: int
     """Of the largest rank."""
     kv_bytes_per_token_per_gpu: int
@@ -93,14 +102,17 @@ class Sizing:
     vllm: tuple[int, ...]
     cuda_graphs_in_budget: bool = True
     """Or on top of it: up to 0.19, and with the second model runner up to 0.28."""
+    notes: tuple[str, ...] = ()
+    """Sentences: what was not counted exactly."""
     remedy: str = ""
     """Which single changes are certain to make room; "" where memory is not what is missing."""
 
     def as_json(self) -> dict[str, Any]:
         """Return it as `gpufleet size --json` prints it: units in the names."""
         document = asdict(self)
-        document["reasons"] = [*self.reasons, *([self.remedy] if self.remedy else [])]
-        del document["remedy"]
+        remedy = [self.remedy] if self.remedy else []
+        document["reasons"] = [*self.reasons, *self.notes, *remedy]
+        del document["remedy"], document["notes"]
         document["vllm"] = ".".join(map(str, self.vllm))
         return document
 
@@ -151,6 +163,13 @@ def check_options(options: Options) -> None:
         options.max_model_len > 0 or options.max_model_len == AUTO_LENGTH
     ):
         problems.append(f"--max-model-len {options.max_model_len}: has to be more than 0, or auto")
+    if options.lora and (options.lora.max_loras < 1 or options.lora.max_rank < 1):
+        problems.append("--max-loras and --max-lora-rank have to be at least 1")
+    if not 0 <= options.cpu_offload_gib <= MOST_GIB:
+        problems.append(
+            f"--cpu-offload-gb {options.cpu_offload_gib:g}: has to be at least 0, and not more "
+            f"than {MOST_GIB:,}"
+        )
     share = options.gpu_memory_utilization
     if share is not None and not 0 < share <= 1:
         problems.append(f"--gpu-memory-utilization {share:g}: has to be above 0 and at most 1")

@@ -9,6 +9,7 @@ from gpufleet.errors import FleetError
 from gpufleet.sizing.architectures.description import Description
 from gpufleet.sizing.architectures.quantization import canonical_method, online_quantization
 from gpufleet.sizing.architectures.quantization_scheme import Quantization
+from gpufleet.sizing.lora_memory import ERROR, Lora, lora_bytes, why_not_counted
 from gpufleet.sizing.options import AUTO_LENGTH, NEWEST, Options
 from gpufleet.sizing.rank_weights import SIZES, Sharding
 from gpufleet.sizing.startup_memory import (
@@ -144,13 +145,33 @@ def stage_memory(
     inexact = _weight_error(description, quantization)
     stages = []
     for number, stage in enumerate(weighed):
-        start = last if number == len(weighed) - 1 else inner
-        weights = stage.bytes
-        if start is last:
+        is_last = number == len(weighed) - 1
+        start = last if is_last else inner
+        # Layers stay in the node's memory, a parameter at a time, until that many bytes are there:
+        # UVAOffloader in vllm/model_executor/offloader/uva.py of 0.31.0.
+        weights = stage.bytes - min(int(options.cpu_offload_gib * GIB), stage.layer_bytes)
+        if is_last:
             weights += _draft_bytes(description, options, dtype)
         error = math.hypot(start.error, inexact * weights)
+        if options.lora and not why_not_counted(architecture):
+            adapters = lora_bytes(
+                architecture,
+                options.lora,
+                sharding(options),
+                stage.layers,
+                dtype=dtype,
+                first=number == 0,
+                last=is_last,
+            )
+            weights += adapters
+            error += ERROR * adapters + _adapters_in_a_run(options.lora, chosen)
         stages.append(_stage(options, chosen, weights, start, int(error)))
     return stages, [stage.layers for stage in weighed]
+
+
+def _adapters_in_a_run(lora: Lora, chosen: Defaults) -> int:
+    """Return the bytes between an adapter's two matrices, float32, for three outputs at once."""
+    return 3 * 4 * chosen.max_num_batched_tokens * lora.max_rank
 
 
 def _stage(
@@ -198,10 +219,21 @@ def sharding(options: Options) -> Sharding:
 
 def _draft_bytes(description: Description, options: Options, dtype: str) -> int:
     """
-    Return the weights of the checkpoint's own draft layers, loaded where tokens are guessed.
+    Return the weights of a draft model, or of the checkpoint's own draft layers, loaded where
+    tokens are guessed.
 
-    They are quantized as layers after the decoder's last one, on one stage.
+    The latter are quantized as layers after the decoder's last one, on one stage.
     """
+    if (draft := counted_draft(description, options)) is not None:
+        return weight_bytes(
+            draft.architecture,
+            draft.quantization,
+            replace(sharding(options), pipeline=1),
+            dtype=dtype if options.dtype != "auto" else "auto",
+            stored=draft.stored or draft.stored_bytes,
+            vllm=options.vllm,
+            compute_capability=options.compute_capability,
+        )[0].bytes
     architecture = description.architecture
     if not options.speculative_tokens or not architecture.draft_layers:
         return 0
@@ -215,6 +247,20 @@ def _draft_bytes(description: Description, options: Options, dtype: str) -> int:
         for each in (longer, architecture)
     )
     return with_drafts - without
+
+
+def counted_draft(description: Description, options: Options) -> Description | None:
+    """
+    Return the draft model whose weights and cache are counted.
+
+    A model of its own, divided as the target is (draft_tensor_parallel_size in
+    vllm/config/speculative.py). EAGLE and the like share what differs by class with their target:
+    those are not known.
+    """
+    draft = description.draft
+    if not options.draft_model or options.speculative_method not in (None, "draft_model"):
+        return None
+    return draft if isinstance(draft, Description) else None
 
 
 def _weight_error(description: Description, quantization: Quantization | None) -> float:

@@ -31,6 +31,8 @@ class Weighed:
 
     bytes: int
     layers: range
+    layer_bytes: int = 0
+    """Of the layers alone."""
 
 
 def weight_bytes(
@@ -63,18 +65,15 @@ def weight_bytes(
     weighed = []
     for stage, layers in enumerate(ranges):
         first, last = stage == 0, stage == len(ranges) - 1
-        total = (
-            workspace
-            + plan.unknown
-            + sum(
-                round(sizes[kind] * plan.factors[kind]) * many
-                for kind, many in Counter(plan.kind_of[layer] for layer in layers).items()
-            )
+        in_layers = sum(
+            round(sizes[kind] * plan.factors[kind]) * many
+            for kind, many in Counter(plan.kind_of[layer] for layer in layers).items()
         )
+        total = workspace + plan.unknown + in_layers
         for part, size in zip(architecture.parts, sizes_of_parts, strict=True):
             if _is_on(part, vllm, first=first, last=last, tied=architecture.tied):
                 total += size
-        weighed.append(Weighed(total, layers))
+        weighed.append(Weighed(total, layers, in_layers))
     return tuple(weighed)
 
 

@@ -116,6 +116,35 @@ def test_what_cannot_be_said_is_status_2_in_a_sentence(llama, arguments, says):
     assert found.stdout == ""
 
 
+def test_flags_that_take_memory_are_counted_or_named(llama):
+    """A draft model is read as the model is; where it cannot be, nothing is certified."""
+    gpu = ("--gpu", "L40S", "--max-model-len", "16k", "--json")
+    plain = json.loads(run(llama, *gpu).stdout)
+    lora = json.loads(run(llama, *gpu, "--enable-lora", "--max-loras", "8").stdout)
+    draft = {"model": str(llama), "num_speculative_tokens": 2}
+    with_draft = json.loads(run(llama, *gpu, "--speculative-config", json.dumps(draft)).stdout)
+    unread = {**draft, "model": "/nowhere"}
+    unknown = run(llama, *gpu[:-1], "--speculative-config", json.dumps(unread))
+
+    assert plain["fits"]
+    assert lora["weights_bytes_per_gpu"] > plain["weights_bytes_per_gpu"]
+    assert with_draft["weights_bytes_per_gpu"] == 2 * plain["weights_bytes_per_gpu"]
+    assert unknown.returncode == 1
+    assert "not known: it takes memory that is not counted" in unknown.stdout
+    assert "/nowhere" in unknown.stdout
+
+
+def test_a_context_that_is_lengthened_and_layers_outside_of_the_gpu(llama):
+    longer = ("--hf-overrides", '{"max_position_embeddings": 262144}', "--max-model-len", "256K")
+    assert run(llama, "--gpu", "H200", *longer).returncode == 0
+    assert run(llama, "--gpu", "H200", *longer[2:]).returncode == 1
+    assert run(llama, "--gpu", "H200", "--hf-overrides", "[1]").returncode == 2
+
+    small = ("--gpu", "T4", "--max-model-len", "4096")
+    assert run(llama, *small).returncode == 1
+    assert run(llama, *small, "--cpu-offload-gb", "8").returncode == 0
+
+
 def test_an_unknown_architecture_is_refused_by_its_name(tmp_path):
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLMs"]}')
 

@@ -226,7 +226,7 @@ def test_a_newer_release_is_counted_as_the_newest_known_with_twice_the_error():
 
     assert newer.kv_cache_tokens == known.kv_cache_tokens
     assert newer.estimate_error_bytes_per_gpu == 2 * known.estimate_error_bytes_per_gpu
-    assert any("newer than what is known" in reason for reason in newer.reasons)
+    assert any("newer than what is known" in note for note in newer.notes)
 
 
 @each_row(

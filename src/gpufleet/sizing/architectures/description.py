@@ -31,6 +31,8 @@ class Description:
     config: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
     """What could not be read of the files, as sentences."""
+    draft: Description | str | None = None
+    """The draft model of `--speculative-config`, or a sentence that says why it is not known."""
 
 
 Described: TypeAlias = Description | str

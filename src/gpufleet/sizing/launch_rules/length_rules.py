@@ -23,8 +23,19 @@ def check_max_model_len(case: LaunchCase) -> Iterator[Refused]:
             f"--max-model-len {wanted} is beyond the {longest} tokens of {case.model}'s config",
             "vllm/config/model.py: _get_and_verify_max_len",
             longest,
-            "lengthen it with rope parameters in --hf-overrides, as the model's card says",
+            _how_to_lengthen(case),
         )
+
+
+_YARN_LENGTHENS_NOT = (0, 30)
+"""YaRN's factor counts no more: see `max_length.longest_model_len`."""
+
+
+def _how_to_lengthen(case: LaunchCase) -> str:
+    key = "rope_scaling" if case.vllm < (0, 12) else "rope_parameters"
+    both = f"`{key}` and `max_position_embeddings`"
+    what = f"`{key}`" if case.vllm < _YARN_LENGTHENS_NOT else f"{both}, which this release wants,"
+    return f"lengthen it with {what} in `hf-overrides`, as the model's card says"
 
 
 def check_batched_tokens(case: LaunchCase) -> Iterator[Refused]:

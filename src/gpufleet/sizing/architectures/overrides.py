@@ -1,0 +1,43 @@
+"""A config.json as `--hf-overrides` changes it.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from gpufleet.sizing.architectures.description import ModelFiles
+
+
+def with_overrides(files: ModelFiles, overrides: Mapping[str, Any]) -> ModelFiles:
+    """
+    Return a model's files as vLLM reads them with `--hf-overrides`.
+
+    A value replaces the config's; one of a part that the config has (`text_config`) changes what it
+    names of that part. A new `rope_scaling` or `rope_parameters` takes the place of either. Source:
+    get_config in vllm/transformers_utils/config.py, and _apply_dict_overrides in
+    vllm/config/model.py.
+    """
+    if not overrides:
+        return files
+    return replace(files, config=_merged(files.config, overrides))
+
+
+_ROPE = ("rope_scaling", "rope_parameters")
+"""Two names of one thing: the older releases' and the newer ones'."""
+
+
+def _merged(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(config)
+    if any(key in overrides for key in _ROPE):
+        found = {key: value for key, value in found.items() if key not in _ROPE}
+    for key, value in overrides.items():
+        below = config.get(key)
+        part = isinstance(below, Mapping) and isinstance(value, Mapping) and _is_part(key)
+        found[key] = _merged(below, value) if part else value  # type: ignore[arg-type]
+    return found
+
+
+def _is_part(key: str) -> bool:
+    """Say whether vLLM has a config of its own for this key, which an override changes within."""
+    return key.endswith("_config") and key != "quantization_config"

@@ -1,0 +1,128 @@
+"""
+What vLLM sets aside for LoRA adapters: two thin matrices beside each linear layer.  Pure.
+
+They are made when the model is loaded, full of zeros, for `--max-loras` adapters of
+`--max-lora-rank` each, whatever adapters there are. Source: create_lora_weights in vllm/lora/layers
+of 0.31.0: base_linear.py, column_parallel_linear.py, row_parallel_linear.py,
+vocab_parallel_embedding.py and logits_processor.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpufleet.sizing.architectures.components import (
+    Architecture,
+    LatentCache,
+    Split,
+    StateCache,
+    Weight,
+)
+from gpufleet.sizing.rank_weights import SIZES, Sharding
+
+_WITH_EMBEDDING = {
+    "ApertusForCausalLM",
+    "DeciLMForCausalLM",
+    "Exaone4ForCausalLM",
+    "ExaoneForCausalLM",
+    "GraniteForCausalLM",
+    "HyperCLOVAXForCausalLM",
+    "Jais2ForCausalLM",
+    "LlamaForCausalLM",
+    "MiniCPMForCausalLM",
+    "NemotronForCausalLM",
+    "Qwen3ForCausalLM",
+    "SolarForCausalLM",
+}
+"""Classes that load adapters of their embedding and head: `embedding_modules` has both in their
+modules under vllm/model_executor/models of 0.31.0."""
+
+ERROR = 0.05
+"""Of the adapters' bytes: what releases do differently (256 more tokens of the vocabulary up to
+0.11), and what the allocator rounds up."""
+
+
+@dataclass(frozen=True)
+class Lora:
+    """How adapters are served, by vLLM's flags."""
+
+    max_loras: int = 1
+    """Adapters in one batch."""
+    max_rank: int = 16
+    fully_sharded: bool = False
+    dtype: str = "auto"
+    """Of the adapters; auto: the model's."""
+
+
+def why_not_counted(architecture: Architecture) -> str:
+    """Return why the adapters' memory of this class is not known; "" where it is."""
+    if architecture.multimodal:
+        return "which layers of a multimodal model get matrices differs by class and release"
+    if architecture.experts:
+        return "releases differ in what a layer of experts gets"
+    kinds = {type(cache) for layer in architecture.layers for cache in layer.caches}
+    if kinds & {LatentCache, StateCache}:
+        return "which layers beside attention and MLP get matrices is not known"
+    return ""
+
+
+def lora_bytes(
+    architecture: Architecture,
+    lora: Lora,
+    sharding: Sharding,
+    layers: range,
+    *,
+    dtype: str,
+    first: bool,
+    last: bool,
+) -> int:
+    """
+    Return the bytes of the adapters' matrices on one rank of a pipeline stage.
+
+    `dtype` is the model's; `first` and `last` say which stage it is: the embedding is on one, the
+    head on the other.
+    """
+    numbers = sum(
+        _layer_numbers(architecture.layers[number].weights, lora, sharding) for number in layers
+    )
+    if architecture.name in _WITH_EMBEDDING:
+        wide = architecture.vocab_size + architecture.hidden_size
+        numbers += lora.max_rank * wide * (first + last)
+    size = SIZES[dtype if lora.dtype == "auto" else lora.dtype]
+    return numbers * lora.max_loras * size
+
+
+def _layer_numbers(weights: Iterable[Weight], lora: Lora, sharding: Sharding) -> int:
+    """Return the numbers of one adapter in one layer."""
+    numbers = 0
+    inputs: set[str] = set()
+    for weight in weights:
+        if not weight.linear or weight.columns == 1:
+            continue
+        rows, columns = _of_a_rank(weight, sharding)
+        into = out = lora.max_rank
+        if lora.fully_sharded and weight.split in {Split.ROWS, Split.HEADS}:
+            into //= sharding.tensor
+        if lora.fully_sharded and weight.split is Split.COLUMNS:
+            rows //= sharding.tensor
+        # What the checkpoint has as one matrix has one input for all of its outputs.
+        if weight.name not in inputs:
+            numbers += into * columns * weight.count
+        inputs.add(weight.name)
+        numbers += out * rows * weight.count
+    return numbers
+
+
+def _of_a_rank(weight: Weight, sharding: Sharding) -> tuple[int, int]:
+    """Return the rows and columns of a weight on one rank."""
+    tensor = sharding.tensor
+    match weight.split:
+        case Split.ROWS:
+            return -(-weight.rows // tensor), weight.columns
+        case Split.HEADS:
+            heads = max(1, weight.heads // tensor)
+            return weight.rows // max(1, weight.heads) * heads, weight.columns
+        case Split.COLUMNS:
+            return weight.rows, -(-weight.columns // tensor)
+    return weight.rows, weight.columns

@@ -1,0 +1,61 @@
+"""Name what takes memory that is not known here: with it a verdict is unknown.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gpufleet.sizing.architectures.description import Description
+from gpufleet.sizing.lora_memory import why_not_counted
+from gpufleet.sizing.options import Options
+from gpufleet.sizing.stage_memory import counted_draft
+
+
+def counted(description: Description, options: Options) -> Options:
+    """Return the options without what takes memory that is not known here."""
+    if any(_not_counted_adapters(description, options)):
+        options = replace(options, lora=None)
+    if any(_not_counted_draft(description, options)):
+        options = replace(options, draft_model=None, speculative_tokens=0, speculative_method=None)
+    return options
+
+
+def not_counted(description: Description, options: Options) -> Iterator[str]:
+    """Say what takes memory that is not known here, by name."""
+    yield from _not_counted_adapters(description, options)
+    yield from _not_counted_draft(description, options)
+
+
+def _not_counted_adapters(description: Description, options: Options) -> Iterator[str]:
+    if options.lora and (why := why_not_counted(description.architecture)):
+        yield (
+            f"--enable-lora: the memory of {options.lora.max_loras} adapters of rank "
+            f"{options.lora.max_rank} is not counted for {description.architecture.name}: {why}"
+        )
+
+
+_WITHOUT_DRAFT = {"ngram", "ngram_gpu", "suffix"}
+"""Methods of speculation that load no model."""
+
+
+def _not_counted_draft(description: Description, options: Options) -> Iterator[str]:
+    method = options.speculative_method
+    if method in _WITHOUT_DRAFT or options.draft_model == "ngram":
+        return
+    if counted_draft(description, options) is not None:
+        return
+    own = bool(description.architecture.draft_layers)
+    if options.draft_model and not (own and method and method.endswith("mtp")):
+        why = description.draft if isinstance(description.draft, str) else ""
+        if not why and method not in (None, "draft_model"):
+            why = f"what {method} shares with its target is not known"
+        because = f": {why}" if why else ""
+        yield (
+            f"--speculative-config: the weights and the cache of the draft model "
+            f"{options.draft_model} are not counted{because}"
+        )
+    elif options.speculative_tokens and not own:
+        yield (
+            "--speculative-config: a draft model's own weights and cache are not counted, and "
+            f"{description.architecture.name} has no layers of its own that guess tokens"
+        )
