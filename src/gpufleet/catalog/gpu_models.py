@@ -36,24 +36,35 @@ class Card:
     """NVML's names of it."""
     source: str
     """Where the total was seen."""
+    aliases: tuple[str, ...] = ()
+    """Other names that operators write."""
+    shares_name: bool = False
+    """Whether NVML has the same name for cards with another memory."""
 
 
 def card(name: str) -> Card:
     """
     Return the GPU of this name: the catalogue's or NVML's, in any case and with any separators.
 
-    Raises `FleetError` for a name that is not in the catalogue, with near ones.
+    Raises `FleetError` for a name that is not in the catalogue, with near ones, and for one that
+    cards with another memory have too.
     """
-    if found := _by_key().get(_key(name)):
+    found = _by_key().get(_key(name))
+    if found and found.shares_name and _key(name) in map(_key, found.products):
+        raise FleetError(
+            f"--gpu {name}: cards of this name have different memory; give {found.name}, or what "
+            "CUDA reports with --gpu-memory-gib, in GiB"
+        )
+    if found:
         return found
     cards = _cards()
     keys = {_key(one): one for one in cards}
     near = [keys[key] for key in difflib.get_close_matches(_key(name), keys, n=3, cutoff=0.5)]
     hint = f"near names: {', '.join(near)}" if near else f"known are {', '.join(cards)}"
     raise FleetError(
-        f"--gpu {name}: the memory of this GPU is not known, and not guessed from another; {hint}; "
-        "or give what CUDA reports with --gpu-memory-gib, in GiB (torch.cuda.mem_get_info()[1] / "
-        "2**30)"
+        f"--gpu {name}: the memory of this GPU is not known, and not guessed from another; {hint} "
+        "(`gpufleet size --gpu list` has all); or give what CUDA reports with --gpu-memory-gib, in "
+        "GiB (torch.cuda.mem_get_info()[1] / 2**30)"
     )
 
 
@@ -62,16 +73,23 @@ def cuda_total_gib(product: str, nvml_bytes: int) -> float:
     Return the total that CUDA reports of a GPU in a node, in GiB, or a little less.
 
     `product` and `nvml_bytes` are NVML's name and total memory. For a product that is not in the
-    catalogue it is NVML's total by `LOWEST_SHARE`: not more than CUDA would report.
+    catalogue, and for a card or a partition that has less than the catalogue's, it is NVML's total
+    by `LOWEST_SHARE`: not more than CUDA would report.
     """
-    if found := product_card(product):
-        return min(found.memory_gib, nvml_bytes / 2**30)
+    found = product_card(product)
+    if found and nvml_bytes / 2**30 >= found.memory_gib:
+        return found.memory_gib
     return nvml_bytes / 2**30 * LOWEST_SHARE
 
 
 def product_card(product: str) -> Card | None:
     """Return the GPU of NVML's name `product`; None: the catalogue does not have it."""
     return _by_key().get(_key(product))
+
+
+def cards() -> tuple[Card, ...]:
+    """Return every GPU of the catalogue."""
+    return tuple(_cards().values())
 
 
 def names() -> tuple[str, ...]:
@@ -89,6 +107,8 @@ def _cards() -> Mapping[str, Card]:
             (int(entry["compute_capability"][0]), int(entry["compute_capability"][1])),
             tuple(entry["products"]),
             entry["source"],
+            tuple(entry.get("aliases", ())),
+            entry.get("shares_name", False),
         )
         for name, entry in entries.items()
     }
@@ -96,7 +116,11 @@ def _cards() -> Mapping[str, Card]:
 
 @cache
 def _by_key() -> Mapping[str, Card]:
-    return {_key(name): one for one in _cards().values() for name in (one.name, *one.products)}
+    return {
+        _key(name): one
+        for one in _cards().values()
+        for name in (one.name, *one.aliases, *one.products)
+    }
 
 
 def _key(name: str) -> str:

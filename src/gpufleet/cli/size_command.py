@@ -66,8 +66,8 @@ _PARALLEL = click.IntRange(min=1)
 
 
 @click.command()
-@click.argument("model")
-@click.option("--gpu", metavar="NAME", help="The GPU: H100, L40S, or NVML's name of it.")
+@click.argument("model", required=False)
+@click.option("--gpu", metavar="NAME", help="H100, L40S, NVML's name of it, or list: all of them.")
 @click.option(
     "--gpu-memory-gib",
     type=click.FloatRange(min=0, min_open=True),
@@ -143,7 +143,7 @@ _PARALLEL = click.IntRange(min=1)
     help="Deadline for the Hub.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-def size(model: str, *, as_json: bool, **given: Any) -> int:
+def size(model: str | None, *, as_json: bool, **given: Any) -> int:
     """
     Say what MODEL takes on one GPU, and whether it starts with these options.
 
@@ -157,6 +157,11 @@ def size(model: str, *, as_json: bool, **given: Any) -> int:
     Exit status: 0 it fits; 1 it does not, or is too near the edge to say, or takes memory that is
     not counted; 2 could not say.
     """
+    if given["gpu"] == "list":
+        _list_gpus()
+        return 0
+    if model is None:
+        raise click.UsageError("Give MODEL: a directory, a config.json, or a name on the Hub.")
     from gpufleet.sizing import checkpoint_reader, fit
     from gpufleet.sizing.architectures.description import describe
     from gpufleet.sizing.architectures.overrides import with_overrides
@@ -188,6 +193,18 @@ def size(model: str, *, as_json: bool, **given: Any) -> int:
     else:
         _print(files.origin, description, options, found)
     return 0 if found.fits else 1
+
+
+def _list_gpus() -> None:
+    """Print the GPUs that `--gpu` takes, with the total that CUDA reports of each."""
+    from gpufleet.catalog.gpu_models import cards
+    from gpufleet.console import add_row, display, new_table
+
+    table = new_table("--gpu", "also", "GiB", "seen as")
+    for one in cards():
+        total = f"{one.memory_gib:.2f}"
+        add_row(table, one.name, ", ".join((*one.aliases, *one.products)), total, one.source)
+    display(table)
 
 
 def version(text: str) -> tuple[int, ...]:

@@ -116,6 +116,15 @@ def test_what_cannot_be_said_is_status_2_in_a_sentence(llama, arguments, says):
     assert found.stdout == ""
 
 
+def test_the_gpus_that_are_known_are_listed_without_a_model():
+    found = run("--gpu", "list")
+
+    assert found.returncode == 0
+    for name in ("H20-141GB", "GH200", "4090", "NVIDIA GeForce RTX 5060 Ti", "A100-80GB", "92.71"):
+        assert name in found.stdout
+    assert run("--gpu", "H100").returncode == 2
+
+
 def test_flags_that_take_memory_are_counted_or_named(llama):
     """A draft model is read as the model is; where it cannot be, nothing is certified."""
     gpu = ("--gpu", "L40S", "--max-model-len", "16k", "--json")
