@@ -18,7 +18,8 @@ from gpufleet.flags.command_line import CommandLine, GivenFlag, Trouble, Unparse
 from gpufleet.flags.conflicts import Settings, conflicts
 from gpufleet.flags.json_values import field_faults, type_faults
 from gpufleet.flags.problem import By, Kind, Problem, Severity
-from gpufleet.flags.schema import Flag, Schema
+from gpufleet.flags.scalar_limits import beyond_limits
+from gpufleet.flags.schema import Flag, Schema, sort_key
 
 _YAML = (".yaml", ".yml")
 _COLLECTS = {"+", "*"}
@@ -39,6 +40,10 @@ _LATER = {
     "--watermark-config": "WatermarkConfig",
     "--diffusion-config": "DiffusionConfig",
 }
+
+# VllmConfig.additional_config, config/vllm.py: a dict or a class of a platform's, of which no
+# command line has any. The first release that was read to have it so.
+_OBJECT_OR_TEXT = "0.31.0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +219,7 @@ def _fault(schema: Schema, line: CommandLine, given: GivenFlag, fault: values.Fa
     """Say what is wrong with a value, and since when where the table of changes knows."""
     better = None if fault.better is None else _with_values(line, given, fault.better)
     change = _value_change(schema, given)
-    since, replacement = None, None
+    since, replacement = fault.since, fault.replacement
     if change is not None:
         since, replacement = change.since, change.replacement or change.then
         better = change.rewritten_arguments(given.values) if change.rewrite is not None else better
@@ -259,20 +264,27 @@ def _later(schema: Schema, line: CommandLine, given: GivenFlag, value: Any) -> I
     if flag.name in _LATER and isinstance(value, dict):
         spelt = {str(key).replace("-", "_"): item for key, item in value.items()}
         for fault in type_faults(schema, _LATER[flag.name], spelt):
-            yield _at_start(line, given, Kind.JSON, fault.found)
+            found = _at_start(line, given, Kind.JSON, fault.found)
+            yield replace(found, since=fault.since, replacement=fault.replacement)
     elif flag.name in _LISTED:
         yield from _listed(schema, line, given)
-    elif _wants_object(flag) and not isinstance(value, dict) and value is not None:
+    elif _wants_object(schema, flag) and not isinstance(value, dict) and value is not None:
         yield _at_start(line, given, Kind.JSON, f"`{given.values[-1]}` is no JSON object")
-    fields = schema.classes.get(flag.group)
-    if fields and flag.dest in fields and isinstance(value, int | float):
-        for fault in field_faults(schema, fields[flag.dest], value, flag.name):
-            yield _at_start(line, given, Kind.VALUE, fault.found)
+    field = (schema.classes.get(flag.group) or {}).get(flag.dest)
+    is_name = field is not None and isinstance(value, str) and "Literal[" in field.type
+    if field is not None and (isinstance(value, int | float) or is_name):
+        for fault in field_faults(schema, field, value, flag.name):
+            yield _at_start(line, given, Kind.CHOICE if is_name else Kind.VALUE, fault.found)
+    for sentence in beyond_limits(schema, flag, value):
+        yield _at_start(line, given, Kind.VALUE, sentence)
 
 
-def _wants_object(flag: Flag) -> bool:
+def _wants_object(schema: Schema, flag: Flag) -> bool:
     """Say whether a flag is for a JSON object of any keys; the parser takes any JSON for it."""
-    return isinstance(flag.default, dict) and flag.type is not None and flag.type.base == "json"
+    bases = {"json"}
+    if sort_key(schema.version) >= sort_key(_OBJECT_OR_TEXT):
+        bases.add("json_or_str")
+    return isinstance(flag.default, dict) and flag.type is not None and flag.type.base in bases
 
 
 def _listed(schema: Schema, line: CommandLine, given: GivenFlag) -> Iterator[Problem]:
@@ -338,9 +350,15 @@ def _known(
 
 
 def _is_about(change: Change, given: GivenFlag) -> bool:
+    """
+    Say whether it touches this use of the flag.
+
+    One that is true of every value, and of which nothing is to be rewritten, is a remark on nearly
+    every line: `flags diff` says it of an upgrade, and `flags explain` of the flag.
+    """
     if change.values:
         return bool(set(change.values) & set(given.values))
-    return change.when is None
+    return change.when is None and change.rewrite is not None
 
 
 def _changed(

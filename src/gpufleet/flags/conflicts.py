@@ -99,6 +99,7 @@ _EXECUTOR, _ASYNC = "--distributed-executor-backend", "--async-scheduling"
 _SPEC, _COMPILE = "--speculative-config", "--compilation-config"
 _SEQS, _TOKENS, _LENGTH = "--max-num-seqs", "--max-num-batched-tokens", "--max-model-len"
 _GRPC_PORT = "--grpc-port"
+_BY_BATCH = "num_speculative_tokens_per_batch_size"
 
 
 def _external(s: Settings) -> bool:
@@ -138,6 +139,18 @@ def _async_beside_speculation(s: Settings) -> bool:
 
 def _async_beside_unpadded(s: Settings) -> bool:
     return s.value(_ASYNC) is True and s.key(_SPEC, "disable_padded_drafter_batch") is True
+
+
+def _ngram_of_no_length(s: Settings) -> bool:
+    """Other methods may take it from the draft model, or choose it."""
+    method = s.key(_SPEC, "method") or s.value("--spec-method")
+    lengths = (s.key(_SPEC, key) for key in ("num_speculative_tokens", _BY_BATCH))
+    return (
+        isinstance(method, str)
+        and method in {"ngram", "[ngram]", "ngram_gpu"}
+        and s.value("--spec-tokens") is None
+        and all(length is None for length in lengths)
+    )
 
 
 def _twice(flag: str, config: str, key: str) -> Callable[[Settings], bool]:
@@ -247,6 +260,29 @@ RULES = (
         lambda s: _several_nodes(s) and not 0 <= s.number(_NODE, 0) < s.number(_NNODES),
         "`--node-rank` counts the nodes from 0 and has to be less than `--nnodes`",
         "engine/arg_utils.py create_engine_config",
+    ),
+    Conflict(
+        (_NNODES, _EXECUTOR),
+        "0.31.0",
+        lambda s: (
+            _several_nodes(s) and s.value(_EXECUTOR) not in {None, "mp", "uni", "external_launcher"}
+        ),
+        "`--nnodes` above 1 needs `--distributed-executor-backend` mp: Ray places the ranks itself",
+        "config/parallel.py ParallelConfig.__post_init__",
+    ),
+    Conflict(
+        (_LENGTH,),
+        "0.31.0",
+        lambda s: s.value(_LENGTH) == 0,
+        "`--max-model-len` has to be at least 1; -1 or auto takes what fits",
+        "config/model.py ModelConfig.__post_init__",
+    ),
+    Conflict(
+        (_SPEC, "--spec-method"),
+        "0.31.0",
+        _ngram_of_no_length,
+        "speculative decoding by ngram needs `num_speculative_tokens` in `--speculative-config`",
+        "config/speculative.py SpeculativeConfig",
     ),
     Conflict(
         (_HYBRID, _LOCAL),
@@ -613,7 +649,6 @@ RULES = (
         for flag in (
             _SEQS,
             _TOKENS,
-            "--max-num-scheduled-tokens",
             "--stream-interval",
             "--max-loras",
         )

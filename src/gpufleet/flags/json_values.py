@@ -30,6 +30,8 @@ class JsonFault:
 
     found: str
     better: str | None = None  # the whole JSON as it would be right
+    since: str | None = None  # the first release that is known to refuse it
+    replacement: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class _Judge:
             field = fields.get(key)
             if field is None or not field.init or key.startswith("_"):
                 wrong = True
-                yield JsonFault(_no_such_key(path, key, fields))
+                yield self._no_such_key(name, path, key, fields)
                 continue
             for fault in self._field(name, field, item, path):
                 wrong = True
@@ -85,6 +87,20 @@ class _Judge:
         if not wrong:  # vLLM compares fields with each other once each is right
             for sentence in broken_rules(name, self._schema.version, _filled(fields, value)):
                 yield JsonFault(f"`{where}`: {sentence}" if where else sentence)
+
+    def _no_such_key(
+        self, owner: str, path: str, key: str, fields: Mapping[str, Field]
+    ) -> JsonFault:
+        from gpufleet.flags import json_keys  # only where there is a problem: it is slow
+
+        was = json_keys.gone(owner, key.replace("-", "_"), self._schema.version)
+        if was is None:
+            return JsonFault(_no_such_key(path, key, fields))
+        return JsonFault(
+            f"`{path}` is gone: vLLM {was.last} was the last that is known to have this key",
+            since=was.since,
+            replacement=was.replacement,
+        )
 
     def _field(self, owner: str, field: Field, value: Any, where: str) -> Iterator[JsonFault]:
         if value is None and _may_be_null(owner, field):

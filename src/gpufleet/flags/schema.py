@@ -243,7 +243,8 @@ def load(version: str) -> Schema:
     Return the packaged schema of one release.
 
     A leading "v" and a build's suffix ("+cpu", "+cu129") do not count: all builds of a release have
-    one parser. Raises `FleetError` for a release that is not in the package, naming its neighbours.
+    one parser. "0.33" is 0.33.0. Raises `FleetError` for a release that is not in the package,
+    naming its neighbours.
     """
     return from_document(json.loads(packaged("schemas", version)))
 
@@ -361,6 +362,8 @@ def packaged(name: str, version: str) -> str:
     Raises `FleetError` for a release that is not in it, naming its neighbours.
     """
     release = version.strip().removeprefix("v").partition("+")[0]
+    if re.fullmatch(r"\d+\.\d+", release):
+        release += ".0"
     part = _packaged(name).get(release)
     if part is not None:
         return part

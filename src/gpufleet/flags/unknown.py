@@ -208,9 +208,15 @@ def _elsewhere(schema: Schema, line: CommandLine, one: Unparsed, name: str) -> P
         later = [each for each in having_it if sort_key(each) > sort_key(having[-1])]
         since = later[0] if later else None
     kind = Kind.REMOVED if since else Kind.UNKNOWN
-    near = [] if having else _near(schema, name)
+    # -n and its like are too short to be meant.
+    short = schema.by_option.get(name[1:]) if name.startswith("--") and len(name) > 3 else None
+    near = [] if having else [short.name] if short else _near(schema, name)
     rewritten = None
-    if len(near) == 1 and near[0].lower() == name.lower():  # option names know upper and lower case
+    if short is not None and not having:  # --tp for -tp
+        rewritten = (short.name, *one.values)
+    elif (
+        len(near) == 1 and near[0].lower() == name.lower()
+    ):  # option names know upper and lower case
         rewritten = (near[0], *one.values)
     return _problem(
         line,

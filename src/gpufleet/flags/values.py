@@ -47,6 +47,8 @@ class Fault:
     kind: Kind
     found: str
     better: tuple[str, ...] | None = None
+    since: str | None = None
+    replacement: str | None = None
 
 
 def read(schema: Schema, given: GivenFlag) -> tuple[Any, tuple[Fault, ...]]:
@@ -261,7 +263,8 @@ def _mended(text: str) -> str | None:
 
 
 def _json_fault(fault: JsonFault) -> Fault:
-    return Fault(Kind.JSON, fault.found, None if fault.better is None else (fault.better,))
+    better = None if fault.better is None else (fault.better,)
+    return Fault(Kind.JSON, fault.found, better, fault.since, fault.replacement)
 
 
 def _lora(schema: Schema, text: str) -> None:

@@ -6,6 +6,7 @@ The verdicts of the real parser are recorded (`record_verdicts.py`); the lab ask
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ from click.testing import CliRunner
 
 from gpufleet.cli.flags_command import flags
 from gpufleet.errors import FleetError
-from gpufleet.flags import schema
+from gpufleet.flags import json_keys, scalar_limits, schema
 from gpufleet.flags.check import Verdict, check, check_command_line
 from gpufleet.flags.conflicts import RULES
 from gpufleet.flags.problem import By, Kind, Problem, Severity
@@ -339,10 +340,121 @@ def test_meaning_that_changed() -> None:
     assert verdict("0.30.0", "M --quantization fp8").problems == ()
 
 
-def test_memory_share_counts_more() -> None:
-    """Since 0.20.0 the share of the GPU's memory has CUDA graphs in it."""
-    assert warned("0.33.0", "M --gpu-memory-utilization 0.9").since == "0.20.0"
-    assert verdict("0.19.0", "M --gpu-memory-utilization 0.9").problems == ()
+def test_what_is_true_of_every_value_is_no_remark() -> None:
+    """The share of memory means something else since 0.20.0: that is for `flags diff` to say."""
+    assert verdict("0.33.0", "M --gpu-memory-utilization 0.9").problems == ()
+    # What is to be left out stays a remark.
+    assert warned("0.10.0", "M --num-scheduler-steps 4").kind is Kind.MEANING
+
+
+@each_row(
+    ("version", "json_flag", "value", "since", "replacement"),
+    [
+        ("0.33.0", "-cc", '{"level": 3}', "0.18.0", "`mode`, with the same numbers"),
+        ("0.33.0", "-cc", '{"full_cuda_graph": true}', "0.11.1", '`cudagraph_mode`: "FULL"'),
+        ("0.33.0", "-cc", '{"full-cuda-graph": true}', "0.11.1", '`cudagraph_mode`: "FULL"'),
+        ("0.33.0", "-cc", '{"pass_config": {"enable_noop": true}}', "0.13.0", "`eliminate_noops`"),
+        ("0.33.0", "--kv-transfer-config", '{"kv_rank": 0}', "0.32.0", None),
+        (
+            "0.33.0",
+            "--speculative-config",
+            '{"method": "ngram", "num_speculative_tokens": 2, "disable_logprobs": true}',
+            "0.11.1",
+            None,
+        ),
+        # No release had it, or only later ones do.
+        ("0.33.0", "-cc", '{"levels": 3}', None, None),
+        ("0.11.0", "-cc", '{"mode": 3}', None, None),
+    ],
+)
+def test_a_json_key_that_is_gone_says_since_when_and_what_replaces_it(
+    version: str, json_flag: str, value: str, since: str | None, replacement: str | None
+) -> None:
+    problem = refused(version, ["M", json_flag, value])
+    assert (problem.since, problem.replacement) == (since, replacement)
+    assert ("is gone" in problem.found) is (since is not None)
+
+
+def test_what_replaces_a_json_key_is_in_the_release_that_lost_it() -> None:
+    for json_class, key, text in json_keys.replaced():
+        was = json_keys.gone(json_class, key, "0.33.0")
+        assert was is not None, key
+        assert was.replacement == text
+        fields = schema.load(was.since).classes[json_class] or {}
+        named = re.findall("`([a-z_]+)`", text)
+        assert named
+        assert set(named) <= fields.keys(), (key, was)
+
+
+@each_row(
+    ("line", "words"),
+    [
+        ("M --max-model-len 0", "at least 1"),
+        ("M --block-size 0", "more than 0"),
+        ("M --watermark 1", "less than 1"),
+        ("M --max-num-queued-reqs -1", "at least 0"),
+        ("M --kv-cache-metrics-sample 2", "at most 1"),
+        ("M --max-num-scheduled-tokens 0", "at least 1"),
+        ("M --data-parallel-backend nope", "choose from ray, mp"),
+        ('M --speculative-config {"method":"ngram"}', "needs `num_speculative_tokens`"),
+        ("M --spec-method ngram", "needs `num_speculative_tokens`"),
+        ("M --additional-config [1]", "is no JSON object"),
+        ("M -tp 2 --nnodes 2 --distributed-executor-backend ray", "Ray places the ranks itself"),
+    ],
+)
+def test_what_the_start_refuses_before_a_model_is_loaded(line: str, words: str) -> None:
+    problem = refused("0.32.0", line)
+    assert words in problem.found
+    assert problem.by is By.START
+
+
+@each_row(
+    ("version", "line"),
+    [
+        ("0.32.0", "M --max-model-len -1"),
+        ("0.32.0", "M --max-model-len auto"),
+        ("0.32.0", "M --block-size 16 --watermark 0 --max-num-queued-reqs 0"),
+        ("0.31.0", "M --max-num-scheduled-tokens 0"),
+        ("0.32.0", "M --data-parallel-backend ray -dp 2"),
+        ("0.32.0", 'M --speculative-config {"method":"ngram"} --spec-tokens 3'),
+        ("0.32.0", 'M --speculative-config {"method":"suffix"}'),
+        ("0.32.0", 'M --additional-config {"a":1}'),
+        ("0.32.0", "M -tp 2 --nnodes 2 --distributed-executor-backend mp"),
+        ("0.32.0", "M -tp 2 --distributed-executor-backend ray"),
+    ],
+)
+def test_what_the_start_takes_is_accepted(version: str, line: str) -> None:
+    found = verdict(version, line)
+    assert found.accepted, found.problems
+
+
+@each_row("limit", scalar_limits.LIMITS, ids=lambda limit: f"{limit.flag}-{limit.since}")
+def test_a_limit_is_of_a_flag_of_its_class_and_not_in_the_schemas(
+    limit: scalar_limits.Limit,
+) -> None:
+    for version in filter(limit.is_in_force, schema.versions()):
+        release = schema.load(version)
+        flag = release.flag(limit.flag)
+        assert flag is not None, version
+        assert flag.group == limit.where
+        assert flag.dest not in (release.classes.get(flag.group) or {})
+
+
+@each_row("line", ["M --tp 2", "M --tp=2"])
+def test_a_short_option_with_two_dashes_is_meant(line: str) -> None:
+    problem = refused("0.33.0", line)
+    assert problem.replacement == "--tensor-parallel-size"
+
+
+def test_two_dashes_before_a_short_option_are_rewritten() -> None:
+    assert verdict("0.33.0", "M --tp 2").rewritten == ("M", "--tensor-parallel-size", "2")
+    assert verdict("0.33.0", "M --tp=2").rewritten == ("M", "--tensor-parallel-size", "2")
+
+
+def test_an_option_of_a_plugin_is_called_that() -> None:
+    problem = refused("0.33.0", "M --omni")
+    assert "plug-in vllm-omni" in problem.found
+    assert problem.replacement is None
 
 
 def test_deprecated_is_a_remark() -> None:
@@ -376,6 +488,12 @@ def test_model_flag_is_refused_where_it_was() -> None:
     problem = refused("0.9.0", "--model org/model --port 8000")
     assert (problem.kind, problem.by) == (Kind.MODEL, By.PARSER)
     assert verdict("0.9.0", "org/model --port 8000").accepted
+
+
+@each_row("version", ["0.8.3", "0.9.1", "0.10.2", "0.11.0"])
+def test_a_model_flag_that_is_refused_is_one_sentence(version: str) -> None:
+    (problem,) = verdict(version, "--port 8000 --model org/model").problems
+    assert problem.by is By.PARSER
 
 
 def test_a_parser_that_no_request_will_use_is_a_warning() -> None:

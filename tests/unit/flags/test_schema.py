@@ -69,6 +69,17 @@ def test_all_builds_of_a_release_have_its_schema(build):
     assert schema.load(build).version == "0.32.0"
 
 
+@pytest.mark.parametrize("text", ["0.32", "v0.32", "0.32+cu129"])
+def test_two_numbers_are_the_release_that_ends_in_0(text):
+    assert schema.load(text).version == "0.32.0"
+
+
+@pytest.mark.parametrize("text", ["0.1", "0", "0.32.", "32"])
+def test_two_numbers_of_no_release_are_refused(text):
+    with pytest.raises(FleetError, match="does not guess"):
+        schema.load(text)
+
+
 @each_row(
     ("flag", "last_with", "first_without"),
     [

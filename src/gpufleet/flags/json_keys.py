@@ -1,0 +1,67 @@
+"""Keys of JSON flags that older releases had: since when they are gone, and what replaces them.
+
+Pure. Which release had a key is asked of the packaged schemas; what replaces it stands here, by
+vLLM's own messages of the releases that had both, or by what came with the release that lost it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gpufleet.flags import schema
+from gpufleet.flags.schema import sort_key
+
+_REPLACED = {
+    ("CompilationConfig", "level"): "`mode`, with the same numbers",
+    ("CompilationConfig", "use_inductor"): '`backend`: "inductor" or "eager"',
+    ("CompilationConfig", "use_cudagraph"): '`cudagraph_mode`: "NONE" for false',
+    ("CompilationConfig", "full_cuda_graph"): '`cudagraph_mode`: "FULL"',
+    ("CompilationConfig", "compile_ranges_split_points"): "`compile_ranges_endpoints`",
+    (
+        "CompilationConfig",
+        "encoder_cudagraph_max_images_per_batch",
+    ): "`encoder_cudagraph_max_vision_items_per_batch`",
+    ("PassConfig", "enable_noop"): "`eliminate_noops`",
+    ("PassConfig", "enable_fusion"): "`fuse_norm_quant` and `fuse_act_quant`",
+    ("PassConfig", "enable_attn_fusion"): "`fuse_attn_quant`",
+    ("PassConfig", "enable_fi_allreduce_fusion"): "`fuse_allreduce_rms`",
+    ("PassConfig", "fi_allreduce_fusion_max_token_num"): "`fi_allreduce_fusion_max_size_mb`",
+    ("PoolerConfig", "normalize"): "`use_activation`",
+    ("PoolerConfig", "activation"): "`use_activation`",
+    ("PoolerConfig", "softmax"): "`use_activation`",
+    ("SpeculativeConfig", "synthetic_acceptance_rate"): "`synthetic_acceptance_rates`",
+}
+
+
+class Gone(NamedTuple):
+    """A key that a release has no more."""
+
+    last: str
+    """The last release that is known to have it."""
+    since: str
+    """The first one that is known to be without it."""
+    replacement: str | None
+    """What does the same, in words."""
+
+
+def gone(json_class: str, key: str, version: str) -> Gone | None:
+    """Return what became of a key that a release does not have; None: no older one has it."""
+    at = sort_key(version)
+    last, since = None, None
+    for release in schema.versions():
+        fields = schema.load(release).classes.get(json_class)
+        if fields is None or sort_key(release) > at:
+            continue
+        field = fields.get(key)
+        if field is not None and field.init:
+            last, since = release, None
+        elif last is not None and since is None:
+            since = release
+    if last is None or since is None:
+        return None
+    return Gone(last, since, _REPLACED.get((json_class, key)))
+
+
+def replaced() -> tuple[tuple[str, str, str], ...]:
+    """Return class, key and replacement of every entry of the table."""
+    return tuple((json_class, key, text) for (json_class, key), text in _REPLACED.items())
