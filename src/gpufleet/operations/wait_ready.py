@@ -13,9 +13,11 @@ import gevent
 from pyinfra import host, logger
 from pyinfra.api import FunctionCommand, Host, State, operation
 
+from gpufleet.formatting import join_names
 from gpufleet.monitoring.exporters import Metrics
 from gpufleet.progress import SELDOM_SECONDS
 from gpufleet.remote import payload, query
+from gpufleet.remote.channel import is_lost
 from gpufleet.remote.facts import Serving
 from gpufleet.serving import readiness
 from gpufleet.serving.readiness import Endpoint
@@ -85,8 +87,9 @@ def wait_ready(endpoints: Sequence[Endpoint]) -> Generator[FunctionCommand]:
     Wait until every endpoint of this node completes a prompt; no change when all do already.
 
     Shows the unit's own journal as progress. Fails as soon as a unit dies, or at its
-    `start_seconds`, with the journal's last relevant lines and the likely cause; and once another
-    node of the replica has failed in this run, for its rank will not come.
+    `start_seconds`, with the journal's last relevant lines and the likely cause; once another node
+    of the replica has failed in this run, for its rank will not come; and once the connection to
+    this node is lost.
     """
     seen = ask_endpoints(endpoints)
     first = verdicts(endpoints, seen, restarts(seen))
@@ -105,6 +108,13 @@ def _wait(state: State, host: Host, endpoints: tuple[Endpoint, ...]) -> bool:
     told: dict[str, tuple[str, float]] = {}
     failed = False
     while waiting:
+        if not seen and is_lost(host.connector):
+            text = (
+                "%sthe connection to the node is lost, and %s is not waited for any more: see at "
+                "its console whether the node runs, then deploy again"
+            )
+            logger.error(text, host.print_prefix, join_names(waiting))
+            return False
         for name, verdict in verdicts(tuple(waiting.values()), seen, allowed).items():
             endpoint = waiting[name]
             spent = time.monotonic() - began

@@ -68,6 +68,14 @@ def start_command(connector: SSHConnector, command: str, *, pty: bool) -> tuple[
     return streams, channel
 
 
+def is_lost(connector: object) -> bool:
+    """Say whether a node's connection is over: it does not come back within a run."""
+    if not isinstance(connector, SSHConnector) or connector.client is None:
+        return False
+    transport = connector.client.get_transport()
+    return transport is None or not transport.is_active()
+
+
 def close(channel: Channel) -> None:
     """End a command by its channel, whatever has become of the connection."""
     with suppress(SSHException, OSError, EOFError):

@@ -16,9 +16,11 @@ from pathlib import Path
 import paramiko
 import pytest
 from pyinfra.api import Config, Inventory, State
+from pyinfra.connectors.ssh import SSHConnector
 from pyinfra.context import ctx_state
 
 from gpufleet.remote import session
+from gpufleet.remote.channel import is_lost
 from gpufleet.remote.query import probe_all
 from lab import nvml
 
@@ -390,3 +392,25 @@ def lives(pid):
         return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def test_a_connection_that_is_over_is_told_from_one_that_is_there(sshd):
+    """What waits for a node does not wait for one that this run cannot hear any more."""
+    connector = SSHConnector.__new__(SSHConnector)
+    connector.client = None
+    assert not is_lost(connector)
+    with paramiko.SSHClient() as client:
+        client.load_host_keys(sshd["ssh_known_hosts_file"])
+        client.connect(
+            sshd["ssh_hostname"],
+            sshd["ssh_port"],
+            sshd["ssh_user"],
+            key_filename=sshd["ssh_key"],
+            allow_agent=False,
+            look_for_keys=False,
+        )
+        connector.client = client
+        assert not is_lost(connector)
+        client.get_transport().close()
+        assert is_lost(connector)
+    assert not is_lost(object())
