@@ -38,13 +38,16 @@ def import_(file: str, version: str | None, name: str | None, output: str, *, fo
     Turn FILE into settings for group_vars: YAML on standard output, or in OUT.
 
     FILE (- is standard input) is a list of models with a `command` each, a script or a line with
-    `vllm serve ...` or `docker run ... vllm/vllm-openai ...`, or a compose file. What is dropped,
-    renamed or rewritten, and why, goes to standard error. Keys and tokens are never printed.
+    `vllm serve ...` or `docker run ... vllm/vllm-openai ...`, a compose file, vLLM's --config file,
+    LiteLLM's config.yaml, Kubernetes workloads, or Helm values of vLLM's production-stack. Of an
+    Ansible inventory, YAML or INI, an inventory file is made. What is dropped, renamed or
+    rewritten, and why, goes to standard error. Keys and tokens are never printed.
 
     \b
     gpufleet import models.yml --vllm 0.33.0 -o group_vars/gpu.yml
     gpufleet import start.sh
     gpufleet import docker-compose.yml
+    gpufleet import hosts.ini -o inventories/prod.py
     history | tail -1 | cut -c 8- | gpufleet import - --name chat
 
     Exit status: 0 imported, 1 imported and something is left to decide, 2 not to be read.
@@ -60,9 +63,9 @@ def import_(file: str, version: str | None, name: str | None, output: str, *, fo
     target = None if output == "-" else _target(output, file, force=force)
     release = version or schema.versions()[-1]
     text = _text(file)
-    launches, notes = read(text, file, name or _name(file))
-    imported = convert(launches, schema.load(release))
-    settings = yaml.safe_dump(
+    source = read(text, file, name or _name(file))
+    imported = convert(source.launches, schema.load(release), source.names)
+    settings = source.inventory or yaml.safe_dump(
         dict(imported.settings), sort_keys=False, allow_unicode=True, width=100
     )
     if target is None:
@@ -70,11 +73,12 @@ def import_(file: str, version: str | None, name: str | None, output: str, *, fo
     else:
         _target(output, file, force=force)  # it may have come meanwhile
         write_whole(target, settings)
-    everything = (*notes, *imported.notes)
+    everything = (*source.notes, *imported.notes)
     for note in everything:
         mark = "to decide: " if note.decide else ""
         click.echo(printable(redact.hide_secrets(f"{mark}{note}", ())), err=True)
-    click.echo(f"flags are written as vLLM {release} takes them", err=True)
+    if source.launches:
+        click.echo(f"flags are written as vLLM {release} takes them", err=True)
     if target is not None:
         click.echo(f"{output} is written", err=True)
     return int(any(note.decide for note in everything))

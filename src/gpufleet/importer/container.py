@@ -200,25 +200,46 @@ def _launch(name: str, run: _Run, image: str, command: Sequence[str], inside: In
     if shell in {"sh", "bash"} and len(words) > 2 and (inner := inside(words[2])):
         words = list(inner.argv)
         environment = {**environment, **inner.environment}
-    for entry in _ENTRIES:
-        if tuple(words[: len(entry)]) == entry:
-            words = words[len(entry) :]
-            break
-    match = _IMAGE.search(image)
-    version = match[1] if match else None
+    words = without_entry(words)
     notes = list(run.notes)
     if image:
-        today = f": it runs vLLM {version} today" if version else ""
-        notes.insert(0, Note(f"image {image} is dropped, vllm.version says the release{today}"))
+        notes.insert(0, image_note(image))
     return Launch(
         run.name or name,
         tuple(words),
         environment,
         run.port,
         tuple(run.mounts),
-        version,
+        release_of(image),
         tuple(notes),
     )
+
+
+def without_entry(words: Sequence[str]) -> list[str]:
+    """Return a container's command without the program that it starts: `/opt/bin/vllm serve`."""
+    named = [words[0].rpartition("/")[2], *words[1:]] if words else []
+    for entry in _ENTRIES:
+        if tuple(named[: len(entry)]) == entry:
+            return list(words[len(entry) :])
+    return list(words)
+
+
+def release_of(image: str) -> str | None:
+    """
+    Return the release of vLLM that an image is named after.
+
+    >>> release_of("vllm/vllm-openai:v0.10.2"), release_of("vllm/vllm-openai:latest")
+    ('0.10.2', None)
+    """
+    match = _IMAGE.search(image)
+    return match[1] if match else None
+
+
+def image_note(image: str) -> Note:
+    """Return what is said of an image."""
+    version = release_of(image)
+    today = f": it runs vLLM {version} today" if version else ""
+    return Note(f"image {image} is dropped, vllm.version says the release{today}")
 
 
 def _words(value: Any) -> list[str]:

@@ -117,7 +117,11 @@ def _server(launch: Launch, schema: Schema, key: str) -> Findings:
         found.say(note.text, decide=note.decide)
     model, line = split_model(without_secrets(placed(launch.argv), schema, found), schema)
     environment, added = take_variables(
-        launch.environment, schema, quantization_of(line.words, schema), found
+        launch.environment,
+        schema,
+        quantization_of(line.words, schema),
+        found,
+        launch.secret_variables,
     )
     line = Placed((*line.words, *added), (*line.places, *(LAST for _ in added)))
     written = model

@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
-
-import yaml
+from typing import Any, TypeAlias
 
 from gpufleet.errors import FleetError
+from gpufleet.flags import schema
 from gpufleet.importer import container, models_file, shell
-from gpufleet.importer.server import Launch, Note
+from gpufleet.importer.ansible import is_ini, is_inventory, read_ini, read_inventory
+from gpufleet.importer.bounded_yaml import NoYamlError, load_documents, mapping
+from gpufleet.importer.kubernetes import is_kubernetes, read_kubernetes
+from gpufleet.importer.litellm_config import read_litellm
+from gpufleet.importer.production_stack import read_stack
+from gpufleet.importer.server import Launch, Note, Source
+from gpufleet.importer.vllm_config import is_config, read_config
 
 _HOW = (
-    "give a list of models (`models:` with `command:` each), a compose file with a vLLM service, "
-    "or a text with `vllm serve ...` or `docker run ... vllm/vllm-openai ...`"
+    "what is read: a list of models (`models:` with `command:` each), a compose file with a vLLM "
+    "service, vLLM's own `--config` file, LiteLLM's `model_list`, Kubernetes workloads, Helm "
+    "values of vLLM's production-stack, an Ansible inventory, or a text with `vllm serve ...` or "
+    "`docker run ... vllm/vllm-openai ...`"
 )
 _LONGEST = 1 << 18
 """Characters of a text: models, a compose file or a script of hundreds of servers have fewer."""
-_MOST_VALUES = 100_000
-"""Values of a YAML text once each alias is the value that it stands for."""
+_STARTS = re.compile(r"vllm[\s./:]")
+_SHOWN = 200  # characters of a text's keys
+_YAML = (".yml", ".yaml")
 
 
-def read(text: str, file: str, name: str) -> tuple[tuple[Launch, ...], tuple[Note, ...]]:
+def read(text: str, file: str, name: str) -> Source:
     """
-    Return the servers of a text, and notes about the text as a whole.
+    Return what a text has.
 
     `file` is for messages, `name` is what a server is called that has no name there. Raises
-    `FleetError` where there is none.
+    `FleetError` where there is nothing that can be imported.
     """
     if len(text) > _LONGEST:
         raise FleetError(
@@ -35,90 +44,87 @@ def read(text: str, file: str, name: str) -> tuple[tuple[Launch, ...], tuple[Not
             f"{_LONGEST:,} are read; give the part with the servers"
         )
     try:
-        launches, notes = _read(text, file, name)
+        found = _read(text, file, name)
     except FleetError as error:
         raise FleetError(*(f"{file}: {problem}" for problem in error.problems)) from None
-    if not launches:
+    if not (found.launches or found.names or found.inventory):
         raise FleetError(f"{file}: nothing in it starts vLLM; {_HOW}")
-    return _named(launches), notes
+    return replace(found, launches=_named(found.launches))
 
 
-def _read(text: str, file: str, name: str) -> tuple[tuple[Launch, ...], tuple[Note, ...]]:
-    document = _document(text, file)
-    notes: tuple[Note, ...] = ()
-    if document is None:
-        launches = shell.launches(text, name)
-    elif "services" in document:
-        launches, notes = container.from_compose(
-            _expanded(document["services"]), shell.first_launch
-        )
-    else:
-        shared = document.get("env", document.get("environment"))
-        launches, notes = models_file.launches(document["models"], shared)
-        notes += tuple(
-            Note(f"`{key}` is dropped: it is no model")
-            for key in document
-            if key not in {"models", "env", "environment"}
-        )
-    return launches, notes
-
-
-def _document(text: str, file: str) -> Mapping[str, Any] | None:
-    """Return the text as YAML with `models` or `services`; None if it is none."""
+def _read(text: str, file: str, name: str) -> Source:
+    """Return what a text has, by what it is."""
+    is_yaml = file.endswith(_YAML)
     try:
-        loaded = _load(text)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or a number that is none
-        if file.endswith((".yml", ".yaml")):
-            raise FleetError(f"is no YAML: {_where(error)}") from None
-        return None
-    except RecursionError:
-        raise FleetError("is nested more deeply than anything that starts vLLM") from None
-    if isinstance(loaded, list) and all(isinstance(one, Mapping) for one in loaded):
-        return {"models": loaded}
-    if not isinstance(loaded, Mapping):
-        return None
-    if isinstance(loaded.get("services"), Mapping) or "models" in loaded:
-        return loaded
-    if loaded and all(isinstance(one, Mapping) and "command" in one for one in loaded.values()):
-        return {"models": loaded}
-    if file.endswith((".yml", ".yaml")):
-        keys = ", ".join(map(str, loaded)) or "nothing"
-        raise FleetError(f"has {keys}, and neither `models` nor `services`; {_HOW}")
-    return None
+        documents = load_documents(text)
+    except NoYamlError as error:
+        if is_yaml:
+            raise FleetError(f"is no YAML: {error}") from None
+        documents = ()
+    mappings = [mapping(each) for each in documents if isinstance(each, Mapping)]
+    if len(documents) == 1 and isinstance(documents[0], list) and _are_models(documents[0]):
+        return _models({"models": documents[0]})
+    if mappings and len(mappings) == len(documents):
+        for is_kind, read_kind in _kinds(name):
+            if is_kind(mappings):
+                return read_kind(mappings)
+        if is_yaml:
+            keys = ", ".join(key for each in mappings for key in each) or "nothing"
+            raise FleetError(f"has {_short(keys)}, and is none of what is read; {_HOW}")
+    if is_ini(text) and not _STARTS.search(text):
+        return read_ini(text)
+    return Source(shell.launches(text, name))
 
 
-def _load(text: str) -> Any:
-    """Return the value of a YAML text. Raises `FleetError` for one that aliases blow up."""
-    loader = yaml.SafeLoader(text)
-    try:
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        if _size(node, {}) > _MOST_VALUES:
-            raise FleetError(
-                f"its aliases (`*name`) stand for more than {_MOST_VALUES:,} values: write what "
-                "they stand for, or drop them"
-            )
-        return loader.construct_document(node)
-    finally:
-        loader.dispose()
+_Documents: TypeAlias = Sequence[Mapping[str, Any]]
 
 
-def _size(node: yaml.Node, known: dict[int, int]) -> int:
-    """Return how many values a node has with its aliases written out; each node is seen once."""
-    if id(node) not in known:
-        known[id(node)] = _MOST_VALUES + 1  # what contains itself has no end
-        below = [] if isinstance(node, yaml.ScalarNode) else node.value
-        parts = (part for each in below for part in (each if isinstance(each, tuple) else (each,)))
-        known[id(node)] = 1 + sum(_size(part, known) for part in parts)
-    return known[id(node)]
+def _kinds(
+    name: str,
+) -> Iterator[tuple[Callable[[_Documents], bool], Callable[[_Documents], Source]]]:
+    """Yield what YAML may be, by its content: how to tell, and how to read it."""
+    yield (
+        lambda found: isinstance(found[0].get("services"), Mapping),
+        lambda found: _compose(found[0]),
+    )
+    yield is_kubernetes, read_kubernetes
+    yield lambda found: "servingEngineSpec" in found[0], lambda found: read_stack(found[0])
+    yield lambda found: is_inventory(found[0]), lambda found: read_inventory(found[0])
+    yield lambda found: "models" in found[0], lambda found: _models(found[0])
+    yield lambda found: "model_list" in found[0], lambda found: read_litellm(found[0])
+    yield (
+        lambda found: (
+            all(isinstance(one, Mapping) and "command" in one for one in found[0].values())
+            and bool(found[0])
+        ),
+        lambda found: _models({"models": found[0]}),
+    )
+    newest = schema.load(schema.versions()[-1])
+    yield lambda found: is_config(found[0], newest), lambda found: read_config(found[0], name)
 
 
-def _where(error: yaml.YAMLError | ValueError) -> str:
-    """Return what is wrong in which line, without the line: it may have a key in it."""
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
-        return f"{error.problem} in line {error.problem_mark.line + 1}"
-    return "it cannot be read as text"
+def _are_models(found: Sequence[Any]) -> bool:
+    return all(isinstance(one, Mapping) for one in found)
+
+
+def _compose(document: Mapping[str, Any]) -> Source:
+    launches, notes = container.from_compose(_expanded(document["services"]), shell.first_launch)
+    return Source(launches, notes)
+
+
+def _models(document: Mapping[str, Any]) -> Source:
+    shared = document.get("env", document.get("environment"))
+    launches, notes = models_file.launches(document["models"], shared)
+    notes += tuple(
+        Note(f"`{key}` is dropped: it is no model")
+        for key in document
+        if key not in {"models", "env", "environment"}
+    )
+    return Source(launches, notes)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _expanded(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from gpufleet import redact
 from gpufleet.flags.environment import environment_problems
@@ -55,15 +55,24 @@ _DROPPED = {
 
 
 def take_variables(
-    variables: Mapping[str, str], schema: Schema, quantization: str | None, found: Findings
+    variables: Mapping[str, str],
+    schema: Schema,
+    quantization: str | None,
+    found: Findings,
+    secrets: Set[str] = frozenset(),
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the variables that are kept, and the flags that stand for others."""
+    """
+    Return the variables that are kept, and the flags that stand for others.
+
+    `secrets` are names of variables whose values lie elsewhere.
+    """
     kept: dict[str, str] = {}
     for name, value in variables.items():
         if name in _SECRETS:
             found.secret(name, value, _SECRETS[name])
         elif (
-            redact.is_secret_name(name)
+            name in secrets
+            or redact.is_secret_name(name)
             or redact.is_secret(value)
             or any(redact.find_secrets(read_json(value)))
         ):

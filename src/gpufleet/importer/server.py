@@ -58,3 +58,19 @@ class Launch:
     proxy_names: tuple[ProxyName, ...] = ()
     replicas: int | None = None
     left_behind: tuple[str, ...] = ()
+    secret_variables: frozenset[str] = frozenset()
+    """Names in `environment` whose values are secrets that lie elsewhere."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """
+    What a text has: servers, names of LiteLLM's without one, and notes about the text as a whole.
+
+    `inventory` is the text of an inventory file; "": the text has no hosts.
+    """
+
+    launches: tuple[Launch, ...] = ()
+    notes: tuple[Note, ...] = ()
+    names: tuple[ProxyName, ...] = ()
+    inventory: str = ""

@@ -75,7 +75,7 @@ def test_anchors_as_compose_files_have_them_are_read() -> None:
         "  one: {<<: *common, command: --model org/one}\n"
         "  two: {<<: *common, command: --model org/two}\n"
     )
-    launches, _ = read(text, "compose.yml", "model")
+    launches = read(text, "compose.yml", "model").launches
     assert [launch.name for launch in launches] == ["one", "two"]
 
 

@@ -121,9 +121,9 @@ SAMPLES = {"models.yml": MODELS_FILE, "start.sh": SCRIPT, "run.txt": DOCKER, "co
 
 def imported(text: str, file: str = "serve.sh") -> Imported:
     """Return what a text becomes for the newest release."""
-    launches, notes = read(textwrap.dedent(text), file, "model")
-    found = convert(launches, NEWEST)
-    return Imported(found.settings, (*notes, *found.notes))
+    source = read(textwrap.dedent(text), file, "model")
+    found = convert(source.launches, NEWEST, source.names)
+    return Imported(found.settings, (*source.notes, *found.notes))
 
 
 def served(text: str, file: str = "serve.sh") -> dict[str, Any]:
@@ -414,7 +414,7 @@ def test_a_flag_becomes_a_setting_or_is_told_about(flags: str, kept: dict[str, A
 
 def test_the_release_decides_how_flags_are_written() -> None:
     """The same line, for a release that still has the flag."""
-    launches, _ = read("vllm serve /m --swap-space 4", "-", "m")
+    launches = read("vllm serve /m --swap-space 4", "-", "m").launches
 
     assert convert(launches, schema.load("0.17.0")).settings["serving"]["m"]["flags"] == {
         "swap-space": 4
@@ -449,7 +449,7 @@ def test_two_servers_of_one_name_stay_two() -> None:
         ("echo hello", "a.sh", "nothing in it starts vLLM"),
         ("vllm serve 'org/m", "a.sh", "never closed"),
         ("a: [", "a.yml", "is no YAML"),
-        ("plain: 1", "a.yml", "neither `models` nor `services`"),
+        ("plain: 1", "a.yml", "none of what is read"),
         ("models:\n  - name: a\n    env: {A: b}\n", "a.yml", "neither `command` nor `model`"),
         ('models: [{name: a, command: "vllm \'x"}]', "a.yml", "models.a: a quote is opened"),
         ('models: [{name: a, model: m, args: "\'x"}]', "a.yml", "models.a: a quote is opened"),
@@ -490,7 +490,7 @@ def test_every_flag_of_a_release_comes_through_unchanged(version: str) -> None:
         words = ("/m", *plausible(flag))
         if flag.positional or any(one.refuses for one in check(release, words)):
             continue
-        launches, _ = read(shlex.join(("vllm", "serve", *words)), "-", "m")
+        launches = read(shlex.join(("vllm", "serve", *words)), "-", "m").launches
         (one,) = convert(launches, release).settings["serving"].values()
         flags = one.get("flags", {})
         if not flags:  # it is a setting of ours, or told about: other tests say which

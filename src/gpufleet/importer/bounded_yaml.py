@@ -1,0 +1,90 @@
+"""Reads YAML that others wrote: aliases, depth and mistakes end in a sentence.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from gpufleet.errors import FleetError
+
+_MOST_VALUES = 100_000
+"""Values of a YAML text once each alias is the value that it stands for."""
+
+
+class NoYamlError(Exception):
+    """The text is no YAML; carries what is wrong in which line, without the line."""
+
+
+def load_documents(text: str) -> tuple[Any, ...]:
+    """
+    Return the values of a YAML text's documents, without the empty ones.
+
+    Raises `NoYamlError` for a text that is none, and `FleetError` for one that is nested too deeply
+    or that aliases blow up.
+    """
+    loader = yaml.SafeLoader(text)
+    found = []
+    known: dict[int, int] = {}
+    size = 0
+    try:
+        while loader.check_node():
+            node = loader.get_node()
+            if node is None:
+                break
+            size += _size(node, known)
+            if size > _MOST_VALUES:
+                raise FleetError(
+                    f"its aliases (`*name`) stand for more than {_MOST_VALUES:,} values: write "
+                    "what they stand for, or drop them"
+                )
+            found.append(loader.construct_document(node))
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or a number that is none
+        raise NoYamlError(_where(error)) from None
+    except RecursionError:
+        raise FleetError("is nested more deeply than anything that starts vLLM") from None
+    finally:
+        loader.dispose()
+    return tuple(each for each in found if each is not None)
+
+
+def _size(node: yaml.Node, known: dict[int, int]) -> int:
+    """Return how many values a node has with its aliases written out; each node is seen once."""
+    if id(node) not in known:
+        known[id(node)] = _MOST_VALUES + 1  # what contains itself has no end
+        below = [] if isinstance(node, yaml.ScalarNode) else node.value
+        parts = (part for each in below for part in (each if isinstance(each, tuple) else (each,)))
+        known[id(node)] = 1 + sum(_size(part, known) for part in parts)
+    return known[id(node)]
+
+
+def _where(error: yaml.YAMLError | ValueError) -> str:
+    """Return what is wrong in which line, without the line: it may have a key in it."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+        return f"{error.problem} in line {error.problem_mark.line + 1}"
+    return "it cannot be read as text"
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """Return a mapping with names as keys; {} for what is none."""
+    if not isinstance(value, Mapping):
+        return {}
+    return {str(key): below for key, below in value.items()}
+
+
+def items(value: Any) -> list[Any]:
+    """Return a list as it is; [] for what is none."""
+    return value if isinstance(value, list) else []
+
+
+def plain(value: Any) -> str:
+    """
+    Return a scalar as a command line or a variable has it.
+
+    >>> plain(True), plain(0.5), plain(None)
+    ('true', '0.5', '')
+    """
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,205 @@
+"""Kubernetes workloads with a vLLM container, as manifests have them.  Pure.
+
+Contract: of a container its command, arguments, variables and replicas are taken. A Secret is named
+and never copied: neither a document of that kind nor the value of a variable that comes from one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpufleet.errors import FleetError
+from gpufleet.importer import shell
+from gpufleet.importer.bounded_yaml import items, mapping, plain
+from gpufleet.importer.container import image_note, release_of, without_entry
+from gpufleet.importer.server import Launch, Note, Source
+
+_WORKLOADS = {"Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job", "Pod"}
+_REFERENCE = re.compile(r"\$(?:\$|\(([A-Za-z_][A-Za-z0-9_.-]*)\))")
+_MOST_EXPANDED = 1 << 22
+_SHELLS = {"sh", "bash"}
+_STAGES = "stages are services of the node, not containers"
+_WHY = {
+    "resources": "the plan decides which GPUs a stage gets",
+    "nodeSelector": "the inventory's groups say which nodes declare a model",
+    "affinity": "the inventory's groups say which nodes declare a model",
+    "tolerations": "the inventory's groups say which nodes declare a model",
+    "runtimeClassName": "the plan decides which GPUs a stage gets",
+    "livenessProbe": "systemd restarts a stage that dies, `watchdog` one that hangs",
+    "readinessProbe": "the gateway checks servers",
+    "startupProbe": "`start_seconds` is the deadline of a start",
+    "terminationGracePeriodSeconds": "`drain_seconds` says how long requests may finish",
+    "restartPolicy": "systemd restarts a stage that dies",
+    "securityContext": "the unit has a sandbox of its own",
+    "ports": "`port` says where a server listens",
+}
+
+
+def is_kubernetes(documents: Sequence[Mapping[str, Any]]) -> bool:
+    """Say whether every document is an object of Kubernetes."""
+    return all("kind" in each and "apiVersion" in each for each in documents)
+
+
+def read_kubernetes(documents: Sequence[Mapping[str, Any]]) -> Source:
+    """Return the servers of workloads, and notes about the other objects."""
+    launches: list[Launch] = []
+    notes: list[Note] = []
+    for document in _flat(documents):
+        kind = plain(document.get("kind"))
+        name = plain(mapping(document.get("metadata")).get("name")) or kind.lower()
+        found = tuple(_servers(document, name)) if kind in _WORKLOADS else ()
+        launches += found
+        if not found:
+            notes.append(Note(f"{kind} `{name}` runs no vLLM: left out"))
+    return Source(tuple(launches), tuple(notes))
+
+
+def _flat(documents: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    for document in documents:
+        if plain(document.get("kind")).endswith("List"):
+            yield from map(mapping, items(document.get("items")))
+        else:
+            yield document
+
+
+def _servers(document: Mapping[str, Any], name: str) -> Iterator[Launch]:
+    spec = mapping(document.get("spec"))
+    pod = mapping(mapping(spec.get("template")).get("spec")) or spec
+    replicas = spec.get("replicas")
+    containers = [mapping(each) for each in items(pod.get("containers"))]
+    servers = [each for each in containers if _is_vllm(each)]
+    notes = [
+        Note(f"container `{plain(each.get('name'))}` runs no vLLM: left out")
+        for each in containers
+        if each not in servers
+    ]
+    notes += (
+        Note(f"`{key}` is dropped: {_WHY.get(key, _STAGES)}")
+        for key in pod
+        if key not in {"containers", "volumes"}
+    )
+    paths = {
+        plain(volume.get("name")): plain(mapping(volume.get("hostPath")).get("path"))
+        for volume in map(mapping, items(pod.get("volumes")))
+    }
+    for server in servers:
+        own = name if len(servers) == 1 else f"{name}-{plain(server.get('name'))}"
+        yield _Container(server, paths).launch(
+            own, replicas if isinstance(replicas, int) and replicas > 0 else None, notes
+        )
+        notes = []
+
+
+def _is_vllm(container: Mapping[str, Any]) -> bool:
+    said = (container.get(key) for key in ("image", "command", "args"))
+    return any("vllm" in str(each) for each in said if each)
+
+
+@dataclass
+class _Container:
+    """One container on its way to a server."""
+
+    said: Mapping[str, Any]
+    paths: Mapping[str, str]
+    """Of the node, by the name of the volume; "" for other kinds of volumes."""
+    environment: dict[str, str] = field(default_factory=dict)
+    secrets: set[str] = field(default_factory=set)
+    notes: list[Note] = field(default_factory=list)
+    expanded: int = 0
+    """Characters that `$(NAME)` has become."""
+
+    def launch(self, name: str, replicas: int | None, notes: Sequence[Note]) -> Launch:
+        """Return the server; `notes` are about its pod."""
+        for each in map(mapping, items(self.said.get("env"))):
+            self._variable(plain(each.get("name")), each)
+        for each in map(mapping, items(self.said.get("envFrom"))):
+            self._variables(each)
+        command = [plain(each) for each in items(self.said.get("command"))]
+        words = [self._expanded(w) for w in [*command, *map(plain, items(self.said.get("args")))]]
+        environment = self.environment
+        if len(words) > 2 and words[0].rpartition("/")[2] in _SHELLS:
+            inner = shell.launches(words[2], name)
+            if inner:
+                words = list(inner[0].argv)
+                environment = {**environment, **inner[0].environment}
+                self.notes += inner[0].notes
+        image = plain(self.said.get("image"))
+        ports = [mapping(each).get("hostPort") for each in items(self.said.get("ports"))]
+        for key in self.said:
+            if key not in {"name", "image", "command", "args", "env", "envFrom", "volumeMounts"}:
+                self.notes.append(Note(f"`{key}` is dropped: {_WHY.get(key, _STAGES)}"))
+        mounts = tuple(self._mounts())
+        return Launch(
+            name,
+            tuple(without_entry(words)),
+            environment,
+            next((port for port in ports if isinstance(port, int)), None),
+            mounts,
+            release_of(image),
+            (*([image_note(image)] if image else []), *notes, *self.notes),
+            replicas=replicas,
+            secret_variables=frozenset(self.secrets),
+        )
+
+    def _variable(self, name: str, said: Mapping[str, Any]) -> None:
+        source = mapping(said.get("valueFrom"))
+        if not source:
+            self.environment[name] = self._expanded(plain(said.get("value")))
+        elif secret := mapping(source.get("secretKeyRef")):
+            self.environment[name] = ""
+            self.secrets.add(name)
+            self.notes.append(
+                Note(
+                    f"{name} comes from key `{plain(secret.get('key'))}` of the Secret "
+                    f"`{plain(secret.get('name'))}`, which is not copied",
+                    decide=True,
+                )
+            )
+        else:
+            where = ", ".join(source)
+            self.notes.append(
+                Note(f"{name} is dropped: its value is not here ({where})", decide=True)
+            )
+
+    def _variables(self, said: Mapping[str, Any]) -> None:
+        for key, below in said.items():
+            self.notes.append(
+                Note(
+                    f"`envFrom` {key} `{plain(mapping(below).get('name'))}` is dropped: its "
+                    "variables are not here, write those that vLLM needs",
+                    decide=True,
+                )
+            )
+
+    def _expanded(self, text: str) -> str:
+        """Return a text with `$(NAME)` of variables that are known; `$$` is a dollar sign."""
+
+        def value(match: re.Match[str]) -> str:
+            if match[1] is None:
+                return "$"
+            if match[1] in self.secrets:
+                return match[0]
+            text = self.environment.get(match[1], match[0])
+            self.expanded += len(text)
+            if self.expanded > _MOST_EXPANDED:
+                raise FleetError(
+                    f"its variables become more than {_MOST_EXPANDED:,} characters: write the "
+                    "values where they are used"
+                )
+            return text
+
+        return _REFERENCE.sub(value, text)
+
+    def _mounts(self) -> Iterator[tuple[str, str]]:
+        for each in map(mapping, items(self.said.get("volumeMounts"))):
+            name, path = plain(each.get("name")), plain(each.get("mountPath"))
+            outer = self.paths.get(name, "")
+            if outer and path:
+                yield path, outer
+            else:
+                self.notes.append(
+                    Note(f"the volume `{name}` at {path} is dropped: it is no path of the node")
+                )

@@ -1,0 +1,45 @@
+"""The YAML file that vLLM reads with `--config`.  Pure.
+
+Contract: the file is read as vLLM 0.33 does (`utils/argparse_utils.py`, `_load_config_file`): keys
+are long options without their dashes, true is the bare option, false is nothing, a list is one word
+after another, a mapping is JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from gpufleet.flags.schema import Schema
+from gpufleet.importer.server import Launch, Note, Source
+
+
+def is_config(document: Mapping[str, Any], schema: Schema) -> bool:
+    """Say whether most keys of a mapping are options of `vllm serve`."""
+    known = sum(_option(key) in schema.by_option for key in document)
+    return known > 0 and known * 2 >= len(document)
+
+
+def read_config(document: Mapping[str, Any], name: str) -> Source:
+    """Return the server that a file describes."""
+    argv: list[str] = []
+    notes: list[Note] = []
+    for key, value in document.items():
+        option = _option(key)
+        if value is False:
+            notes.append(Note(f"`{key}: false` is dropped: vLLM reads nothing from it in its file"))
+        elif value is True:
+            argv.append(option)
+        elif isinstance(value, list):
+            if value:
+                argv += (option, *map(str, value))
+        elif isinstance(value, Mapping):
+            argv += (option, json.dumps(value, default=str))
+        else:
+            argv.append(f"{option}={'' if value is None else value}")
+    return Source((Launch(name, tuple(argv), notes=tuple(notes)),))
+
+
+def _option(key: str) -> str:
+    return "--" + key.replace("_", "-")
