@@ -16,13 +16,14 @@ from gpufleet.importer.kubernetes import is_kubernetes, read_kubernetes
 from gpufleet.importer.litellm_config import read_litellm
 from gpufleet.importer.production_stack import read_stack
 from gpufleet.importer.server import Launch, Note, Source
+from gpufleet.importer.spark_recipe import is_recipe, read_recipe
 from gpufleet.importer.vllm_config import is_config, read_config
 
 _HOW = (
     "what is read: a list of models (`models:` with `command:` each), a compose file with a vLLM "
     "service, vLLM's own `--config` file, LiteLLM's `model_list`, Kubernetes workloads, Helm "
-    "values of vLLM's production-stack, an Ansible inventory, or a text with `vllm serve ...` or "
-    "`docker run ... vllm/vllm-openai ...`"
+    "values of vLLM's production-stack, a recipe of sparkrun, an Ansible inventory, or a text "
+    "with `vllm serve ...` or `docker run ... vllm/vllm-openai ...`"
 )
 _LONGEST = 1 << 18
 """Characters of a text: models, a compose file or a script of hundreds of servers have fewer."""
@@ -90,6 +91,7 @@ def _kinds(
     yield is_kubernetes, read_kubernetes
     yield lambda found: "servingEngineSpec" in found[0], lambda found: read_stack(found[0])
     yield lambda found: is_inventory(found[0]), lambda found: read_inventory(found[0])
+    yield lambda found: is_recipe(found[0]), lambda found: read_recipe(found[0], name)
     yield lambda found: "models" in found[0], lambda found: _models(found[0])
     yield lambda found: "model_list" in found[0], lambda found: read_litellm(found[0])
     yield (

@@ -175,12 +175,17 @@ def _command(words: Sequence[str], script: _Script, name: str) -> tuple[Launch, 
 
 
 def _front(words: Sequence[str]) -> Iterator[Note]:
-    """Yield what to say of the words in front of a server's own: `sudo -u vllm`, `nohup`."""
+    """Yield what to say of the words in front of a server's own: `sudo -u vllm`, `nohup`.
+
+    Programs and options are shown, values are not: `srun --export=HF_TOKEN=...` has a secret.
+    """
     own = [word for word in words if not _ASSIGNMENT.fullmatch(word)]
     if own and _PYTHON.fullmatch(own[-1]):
         own.pop()
     if own:
-        yield Note(f"`{' '.join(own)}` in front is dropped: systemd starts a stage, as vllm.user")
+        options = (word.partition("=")[0] for word in own[1:] if word.startswith("-"))
+        shown = " ".join((own[0], *options))
+        yield Note(f"`{shown}` in front is dropped: systemd starts a stage, as vllm.user")
 
 
 def _within(words: Sequence[str], script: _Script, name: str) -> tuple[Launch, ...]:
@@ -235,6 +240,7 @@ def _read(words: Sequence[str], script: _Script) -> tuple[list[str], str, list[N
         if match := _REDIRECTION.fullmatch(word):
             skip = not match[1]
             said = " ".join(words[at : at + 2] if skip else [word]).removeprefix(_OWN)
+            said = "<" if said.lstrip("0123456789").startswith("<") else said  # may be a secret
             notes.append(Note(f"`{said}` is dropped: the journal has what a stage writes"))
             continue
         if word in _REST:

@@ -59,7 +59,7 @@ PREFIXES = st.lists(
     unique=True,
     max_size=3,
 )
-WRAPPERS = ["{}", "nohup {} > log77001 2>&1 &", "sudo -u user77002 {}", "( {} ) &", "{} | tee x"]
+WRAPPERS = ["{}", "nohup {} > log77001 2>&1 &", "sudo -u user {}", "( {} ) &", "{} | tee x"]
 RUN = (
     "docker run -d --gpus '\"device=77003\"' --name c77004 -p 77005:8000 -v /src77006:/in77007 "
     "--ipc=host -e C_VARIABLE=d77008 --shm-size 77009g vllm/vllm-openai:v0.10.2{}"

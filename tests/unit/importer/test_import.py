@@ -592,6 +592,9 @@ SECRET = "a-word-of-no-known-form"
         f"docker run --health-cmd 'curl -u a:{SECRET} x' vllm/vllm-openai --model /m",
         f"services: {{a: {{image: vllm/vllm-openai, command: /m, pid: {SECRET}}}}}",
         f"models: [{{model: /m, api_key: {SECRET}}}]",
+        f"srun -N 1 --export=ALL,HF_TOKEN={SECRET} vllm serve /m",
+        f"vllm serve /m <<< {SECRET}",
+        f"vllm serve /m\n  --api-key {SECRET}",
     ],
 )
 def test_a_secret_is_known_by_what_names_it(text: str) -> None:

@@ -128,6 +128,24 @@ servingEngineSpec:
 routerSpec: {{routingLogic: session}}
 """
 
+RECIPE = f"""
+recipe_version: "2"
+model: Qwen/Qwen3-8B
+model_revision: {COMMIT}
+runtime: vllm-ray
+container: nvcr.io/nvidia/vllm:25.09
+min_nodes: 2
+defaults: {{port: 8001, tensor_parallel: 2, gpu_memory_utilization: 0.9, tokens: 3}}
+env: {{MY_PASSWORD: {SECRET}, NCCL_DEBUG: WARN}}
+metadata: {{model_params: 8B}}
+command: |
+  vllm serve \\
+      {{model}} \\
+      --port {{port}} \\ 
+      -tp {{tensor_parallel}} --gpu-memory-utilization {{gpu_memory_utilization}} \\
+      --speculative-config '{{"method": "mtp", "num_speculative_tokens": {{tokens}}}}'
+"""  # noqa: W291
+
 HOSTS_INI = f"""
 # the fleet
 monitor-01 ansible_host=192.0.2.9
@@ -165,7 +183,7 @@ all:
 
 SOURCES = {
     "config.yaml": CONFIG, "litellm.yaml": LITELLM, "manifests.yaml": KUBERNETES,
-    "values.yaml": STACK, "hosts.ini": HOSTS_INI, "hosts.yml": HOSTS_YAML,
+    "recipe.yaml": RECIPE, "values.yaml": STACK, "hosts.ini": HOSTS_INI, "hosts.yml": HOSTS_YAML,
 }  # fmt: skip
 
 
@@ -287,6 +305,37 @@ def test_values_of_the_production_stack_become_servers() -> None:
         assert said in told(found)
 
 
+def test_a_recipe_of_sparkrun_becomes_a_server() -> None:
+    found = imported(RECIPE, "recipe.yaml")
+
+    (one,) = found.settings["serving"].values()
+    assert one == {
+        "model": "Qwen/Qwen3-8B", "revision": COMMIT, "served_name": "Qwen/Qwen3-8B",
+        "tensor_parallel": 2, "distributed_executor_backend": "ray", "port": 8001,
+        "flags": {
+            "gpu-memory-utilization": 0.9,
+            "speculative-config": {"method": "mtp", "num_speculative_tokens": 3},
+        },
+        "environment": {"NCCL_DEBUG": "WARN"},
+        "environment_files": {"MY_PASSWORD": "secrets/model-my-password"},
+    }  # fmt: skip
+    assert accepted(found.settings).serving
+    for said in ("`metadata`", "wants several nodes", "line 3 has something behind"):
+        assert said in told(found)
+
+
+def test_a_recipe_without_a_command_is_read_from_its_defaults() -> None:
+    found = imported(
+        "{model: org/m, runtime: vllm, container: x, defaults: {tensor_parallel: 2, "
+        "max_model_len: 4096, enforce_eager: true, trust_remote_code: false, unknown_knob: 3}}"
+    )
+    (one,) = found.settings["serving"].values()
+    assert (one["tensor_parallel"], one["context"]) == (2, 4096)
+    assert one["flags"] == {"enforce-eager": True}
+    assert "`--unknown-knob 3`" in told(found)
+    assert "`trust_remote_code: false` is dropped" in told(found)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "groups", "nodes"),
     [
@@ -372,6 +421,10 @@ DOUBLED = ", ".join(
          f"env: [{DOUBLED}]}}]}}}}", "its variables become more than"),
         ("--- a\n--- b\n", "nothing in it starts vLLM"),
         ("a: &a {hosts: *a}", "aliases"),
+        ("{model: m, runtime: sglang, defaults: {port: 1}}", "the runtime sglang"),
+        ("{model: m, runtime: vllm, command: echo hello}", "has no `vllm serve`"),
+        ("{model: m, runtime: vllm, command: '{a}', defaults: {a: '{b}{b}{b}{b}{b}{b}{b}{b}', "
+         "b: '{a}{a}{a}{a}{a}{a}{a}{a}'}}", "becomes more than"),
         ("all: " + "{children: {g: " * 400 + "}}" * 400, "nested more deeply|groups and no hosts"),
     ],
 )  # fmt: skip
@@ -403,7 +456,16 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
                     *("containers", "image", "args", "command", "env", "name", "valueFrom"),
                     *("secretKeyRef", "modelSpec", "vllmConfig", "model_list", "litellm_params"),
                     *("model", "services", "models", "servingEngineSpec", "hf_token", "items"),
-                    *("router_settings", "fallbacks", "model_group_alias", "extraArgs", "port"),
+                    *(
+                        "runtime",
+                        "defaults",
+                        "container",
+                        "router_settings",
+                        "fallbacks",
+                        "model_group_alias",
+                        "extraArgs",
+                        "port",
+                    ),
                 ]
             ),
             below,

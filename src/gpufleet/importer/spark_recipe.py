@@ -1,0 +1,121 @@
+"""sparkrun's recipes of vLLM servers.  Pure.
+
+Contract: a recipe's `command` is read with its `{key}` replaced by `defaults`, as sparkrun renders
+it; without one, each of `defaults` is the option of its name, with a sentence
+(RECIPES.md of spark-arena/sparkrun, read at commit 1034742). Other runtimes are refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gpufleet.errors import FleetError
+from gpufleet.flags import arguments
+from gpufleet.importer import shell
+from gpufleet.importer.bounded_yaml import mapping, plain
+from gpufleet.importer.container import image_note, release_of
+from gpufleet.importer.server import Launch, Note, Source
+
+_RUNTIMES = {"", "vllm", "vllm-distributed", "vllm-ray", "eugr-vllm"}
+_RENAMED = {
+    "tensor_parallel": "tensor-parallel-size",
+    "pipeline_parallel": "pipeline-parallel-size",
+    "data_parallel": "data-parallel-size",
+}
+_KEYS = {"model", "model_revision", "runtime", "container", "defaults", "env", "command", "name"}
+_HINTS = {"runtime", "recipe_version", "container", "min_nodes", "cluster_only", "solo_only"}
+_PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
+_ROUNDS = 8  # of values that name others
+_MOST = 1 << 16  # characters of a command
+_WHY = {
+    "metadata": "it says nothing about the server",
+    "benchmark": "it says nothing about the server",
+    "recipe_version": "it says nothing about the server",
+    "max_nodes": "the plan decides over which nodes a replica goes",
+}
+
+
+def is_recipe(document: Mapping[str, Any]) -> bool:
+    """Say whether a mapping has a model, and what only recipes say of one."""
+    return (
+        "model" in document
+        and ("defaults" in document or "command" in document)
+        and bool(_HINTS & set(document))
+    )
+
+
+def read_recipe(document: Mapping[str, Any], name: str) -> Source:
+    """Return the server of a recipe. Raises `FleetError` for one of another runtime."""
+    runtime = plain(document.get("runtime"))
+    if runtime not in _RUNTIMES:
+        raise FleetError(f"is a recipe for the runtime {runtime}, which is not vLLM")
+    model = plain(document.get("model"))
+    defaults = {"model": model, **mapping(document.get("defaults"))}
+    notes = [Note(f"`{key}` is dropped: {_WHY.get(key, 'it has no counterpart here')}")
+             for key in document if key not in _KEYS]  # fmt: skip
+    environment = {key: plain(value) for key, value in mapping(document.get("env")).items()}
+    argv: list[str] = []
+    if command := plain(document.get("command")):
+        started = shell.launches(_rendered(command, defaults), name)
+        if not started:
+            raise FleetError("is a recipe whose `command` has no `vllm serve`")
+        argv += started[0].argv
+        environment |= started[0].environment
+        notes += started[0].notes
+        if started[1:]:
+            notes.append(
+                Note(f"its `command` starts {len(started)} servers: only the first is taken",
+                     decide=True)
+            )  # fmt: skip
+    else:
+        argv += (model, *_options(defaults, notes))
+    if (revision := plain(document.get("model_revision"))) and "--revision" not in argv:
+        argv += ("--revision", revision)
+    if runtime == "vllm-ray" and "--distributed-executor-backend" not in argv:
+        argv += ("--distributed-executor-backend", "ray")
+    nodes = document.get("min_nodes")
+    if document.get("cluster_only") or (isinstance(nodes, int) and nodes > 1):
+        notes.append(
+            Note("the recipe wants several nodes: set `span_nodes: true` if these do, too",
+                 decide=True)
+        )  # fmt: skip
+    image = plain(document.get("container"))
+    if image:
+        notes.insert(0, image_note(image))
+    return Source(
+        (Launch(name, tuple(argv), environment, version=release_of(image), notes=tuple(notes)),)
+    )
+
+
+def _options(defaults: Mapping[str, Any], notes: list[Note]) -> Iterator[str]:
+    notes.append(
+        Note("it has no `command`, and sparkrun passes on those of `defaults` that its release "
+             "knows: all are read here, leave out what it does not pass on", decide=True)
+    )  # fmt: skip
+    for key, value in defaults.items():
+        if value is False:
+            notes.append(Note(f"`{key}: false` is dropped: sparkrun writes nothing for it"))
+        elif key != "model":
+            yield from arguments.words(_RENAMED.get(key, key.replace("_", "-")), value)
+
+
+def _rendered(command: str, defaults: Mapping[str, Any]) -> str:
+    """Return a command with the values of its placeholders; unknown ones stay."""
+
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in defaults:
+            return match[0]
+        found = defaults[match[1]]
+        return json.dumps(found) if isinstance(found, Mapping | list) else plain(found)
+
+    for _ in range(_ROUNDS):
+        rendered = _PLACEHOLDER.sub(value, command)
+        if len(rendered) > _MOST:
+            raise FleetError(f"its `command` becomes more than {_MOST:,} characters")
+        if rendered == command:
+            break
+        command = rendered
+    return command
