@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import conftest
 from tests.support.checkout import ROOT
 
 SOURCE = ROOT / "src/gpufleet"
@@ -82,3 +83,8 @@ def test_what_runs_on_a_node_needs_only_the_standard_library() -> None:
 def test_a_unit_test_has_a_deadline_of_its_own(request: pytest.FixtureRequest) -> None:
     (seconds,) = request.node.get_closest_marker("timeout").args
     assert 60 <= seconds < 600 * 10
+
+
+def test_tests_run_without_xdist_too() -> None:
+    """`pytest -p no:xdist` has no such hook: an internal error, unless it is optional."""
+    assert vars(conftest.pytest_xdist_make_scheduler)["pytest_impl"]["optionalhook"]
