@@ -64,9 +64,12 @@ CHECKS: dict[str, Check] = {
         Check("nvlink-errors", "Are the NVLinks free of errors?"),
         Check("fabric-state", "Has every GPU joined the NVLink fabric?"),
         Check("fabric-manager", "Does the fabric manager run, in the driver's version?"),
+        Check("fabric-units", "Do IMEX and NVLink 5's subnet manager run?"),
         # What the kernel logged since boot.
         Check("xid", "Has the driver logged no Xid error?", root="the kernel log"),
         Check("sxid", "Has no NVSwitch logged an error?", root="the kernel log"),
+        Check("pcie-errors", "Has no PCIe link logged an error?", root="the kernel log"),
+        Check("gpu-start", "Did the driver start every GPU?", root="the kernel log"),
         # The machine around the GPUs.
         Check("secure-boot", "Will Secure Boot load the driver's module?"),
         Check("nouveau", "Is nouveau away?"),

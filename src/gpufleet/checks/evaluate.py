@@ -9,7 +9,18 @@ from functools import partial
 from typing import Any
 
 from gpufleet.catalog.checks import CHECKS
-from gpufleet.checks import driver, gpus, host, kernel_log, memory, next_reboot, nvlink, outliers
+from gpufleet.checks import (
+    driver,
+    fabric_units,
+    gpus,
+    host,
+    kernel_errors,
+    kernel_log,
+    memory,
+    next_reboot,
+    nvlink,
+    outliers,
+)
 from gpufleet.checks.finding import Action, Finding, GpuId, Problem, Report, Severity, Step
 from gpufleet.checks.probe_facts import CannotTell, DoesNotApply, GpuReading, Needs, Reading, Unread
 from gpufleet.node.probe_document import document_problem
@@ -19,6 +30,8 @@ from gpufleet.settings.node_settings import Acceptance, NodeSettings
 WITHOUT_DRIVER: dict[str, Callable[[Reading], Iterator[Problem]]] = {
     **driver.WITHOUT_DRIVER,
     **kernel_log.WITHOUT_DRIVER,
+    **kernel_errors.WITHOUT_DRIVER,
+    **fabric_units.WITHOUT_DRIVER,
     **host.WITHOUT_DRIVER,
     **next_reboot.WITHOUT_DRIVER,
     **nvlink.WITHOUT_DRIVER,

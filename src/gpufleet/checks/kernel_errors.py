@@ -1,0 +1,230 @@
+"""What else the kernel logged since boot: errors of PCIe links, GPUs that did not start.  Pure.
+
+As with Xids (`checks/kernel_log.py`), what was before the driver was last loaded is history. A log
+that cannot be read, or lost its beginning, is the check xid's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from gpufleet.checks.finding import (
+    POWER_CYCLE,
+    REBOOT_IT,
+    STOP,
+    Action,
+    Problem,
+    Severity,
+    Step,
+    reset_step,
+)
+from gpufleet.checks.kernel_log import DAY, Log, sysfs_bus_id
+from gpufleet.checks.probe_facts import CannotTell, Reading, gpu_facts, is_missing
+from gpufleet.formatting import join_names
+
+_ADDRESS = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
+_CASE = re.IGNORECASE
+# The root port's report of a function, and the function's own line (drivers/pci/pcie/aer.c).
+_RECEIVED = re.compile(
+    rf"AER: .*\berror (?:message )?received(?: from|:)? (?P<bus_id>{_ADDRESS})", _CASE
+)
+_BUS_ERROR = re.compile(rf"(?P<bus_id>{_ADDRESS}): (?:AER: )?PCIe Bus Error: severity=", _CASE)
+_FATAL = re.compile(r"\(Fatal\)", _CASE)
+_NON_FATAL = re.compile(r"\(Non-?Fatal\)", _CASE)
+_CORRECTED = re.compile(r"(?<!un)correct(?:ed|able)\b", _CASE)
+
+# Corrected errors of one function within a day that are more than noise. A sound link of generation
+# 5 has one wrong bit in 10^12 at most, which is a retry and rarely a report; the kernel reports no
+# more than 10 in 5 seconds of a device (ours: no published figure).
+FLOOD = 100
+
+_NOT_STARTED = re.compile(
+    rf"NVRM: GPU ({_ADDRESS}|[0-9a-f:]+): (?:RmInitAdapter|rm_init_adapter) failed", _CASE
+)
+
+
+@dataclass(frozen=True)
+class PcieError:
+    """One line about an error of a PCIe function: which one, when, and how bad."""
+
+    seconds: float
+    bus_id: str
+    kind: str  # fatal, nonfatal, corrected
+    reported: bool  # by the root port; else the line is the function's own
+    text: str
+
+
+def pcie_errors(node: Reading) -> Iterator[Problem]:
+    """
+    The kernel reported no PCIe error of a GPU, or of a bridge above one, that was not corrected.
+
+    One problem for each function and kind of error. Of other functions (disks, NICs) fatal errors
+    are a warning, the rest remarks. Corrected ones count when they are many within a day.
+    """
+    log = _log(node)
+    errors = [
+        error
+        for at, (seconds, text) in enumerate(log.lines)
+        if at > log.loaded_at and (error := _pcie_error(seconds, text)) is not None
+    ]
+    by_kind: dict[tuple[str, str], list[PcieError]] = defaultdict(list)
+    for error in errors:
+        by_kind[error.bus_id, error.kind].append(error)
+    below = _gpus_below(node)
+    for (bus_id, kind), found in sorted(by_kind.items()):
+        count = max(sum(one.reported == reported for one in found) for reported in (True, False))
+        if kind == "corrected" and (count := _most_in_a_day(found)) < FLOOD:
+            continue
+        yield _pcie_problem(bus_id, kind, count, found[-1].text, below.get(bus_id))
+
+
+def _pcie_error(seconds: float, text: str) -> PcieError | None:
+    received, own = _RECEIVED.search(text), _BUS_ERROR.search(text)
+    found = received or own
+    if found is None:
+        return None
+    if _NON_FATAL.search(text):
+        kind = "nonfatal"
+    elif _FATAL.search(text):
+        kind = "fatal"
+    elif _CORRECTED.search(text):
+        kind = "corrected"
+    else:
+        kind = "nonfatal"
+    return PcieError(seconds, sysfs_bus_id(found["bus_id"]), kind, received is not None, text)
+
+
+def _most_in_a_day(errors: Sequence[PcieError]) -> int:
+    """Return the most errors of a function within a day, by the line that tells more of them."""
+    most = 0
+    for reported in (True, False):
+        times = sorted(one.seconds for one in errors if one.reported == reported)
+        first = 0
+        for last, seconds in enumerate(times):
+            while times[first] < seconds - DAY:
+                first += 1
+            most = max(most, last - first + 1)
+    return most
+
+
+_KINDS = {
+    "fatal": "fatal errors, after which its link was reset",
+    "nonfatal": "uncorrected errors",
+    "corrected": "corrected errors within a day",
+}
+
+
+def _pcie_problem(
+    bus_id: str, kind: str, count: int, text: str, gpus: Sequence[int | str] | None
+) -> Problem:
+    if gpus is None:
+        severity = Severity.WARN if kind == "fatal" else Severity.INFO
+        whose = f"PCI function {bus_id}, which is no GPU's"
+    else:
+        severity = Severity.BLOCK if kind == "fatal" else Severity.WARN
+        names = join_names(map(str, gpus))
+        whose = f"PCI function {bus_id}, the way of GPU{'s' * (len(gpus) > 1)} {names}"
+    one = gpus[0] if gpus and len(gpus) == 1 else None
+    return Problem(
+        severity,
+        f"{whose}: {count} PCIe {_KINDS[kind]}: {text[:160]}",
+        "none" if kind != "corrected" else f"fewer than {FLOOD}",
+        "PCI Express' error reporting (AER)",
+        (
+            Step(
+                Action.LOOK, f"`journalctl -k -b | grep -E 'AER|{bus_id}'`; `lspci -vv -s {bus_id}`"
+            ),
+            STOP,
+            *((reset_step(one),) if isinstance(one, int) and kind == "fatal" else ()),
+            REBOOT_IT,
+            POWER_CYCLE,
+            Step(Action.SERVICE, "it comes back: reseat, then exchange the riser, then the card"),
+        ),
+        one,
+    )
+
+
+def _gpus_below(node: Reading) -> dict[str, list[int | str]]:
+    """Return, for each GPU and each bridge above one, the GPUs below: NVML's index, or address."""
+    index = {str(place): gpu.index for gpu, place in gpu_facts(node.gpus, "pci", "bus_id")}
+    found: dict[str, list[int | str]] = defaultdict(list)
+    for place, number in index.items():
+        found[place].append(number)
+    for function in node.known("pci", default=[]):
+        if not str(function["class"]).startswith("0x03"):
+            continue
+        own = str(function["bus_id"])
+        gpu: int | str = index.get(own, own)
+        path = "" if is_missing(function["path"]) else str(function["path"])
+        for part in {own, *re.findall(_ADDRESS, path)}:
+            if gpu not in found[part]:
+                found[part].append(gpu)
+    return dict(found)
+
+
+def gpu_start(node: Reading) -> Iterator[Problem]:
+    """
+    The driver started every GPU when it was asked to (`RmInitAdapter failed`).
+
+    A GPU that answers now has started since; that it once did not is worth a look.
+    """
+    log = _log(node)
+    lines: dict[str, list[tuple[int, str]]] = defaultdict(list)
+    for at, (_, text) in enumerate(log.lines):
+        if found := _NOT_STARTED.search(text):
+            lines[_place(found[1])].append((at, text))
+    index = {str(place): gpu.index for gpu, place in gpu_facts(node.gpus, "pci", "bus_id")}
+    for bus_id, failed in sorted(lines.items()):
+        gpu = index.get(bus_id)
+        fresh = [text for at, text in failed if at > log.loaded_at]
+        if not fresh:
+            severity, now = Severity.INFO, "before the driver was last loaded"
+        elif gpu is not None:
+            severity, now = Severity.WARN, "and it answers now"
+        else:
+            severity, now = Severity.BLOCK, "and the driver does not list it"
+        yield Problem(
+            severity,
+            f"the driver could not start the GPU at {bus_id}, {len(failed)} times, {now}: "
+            f"{failed[-1][1][:160]}",
+            "a start without error",
+            "the driver (RmInitAdapter)",
+            _START_LADDER if severity > Severity.INFO else (),
+            bus_id if gpu is None else gpu,
+        )
+
+
+_START_LADDER = (
+    Step(
+        Action.LOOK,
+        "the codes in its line, and `dmesg | grep -E 'NVRM|AER' | head -40`: firmware (GSP) that "
+        "does not fit the module, too little PCI address space (BIOS: above 4G decoding), power",
+    ),
+    STOP,
+    REBOOT_IT,
+    POWER_CYCLE,
+    Step(
+        Action.SERVICE, "it comes back: reseat the GPU, `nvidia-bug-report.sh`, have it exchanged"
+    ),
+)
+
+
+def _place(text: str) -> str:
+    """Return a PCI address as sysfs writes it; what is none as it stands."""
+    return sysfs_bus_id(text) if text.count(":") == 2 else text  # domain:bus:device
+
+
+def _log(node: Reading) -> Log:
+    lines = node.known("kernel_log", "lines")
+    if lines is None:
+        raise CannotTell("the kernel log could not be read: see xid")
+    return Log([(float(seconds), str(text)) for seconds, text in lines])
+
+
+WITHOUT_DRIVER: dict[str, Callable[[Reading], Iterator[Problem]]] = {
+    "pcie-errors": pcie_errors,
+    "gpu-start": gpu_start,
+}
