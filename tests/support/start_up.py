@@ -82,6 +82,32 @@ class Log:
         return tuple(int(part) for part in found[0].split("."))[:3]
 
     @property
+    def seen(self) -> bool:
+        """Say whether a constant of the estimates was fitted to this start before 2026-11-25."""
+        seen: bool = self.record["seen"]
+        return seen
+
+    @property
+    def laboratory(self) -> str:
+        """Return who ran it: the record's word, else the repository, else the log's own source."""
+        if "laboratory" in self.record:
+            return str(self.record["laboratory"])
+        source: str = self.record["source"]
+        if source.startswith("github.com/"):
+            owner, name = source.split(maxsplit=1)[0].split("/")[1:3]
+            issue = re.search(r"/(issues|pull)/\d+", source)
+            # In vLLM's own tracker each thread is another reporter's machine.
+            return f"{owner}/{name}{issue[0]}" if issue else f"{owner}/{name}"
+        return source
+
+    @property
+    def host(self) -> str:
+        """Return the kind of GPU, in the catalogue's words."""
+        if "gpu" in self.record:
+            return card(self.record["gpu"]).name
+        return "GH200" if "GH200" in self.laboratory else f"{self.lines.get('total_gib', 0):g} GiB"
+
+    @property
     def band(self) -> str:
         """Return the releases that it is counted with."""
         minor = self.vllm[1]

@@ -13,7 +13,7 @@ from tests.support.start_up import GIB, ROUNDING, Log, cached, logs, sized, weig
 _HEAD = """# How well sizing foretells vLLM's start
 
 What is said here is compared with {logs} starts of vLLM whose lines others published: {models}
-models, releases {first} to {last}, one to eight GPUs. `tests/data/start_up_logs.json` has them
+models, releases {first} to {last}, one to sixteen GPUs. `tests/data/start_up_logs.json` has them
 with their sources, `tests/unit/sizing/test_startup_logs.py` holds the figures, and
 `python -m tests.start_up_report` prints this page.
 
