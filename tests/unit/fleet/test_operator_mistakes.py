@@ -154,7 +154,18 @@ MISTAKES: dict[str, dict[str, Any]] = {
     "an adapter that the node lacks": variables(NCCL_IB_HCA="mlx9_9"),
 }
 
-UNSAID: frozenset[str] = frozenset()
+UNSAID = frozenset(
+    {
+        "a block of 7",
+        "a level of vLLM's log",
+        "a tokenizer's mode",
+        "an adapter that the node lacks",
+        "embeddings of a chat model",
+        "more than the node's memory",
+        "NCCL's level",
+        "OpenMP's threads",
+    }
+)
 """Those of which nothing is said: fewer than one in ten."""
 
 
