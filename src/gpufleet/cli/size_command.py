@@ -113,6 +113,10 @@ _PARALLEL = click.IntRange(min=1)
     help="As vLLM takes it; its `model` is read as MODEL is.",
 )
 @click.option("--hf-overrides", type=_Object(), help="Changes of config.json: RoPE, length.")
+@click.option("--runner", type=click.Choice(["auto", "generate", "pooling"]), default="auto")
+@click.option("--convert", type=click.Choice(["auto", "none", "embed", "classify"]), default="auto")
+@click.option("--limit-mm-per-prompt", type=_Object(), help="Without a tower where all are 0.")
+@click.option("--language-model-only", is_flag=True)
 @click.option("--enable-lora", is_flag=True)
 @click.option("--max-loras", type=_PARALLEL, default=1, show_default=True)
 @click.option("--max-lora-rank", type=_PARALLEL, default=16, show_default=True)
@@ -230,7 +234,7 @@ def version(text: str) -> tuple[int, ...]:
 def _options(given: dict[str, Any]) -> Options:
     from gpufleet.catalog.gpu_models import card
     from gpufleet.sizing.lora_memory import Lora
-    from gpufleet.sizing.options import Options
+    from gpufleet.sizing.options import Options, is_pooling, modalities_off
 
     speculative = given["speculative_config"] or {}
     tokens = speculative.get("num_speculative_tokens", given["num_speculative_tokens"])
@@ -272,6 +276,9 @@ def _options(given: dict[str, Any]) -> Options:
         speculative_method=_word(speculative.get("method")),
         draft_model=_word(speculative.get("model")),
         lora=lora if given["enable_lora"] else None,
+        pooling=is_pooling(given["runner"], given["convert"]),
+        language_model_only=given["language_model_only"],
+        modalities_off=modalities_off(given["limit_mm_per_prompt"] or {}),
         cpu_offload_gib=given["cpu_offload_gb"],
         hybrid_manager=not given["disable_hybrid_kv_cache_manager"],
         compute_capability=capability,

@@ -30,7 +30,13 @@ from gpufleet.planning.flag_layers import requested_context
 from gpufleet.planning.parallelism import Division, Kind, parts_per_node, replica_capacity, spread
 from gpufleet.settings.serving_settings import Served
 from gpufleet.sizing.lora_memory import Lora
-from gpufleet.sizing.options import AUTO_LENGTH, Options, Sizing
+from gpufleet.sizing.options import (
+    AUTO_LENGTH,
+    Options,
+    Sizing,
+    is_pooling,
+    modalities_off,
+)
 from gpufleet.versions import numbers
 
 if TYPE_CHECKING:
@@ -504,6 +510,9 @@ def sizing_options(served: Served, kind: Kind, division: Division) -> Options:
         draft_model=draft_model(served),
         lora=_lora(flags),
         cpu_offload_gib=_fraction(flags.get("cpu-offload-gb")) or 0.0,
+        pooling=is_pooling(flags.get("runner"), flags.get("convert") or flags.get("task")),
+        language_model_only=flags.get("language-model-only") is True,
+        modalities_off=modalities_off(read_object(flags.get("limit-mm-per-prompt"))),
         hybrid_manager=flags.get("disable-hybrid-kv-cache-manager") is not True,
         compute_capability=kind.compute_capability,
         device="cpu" if kind.device == "cpu" else "cuda",

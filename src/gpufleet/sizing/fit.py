@@ -24,6 +24,7 @@ from gpufleet.sizing.fit_suggestions import SmallCache, explain, gib, rounded_do
 from gpufleet.sizing.launch_rules.rules import Choice, refusals
 from gpufleet.sizing.not_counted import counted, not_counted
 from gpufleet.sizing.options import AUTO_LENGTH, NEWEST, Confidence, Options, Sizing, check_options
+from gpufleet.sizing.served_parts import as_served, is_text_only
 from gpufleet.sizing.stage_memory import (
     StageMemory,
     counted_draft,
@@ -53,6 +54,7 @@ def size(description: Description, options: Options) -> Sizing:
     not known here: then it does not fit, and `confidence` is "unknown". Raises `FleetError` where
     the release is older than V1's engine, or a dtype or quantization is unknown.
     """
+    description = as_served(description, options)
     found, too_small = _judge(description, options)
     smallest = smallest_gpus(description, counted(description, options))
     remedy = ""
@@ -431,6 +433,11 @@ def _notes(description: Description, options: Options) -> Iterator[str]:
             f"vLLM {release} is newer than what is known here: counted as "
             f"{'.'.join(map(str, NEWEST))}, with twice the error"
         )
+    if options.pooling:
+        yield "--runner pooling: the pooler's own run is not counted apart from the forward pass"
+    if is_text_only(description, options):
+        release = ".".join(map(str, options.vllm))
+        yield f"vLLM {release} may leave the tower out; it is counted: only from 0.17 on all do so"
     if options.cpu_offload_gib:
         yield (
             f"--cpu-offload-gb {options.cpu_offload_gib:g}: each GPU's process needs as many GiB "

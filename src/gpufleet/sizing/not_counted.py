@@ -22,12 +22,18 @@ def counted(description: Description, options: Options) -> Options:
 
 def not_counted(description: Description, options: Options) -> Iterator[str]:
     """Say what takes memory that is not known here, by name."""
+    architecture = description.architecture
+    if architecture.tower_estimated and all(part.name != "tower" for part in architecture.parts):
+        yield f"what {architecture.name} has besides its text part is not counted"
     yield from _not_counted_adapters(description, options)
     yield from _not_counted_draft(description, options)
 
 
 def _not_counted_adapters(description: Description, options: Options) -> Iterator[str]:
-    if options.lora and (why := why_not_counted(description.architecture)):
+    why = why_not_counted(description.architecture)
+    if options.language_model_only or options.modalities_off:
+        why = why or "which layers of a multimodal model get matrices is not known"
+    if options.lora and why:
         yield (
             f"--enable-lora: the memory of {options.lora.max_loras} adapters of rank "
             f"{options.lora.max_rank} is not counted for {description.architecture.name}: {why}"

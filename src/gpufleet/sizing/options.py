@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -49,6 +50,11 @@ class Options:
     """With `--enable-lora`."""
     cpu_offload_gib: float = 0.0
     """`--cpu-offload-gb`: so much of a rank's layers lies in the node's memory."""
+    pooling: bool = False
+    """`--runner pooling`: it embeds or scores, and samples nothing."""
+    language_model_only: bool = False
+    modalities_off: frozenset[str] = frozenset()
+    """Those that `--limit-mm-per-prompt` sets to 0: "image", "video", "audio"."""
     hybrid_manager: bool = True
     compute_capability: tuple[int, int] | None = None
     """(9, 0) is Hopper; None: unknown, and what depends on it is not judged."""
@@ -175,3 +181,21 @@ def check_options(options: Options) -> None:
         problems.append(f"--gpu-memory-utilization {share:g}: has to be above 0 and at most 1")
     if problems:
         raise FleetError(*problems)
+
+
+POOLING = frozenset({"embed", "embedding", "classify", "score", "reward"})
+"""Values of `--convert`, and of `--task` up to 0.12, that mean `--runner pooling`."""
+
+
+def is_pooling(runner: object, convert: object) -> bool:
+    """Say whether `--runner` and `--convert`, or `--task`, make a server that pools."""
+    return runner == "pooling" or (runner in (None, "auto") and convert in POOLING)
+
+
+def modalities_off(limits: Mapping[str, Any]) -> frozenset[str]:
+    """Return the modalities that `--limit-mm-per-prompt` sets to 0: a number, or `count`."""
+    return frozenset(
+        name
+        for name, limit in limits.items()
+        if (limit.get("count") if isinstance(limit, Mapping) else limit) == 0
+    )

@@ -131,3 +131,19 @@ def test_a_model_larger_than_the_gpu_is_planned_with_layers_in_the_nodes_memory(
 
     assert not fits({})
     assert fits(flags)
+
+
+@each_row(
+    ("model", "flags"),
+    [
+        (LLAMA, {"runner": "pooling"}),
+        (LLAMA, {"convert": "embed"}),
+        ("Qwen--Qwen2.5-VL-7B-Instruct", {"language-model-only": True}),
+        ("Qwen--Qwen2.5-VL-7B-Instruct", {"limit-mm-per-prompt": '{"image": 0, "video": 0}'}),
+    ],
+)
+def test_flags_that_load_less_leave_more_for_the_cache(model, flags):
+    plain, found = judged({}, model).chosen, judged(flags, model).chosen
+
+    assert found.sizing.weights_bytes_per_gpu < plain.sizing.weights_bytes_per_gpu
+    assert found.sizing.kv_cache_tokens > plain.sizing.kv_cache_tokens

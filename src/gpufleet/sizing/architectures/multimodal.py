@@ -272,6 +272,7 @@ def _build(config: Mapping[str, Any], name: str, wrapper: _Wrapper) -> Architect
         name=name,
         parts=(*read.parts, tower) if weights else read.parts,
         multimodal=True,
+        tower_estimated=wrapper.tower is estimated_tower,
         prefix=wrapper.prefix,
         notes=(*read.notes, note) if note else read.notes,
     )

@@ -511,6 +511,10 @@ def phi3_v(fields: Fields, text: Fields) -> tuple[Weights, str]:
     ), ""
 
 
+_GATED = {"silu", "swish", "swiglu", "silu_and_mul"}
+"""Activations of towers whose MLP has a gate: AIMv2, Pixtral, Qwen 2.5 VL, dots.vit."""
+
+
 def estimated_tower(fields: Fields, text: Fields) -> tuple[Weights, str]:
     """Estimate a tower from its config: an ordinary transformer, and two layers to the text."""
     weights: list[Weight] = []
@@ -528,12 +532,16 @@ def estimated_tower(fields: Fields, text: Fields) -> tuple[Weights, str]:
             "num_attention_heads", "num_heads", "encoder_attention_heads", "heads", default=16
         )
         inner = seen.whole("intermediate_size", "encoder_ffn_dim", default=4 * width)
-        weights += TowerLayers(f"{key}.layers.0.", depth, width, heads, inner).weights()
+        gated = seen.text("hidden_act", "activation_function") in _GATED
+        mlp = ("mlp.gate_proj", "mlp.fc1", "mlp.fc2") if gated else ("mlp.fc1", "mlp.fc2")
+        layers = TowerLayers(f"{key}.layers.0.", depth, width, heads, inner, mlp=mlp)
+        weights += layers.weights()
         weights += column_parallel(f"{key}.projector.0", out, width) + row_parallel(
             f"{key}.projector.1", out, out
         )
     note = (
-        f"the tower of {fields.name} is estimated from its config, as an ordinary transformer"
+        f"the tower beside the text part of {fields.name} is estimated from its config, as an "
+        "ordinary transformer"
         if weights
         else f"what {fields.name} has besides its text part is not counted"
     )

@@ -1,0 +1,66 @@
+"""
+The parts of a checkpoint that a server loads: a head, a tower, or not.  Pure.
+
+A server that embeds or scores has no language model's head (_create_pooling_model_cls in
+vllm/model_executor/models/adapters.py of 0.31.0), and one that takes text alone has no tower
+(_mark_tower_model in interfaces.py: every limit of its modalities is 0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from gpufleet.sizing.architectures.description import Description
+from gpufleet.sizing.options import Options
+
+_TOWER_SKIPPED = (0, 17)
+"""The release of `--language-model-only`, from which on classes of all families leave their towers
+out. Before, some did: the tower is counted."""
+
+
+def as_served(description: Description, options: Options) -> Description:
+    """Return the description of what these options load; the same one where it is all."""
+    without_tower = options.vllm >= _TOWER_SKIPPED and is_text_only(description, options)
+    if not options.pooling and not without_tower:
+        return description
+    return _without(description, head=options.pooling, tower=without_tower)
+
+
+def is_text_only(description: Description, options: Options) -> bool:
+    """Say whether a multimodal model takes text alone."""
+    if not description.architecture.multimodal:
+        return False
+    needed = _modalities(description.config or {})
+    return options.language_model_only or needed <= options.modalities_off
+
+
+def _modalities(config: Mapping[str, Any]) -> frozenset[str]:
+    """
+    Return what the towers of a config may be for.
+
+    A config does not say whether its vision tower takes videos: both limits have to be 0.
+    """
+    below = config.get("thinker_config")
+    keys = {*config, *(below if isinstance(below, Mapping) else ())}
+    audio = frozenset({"audio"}) if any("audio" in key for key in keys) else frozenset()
+    if "vision_config" in keys or not audio:
+        return audio | {"image", "video"}
+    return audio
+
+
+@lru_cache(maxsize=256)
+def _without(description: Description, *, head: bool, tower: bool) -> Description:
+    """Return it without parts. The same object each time: what is made of one is kept by it."""
+    whole = description.architecture
+    left_out = {name for name, left in (("head", head), ("tower", tower)) if left}
+    architecture = replace(
+        whole,
+        parts=tuple(part for part in whole.parts if part.name not in left_out),
+        multimodal=whole.multimodal and not tower,
+        tower_estimated=whole.tower_estimated and not tower,
+        notes=tuple(note for note in whole.notes if not (tower and "text part" in note)),
+    )
+    return replace(description, architecture=architecture)
