@@ -433,7 +433,7 @@ def _notes(description: Description, options: Options) -> Iterator[str]:
             f"vLLM {release} is newer than what is known here: counted as "
             f"{'.'.join(map(str, NEWEST))}, with twice the error"
         )
-    if options.pooling:
+    if options.pooling or description.architecture.pooling:
         yield "--runner pooling: the pooler's own run is not counted apart from the forward pass"
     if is_text_only(description, options):
         release = ".".join(map(str, options.vllm))

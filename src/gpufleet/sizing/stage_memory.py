@@ -142,7 +142,8 @@ def stage_memory(
     )
     inner = start_memory(architecture, description.config, replace(run, last_stage=False))
     # A server that pools samples nothing, and the pooler's run is small beside the forward pass.
-    last = inner if options.pooling else start_memory(architecture, description.config, run)
+    pools = options.pooling or architecture.pooling
+    last = inner if pools else start_memory(architecture, description.config, run)
     inexact = _weight_error(description, quantization)
     stages = []
     for number, stage in enumerate(weighed):

@@ -202,6 +202,8 @@ class Architecture:
     moe_intermediate_size: int = 0
     intermediate_size: int = 0
     multimodal: bool = False
+    pooling: bool = False
+    """It classifies or scores whatever `--runner` says."""
     tower_estimated: bool = False
     """Its tower is not known here: it is estimated from the config, or not counted at all."""
     pipeline: bool = True

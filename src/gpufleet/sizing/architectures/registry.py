@@ -22,7 +22,7 @@ from gpufleet.sizing.architectures.unread_keys import ReadConfig, refuse_unread
 
 Builder = Callable[[Mapping[str, Any]], Architecture]
 
-FAMILIES = ("dense", "moe", "mla", "hybrid", "multimodal", "unsized")
+FAMILIES = ("dense", "moe", "mla", "hybrid", "multimodal", "unsized", "classifiers")
 """Modules of this package, each with BUILDERS; imported when first asked for: they are many."""
 
 

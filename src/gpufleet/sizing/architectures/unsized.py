@@ -57,7 +57,6 @@ _REASONS: dict[str, str] = {
             "GteNewForSequenceClassification",
             "GPT2ForSequenceClassification",
             "JambaForSequenceClassification",
-            "Qwen2ForSequenceClassification",
             "Qwen2ForRewardModel",
             "Qwen2ForProcessRewardModel",
             "InternLM2ForRewardModel",
