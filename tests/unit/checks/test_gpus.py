@@ -7,6 +7,7 @@ import pytest
 from gpufleet.checks.finding import Action, Severity
 from tests.support.rows import each_row
 from tests.unit.checks.conftest import about
+from tests.unit.checks.wiring import as_guest
 
 OF_EACH = ("gpus", "nvlink", "numa", "fabric")
 NOT_SUPPORTED = {"missing": "not_supported", "code": 3}
@@ -149,7 +150,7 @@ def test_two_missing_gpus_are_two_findings(document, judged):
 def test_siblings_of_another_kind_say_nothing(document, judged):
     others = [document("a100x8"), document("a100x8")]
 
-    said = judged(off_the_bus(document("h100x8"), 5), siblings=others)
+    said = judged(off_the_bus(document("l40sx8"), 5), siblings=others)
 
     assert stopped(said, "gpu-count") == {("ok", None)}
 
@@ -296,6 +297,59 @@ def test_a_gpu_that_does_not_answer_is_listed_and_not_missing(document, judged):
     said = judged(silent(document("h100x8"), 5, missing="lost", code=15))
 
     assert stopped(said, "gpu-count") == {("ok", None)}
+
+
+# --- a board's module numbers, on a node that nobody declared and that has no siblings
+
+
+@each_row(
+    ("profile", "gone", "guest", "severity"),
+    [
+        ("h100x8", 4, False, "block"),
+        ("h100x8", 3, False, "block"),  # module 1: the first one
+        ("a100x8", 7, False, "block"),  # module 8: the last one
+        ("b200x8", 7, False, "block"),
+        ("gb200x4", 1, False, "warn"),
+        ("h100x8", 4, True, "info"),
+    ],
+)
+def test_a_gap_in_the_modules_is_a_gpu_that_is_gone(  # noqa: PLR0917
+    document, judged, profile, gone, guest, severity
+):
+    found = document(profile)
+    module = found["gpus"][gone]["module_id"]
+    off_the_bus(found, gone)
+    if guest:
+        as_guest(found)
+
+    said = judged(found).worst("gpu-count")
+    declared = judged(found, {"gpus": {"count": len(found["gpus"])}}).worst("gpu-count")
+
+    assert said.severity.word == severity
+    assert f"module {module} of their board" in said.found
+    assert declared.severity.word == "ok"
+
+
+def test_a_gpu_given_away_or_silent_is_no_gap(document, judged):
+    given = document("h100x8")
+    bus_id = given["gpus"][4]["pci"]["bus_id"]
+    next(each for each in given["pci"] if each["bus_id"] == bus_id)["driver"] = "vfio-pci"
+    not_listed(given, 4)
+    still = silent(document("h100x8"), 4, missing="timeout", seconds=15)
+
+    assert "module" not in judged(given).worst("gpu-count").found
+    assert judged(still).worst("gpu-count").severity is Severity.OK
+
+
+@each_row("numbers", [[1, 1, 1], [None, None, None], [1, 3, None]])
+def test_cards_that_do_not_count_say_nothing(document, judged, numbers):
+    found = document("l40sx8")
+    for _ in range(5):
+        off_the_bus(found, 3)
+    for gpu, number in zip(found["gpus"], numbers, strict=True):
+        gpu["module_id"] = NOT_SUPPORTED if number is None else number
+
+    assert judged(found).worst("gpu-count").severity is Severity.OK
 
 
 # --- gpu-answers

@@ -1,0 +1,251 @@
+"""Is every GPU there: in the driver's list, on the PCI bus, on its board?  Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from gpufleet.checks.finding import POWER_CYCLE, REBOOT_IT, STOP, Action, Problem, Severity, Step
+from gpufleet.checks.nvlink_facts import nvswitches
+from gpufleet.checks.probe_facts import (
+    Reading,
+    Unread,
+    cached_answer,
+    expectation,
+    is_missing,
+    twin_answers,
+)
+
+# GPUs on one board with NVSwitches: HGX A100, H100, H200, B200, B300 (NVIDIA's HGX data sheets).
+BOARD_WITH_SWITCHES = 8
+
+
+def gpu_count(node: Reading) -> Iterator[Problem]:
+    """
+    NVML lists as many GPUs as are declared, else as the siblings have, and all of the PCI bus.
+
+    Those on the bus that vfio-pci has, or that a module option hides, are away on purpose: what
+    siblings have is compared with those of vfio-pci too. Where the bus misses nothing, siblings
+    alone only warn: a node may have been built with fewer. Without declaration and siblings a gap
+    in the board's module numbers says that one is gone.
+    """
+    count = _counted(node)
+    unlisted, given = _unlisted(node), _given_away(node)
+    hidden = _hidden_at(node)
+    seen = count + len(unlisted) - min(len(unlisted), len(node.silent_gpus))
+    declared = node.settings.gpus.count
+    expected = expectation(declared, "gpus.count", twin_answers(node, _present))
+    present = count if declared is not None else count + len(given)
+    if not count and not unlisted:
+        away = "; ".join([*([_hidden(hidden)] if hidden else []), *([_given(given)] * bool(given))])
+        found = "the driver finds no GPU" + (f": {away}" if away else "")
+        yield Problem(
+            Severity.BLOCK, found, "a GPU at least", "the device", _back(None, unlisted, hidden)
+        )
+    elif expected and present < expected.value:
+        sure = declared is not None or unlisted or (expected.certain and not _bus_agrees(node))
+        severity = Severity.BLOCK if sure else Severity.WARN
+        yield from _missing(node, expected.value, expected.source, severity)
+    elif unlisted:
+        # An operator's own number knows of cards that this driver cannot work with.
+        right = declared == count
+        severity = Severity.WARN if right else Severity.BLOCK
+        yield from _missing(node, seen, "the PCI bus", severity)
+    elif declared is not None and count > declared:
+        yield Problem(
+            Severity.WARN,
+            f"{count} GPUs, {declared} declared",
+            f"{declared} GPUs",
+            "gpus.count in group_vars",
+            (Step(Action.CONFIGURE, f"write gpus.count: {count}, if they are meant to be there"),),
+        )
+    else:
+        if declared is None and expected is None:
+            yield from _modules_missing(node)
+        if hidden:
+            yield Problem(Severity.INFO, _hidden(hidden), "", "NVreg_ExcludedGpus")
+        if given:
+            yield Problem(Severity.INFO, _given(given), "", "the PCI bus")
+
+
+def _counted(node: Reading) -> int:
+    """Return how many GPUs NVML counts; raises `Unread` where the probe lists another number."""
+    count, listed = int(node.get("driver", "gpu_count")), len(node.document["gpus"])
+    if count != listed:
+        raise Unread(f"the driver counts {count} GPUs, and the probe lists {listed}")
+    return count
+
+
+@cached_answer
+def _present(node: Reading) -> int:
+    """Return how many GPUs a node has, those that it gave to virtual machines included."""
+    return _counted(node) + len(_given_away(node))
+
+
+def _bus_agrees(node: Reading) -> bool:
+    """
+    Say whether the PCI bus has just the GPUs that NVML lists, and those given away.
+
+    It has not where it could not be read, where a module option hides a GPU, and where one that
+    does not answer does not say where it is.
+    """
+    on_bus = {function["bus_id"] for function in _gpus_on_bus(node)} - set(_given_away(node))
+    return on_bus == {gpu.known("pci", "bus_id") for gpu in node.gpus}
+
+
+def _missing(node: Reading, wanted: int, source: str, severity: Severity) -> Iterator[Problem]:
+    """Yield one problem for each missing GPU whose place is known, else one for all of them."""
+    count = _counted(node)
+    unlisted, hidden = _unlisted(node), _hidden_at(node)
+    places = {
+        **dict.fromkeys(_empty_slots(node), "nothing is at {}, where the siblings have a GPU"),
+        **{at: _unlisted_said(driver) for at, driver in unlisted.items()},
+        **dict.fromkeys(hidden, "a module option hides {}"),
+    }
+    if node.settings.gpus.count is not None:
+        places |= dict.fromkeys(_given_away(node), "{} is given to virtual machines (vfio-pci)")
+    so = f"if the node was built with {count}: gpus.count: {count} in its host_vars"
+    built_so = () if severity == Severity.BLOCK or unlisted else (Step(Action.CONFIGURE, so),)
+    for bus_id, said in (places or {"": "nothing says where the missing ones were"}).items():
+        yield Problem(
+            severity,
+            f"{count} of {wanted} GPUs: {said.format(bus_id)}",
+            f"{wanted} GPUs",
+            source,
+            (*built_so, *_back(bus_id or None, unlisted, hidden)),
+            bus_id,
+        )
+
+
+def _modules_missing(node: Reading) -> Iterator[Problem]:
+    """
+    Yield the GPUs of a board whose module numbers nobody has (nvmlDeviceGetModuleId).
+
+    Boards count their GPUs from 1 (or 0) on. A node that has the board's NVSwitches has all of the
+    board, which is 8 GPUs; a virtual machine may have been given any of them.
+    """
+    modules = [gpu.known("module_id") for gpu in node.gpus]
+    numbers = {number for number in modules if type(number) is int and 0 <= number < 64}
+    if len(numbers) != len(modules) or len(modules) < 2:
+        return  # boards that do not count, and cards that all say the same
+    first = min(numbers) if min(numbers) < 2 else 1
+    whole = bool(nvswitches(node)) or _manages_switches(node)
+    size = max(numbers) - first + 1
+    if whole:
+        size = -(-size // BOARD_WITH_SWITCHES) * BOARD_WITH_SWITCHES
+    absent = sorted(set(range(first, first + size)) - numbers)
+    away = len(node.silent_gpus) + len(_given_away(node)) + len(_hidden_at(node))
+    if len(absent) <= away:
+        return
+    count = _counted(node)
+    named = f"module{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}"
+    if away:
+        named = f"{len(absent) - away} of the {named}"
+    severity = Severity.INFO
+    if whole or any(gpu.known("c2c_links") for gpu in node.gpus):
+        severity = Severity.BLOCK if whole else Severity.WARN
+    so = f"if it was built or given with {count}: gpus.count: {count} in its host_vars"
+    yield Problem(
+        severity,
+        f"{count} GPUs, and none is {named} of their board",
+        f"{count + len(absent) - away} GPUs, modules {first} to {first + size - 1}",
+        "the board's module numbers",
+        (Step(Action.CONFIGURE, so), *_back(None, {}, [])) if severity > Severity.INFO else (),
+        "" if severity > Severity.INFO else None,
+    )
+
+
+def _manages_switches(node: Reading) -> bool:
+    """Say whether the switches of NVLink 5 are managed by this node, over its InfiniBand."""
+    devices = node.known("nics", "infiniband", default=[])
+    return any(device.get("manages_switches") is True for device in devices)
+
+
+def _unlisted_said(driver: str | None) -> str:
+    if driver in {None, "nvidia"}:
+        return "{} is on the PCI bus, and the driver does not list it"
+    return f"{{}} is on the PCI bus, bound to {driver}: the NVIDIA driver does not have it"
+
+
+def _given(bus_ids: list[str]) -> str:
+    return f"given to virtual machines (vfio-pci): {', '.join(bus_ids)}"
+
+
+def _hidden(bus_ids: list[str]) -> str:
+    return f"a module option hides {', '.join(bus_ids)}"
+
+
+def _back(
+    bus_id: str | None, unlisted: Mapping[str, str | None], hidden: list[str]
+) -> tuple[Step, ...]:
+    """Return the way to get a missing GPU back."""
+    unhide = Step(
+        Action.CONFIGURE,
+        "take NVreg_ExcludedGpus out of /etc/modprobe.d if the GPU is to work again, then reboot",
+    )
+    if bus_id in hidden:
+        return (unhide,)
+    driver = unlisted.get(bus_id) if bus_id else None
+    if driver not in {None, "nvidia"}:
+        said = f"`grep -rE '{driver}|ids=' /etc/modprobe.d /proc/cmdline` says who bound it to that"
+        free = f"take {driver} off it there, if it is to work (or give it to vfio-pci), then reboot"
+        return (Step(Action.LOOK, said), STOP, Step(Action.CONFIGURE, free))
+    at = f" -s {bus_id}" if bus_id in unlisted else " -d 10de:"
+    look = Step(Action.LOOK, f"`lspci -vv{at}` and `dmesg | grep NVRM` say how it failed")
+    seat = Step(Action.SERVICE, "still missing: have its seat, riser and power cables looked at")
+    return (look, *([unhide] if hidden else []), STOP, REBOOT_IT, POWER_CYCLE, seat)
+
+
+def _gpus_on_bus(node: Reading) -> list[Mapping[str, Any]]:
+    """Return NVIDIA's display functions (PCI class 03) on the bus."""
+    functions = node.get("pci", absent=[])
+    return [function for function in functions if function["class"].startswith("0x03")]
+
+
+def _bound_to(function: Mapping[str, Any]) -> str | None:
+    driver = function["driver"]
+    return None if is_missing(driver) else str(driver)
+
+
+def _given_away(node: Reading) -> list[str]:
+    """Return the GPUs that vfio-pci has for virtual machines."""
+    return sorted(at["bus_id"] for at in _gpus_on_bus(node) if _bound_to(at) == "vfio-pci")
+
+
+def _hidden_at(node: Reading) -> list[str]:
+    """Return the GPUs that a module option hides."""
+    return sorted(at["bus_id"] for at in node.known("driver", "excluded", default=[]))
+
+
+def _unlisted(node: Reading) -> dict[str, str | None]:
+    """
+    Return the GPUs that the PCI bus has and NVML has not, and the driver that each is bound to.
+
+    With NVIDIA's driver, or none, they failed when it loaded; any other keeps it away from them.
+    One that NVML lists and that does not answer has no bus id; as many may lie on the bus unnamed.
+    """
+    away = {*(gpu.known("pci", "bus_id") for gpu in node.gpus), *_hidden_at(node)}
+    away |= set(_given_away(node))
+    found = {at["bus_id"]: _bound_to(at) for at in _gpus_on_bus(node) if at["bus_id"] not in away}
+    return found if len(found) > len(node.silent_gpus) else {}
+
+
+def _empty_slots(node: Reading) -> list[str]:
+    """Return the bus ids at which most siblings have a GPU and this node has none."""
+    here = _places(node)
+    there = Counter(at for places in twin_answers(node, _places) for at in places or ())
+    return sorted(
+        str(bus_id)
+        for bus_id, twins in there.items()
+        if bus_id is not None and bus_id not in here and 2 * twins > len(node.twins)
+    )
+
+
+@cached_answer
+def _places(node: Reading) -> set[str | None]:
+    """Return where the node has GPUs, those included that it gave to virtual machines."""
+    return {*(gpu.known("pci", "bus_id") for gpu in node.gpus), *_given_away(node)}
+
+
+OF_NODE: dict[str, Callable[[Reading], Iterator[Problem]]] = {"gpu-count": gpu_count}
