@@ -43,7 +43,7 @@ _LATER = {
 
 # VllmConfig.additional_config, config/vllm.py: a dict or a class of a platform's, of which no
 # command line has any. The first release that was read to have it so.
-_OBJECT_OR_TEXT = "0.31.0"
+_OBJECT_OR_TEXT = "0.11.1"
 
 
 @dataclass(frozen=True, slots=True)

@@ -263,7 +263,7 @@ RULES = (
     ),
     Conflict(
         (_NNODES, _EXECUTOR),
-        "0.31.0",
+        "0.11.1",
         lambda s: (
             _several_nodes(s) and s.value(_EXECUTOR) not in {None, "mp", "uni", "external_launcher"}
         ),
@@ -272,14 +272,14 @@ RULES = (
     ),
     Conflict(
         (_LENGTH,),
-        "0.31.0",
+        "0.26.0",
         lambda s: s.value(_LENGTH) == 0,
         "`--max-model-len` has to be at least 1; -1 or auto takes what fits",
         "config/model.py ModelConfig.__post_init__",
     ),
     Conflict(
         (_SPEC, "--spec-method"),
-        "0.31.0",
+        "0.11.1",
         _ngram_of_no_length,
         "speculative decoding by ngram needs `num_speculative_tokens` in `--speculative-config`",
         "config/speculative.py SpeculativeConfig",

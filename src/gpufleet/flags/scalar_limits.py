@@ -14,8 +14,6 @@ from typing import Any
 from gpufleet.flags.json_values import field_faults
 from gpufleet.flags.schema import Field, Flag, Schema, sort_key
 
-_READ = "0.31.0"
-
 
 @dataclass(frozen=True, slots=True)
 class Limit:
@@ -26,7 +24,7 @@ class Limit:
     """By pydantic's words: ge, gt, le, lt."""
     where: str
     """The class in vllm/config/ whose field has it."""
-    since: str = _READ
+    since: str
     until: str | None = None
 
     def is_in_force(self, version: str) -> bool:
@@ -36,21 +34,23 @@ class Limit:
 
 
 LIMITS = (
-    Limit("--block-size", {"gt": 0}, "CacheConfig"),
-    Limit("--mamba-block-size", {"gt": 0}, "CacheConfig"),
-    Limit("--prefix-cache-retention-interval", {"ge": 0}, "CacheConfig"),
-    Limit("--prefix-match-unit", {"gt": 0}, "CacheConfig"),
-    Limit("--replayssm-buffer-len", {"gt": 0}, "CacheConfig"),
-    Limit("--max-lora-cls-labels", {"ge": 1}, "LoRAConfig"),
-    Limit("--kv-cache-metrics-sample", {"gt": 0, "le": 1}, "ObservabilityConfig"),
-    Limit("--long-prefill-token-threshold", {"ge": 0}, "SchedulerConfig"),
-    Limit("--max-num-active-seqs", {"ge": 1}, "SchedulerConfig"),
-    Limit("--max-num-queued-reqs", {"ge": 0}, "SchedulerConfig"),
-    Limit("--max-num-queued-tokens", {"ge": 0}, "SchedulerConfig"),
-    Limit("--max-num-scheduled-tokens", {"ge": 0}, "SchedulerConfig", until="0.32.0"),
-    Limit("--max-num-scheduled-tokens", {"ge": 1}, "SchedulerConfig", since="0.32.0"),
-    Limit("--prefill-schedule-interval", {"ge": 1}, "SchedulerConfig"),
-    Limit("--watermark", {"ge": 0, "lt": 1}, "SchedulerConfig"),
+    Limit("--block-size", {"gt": 0}, "CacheConfig", "0.26.0"),
+    Limit("--mamba-block-size", {"gt": 0}, "CacheConfig", "0.11.1"),
+    Limit("--prefix-cache-retention-interval", {"ge": 0}, "CacheConfig", "0.31.0"),
+    Limit("--prefix-match-unit", {"gt": 0}, "CacheConfig", "0.26.0"),
+    Limit("--replayssm-buffer-len", {"gt": 0}, "CacheConfig", "0.31.0"),
+    Limit("--max-lora-cls-labels", {"ge": 1}, "LoRAConfig", "0.31.0"),
+    Limit("--kv-cache-metrics-sample", {"gt": 0, "le": 1}, "ObservabilityConfig", "0.14.0"),
+    Limit("--long-prefill-token-threshold", {"ge": 0}, "SchedulerConfig", "0.26.0"),
+    Limit("--max-long-partial-prefills", {"ge": 1}, "SchedulerConfig", "0.11.1", "0.27.0"),
+    Limit("--max-num-partial-prefills", {"ge": 1}, "SchedulerConfig", "0.11.1", "0.27.0"),
+    Limit("--max-num-active-seqs", {"ge": 1}, "SchedulerConfig", "0.31.0"),
+    Limit("--max-num-queued-reqs", {"ge": 0}, "SchedulerConfig", "0.31.0"),
+    Limit("--max-num-queued-tokens", {"ge": 0}, "SchedulerConfig", "0.31.0"),
+    Limit("--max-num-scheduled-tokens", {"ge": 0}, "SchedulerConfig", "0.26.0", "0.32.0"),
+    Limit("--max-num-scheduled-tokens", {"ge": 1}, "SchedulerConfig", "0.32.0"),
+    Limit("--prefill-schedule-interval", {"ge": 1}, "SchedulerConfig", "0.26.0"),
+    Limit("--watermark", {"ge": 0, "lt": 1}, "SchedulerConfig", "0.26.0"),
 )
 
 

@@ -411,10 +411,29 @@ def test_what_the_start_refuses_before_a_model_is_loaded(line: str, words: str) 
 @each_row(
     ("version", "line"),
     [
+        ("0.26.0", "M --max-model-len 0"),
+        ("0.26.0", "M --max-num-partial-prefills 0"),
+        ("0.11.1", "M --mamba-block-size 0"),
+        ("0.14.0", "M --kv-cache-metrics-sample 0"),
+        ("0.11.1", 'M --speculative-config {"method":"ngram"}'),
+        ("0.11.1", "M --additional-config [1]"),
+        ("0.11.1", "M -tp 2 --nnodes 2 --distributed-executor-backend ray"),
+    ],
+)
+def test_older_releases_refuse_it_from_the_first_that_was_read(version: str, line: str) -> None:
+    assert refused(version, line).by is By.START
+
+
+@each_row(
+    ("version", "line"),
+    [
         ("0.32.0", "M --max-model-len -1"),
         ("0.32.0", "M --max-model-len auto"),
         ("0.32.0", "M --block-size 16 --watermark 0 --max-num-queued-reqs 0"),
         ("0.31.0", "M --max-num-scheduled-tokens 0"),
+        # Releases before had no such rule.
+        ("0.20.0", "M --block-size 0"),
+        ("0.20.0", "M --long-prefill-token-threshold -1"),
         ("0.32.0", "M --data-parallel-backend ray -dp 2"),
         ("0.32.0", 'M --speculative-config {"method":"ngram"} --spec-tokens 3'),
         ("0.32.0", 'M --speculative-config {"method":"suffix"}'),
