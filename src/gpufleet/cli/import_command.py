@@ -1,4 +1,4 @@
-"""`gpufleet import FILE`: what people have, as settings of ours. Runs nothing, touches no node.
+"""`gpufleet import FILE`: what people have, as settings. Runs nothing, touches no node.
 
 Thin: reads one text, calls the modules that know, prints. The settings go to standard output or to
 a file, what was dropped or renamed and why to standard error, one sentence a line.
@@ -14,6 +14,9 @@ import click
 
 from gpufleet.errors import FleetError
 from gpufleet.paths import write_whole
+
+_MOST = 1 << 24
+"""Characters that are read: more than any file that is imported has; `detect` says how many."""
 
 
 @click.command("import")
@@ -103,8 +106,9 @@ def _target(output: str, file: str, *, force: bool) -> Path:
 def _text(file: str) -> str:
     try:
         if file == "-":
-            return sys.stdin.read()
-        return Path(file).read_text(encoding="utf-8")
+            return sys.stdin.read(_MOST)
+        with Path(file).open(encoding="utf-8") as opened:
+            return opened.read(_MOST)
     except (OSError, UnicodeDecodeError) as error:
         raise FleetError(f"{file}: cannot be read: {error}") from None
 

@@ -167,7 +167,7 @@ class _Run:
         name, equals, value = pair.partition("=")
         if equals:
             self.environment[name] = value
-        else:  # handed on from whoever calls docker
+        else:  # handed on from the caller's environment
             self.environment[name] = f"${name}"
 
     def _mount(self, option: str, text: str) -> None:

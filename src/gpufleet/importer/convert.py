@@ -1,4 +1,4 @@
-"""Makes settings of servers that somebody starts by hand.  Pure.
+"""Makes settings of servers that are started by hand or by other tools.  Pure.
 
 Contract: what comes out is what `settings/node_settings.py` takes, but for what a person has to
 decide, which is told as such. Every word of the command line and every variable is either in the

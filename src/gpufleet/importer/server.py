@@ -1,4 +1,4 @@
-"""One server as somebody starts it today, and what is told about it.  Leaf."""
+"""One server as it is started today, and the notes about it.  Leaf."""
 
 from __future__ import annotations
 

@@ -98,6 +98,11 @@ def test_what_cannot_be_read_writes_nothing(tmp_path: Path) -> None:
     assert not target.exists()
 
 
+def test_a_file_without_end_ends_in_a_sentence() -> None:
+    with pytest.raises(FleetError, match="/dev/zero: has 16,777,216 characters"):
+        run("/dev/zero")
+
+
 def test_a_folder_that_cannot_be_written_ends_in_a_sentence(source: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FleetError, match="cannot be written"):

@@ -355,7 +355,7 @@ def test_a_recipe_without_a_command_is_read_from_its_defaults() -> None:
         ),
     ],
 )  # fmt: skip
-def test_an_inventory_of_ansible_becomes_one_of_ours(
+def test_an_inventory_of_ansible_becomes_an_inventory_file(
     name: str, text: str, groups: dict[str, int], nodes: dict[str, Any], tmp_path: Path
 ) -> None:
     (tmp_path / name).write_text(text)
