@@ -68,7 +68,7 @@ def system_problems(
     """Yield a sentence for each node whose system has none of the packages that serving needs."""
     for name, document in sorted(documents.items()):
         system = document["os_release"].get("id")
-        if settings[name].serving and system in _WITHOUT_APT:
+        if settings[name].serving and isinstance(system, str) and system in _WITHOUT_APT:
             version = document["os_release"].get("version_id")
             yield (
                 f"{name}: it runs {system} {version}, and deploys/vllm.py installs packages of "
