@@ -29,6 +29,7 @@ _TITLES = {
     "hybrid": "Windows, states, or layers of several kinds",
     "multimodal": "A text part and a tower, counted weight by weight",
     "estimated": "A text part, and a tower that is estimated from its config",
+    "encoders": "An encoder that embeds or scores, without a KV cache",
     "classifiers": "A decoder that classifies or scores",
     "unsized": "Known and refused: without a KV cache, or with one of an encoder's as well",
 }

@@ -169,6 +169,9 @@ def _judge(description: Description, options: Options) -> tuple[Sizing, bool]:
     beyond = beyond or _loading_faults(description, options)
     sequences = _blocks_for_states(estimate.layout, options, estimate.chosen)
     worst, best = estimate.worst, estimate.best
+    # Without a cache nothing is asked of it: what is left has to be left for certain.
+    if not any(estimate.layout.stages) and not refused:
+        beyond = beyond or _no_room(options, estimate)
     certain = worst.starts and not beyond and sequences <= worst.blocks
     impossible = bool(refused) or not best.starts or sequences > best.blocks
     unknown = () if impossible else tuple(not_counted(description, options))
@@ -182,6 +185,19 @@ def _judge(description: Description, options: Options) -> tuple[Sizing, bool]:
         notes=tuple(_notes(description, options)),
     )
     return sizing, not worst.starts and not refused
+
+
+def _no_room(options: Options, estimate: _Estimate) -> list[str]:
+    """Return why a model without a cache does not start: what it loads does not fit for certain."""
+    stage = estimate.tightest
+    if stage.available > stage.error or options.device == "cpu":
+        return []
+    total, share = options.gpu_memory_gib * GIB, estimate.chosen.gpu_memory_utilization
+    return [
+        f"of {gib(total * share)} ({share:g} x {options.gpu_memory_gib:g} GiB) the weights take "
+        f"{gib(stage.weights)} and vLLM's start about {gib(stage.start.budget_bytes)}: not certain "
+        "to fit"
+    ]
 
 
 def _doubts(
@@ -210,7 +226,8 @@ def _doubts(
             f"are about {report.blocks}: vLLM refuses to capture CUDA graphs; lower it to "
             f"{rounded_down(worst.blocks)}"
         )
-    if worst.starts and report.max_concurrency < _WHOLE_REQUEST:
+    keeps = any(estimate.layout.stages)  # an encoder keeps nothing of a request
+    if worst.starts and keeps and report.max_concurrency < _WHOLE_REQUEST:
         yield (
             f"this release starts and cannot serve one request of {estimate.length:,} tokens: its "
             f"check asks for less than the request takes, and {report.max_concurrency:.2f} of one "
@@ -229,6 +246,7 @@ def _sizing(
 ) -> Sizing:
     """Return the estimate as numbers of one GPU."""
     chosen, report, start = estimate.chosen, estimate.report, estimate.tightest.start
+    keeps = any(estimate.layout.stages)
     return Sizing(
         fits=fits,
         confidence=confidence,
@@ -239,7 +257,7 @@ def _sizing(
         kv_bytes_for_max_model_len_per_gpu=report.bytes_for_max_model_len_per_gpu,
         kv_cache_bytes_per_gpu=min(estimate.available),
         kv_cache_tokens=report.tokens,
-        max_concurrency=report.max_concurrency,
+        max_concurrency=report.max_concurrency if keeps else float(chosen.max_num_seqs),
         largest_max_model_len=estimate.largest,
         smallest_gpus=None,
         activation_bytes_per_gpu=start.activation.bytes,

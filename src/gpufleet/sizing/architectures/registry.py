@@ -22,7 +22,7 @@ from gpufleet.sizing.architectures.unread_keys import ReadConfig, refuse_unread
 
 Builder = Callable[[Mapping[str, Any]], Architecture]
 
-FAMILIES = ("dense", "moe", "mla", "hybrid", "multimodal", "unsized", "classifiers")
+FAMILIES = ("dense", "moe", "mla", "hybrid", "multimodal", "unsized", "classifiers", "encoders")
 """Modules of this package, each with BUILDERS; imported when first asked for: they are many."""
 
 
@@ -54,7 +54,8 @@ def build_architecture(name: str, config: Mapping[str, Any]) -> Architecture:
     model = builders()[name](watched)
     if not model.multimodal:  # a wrapper's own keys are not its text part's, which is built here
         refuse_unread(config, watched.read, name)
-    model = replace(model, lengths=lengths_by_release(config, model.max_model_len))
+    if not (model.pooling and model.lengths):  # an encoder's class has a length of its own
+        model = replace(model, lengths=lengths_by_release(config, model.max_model_len))
     _check(model)
     if name not in _ON_EVERY_STAGE:
         return model

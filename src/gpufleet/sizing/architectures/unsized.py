@@ -27,16 +27,10 @@ _CROSS = (
 _REASONS: dict[str, str] = {
     **dict.fromkeys(
         (
-            "BertModel",
             "BertForMaskedLM",
-            "BertForSequenceClassification",
             "BertForTokenClassification",
             "BgeM3EmbeddingModel",
-            "RobertaModel",
             "RobertaForMaskedLM",
-            "RobertaForSequenceClassification",
-            "XLMRobertaModel",
-            "XLMRobertaForSequenceClassification",
             "ModernBertModel",
             "ModernBertForSequenceClassification",
             "NomicBertModel",
