@@ -87,6 +87,10 @@ def _numa(key: str) -> Callable[[GpuReading], Any]:
     return lambda gpu: lookup(gpu.node.document["numa"][gpu.at], (key,), None, None)
 
 
+def _nvlink_count(gpu: GpuReading) -> Any:
+    return lookup(gpu.node.document["nvlink"][gpu.at], ("count",), None, None)
+
+
 def _is_idle(gpu: GpuReading) -> Any:
     """Return "" for a GPU on which nothing computes, None for others: heat is then no sign."""
     return "" if gpu.known("processes") == [] else None
@@ -207,6 +211,10 @@ JUDGED_OF_GPU: tuple[Fact, ...] = (
     ),
     Fact(
         "gpus.*.c2c_links", "{} C2C links to its CPU", _told("c2c_links"), _MATES_AND_TWINS,
+        _EXACT, low=_LESS,
+    ),
+    Fact(
+        "nvlink.*.count", "{} NVLinks on its board", _nvlink_count, _MATES_AND_TWINS,
         _EXACT, low=_LESS,
     ),
     Fact(
