@@ -78,6 +78,7 @@ CHECKS: dict[str, Check] = {
         Check("clock", "Is the clock in step?"),
         Check("shared-memory", "Is /dev/shm large enough?"),
         Check("host-memory", "Is there enough memory?"),
+        Check("host-ecc", "Is the machine's own memory free of errors?"),
         Check("rdma", "Are the RDMA ports up?"),
         Check("node-outlier", "Are the node's numbers those of its siblings?"),
         # What breaks at the next reboot.

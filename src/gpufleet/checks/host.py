@@ -11,7 +11,7 @@ from gpufleet.artifacts.model_files import MODELS
 from gpufleet.artifacts.release import CACHE, RELEASES
 from gpufleet.checks import rdma_ports
 from gpufleet.checks.finding import Action, Problem, Severity, Step
-from gpufleet.checks.probe_facts import DoesNotApply, Reading, Unread
+from gpufleet.checks.probe_facts import CannotTell, DoesNotApply, Reading, Unread
 from gpufleet.formatting import join_names
 
 GIB = 1024  # in MiB, the unit of every size here
@@ -349,6 +349,44 @@ def host_memory(node: Reading) -> Iterator[Problem]:
     )
 
 
+# Corrected errors a day, on average since boot, that are worth a look (ours: no published figure).
+CORRECTED_A_DAY = 100
+
+
+def host_ecc(node: Reading) -> Iterator[Problem]:
+    """
+    The machine's own memory has had no error that was not corrected, and few that were.
+
+    A warning: the kernel ends the program that met an uncorrectable error, and nothing else.
+    """
+    if "memory_errors" not in node.document["system"]:
+        raise CannotTell("the document is of an older gpufleet, whose probe did not look")
+    counted = node.get("system", "memory_errors", absent=None)
+    if counted is None:
+        raise DoesNotApply("no memory controller is watched (EDAC): a virtual machine, or no ECC")
+    days = max(node.known("system", "uptime_seconds", default=0.0) / 86400, 1.0)
+    corrected, uncorrected = counted["corrected"], counted["uncorrected"]
+    if corrected < 0 or uncorrected < 0:
+        raise Unread(f"{corrected} corrected and {uncorrected} uncorrected errors are no counts")
+    if not uncorrected and corrected / days < CORRECTED_A_DAY:
+        return
+    yield Problem(
+        Severity.WARN,
+        f"the machine's memory had {uncorrected} uncorrected and {corrected} corrected errors in "
+        f"{days:.0f} days",
+        f"none uncorrected, fewer than {CORRECTED_A_DAY} corrected a day",
+        "the kernel's memory controllers (EDAC)",
+        (
+            Step(
+                Action.LOOK,
+                "`grep . /sys/devices/system/edac/mc/mc*/dimm*/dimm_{label,ce_count,ue_count}`: "
+                "which DIMM?",
+            ),
+            Step(Action.SERVICE, "have that DIMM reseated, then exchanged, in the next window"),
+        ),
+    )
+
+
 WITHOUT_DRIVER: dict[str, Callable[[Reading], Iterator[Problem]]] = {
     "secure-boot": secure_boot,
     "nouveau": nouveau,
@@ -357,5 +395,6 @@ WITHOUT_DRIVER: dict[str, Callable[[Reading], Iterator[Problem]]] = {
     "clock": clock,
     "shared-memory": shared_memory,
     "host-memory": host_memory,
+    "host-ecc": host_ecc,
     **rdma_ports.WITHOUT_DRIVER,
 }

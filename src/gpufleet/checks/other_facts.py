@@ -50,6 +50,7 @@ ELSEWHERE: dict[str, str] = {
     "p2p.write": "iommu-acs",
     "system.disks.*.free_mib": "disk-space",
     "system.iommu.types.DMA": "iommu-acs",
+    "system.memory_errors": "host-ecc",
     "system.memory_available_mib": "host-memory",
     "system.shm": "shared-memory",
 }

@@ -215,7 +215,7 @@ JUDGED_OF_GPU: tuple[Fact, ...] = (
     ),
     Fact(
         "nvlink.*.count", "{} NVLinks on its board", _nvlink_count, _MATES_AND_TWINS,
-        _EXACT, low=_LESS,
+        _EXACT, low=_LESS, asked_by="nvlink-links",
     ),
     Fact(
         "gpus.*.addressing_mode", "addressing mode {}", _told("addressing_mode"),

@@ -368,3 +368,33 @@ def test_rdma_that_cannot_be_read_is_unknown(document: Document, judged: Judge) 
     node = document("h100x8")
     node["nics"]["infiniband"] = UNREAD
     assert judged(node).troubles == {("rdma", "unknown", None)}
+
+
+# --- host-ecc
+
+
+@each_row(
+    ("corrected", "uncorrected", "severity"),
+    [(0, 0, "ok"), (900, 0, "ok"), (1100, 0, "warn"), (0, 1, "warn"), (-1, 0, "unknown")],
+)
+def test_errors_of_the_machines_memory_are_a_warning(
+    document: Document, judged: Judge, corrected: int, uncorrected: int, severity: str
+) -> None:
+    """The recorded machines are up for ten days."""
+    node = document("h100x8")
+    node["system"]["memory_errors"] = {"corrected": corrected, "uncorrected": uncorrected}
+
+    assert judged(node).worst("host-ecc").severity.word == severity
+
+
+@each_row("told", [{"missing": "absent"}, None])
+def test_a_machine_whose_memory_is_not_watched_is_not_judged(
+    document: Document, judged: Judge, told: Any
+) -> None:
+    node = document("h100x8")
+    node["system"]["memory_errors"] = told
+    if told is None:
+        del node["system"]["memory_errors"]
+
+    assert judged(node).troubles == set()
+    assert judged(node).worst("host-ecc").found.startswith(("does not apply", "not checked"))

@@ -48,6 +48,9 @@ RELEASES = "/opt/vllm/releases"
 # bytes of attributes before the value, which is one byte here.
 SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 
+# Error detection and correction of the machine's own memory, by controller.
+EDAC = "/sys/devices/system/edac/mc"
+
 # linux/timex.h: the kernel's clock is not being disciplined by anybody.
 STA_UNSYNC = 0x0040
 
@@ -152,6 +155,21 @@ def hugepages() -> dict[str, int]:
     }
 
 
+def memory_errors() -> dict[str, int]:
+    """
+    Return what the memory controllers have counted since boot; raises where none is watched.
+
+    Linux' Documentation/admin-guide/ras.rst: ce_count is corrected, ue_count uncorrected errors.
+    """
+    controllers = [name for name in names(EDAC) if re.fullmatch(r"mc\d+", name)]
+    if not controllers:
+        raise FileNotFoundError(errno.ENOENT, "no memory controller is watched")
+    return {
+        key: sum(linux_facts.number("%s/%s/%s" % (EDAC, each, file)) for each in controllers)
+        for key, file in (("corrected", "ce_count"), ("uncorrected", "ue_count"))
+    }
+
+
 def reboot_required() -> bool:
     """Say whether a package asked for a reboot; only Debian's family writes that down."""
     try:
@@ -183,6 +201,7 @@ SYSTEM_FACTS: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("shm", lambda: linux_facts.known_answer("shm", lambda: space("/dev/shm"))),
     ("memory_available_mib", lambda: memory_info("MemAvailable") // 1024),
     ("hugepages", hugepages),
+    ("memory_errors", memory_errors),
     ("reboot_required", reboot_required),
     ("releases", releases),
 )
