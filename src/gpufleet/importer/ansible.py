@@ -237,11 +237,15 @@ def _variable(key: str, value: Any) -> Any:
 def _dropped(key: str) -> Note:
     if key in _RENAMED:
         why = f"its value is not known here, or is the default of `{_RENAMED[key]}`"
+    elif key == "ansible_connection":
+        why = "nodes are reached by SSH; write the node as '@local' where it is this machine"
     elif re.search(r"pass|secret|token|key", key, re.IGNORECASE):
         why = "secrets are files that settings name; nodes are reached with keys"
     else:
         why = "it has no counterpart in an inventory: group_vars and host_vars have what is served"
-    return Note(f"`{key}` is dropped, its value not shown: {why}")
+    return Note(
+        f"`{key}` is dropped, its value not shown: {why}", decide=key == "ansible_connection"
+    )
 
 
 def _text(groups: Mapping[str, list[Any]], children: Mapping[str, list[str]]) -> str:

@@ -49,7 +49,8 @@ def read(text: str, file: str, name: str) -> Source:
     except FleetError as error:
         raise FleetError(*(f"{file}: {problem}" for problem in error.problems)) from None
     if not (found.launches or found.names or found.inventory):
-        raise FleetError(f"{file}: nothing in it starts vLLM; {_HOW}")
+        left_out = f" ({_short('; '.join(note.text for note in found.notes))})" * bool(found.notes)
+        raise FleetError(f"{file}: nothing in it starts vLLM{left_out}; {_HOW}")
     return replace(found, launches=_named(found.launches))
 
 

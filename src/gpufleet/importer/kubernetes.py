@@ -17,7 +17,8 @@ from gpufleet.importer.bounded_yaml import items, mapping, plain
 from gpufleet.importer.container import image_note, release_of, without_entry
 from gpufleet.importer.server import Launch, Note, Source
 
-_WORKLOADS = {"Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job", "Pod"}
+_GROUP = "LeaderWorkerSet"
+_WORKLOADS = {"Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job", "Pod", _GROUP}
 _REFERENCE = re.compile(r"\$(?:\$|\(([A-Za-z_][A-Za-z0-9_.-]*)\))")
 _MOST_EXPANDED = 1 << 22
 _SHELLS = {"sh", "bash"}
@@ -53,7 +54,8 @@ def read_kubernetes(documents: Sequence[Mapping[str, Any]]) -> Source:
         found = tuple(_servers(document, name)) if kind in _WORKLOADS else ()
         launches += found
         if not found:
-            notes.append(Note(f"{kind} `{name}` runs no vLLM: left out"))
+            why = "runs no vLLM" if kind in _WORKLOADS else "is no workload that is read"
+            notes.append(Note(f"{kind} `{name}` {why}: left out"))
     return Source(tuple(launches), tuple(notes))
 
 
@@ -67,7 +69,11 @@ def _flat(documents: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]
 
 def _servers(document: Mapping[str, Any], name: str) -> Iterator[Launch]:
     spec = mapping(document.get("spec"))
-    pod = mapping(mapping(spec.get("template")).get("spec")) or spec
+    template = spec.get("template")
+    group = mapping(spec.get("leaderWorkerTemplate"))
+    if group:  # its leader starts the server, its workers join it
+        template = group.get("leaderTemplate") or group.get("workerTemplate")
+    pod = mapping(mapping(template).get("spec")) or spec
     replicas = spec.get("replicas")
     containers = [mapping(each) for each in items(pod.get("containers"))]
     servers = [each for each in containers if _is_vllm(each)]
@@ -76,6 +82,14 @@ def _servers(document: Mapping[str, Any], name: str) -> Iterator[Launch]:
         for each in containers
         if each not in servers
     ]
+    if group:
+        notes.append(
+            Note(
+                f"a replica has {plain(group.get('size')) or 'several'} Pods here: set "
+                "`span_nodes: true` if one node has not enough GPUs for it",
+                decide=True,
+            )
+        )
     notes += (
         Note(f"`{key}` is dropped: {_WHY.get(key, _STAGES)}")
         for key in pod

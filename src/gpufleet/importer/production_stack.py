@@ -160,6 +160,14 @@ def _variables(spec: Mapping[str, Any], notes: list[Note]) -> tuple[dict[str, st
                 decide=True,
             )
         )
+    if mapping(spec.get("lmcacheConfig")).get("enablePD"):
+        notes.append(
+            Note(
+                "`lmcacheConfig.enablePD` divides prefill and decode: `prefill` of the entry that "
+                "decodes names the one that computes prompts",
+                decide=True,
+            )
+        )
     if plain(spec.get("chatTemplate")):
         notes.append(
             Note("`chatTemplate` is a file of the chart: put it on the nodes, and its path here",

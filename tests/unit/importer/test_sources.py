@@ -246,7 +246,8 @@ def test_a_workload_of_kubernetes_becomes_a_server() -> None:
         },
     }  # fmt: skip
     assert accepted(found.settings).serving
-    for said in ("Secret `hf-secret` runs no vLLM", "key `token` of the Secret `hf-secret`",
+    for said in ("Secret `hf-secret` is no workload that is read",
+                 "key `token` of the Secret `hf-secret`",
                  "POD_IP is dropped", "`envFrom` secretRef `more`", "v0.10.2", "`nodeSelector`",
                  "container `sidecar`", "`livenessProbe`", "the volume `shm`"):  # fmt: skip
         assert said in told(found)
@@ -271,6 +272,22 @@ def test_every_way_to_start_a_container_means_the_same(container: str) -> None:
     for text in (pod, listed):
         (one,) = imported(text, "pod.yaml").settings["serving"].values()
         assert (one["model"], one["flags"]) == ("org/m", {"seed": 7})
+
+
+def test_the_leader_of_a_group_of_pods_is_the_server() -> None:
+    leader = "{spec: {containers: [{image: vllm/vllm-openai, args: [org/m, -tp=8, -pp=2]}]}}"
+    found = imported(
+        "{apiVersion: leaderworkerset.x-k8s.io/v1, kind: LeaderWorkerSet, metadata: {name: a}, "
+        f"spec: {{replicas: 2, leaderWorkerTemplate: {{size: 2, leaderTemplate: {leader}}}}}}}"
+    )
+    (one,) = found.settings["serving"].values()
+    assert (one["replicas"], one["tensor_parallel"], one["pipeline_parallel"]) == (2, 8, 2)
+    assert any("has 2 Pods here" in note.text for note in found.notes if note.decide)
+
+
+def test_a_refusal_names_what_was_left_out() -> None:
+    with pytest.raises(FleetError, match="Service `a` is no workload that is read: left out"):
+        imported("{apiVersion: v1, kind: Service, metadata: {name: a}}", "service.yaml")
 
 
 def test_values_of_the_production_stack_become_servers() -> None:
