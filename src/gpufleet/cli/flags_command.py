@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpufleet.cli.default_release import default_release
 from gpufleet.errors import FleetError
 
 if TYPE_CHECKING:
@@ -66,7 +67,9 @@ def extract(source: str, python: str, *, help_texts: bool, metrics: bool, second
 
 @flags.command(context_settings={"ignore_unknown_options": True})
 @click.argument("name", metavar="FLAG|VARIABLE", type=click.UNPROCESSED)
-@click.option("--vllm", "version", metavar="VERSION", help="As this release has it; else newest.")
+@click.option(
+    "--vllm", "version", metavar="VERSION", help="As this release has it; else the lock's."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def explain(name: str, version: str | None, *, as_json: bool) -> None:
     """
@@ -82,7 +85,7 @@ def explain(name: str, version: str | None, *, as_json: bool) -> None:
 
     from gpufleet.flags.explain import explain_flag, explanation_page
 
-    found = explain_flag(name, _schema(version) if version else None)
+    found = explain_flag(name, _schema(version or default_release()))
     if as_json:
         click.echo(json.dumps(found.as_json(), indent=2, ensure_ascii=False))
     else:
@@ -167,16 +170,15 @@ def diff(
 @click.option(
     "--vllm",
     "version",
-    required=True,
     metavar="VERSION",
-    help="The release that will run it, or a file that `extract` wrote.",
+    help="The release that will run it, or a file that `extract` wrote; else the lock's.",
 )
 @click.option(
     "--env", "environment", multiple=True, metavar="NAME=VALUE", help="A variable of the server."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def check(
-    argv: tuple[str, ...], version: str, *, environment: tuple[str, ...], as_json: bool
+    argv: tuple[str, ...], version: str | None, *, environment: tuple[str, ...], as_json: bool
 ) -> int:
     """
     Say whether a release of vLLM takes a command line, and what it would make of it.
@@ -193,7 +195,9 @@ def check(
     from gpufleet.flags.check import check_command_line
 
     words = argv[2:] if argv[:2] == ("vllm", "serve") else argv
-    verdict = check_command_line(_schema(version), words, _variables(environment))
+    verdict = check_command_line(
+        _schema(version or default_release()), words, _variables(environment)
+    )
     if as_json:
         click.echo(json.dumps(verdict.as_json(), indent=2, ensure_ascii=False))
     else:

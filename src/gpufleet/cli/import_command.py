@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from gpufleet.cli.default_release import default_release
 from gpufleet.errors import FleetError
 from gpufleet.paths import write_whole
 
@@ -25,7 +26,7 @@ _MOST = 1 << 24
     "--vllm",
     "version",
     metavar="VERSION",
-    help="Write the flags as this release takes them; else the newest that is known.",
+    help="Write the flags as this release takes them; else as that of the project's lock does.",
 )
 @click.option("--name", help="What a server is called that has no name there; else the file's.")
 @click.option(
@@ -65,7 +66,7 @@ def import_(file: str, version: str | None, name: str | None, output: str, *, fo
     from gpufleet.sanitize import printable
 
     target = None if output == "-" else _target(output, file, force=force)
-    release = version or schema.versions()[-1]
+    release = version or default_release()
     text = _text(file)
     source = read(text, file, name or _name(file))
     imported = convert(source.launches, schema.load(release), source.names)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpufleet.cli.default_release import default_release
 from gpufleet.errors import FleetError
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from gpufleet.sizing.options import Options, Sizing
 
 GIB = 1 << 30
-DEFAULT_VLLM = "0.33.0"
 
 
 class _Number(click.ParamType[int]):
@@ -76,10 +76,8 @@ _PARALLEL = click.IntRange(min=1)
 )
 @click.option(
     "--vllm",
-    default=DEFAULT_VLLM,
-    show_default=True,
     metavar="VERSION",
-    help="The release, 0.8.0 or newer: the arithmetic changed between them.",
+    help="The release, 0.8.0 or newer; else that of the project's lock (locks/vllm-VERSION.txt).",
 )
 @click.option("-tp", "--tensor-parallel-size", type=_PARALLEL, default=1, show_default=True)
 @click.option("-pp", "--pipeline-parallel-size", type=_PARALLEL, default=1, show_default=True)
@@ -227,7 +225,7 @@ def version(text: str) -> tuple[int, ...]:
         if digits != word:  # 0rc1: counted as its release
             break
     if len(numbers) < 2:
-        raise FleetError(f"--vllm {text}: is no release of vLLM, such as {DEFAULT_VLLM}")
+        raise FleetError(f"--vllm {text}: is no release of vLLM, such as {default_release()}")
     return (*numbers, 0) if len(numbers) == 2 else tuple(numbers)
 
 
@@ -255,7 +253,7 @@ def _options(given: dict[str, Any]) -> Options:
         memory = given["kv_cache_memory_bytes"] / GIB
     return Options(
         gpu_memory_gib=memory,
-        vllm=version(given["vllm"]),
+        vllm=version(given["vllm"] or default_release()),
         tensor_parallel=given["tensor_parallel_size"],
         pipeline_parallel=given["pipeline_parallel_size"],
         data_parallel=given["data_parallel_size"],

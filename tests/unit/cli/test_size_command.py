@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.cli.size_command import DEFAULT_VLLM, size, version
+from gpufleet.cli.default_release import SHIPPED
+from gpufleet.cli.size_command import size, version
 from gpufleet.errors import FleetError
 from gpufleet.flags import schema
 from tests.support.checkout import ROOT
@@ -48,15 +49,11 @@ def llama(tmp_path):
 
 def test_every_other_option_has_vllms_name():
     """An operator copies them to `serving.<name>.flags` as they are."""
-    known = schema.load(DEFAULT_VLLM)
+    known = schema.load(SHIPPED)
     named = {option for param in size.params for option in (*param.opts, *param.secondary_opts)}
 
     missing = {name for name in named - OURS if name.startswith("-") and known.flag(name) is None}
     assert missing == set()
-
-
-def test_the_default_release_is_the_newest_of_the_package():
-    assert schema.versions()[-1] == DEFAULT_VLLM
 
 
 def test_a_fit_is_a_table_and_status_0(llama):
@@ -83,7 +80,7 @@ def test_json_is_for_programs(llama):
     assert found["architecture"] == "LlamaForCausalLM"
     assert found["parameters"] == 8_030_261_248
     assert found["kv_bytes_per_token_per_gpu"] == 65_536
-    assert found["vllm"] == DEFAULT_VLLM
+    assert found["vllm"] == SHIPPED
 
 
 def test_the_caches_bytes_are_read_as_vllm_reads_them(llama):

@@ -1,0 +1,23 @@
+"""Which release of vLLM a command speaks of where none is named. It reads names of files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpufleet.versions import RELEASE, numbers
+
+SHIPPED = "0.32.0"
+"""The release of the lock that gpufleet comes with: locks/vllm-0.32.0.txt."""
+
+
+def default_release(root: Path | None = None) -> str:
+    """
+    Return the release that a project serves: of its newest lock `locks/vllm-RELEASE.txt`.
+
+    `root` is the project's directory; None: the one that the command was typed in. Without a lock
+    there it is the one that gpufleet comes with.
+    """
+    folder = (root or Path.cwd()) / "locks"
+    names = (path.stem.removeprefix("vllm-") for path in folder.glob("vllm-*.txt"))
+    found = [name for name in names if RELEASE.fullmatch(name)]
+    return max(found, key=numbers, default=SHIPPED)
