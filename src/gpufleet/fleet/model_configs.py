@@ -14,7 +14,7 @@ from typing import Any
 
 from gpufleet.errors import FleetError
 from gpufleet.node.topology import value_or
-from gpufleet.planning.candidates import config_overrides, draft_model
+from gpufleet.planning.serving_options import config_overrides, draft_model
 from gpufleet.settings.node_variables import NodeVars
 from gpufleet.settings.serving_settings import Served, Vllm
 from gpufleet.sizing.architectures.description import Described, ModelFiles, describe

@@ -16,28 +16,17 @@ A division fits if one request of the asked context, `concurrency` times, is cer
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from gpufleet.catalog.gpu_models import cuda_total_gib
 from gpufleet.errors import FleetError, NotKnownError
-from gpufleet.flags.normalize import human_readable
-from gpufleet.planning.flag_layers import requested_context
 from gpufleet.planning.parallelism import Division, Kind, parts_per_node, replica_capacity, spread
+from gpufleet.planning.serving_options import sizing_options
 from gpufleet.settings.serving_settings import Served
-from gpufleet.sizing.lora_memory import Lora
-from gpufleet.sizing.options import (
-    AUTO_LENGTH,
-    Options,
-    Sizing,
-    is_pooling,
-    modalities_off,
-)
-from gpufleet.versions import numbers
+from gpufleet.sizing.options import Options, Sizing
 
 if TYPE_CHECKING:
     from gpufleet.sizing.architectures.description import Description
@@ -474,125 +463,3 @@ def _weights_gib(candidate: Candidate) -> float:
 
 def _heads(count: int) -> str:
     return "the one head" if count == 1 else f"the {count} heads"
-
-
-# How it would be started
-
-
-def sizing_options(served: Served, kind: Kind, division: Division) -> Options:
-    """Return vLLM's options of one replica, as far as they decide what it takes."""
-    flags = _flags(served)
-    speculative = read_object(flags.get("speculative-config"))
-    tokens = speculative.get("num_speculative_tokens")
-    return Options(
-        gpu_memory_gib=memory_gib(kind),
-        vllm=numbers(kind.vllm),
-        tensor_parallel=division.tensor_parallel,
-        pipeline_parallel=division.pipeline_parallel,
-        data_parallel=division.data_parallel,
-        expert_parallel=division.expert_parallel,
-        decode_context_parallel=_integer(flags.get("decode-context-parallel-size")) or 1,
-        max_model_len=_length(requested_context(served)),
-        gpu_memory_utilization=_fraction(flags.get("gpu-memory-utilization")),
-        kv_cache_dtype=str(flags.get("kv-cache-dtype") or "auto"),
-        quantization=_text(flags.get("quantization")),
-        dtype=str(flags.get("dtype") or "auto"),
-        max_num_seqs=_integer(flags.get("max-num-seqs")),
-        max_num_batched_tokens=_integer(flags.get("max-num-batched-tokens")),
-        kv_cache_memory_bytes=_integer(flags.get("kv-cache-memory-bytes")),
-        throughput=flags.get("performance-mode") == "throughput",
-        all2all_backend=_text(flags.get("all2all-backend")),
-        block_size=_integer(flags.get("block-size")),
-        enforce_eager=flags.get("enforce-eager") is True,
-        prefix_caching=_switch(flags.get("enable-prefix-caching")),
-        speculative_tokens=tokens if isinstance(tokens, int) else 0,
-        speculative_method=_text(speculative.get("method")),
-        draft_model=draft_model(served),
-        lora=_lora(flags),
-        cpu_offload_gib=_fraction(flags.get("cpu-offload-gb")) or 0.0,
-        pooling=is_pooling(flags.get("runner"), flags.get("convert") or flags.get("task")),
-        language_model_only=flags.get("language-model-only") is True,
-        modalities_off=modalities_off(read_object(flags.get("limit-mm-per-prompt"))),
-        hybrid_manager=flags.get("disable-hybrid-kv-cache-manager") is not True,
-        compute_capability=kind.compute_capability,
-        device="cpu" if kind.device == "cpu" else "cuda",
-    )
-
-
-def memory_gib(kind: Kind) -> float:
-    """Return the total that CUDA reports of one GPU, in GiB, or a little less."""
-    return cuda_total_gib(kind.gpu, kind.memory_mib << 20)
-
-
-def _integer(value: Any) -> int | None:
-    """Read what vLLM's parser takes for a number; None: not set, or the flags' check says why."""
-    if isinstance(value, bool) or value is None:
-        return None
-    return human_readable(str(value))
-
-
-def _length(value: Any) -> int | None:
-    """As `_integer`; vLLM takes "auto" for -1, as much as fits."""
-    length = AUTO_LENGTH if value == "auto" else _integer(value)
-    return length if length == AUTO_LENGTH or (length or 0) > 0 else None
-
-
-def _fraction(value: Any) -> float | None:
-    if isinstance(value, bool) or value is None:
-        return None
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return None
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _switch(value: Any) -> bool | None:
-    return value if isinstance(value, bool) else None
-
-
-def _flags(served: Served) -> dict[str, Any]:
-    return {name.replace("_", "-"): value for name, value in served.flags.items()}
-
-
-def draft_model(served: Served) -> str | None:
-    """Return `model` of `speculative-config` in `flags`; None: there is none."""
-    return _text(read_object(_flags(served).get("speculative-config")).get("model"))
-
-
-def config_overrides(served: Served) -> dict[str, Any]:
-    """Return what `flags` change of the model's config.json: `hf-overrides`, `rope-scaling`."""
-    flags = _flags(served)
-    found = read_object(flags.get("hf-overrides"))
-    if scaling := read_object(flags.get("rope-scaling")):
-        found = {"rope_scaling": scaling, **found}
-    return found
-
-
-def read_object(value: Any) -> dict[str, Any]:
-    """Return a flag's JSON object; {}: there is none, or the flags' check says why."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            return {}
-    return dict(value) if isinstance(value, Mapping) else {}
-
-
-def _lora(flags: Mapping[str, Any]) -> Lora | None:
-    if flags.get("enable-lora") is not True:
-        return None
-    return Lora(
-        max_loras=_integer(flags.get("max-loras")) or 1,
-        max_rank=_integer(flags.get("max-lora-rank")) or 16,
-        fully_sharded=flags.get("fully-sharded-loras") is True,
-        dtype=lora_dtype(flags.get("lora-dtype")),
-    )
-
-
-def lora_dtype(value: Any) -> str:
-    """Return the dtype of `--lora-dtype`; the model's where it is none that sizing knows."""
-    return value if value in ("float16", "bfloat16", "float32") else "auto"

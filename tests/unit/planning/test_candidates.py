@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from gpufleet.errors import NotKnownError
-from gpufleet.planning.candidates import Verdict, evaluate_divisions, sizing_options
+from gpufleet.planning.candidates import Verdict, evaluate_divisions
 from gpufleet.planning.parallelism import Division, Kind
+from gpufleet.planning.serving_options import sizing_options
 from gpufleet.planning.suggestions import remedies
 from gpufleet.settings.serving_settings import Served
 from gpufleet.sizing.fit import size

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from gpufleet.errors import FleetError
 from gpufleet.node.topology import Domain, Gpu, Node
-from gpufleet.planning.candidates import sizing_options
 from gpufleet.planning.explanation import Action, candidate_rows, explain, plan_changes
 from gpufleet.planning.planner import plan
+from gpufleet.planning.serving_options import sizing_options
 from gpufleet.planning.stage import Running
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.sizing import fit
