@@ -325,10 +325,15 @@ def cached(log: Log, by: float = 0.0) -> kv_cache.CacheReport:
 @once
 def sized(log: Log) -> Sizing:
     """Return the whole chain's figures: from the config, the flags and the GPU alone."""
+    return size(*asked(log))
+
+
+def asked(log: Log) -> tuple[Description, Options]:
+    """Return what is started, and how."""
     memory = log.gpu_memory_gib
     assert memory is not None
     flags = log.flags
-    return size(
+    return (
         replace(log.description, architecture=_loaded(log)),
         Options(
             gpu_memory_gib=memory,

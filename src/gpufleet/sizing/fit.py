@@ -20,6 +20,7 @@ from functools import lru_cache
 from gpufleet.sizing import kv_bytes, kv_cache
 from gpufleet.sizing.architectures.description import Description
 from gpufleet.sizing.architectures.max_length import text_part
+from gpufleet.sizing.dummy_run import GIB
 from gpufleet.sizing.fit_suggestions import SmallCache, explain, gib, rounded_down, suggest
 from gpufleet.sizing.launch_rules.rules import Choice, refusals
 from gpufleet.sizing.not_counted import counted, not_counted
@@ -35,7 +36,7 @@ from gpufleet.sizing.stage_memory import (
     sharding,
     stage_memory,
 )
-from gpufleet.sizing.startup_memory import GIB, Defaults
+from gpufleet.sizing.startup_memory import Defaults
 from gpufleet.sizing.weights import weight_bytes
 
 CONTEXT = GIB // 2
@@ -81,8 +82,6 @@ def smallest_gpus(description: Description, options: Options) -> int | None:
 @lru_cache(maxsize=4096)
 def _smallest(description: Description, options: Options) -> int | None:
     whole = _sizing_of(description, options).weights_bytes_per_gpu
-    # Wider groups have the more room; but a latent cache is on every rank, whatever their number.
-    latent = description.architecture.has_latent_cache
     for gpus in (1, 2, 4, 8, 16, 32, 64):
         if whole / gpus > options.gpu_memory_gib * GIB:
             continue  # not even the weights, and dividing them never takes less than a share
@@ -92,7 +91,7 @@ def _smallest(description: Description, options: Options) -> int | None:
             if 1 <= gpus // tensor <= min(8, len(description.architecture.layers))
         )
         allowed = [each for each in divided if not _refusals(description, each)]
-        if any(_sizing_of(description, each).fits for each in allowed[: None if latent else 1]):
+        if any(_sizing_of(description, each).fits for each in allowed):
             return gpus * options.data_parallel
     return None
 
@@ -195,7 +194,7 @@ def _no_room(options: Options, estimate: _Estimate) -> list[str]:
     total, share = options.gpu_memory_gib * GIB, estimate.chosen.gpu_memory_utilization
     return [
         f"of {gib(total * share)} ({share:g} x {options.gpu_memory_gib:g} GiB) the weights take "
-        f"{gib(stage.weights)} and vLLM's start about {gib(stage.start.budget_bytes)}: not certain "
+        f"{gib(stage.weights)} and vLLM's start about {gib(stage.start.budget.bytes)}: not certain "
         "to fit"
     ]
 
@@ -366,13 +365,14 @@ def _beyond_budget(options: Options, chosen: Defaults, stages: list[StageMemory]
     if options.device == "cpu":
         return []
     total = options.gpu_memory_gib * GIB
-    worst = max(stages, key=lambda stage: stage.weights + stage.start.budget_bytes)
+    worst = max(stages, key=lambda stage: stage.weights + stage.start.budget.bytes)
     start = worst.start
-    graphs = start.cuda_graphs.bytes
+    graphs = start.cuda_graphs
     if options.kv_cache_memory_bytes is not None:
-        taken = worst.weights + start.activation.bytes + start.non_torch.bytes + graphs
-        taken += options.kv_cache_memory_bytes + CONTEXT
-        if taken + start.error > total:
+        estimate = start.activation + start.non_torch + graphs
+        given = worst.weights + options.kv_cache_memory_bytes + CONTEXT
+        taken = given + estimate.bytes
+        if given + estimate.high > total:
             return [
                 f"--kv-cache-memory-bytes is taken without a look at the rest: with it the GPU "
                 f"needs about {gib(taken)} of {gib(total)}, and nothing of vLLM's checks that"
@@ -385,11 +385,12 @@ def _beyond_budget(options: Options, chosen: Defaults, stages: list[StageMemory]
             f"what is on the GPU before vLLM measures, about {gib(CONTEXT)}: vLLM refuses to "
             "start if less than its budget is free"
         ]
-    if not start.graphs_in_budget and left < CONTEXT + graphs:
+    if not start.graphs_in_budget and left < CONTEXT + graphs.bytes:
+        share = f"--gpu-memory-utilization {chosen.gpu_memory_utilization:g}"
         return [
-            f"this release takes the CUDA graphs, about {gib(graphs)}, from outside its budget, "
-            f"where --gpu-memory-utilization {chosen.gpu_memory_utilization:g} leaves "
-            f"{gib(left)}: it may run out of memory while it captures them"
+            f"this release takes the CUDA graphs, about {gib(graphs.bytes)}, from outside its "
+            f"budget, where {share} leaves {gib(left)}: it may run out of memory while it captures "
+            "them"
         ]
     return []
 

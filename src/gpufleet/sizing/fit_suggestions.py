@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from gpufleet.sizing import kv_cache
+from gpufleet.sizing.dummy_run import GIB
 from gpufleet.sizing.options import Options, Sizing
 from gpufleet.sizing.stage_memory import StageMemory
-from gpufleet.sizing.startup_memory import GIB, Defaults
+from gpufleet.sizing.startup_memory import Defaults
 
 FEW_SEQUENCES = 256
 """What is proposed where the dummy run of many sequences takes the room; vLLM's default on small
@@ -48,7 +49,7 @@ def explain(case: SmallCache) -> Iterator[str]:
         share, total = case.chosen.gpu_memory_utilization, options.gpu_memory_gib
         left = (
             f"of {gib(total * share * GIB)} ({share:g} x {total:g} GiB) the weights take "
-            f"{gib(stage.weights)} and vLLM's start about {gib(stage.start.budget_bytes)}"
+            f"{gib(stage.weights)} and vLLM's start about {gib(stage.start.budget.bytes)}"
         )
         if stage.available <= 0:
             yield f"{left}: nothing is left for the KV cache"

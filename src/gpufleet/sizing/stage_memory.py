@@ -9,17 +9,12 @@ from gpufleet.errors import FleetError
 from gpufleet.sizing.architectures.description import Description
 from gpufleet.sizing.architectures.quantization import canonical_method, online_quantization
 from gpufleet.sizing.architectures.quantization_scheme import Quantization
+from gpufleet.sizing.dummy_run import GIB, DummyRun
 from gpufleet.sizing.lora_memory import ERROR, Lora, lora_bytes, why_not_counted
 from gpufleet.sizing.options import AUTO_LENGTH, NEWEST, Options
 from gpufleet.sizing.rank_weights import SIZES, Sharding
-from gpufleet.sizing.startup_memory import (
-    GIB,
-    Defaults,
-    DummyRun,
-    StartMemory,
-    batch_defaults,
-    start_memory,
-)
+from gpufleet.sizing.startup_memory import Defaults, StartMemory, batch_defaults, start_memory
+from gpufleet.sizing.startup_ranges import RANGES, Ranges
 from gpufleet.sizing.weights import weight_bytes
 
 _GATHER = {None, "allgather_reducescatter", "naive", "pplx"}
@@ -104,7 +99,7 @@ def resolve_quantization(description: Description, options: Options) -> Quantiza
 
 
 def stage_memory(
-    description: Description, options: Options, chosen: Defaults
+    description: Description, options: Options, chosen: Defaults, ranges: Ranges = RANGES
 ) -> tuple[list[StageMemory], list[range]]:
     """Return what each pipeline stage has, and its layers."""
     architecture = description.architecture
@@ -132,6 +127,7 @@ def stage_memory(
         max_num_batched_tokens=chosen.max_num_batched_tokens,
         tensor=options.tensor_parallel,
         data=options.data_parallel if architecture.experts else 1,
+        pipeline=options.pipeline_parallel,
         expert=options.expert_parallel,
         dispatches=options.all2all_backend not in _GATHER,
         layers=most,
@@ -140,10 +136,10 @@ def stage_memory(
         enforce_eager=options.enforce_eager,
         compute_capability=options.compute_capability,
     )
-    inner = start_memory(architecture, description.config, replace(run, last_stage=False))
+    inner = start_memory(architecture, description.config, replace(run, last_stage=False), ranges)
     # A server that pools samples nothing, and the pooler's run is small beside the forward pass.
     pools = options.pooling or architecture.pooling
-    last = inner if pools else start_memory(architecture, description.config, run)
+    last = inner if pools else start_memory(architecture, description.config, run, ranges)
     inexact = _weight_error(description, quantization)
     stages = []
     for number, stage in enumerate(weighed):
@@ -154,7 +150,7 @@ def stage_memory(
         weights = stage.bytes - min(int(options.cpu_offload_gib * GIB), stage.layer_bytes)
         if is_last:
             weights += _draft_bytes(description, options, dtype)
-        error = math.hypot(start.error, inexact * weights)
+        error = start.budget.error_bytes + inexact * weights
         if options.lora and not why_not_counted(architecture):
             adapters = lora_bytes(
                 architecture,
@@ -187,7 +183,7 @@ def _stage(
     if options.vllm > (*NEWEST, 1 << 30):
         error *= 2
     budget = math.ceil(total * chosen.gpu_memory_utilization)
-    return StageMemory(weights, start, budget - weights - start.budget_bytes, error)
+    return StageMemory(weights, start, budget - weights - start.budget.bytes, error)
 
 
 _CPU_PROCESS = int(1.2 * GIB)

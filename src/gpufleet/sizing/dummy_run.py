@@ -1,0 +1,203 @@
+"""The run that vLLM makes at start to see what it takes, and which runner makes it.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpufleet.sizing.architectures.components import Architecture, StateCache
+from gpufleet.sizing.architectures.max_length import text_part
+
+GIB = 1 << 30
+
+_V2_RUNNER: tuple[tuple[tuple[int, ...], frozenset[str]], ...] = (
+    ((0, 22), frozenset({"Qwen3ForCausalLM"})),
+    ((0, 23), frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM"})),
+    (
+        (0, 24),
+        frozenset(
+            {
+                "DeepseekV2ForCausalLM",
+                "GraniteMoeForCausalLM",
+                "LlamaForCausalLM",
+                "MistralForCausalLM",
+                "Qwen2MoeForCausalLM",
+                "Qwen3ForCausalLM",
+            }
+        ),
+    ),
+)
+"""Which architectures had the second model runner: vllm/config/vllm.py of these releases."""
+_V2_MOE = frozenset({"DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "Qwen2MoeForCausalLM"})
+"""From 0.25: every model without experts and states, and these."""
+_V2_EVERY = (0, 29)
+_V2_PROFILES_GRAPHS = (0, 29)
+"""Up to 0.28 the second runner's profile_cudagraph_memory returns 0."""
+
+
+def has_second_runner(architecture: Architecture, vllm: tuple[int, ...]) -> bool:
+    """
+    Say whether the release runs this model with its second model runner (vllm/v1/worker/gpu/).
+
+    Its dummy run of the sampler takes less. Source: use_v2_model_runner in vllm/config/vllm.py.
+    """
+    if vllm >= _V2_EVERY:
+        return True
+    if vllm >= (0, 25):
+        stateful = any(
+            isinstance(cache, StateCache) for layer in architecture.layers for cache in layer.caches
+        )
+        return architecture.name in _V2_MOE or not (architecture.experts or stateful)
+    with_it: frozenset[str] = frozenset()
+    for since, names in _V2_RUNNER:
+        if vllm >= since:
+            with_it = names
+    return architecture.name in with_it
+
+
+@dataclass(frozen=True, kw_only=True)
+class DummyRun:
+    """What decides the peak of the run that vLLM makes at start, on one GPU."""
+
+    vllm: tuple[int, ...]
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    tensor: int = 1
+    data: int = 1
+    expert: bool = False
+    """With expert parallelism."""
+    dispatches: bool = False
+    """Tokens go to the GPUs of their experts alone, not to all (--all2all-backend)."""
+    pipeline: int = 1
+    last_stage: bool = True
+    """The pipeline stage that samples."""
+    layers: int | None = None
+    """Of the stage; None: all."""
+    dtype_bytes: int = 2
+    mxfp4: bool = False
+    """Experts quantized so."""
+    enforce_eager: bool = False
+    compute_capability: tuple[int, int] | None = None
+
+
+_SORT_ALWAYS = (0, 11, 1)
+"""FlashInfer's sampler has to be asked for (VLLM_USE_FLASHINFER_SAMPLER)."""
+
+
+def _sampler_bytes(vllm: tuple[int, ...], dtype_bytes: int, *, second: bool) -> tuple[float, float]:
+    """
+    Return the bytes of one logit of the sampler's dummy run, of `max_num_seqs` x vocabulary.
+
+    The logits in the model's dtype, a float32 copy, and the working memory of top-k and top-p: up
+    to 0.16 a sort (values, int64 indices, and what PyTorch's segmented sort needs: 38 in all,
+    measured 38.2 to 38.6), then a Triton kernel or FlashInfer (probabilities and noise: 14, and
+    measured 14.28). Up to 0.11.0 the sort only where FlashInfer is not installed, as it was in
+    vLLM's images: one of the two. The second runner up to 0.32 skips all but the logits. Source:
+    _dummy_sampler_run in vllm/v1/worker/gpu_model_runner.py and gpu/model_runner.py,
+    vllm/v1/sample/ops/topk_topp_sampler.py.
+    """
+    kernel, sort = 12.25 + dtype_bytes, 36.3 + dtype_bytes
+    if vllm < _SORT_ALWAYS:
+        return kernel, sort
+    if vllm < (0, 17):
+        return sort, sort
+    if second and vllm < (0, 33):
+        return dtype_bytes, dtype_bytes
+    return kernel, kernel
+
+
+_FORWARD = (0.75, 1.05)
+"""Of what the formula says, where the forward pass is the peak: fitted to the printed peaks of 12
+starts of 0.11 to 0.31, one GPU and two, without experts: 0.80 to 1.01 of it."""
+_EXPERTS = (0.2, 1.2)
+"""Of what the formula says: 0.97 to 1.05 with Triton's kernels (five models without quantization,
+0.19.0), 0.24 with FP8 experts on four RTX PRO 6000 (0.27.1), which use other kernels."""
+_OTHER = (0.0, 0.12)
+"""GiB beside the peak: buffers for input and block tables, cuBLAS workspaces. 0.03 to 0.1 in the
+printed peaks of 40 starts of 0.19.0."""
+
+
+def peak_bytes(
+    architecture: Architecture, config: Mapping[str, Any] | None, run: DummyRun
+) -> tuple[float, float]:
+    """Return PyTorch's high-water mark of the dummy run, from the least to the most."""
+    forward = _forward_bytes(architecture, run)
+    gathered = _experts_bytes(architecture, config, run)
+    least = gathered
+    if run.dispatches and run.expert and run.data > 1:
+        # Balanced experts get as many tokens as an engine sends; how many a backend makes room
+        # for, up to those of all engines, has not been measured.
+        least = gathered / run.data
+    experts = _EXPERTS[0] * least, _EXPERTS[1] * gathered
+    of_a_logit = _sampler_bytes(
+        run.vllm, run.dtype_bytes, second=has_second_runner(architecture, run.vllm)
+    )
+    sequences = min(run.max_num_seqs, run.max_num_batched_tokens)
+    hidden = run.max_num_batched_tokens * architecture.hidden_size * run.dtype_bytes
+    ends = []
+    for end in (0, 1):
+        sampler = 0.0
+        if run.last_stage:
+            sampler = sequences * architecture.vocab_size * of_a_logit[end] + hidden
+        # The experts' working memory stays from one run to the next, so that it is there when the
+        # sampler's is: WorkspaceManager in vllm/v1/worker/workspace.py, since 0.13.
+        kept = experts[end] if run.vllm >= (0, 13) else 0.0
+        passing = _FORWARD[end] * forward + experts[end]
+        ends.append(max(passing, sampler + kept) + _OTHER[end] * GIB)
+    return ends[0], ends[1]
+
+
+def _forward_bytes(architecture: Architecture, run: DummyRun) -> float:
+    """
+    Return the peak of one layer over the run's tokens, without experts, in bytes.
+
+    The residual, the normed input and the output, and the gate-up product with its activation
+    beside it (vllm/model_executor/models/llama.py): 4 x hidden + 3 x intermediate / TP.
+    """
+    wide = 3 * architecture.intermediate_size / run.tensor
+    if architecture.has_latent_cache:
+        # Queries, and the keys and values that the latent is turned into, of 192 each.
+        wide = max(wide, 3 * 192 * architecture.heads / run.tensor)
+    return run.max_num_batched_tokens * run.dtype_bytes * (4 * architecture.hidden_size + wide)
+
+
+def _experts_bytes(
+    architecture: Architecture, config: Mapping[str, Any] | None, run: DummyRun
+) -> float:
+    """
+    Return the working memory of a layer of experts, in bytes.
+
+    Two buffers of tokens x experts of a token, of which one holds the products of the first matrix
+    and one the activations, each at least as wide as the hidden state. Source: workspace_shapes of
+    TritonExperts in vllm/model_executor/layers/fused_moe/fused_moe.py. The kernels for MXFP4 need
+    none of them.
+    """
+    if not architecture.experts or run.mxfp4:
+        return 0.0
+    inner = architecture.moe_intermediate_size / (1 if run.expert else run.tensor * run.data)
+    hidden = architecture.hidden_size
+    wide = max(inner, hidden) + max(2 * inner, hidden)
+    tokens = run.max_num_batched_tokens * (run.data if run.expert else 1)
+    return tokens * _experts_of_a_token(config) * wide * run.dtype_bytes
+
+
+_EXPERTS_OF_A_TOKEN = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "moe_topk",
+    "moe_k",
+    "top_k_experts",
+    "experts_per_token",
+)
+
+
+def _experts_of_a_token(config: Mapping[str, Any] | None) -> int:
+    text = text_part(config) if config else {}
+    for key in _EXPERTS_OF_A_TOKEN:
+        value = text.get(key)
+        if isinstance(value, list) and value:
+            value = max(value)
+        if isinstance(value, int):
+            return value
+    return 8

@@ -1,0 +1,145 @@
+"""
+How much the parts of a start take that no config says, as ranges, from what starts had.  Pure.
+
+A start has one or more of the `PARTS`, and what it takes of each lies in a range: from the least to
+the most that was measured, and a margin. Ranges are added as ranges, low to low and high to high:
+what makes one part large, a new release or another host, makes others large with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpufleet.sizing.architectures.components import (
+    Architecture,
+    CompressedCache,
+    LatentCache,
+)
+from gpufleet.sizing.dummy_run import DummyRun
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number of bytes that no config says: from `low` to `high`."""
+
+    low: int
+    high: int
+
+    @property
+    def bytes(self) -> int:
+        """Return the middle."""
+        return (self.low + self.high) // 2
+
+    @property
+    def error_bytes(self) -> int:
+        """Return how far either end lies from the middle."""
+        return self.high - self.bytes
+
+    def __add__(self, other: Estimate) -> Estimate:
+        """Return the sum: the ends may meet, so no root of squares."""
+        return Estimate(self.low + other.low, self.high + other.high)
+
+
+Ranges = Mapping[str, tuple[float, float]]
+"""GiB of each part, from and to."""
+
+PARTS: Ranges = {
+    "process before 0.9.1": (0.3, 1.0),
+    "process up to 0.16": (-0.1, 0.3),
+    "process up to 0.20": (0.1, 0.6),
+    "process from 0.21": (0.0, 1.5),
+    "images": (-0.2, 0.7),
+    "images, many tokens": (0.0, 2.8),
+    "switched links up to 0.16": (0.2, 1.8),
+    "switched links from 0.17": (0.5, 2.3),
+    "switched links, over 4 GPUs": (0.5, 4.5),
+    "PCIe up to 0.26": (-0.1, 0.7),
+    "PCIe from 0.27": (0.0, 2.0),
+    "pipeline": (-0.5, 2.0),
+    "unified memory": (0.0, 7.0),
+    "sparse attention": (0.0, 3.2),
+}
+"""
+What is assumed of a part that too few starts show: a judgement, not a measurement.
+
+process: the CUDA context (counted before 0.9.1 only, vllm/v1/worker/gpu_worker.py), libraries,
+block tables, cuBLAS workspaces, from 0.21 what compiling and FlashInfer's sampler leave.
+images: the encoder's own run over as many tokens as `_many_tokens` says. links: NCCL's buffers, and
+NVLS's and custom all-reduce's over NVLink. pipeline: what a stage holds of its neighbours'
+activations. unified memory: the node's processes have it too, and what they take during the start
+counts as the start's. sparse attention: its index and its kernels' working memory.
+"""
+
+RANGES: Ranges = {
+    "process before 0.9.1": (0.3, 1),
+    "process up to 0.16": (-0.34, 0.22),
+    "process up to 0.20": (0.04, 0.61),
+    "process from 0.21": (-0.2, 1.25),
+    "images": (-0.23, 0.62),
+    "images, many tokens": (0.49, 2.36),
+    "switched links up to 0.16": (0.38, 1.49),
+    "switched links from 0.17": (0.5, 2.3),
+    "switched links, over 4 GPUs": (0.5, 4.5),
+    "PCIe up to 0.26": (-0.08, 0.35),
+    "PCIe from 0.27": (-1.06, 0.49),
+    "pipeline": (-0.33, 1.33),
+    "unified memory": (-1.41, 5.26),
+    "sparse attention": (0, 3.2),
+}
+"""
+Fitted to the 110 starts of docs/measured/sizing-accuracy.md that say all that the whole chain
+needs, from 34 laboratories: `python -m tests.support.start_up_fit` prints them and says how.
+"""
+
+_UNIFIED = {(8, 7), (11, 0), (12, 1)}
+"""Jetson Orin, Jetson Thor and GB10: the GPU has no memory of its own."""
+
+
+def parts(
+    architecture: Architecture, config: Mapping[str, Any] | None, run: DummyRun
+) -> tuple[str, ...]:
+    """Return which of the PARTS a start has, in their order."""
+    major, minor = run.compute_capability or (9, 0)
+    found = [_process(run.vllm)]
+    if architecture.multimodal:
+        found.append("images, many tokens" if _many_tokens(config, run) else "images")
+    if run.tensor * run.data > 1:
+        found.append(_links(run, switched=major in (9, 10)))
+    if run.pipeline > 1:
+        found.append("pipeline")
+    if (major, minor) in _UNIFIED:
+        found.append("unified memory")
+    if is_sparse(architecture):
+        found.append("sparse attention")
+    return tuple(found)
+
+
+def _process(vllm: tuple[int, ...]) -> str:
+    for before, name in (((0, 9, 1), "before 0.9.1"), ((0, 17), "up to 0.16")):
+        if vllm < before:
+            return f"process {name}"
+    return "process up to 0.20" if vllm < (0, 21) else "process from 0.21"
+
+
+def _links(run: DummyRun, *, switched: bool) -> str:
+    if switched and run.tensor * run.data > 4:
+        return "switched links, over 4 GPUs"
+    if switched:
+        return f"switched links {'up to 0.16' if run.vllm < (0, 17) else 'from 0.17'}"
+    return f"PCIe {'up to 0.26' if run.vllm < (0, 27) else 'from 0.27'}"
+
+
+def _many_tokens(config: Mapping[str, Any] | None, run: DummyRun) -> bool:
+    """Say whether the encoder is run over more than 8,192 tokens: a video has up to 16,384."""
+    vision = (config or {}).get("vision_config") or {}
+    return "temporal_patch_size" in vision or run.max_num_batched_tokens > 8192
+
+
+def is_sparse(architecture: Architecture) -> bool:
+    return any(
+        isinstance(cache, CompressedCache) or (isinstance(cache, LatentCache) and cache.indexer_dim)
+        for layer in architecture.layers
+        for cache in layer.caches
+    )
