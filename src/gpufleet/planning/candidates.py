@@ -308,22 +308,24 @@ def powers_of_two(least: int, most: int) -> list[int]:
 def _verdict(served: Served, division: Division, sizing: Sizing) -> tuple[Verdict, str]:
     if sizing.confidence == "unknown":
         return Verdict.UNKNOWN, "; ".join(sizing.reasons)
-    if not sizing.fits:
-        # What to write instead, the plan says with its own keys (`remedies`), not vLLM's flags.
-        why = "; ".join(sizing.reasons) or "the KV cache of one request does not fit"
-        near = sizing.confidence == "near the edge"
-        return (Verdict.NEAR if near else Verdict.NO), why
-    # One request is certain to fit; the others that were asked for have to be as certain.
+    # What to write instead, the plan says with its own keys (`remedies`), not vLLM's flags.
+    why = "; ".join(sizing.reasons) or "the KV cache of one request does not fit"
+    if not sizing.fits and sizing.confidence == "certain":
+        return Verdict.NO, why
+    # The requests that are asked for have to be as certain as the first one.
     cache = max(1, sizing.kv_cache_bytes_per_gpu)
-    certain = max(0, cache - sizing.estimate_error_bytes_per_gpu) / cache
+    least = max(0, cache - sizing.estimate_error_bytes_per_gpu) / cache
+    most = (cache + sizing.estimate_error_bytes_per_gpu) / cache
     at_once = sizing.max_concurrency * division.data_parallel
-    if served.concurrency > 1 and at_once * certain < served.concurrency:
-        asked = (
-            f"{at_once:.1f} requests of {sizing.max_model_len:,} tokens fit at once, and "
-            f"`concurrency` asks for {served.concurrency}"
-        )
-        if at_once < served.concurrency:
-            return Verdict.NO, asked
+    asked = (
+        f"{at_once:.1f} requests of {sizing.max_model_len:,} tokens fit at once, and "
+        f"`concurrency` asks for {served.concurrency}"
+    )
+    if served.concurrency > 1 and 0 < at_once * most < served.concurrency:
+        return Verdict.NO, asked
+    if not sizing.fits:
+        return Verdict.NEAR, why
+    if served.concurrency > 1 and at_once * least < served.concurrency:
         return Verdict.NEAR, f"{asked}: nearer than the estimates are exact"
     return Verdict.FITS, ""
 
