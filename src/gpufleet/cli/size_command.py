@@ -79,6 +79,9 @@ _PARALLEL = click.IntRange(min=1)
     metavar="VERSION",
     help="The release, 0.8.0 or newer; else that of the project's lock (locks/vllm-VERSION.txt).",
 )
+@click.option(
+    "--gpus", type=_PARALLEL, metavar="N", help="Print every division of so many GPUs of a node."
+)
 @click.option("-tp", "--tensor-parallel-size", type=_PARALLEL, default=1, show_default=True)
 @click.option("-pp", "--pipeline-parallel-size", type=_PARALLEL, default=1, show_default=True)
 @click.option("-dp", "--data-parallel-size", type=_PARALLEL, default=1, show_default=True)
@@ -155,6 +158,7 @@ def size(model: str | None, *, as_json: bool, **given: Any) -> int:
     \b
     gpufleet size meta-llama/Llama-3.1-8B --gpu L4 --max-model-len 16k
     gpufleet size /srv/models/qwen --gpu H100 -tp 2 --vllm 0.24.0 --json
+    gpufleet size /srv/models/qwen --gpu H100 --gpus 8
 
     Exit status: 0 it fits; 1 it does not, or is too near the edge to say, or takes memory that is
     not counted; 2 could not say.
@@ -183,6 +187,8 @@ def size(model: str | None, *, as_json: bool, **given: Any) -> int:
             description = replace(description, draft=describe(read))
         except FleetError as error:
             description = replace(description, draft="; ".join(error.problems))
+    if given["gpus"]:
+        return _divisions(files.origin, description, options, given["gpus"], as_json=as_json)
     found = fit.size(description, options)
     if as_json:
         document = {
@@ -195,6 +201,46 @@ def size(model: str | None, *, as_json: bool, **given: Any) -> int:
     else:
         _print(files.origin, description, options, found)
     return 0 if found.fits else 1
+
+
+def _divisions(
+    origin: str, description: Description, options: Options, gpus: int, *, as_json: bool
+) -> int:
+    """Print a row for each division of so many GPUs; return whether none is certain to fit."""
+    from gpufleet.console import add_row, display, new_table
+    from gpufleet.sanitize import printable
+    from gpufleet.sizing.divisions import divisions
+
+    if (options.tensor_parallel, options.pipeline_parallel, options.data_parallel) != (1, 1, 1):
+        raise FleetError("--gpus prints every division: leave out -tp, -pp and -dp")
+    found = [*divisions(description, options, gpus)]
+    if as_json:
+        document = {"model": origin, "divisions": [each.as_json() for each in found]}
+        click.echo(json.dumps(document, indent=2))
+        return int(not any(each.sizing.fits for each in found))
+    table = new_table("TP", "PP", "DP", "weights on a GPU", "requests at once", "verdict")
+    for each in found:
+        sizing = each.sizing
+        verdict = "fits" if sizing.fits else _VERDICTS[sizing.confidence]
+        reason = "" if sizing.fits else f": {next(iter(sizing.reasons), '')}"
+        add_row(
+            table,
+            str(each.tensor),
+            str(each.pipeline),
+            str(each.data),
+            f"{sizing.weights_bytes_per_gpu / GIB:.2f} GiB",
+            f"{each.at_once:.1f}",
+            printable(verdict + reason),
+        )
+    display(table)
+    return int(not any(each.sizing.fits for each in found))
+
+
+_VERDICTS = {
+    "certain": "does not fit",
+    "near the edge": "near the edge",
+    "unknown": "not known",
+}
 
 
 def _list_gpus() -> None:

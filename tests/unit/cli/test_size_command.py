@@ -19,6 +19,7 @@ MODELS = ROOT / "tests/data/models"
 OURS = {
     "--gpu",
     "--gpu-memory-gib",
+    "--gpus",
     "--vllm",
     "--num-speculative-tokens",  # a key of --speculative-config
     "--device",
@@ -179,3 +180,24 @@ def test_releases_are_read_as_people_write_them(text, numbers):
 def test_what_is_no_release_is_refused(text):
     with pytest.raises(FleetError, match="is no release of vLLM"):
         version(text)
+
+
+def test_the_divisions_of_a_node_are_rows(llama):
+    found = run(llama, "--gpu", "H100", "--gpus", "4")
+
+    assert found.returncode == 0, found.stderr
+    rows = [line.split() for line in found.stdout.splitlines() if line.strip()[:1].isdigit()]
+    assert [row[:3] for row in rows] == [
+        ["4", "1", "1"],
+        ["2", "1", "2"],
+        ["2", "2", "1"],
+        ["1", "1", "4"],
+        ["1", "2", "2"],
+        ["1", "4", "1"],
+    ]
+    document = json.loads(run(llama, "--gpu", "H100", "--gpus", "4", "--json").stdout)
+    assert [each["tensor_parallel_size"] for each in document["divisions"]] == [4, 2, 2, 1, 1, 1]
+
+    refused = run(llama, "--gpu", "H100", "--gpus", "4", "-tp", "2")
+    assert refused.returncode == 2
+    assert "leave out -tp, -pp and -dp" in refused.stderr
