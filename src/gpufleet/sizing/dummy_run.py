@@ -113,6 +113,8 @@ starts of 0.11 to 0.31, one GPU and two, without experts: 0.80 to 1.01 of it."""
 _EXPERTS = (0.2, 1.2)
 """Of what the formula says: 0.97 to 1.05 with Triton's kernels (five models without quantization,
 0.19.0), 0.24 with FP8 experts on four RTX PRO 6000 (0.27.1), which use other kernels."""
+_GATHERED = (0.6, 1.4)
+"""The same with the tokens of several engines: assumed, no start here shows it."""
 _OTHER = (0.0, 0.12)
 """GiB beside the peak: buffers for input and block tables, cuBLAS workspaces. 0.03 to 0.1 in the
 printed peaks of 40 starts of 0.19.0."""
@@ -129,7 +131,8 @@ def peak_bytes(
         # Balanced experts get as many tokens as an engine sends; how many a backend makes room
         # for, up to those of all engines, has not been measured.
         least = gathered / run.data
-    experts = _EXPERTS[0] * least, _EXPERTS[1] * gathered
+    low, high = _EXPERTS if run.data == 1 else _GATHERED
+    experts = low * least, gathered + (high - 1) * least
     of_a_logit = _sampler_bytes(
         run.vllm, run.dtype_bytes, second=has_second_runner(architecture, run.vllm)
     )

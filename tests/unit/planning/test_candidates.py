@@ -202,6 +202,15 @@ def test_what_the_operator_sets_is_taken_near_the_edge_and_it_is_said():
     assert found.reason.startswith("taken because `tensor_parallel` is set: too little")
 
 
+def test_more_requests_than_fit_at_best_are_refused_where_one_is_near_the_edge():
+    """A doubt about one request is none about the five hundred that cannot fit."""
+    found = considered(served(tensor_parallel=1, concurrency=500), model(68.3))
+
+    assert found.candidates[0].verdict is Verdict.NO
+    assert "`concurrency` asks for 500" in found.candidates[0].reason
+    assert found.chosen is None
+
+
 def test_what_the_operator_sets_is_not_taken_where_it_is_certain_to_fail():
     found = considered(served(tensor_parallel=1), model(140))
 
