@@ -37,11 +37,13 @@ _FOOT = """
 - More than half of the starts of the whole chain are one laboratory's, of 0.19.0 on H100: the
   median over all starts is nearly theirs, and that of the laboratories' medians says what others
   get.
-- Which parts a start has, and what is assumed of a part that too few starts show, was chosen with
-  all of these starts in sight (`PARTS` in `sizing/startup_ranges.py`); so were the margins. What
-  was left out in turn is only what is fitted.
-- Up to 0.19 CUDA graphs lie outside of the budget: whether the memory beside it is enough for them
-  is judged by the middle of their estimate, and no start here shows how often that is right.
+- Which parts a start has, what is assumed of a part that too few starts show (`PARTS` in
+  `sizing/startup_ranges.py`), the margins, and the shares of the formulas (`sizing/dummy_run.py`)
+  were chosen with all of these starts in sight. What was left out in turn is only what is fitted:
+  a start of a new laboratory may lie outside of the range more often than none in 110.
+- Up to 0.19, and with the second model runner up to 0.28, CUDA graphs lie outside of the budget:
+  whether the memory beside it is enough for them is judged by the middle of their estimate, and no
+  start here shows how often that is right.
 - Most logs are of one node with NVLink. NCCL's buffers over PCIe or between nodes are hardly
   measured.
 - Up to 0.11.0 the activation peak depends on whether FlashInfer is installed, as it was in vLLM's

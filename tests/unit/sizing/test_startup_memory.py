@@ -7,7 +7,7 @@ import pytest
 
 from gpufleet.flags import schema
 from gpufleet.sizing.architectures.description import ModelFiles, describe
-from gpufleet.sizing.dummy_run import GIB, DummyRun, has_second_runner
+from gpufleet.sizing.dummy_run import GIB, DummyRun
 from gpufleet.sizing.options import FIRST, NEWEST
 from gpufleet.sizing.startup_memory import batch_defaults, start_memory
 from tests.support.checkout import ROOT
@@ -160,22 +160,6 @@ def test_engines_that_dispatch_tokens_hold_at_most_what_gathering_would():
     assert activation(data=1, dispatches=True) == own
 
 
-def test_a_sort_took_more_than_a_kernel():
-    """The sampler's dummy run shrank in 0.17: a third of what a sort of all logits had taken."""
-    qwen = model("Qwen--Qwen3-14B")
-    peaks = [
-        start_memory(
-            qwen.architecture,
-            qwen.config,
-            DummyRun(vllm=vllm, max_num_seqs=1024, max_num_batched_tokens=8192),
-        ).activation.bytes
-        / GIB
-        for vllm in ((0, 16, 0), (0, 17, 0))
-    ]
-
-    assert peaks == pytest.approx([5.64, 2.23], abs=0.1)  # start-up logs of these releases
-
-
 def test_graphs_belong_to_the_budget_since_0_20():
     """Before, they came on top of it."""
     llama = model("meta-llama--Meta-Llama-3.1-8B")
@@ -197,20 +181,3 @@ def test_eager_execution_captures_no_graphs():
     )
 
     assert start_memory(llama.architecture, llama.config, run).cuda_graphs.high == 0
-
-
-@each_row(
-    ("name", "vllm", "second"),
-    [
-        ("Qwen--Qwen3-8B", (0, 21, 0), False),
-        ("Qwen--Qwen3-8B", (0, 22, 0), True),
-        ("meta-llama--Meta-Llama-3.1-8B", (0, 22, 0), False),
-        ("meta-llama--Meta-Llama-3.1-8B", (0, 23, 0), True),
-        ("Qwen--Qwen3-30B-A3B", (0, 28, 0), False),
-        ("Qwen--Qwen3-30B-A3B", (0, 29, 0), True),
-        ("microsoft--phi-4", (0, 24, 0), False),
-        ("microsoft--phi-4", (0, 25, 0), True),
-    ],
-)
-def test_the_second_runner_came_model_by_model(name, vllm, second):
-    assert has_second_runner(model(name).architecture, vllm) is second
