@@ -88,6 +88,16 @@ class Log:
         return seen
 
     @property
+    def blind(self) -> bool:
+        """Say whether parts, margins and shares of the estimates were fixed before it was read."""
+        return bool(self.record.get("blind", False))
+
+    @property
+    def weighs_as_logged(self) -> bool:
+        """Say whether its weights are taken from the log: its checkpoint's config is not known."""
+        return bool(self.record.get("weighs_as_logged", False))
+
+    @property
     def laboratory(self) -> str:
         """Return who ran it: the record's word, else the repository, else the log's own source."""
         if "laboratory" in self.record:
@@ -252,7 +262,8 @@ def _loaded(log: Log) -> Architecture:
     whole = log.description.architecture
     if not log.flags.get("language_model_only"):
         return whole
-    return replace(whole, parts=tuple(part for part in whole.parts if part.name != "tower"))
+    parts = tuple(part for part in whole.parts if part.name != "tower")
+    return replace(whole, parts=parts, multimodal=False)
 
 
 def _with_drafts(log: Log) -> Architecture:
@@ -362,6 +373,11 @@ def asked(log: Log) -> tuple[Description, Options]:
 
 def whole_logs() -> tuple[Log, ...]:
     """Return the starts that say all that the whole chain needs."""
+    return tuple(log for log in started_logs() if not log.weighs_as_logged)
+
+
+def started_logs() -> tuple[Log, ...]:
+    """Return those, and the starts that say all but what their checkpoint's tensors are."""
     return tuple(
         log
         for log in logs()

@@ -16,7 +16,7 @@ from gpufleet.sizing.dummy_run import GIB, DummyRun
 from gpufleet.sizing.options import Options
 from gpufleet.sizing.stage_memory import requested_length, resolve_defaults, stage_memory
 from gpufleet.sizing.startup_ranges import PARTS, Ranges, parts
-from tests.support.start_up import Log, asked, layout, whole_logs
+from tests.support.start_up import Log, asked, layout, started_logs, weighed
 
 ENOUGH_STARTS, ENOUGH_LABORATORIES = 3, 2
 MARGIN, SHARE = 0.1, 0.1
@@ -42,10 +42,15 @@ def structure(log: Log) -> Structure:
     chosen = resolve_defaults(options, requested_length(description, options))
     stages, _ = stage_memory(description, options, chosen, dict.fromkeys(PARTS, (0.0, 0.0)))
     tightest = min(stages, key=lambda stage: stage.available)
+    available, error = tightest.available / GIB, tightest.error / GIB
+    if log.weighs_as_logged:
+        assert log.loaded_gib is not None
+        available += max(stage.bytes for stage in weighed(log)) / GIB - log.loaded_gib
+        error = tightest.start.budget.error_bytes / GIB + 0.005 * log.loaded_gib
     return Structure(
         parts(description.architecture, description.config, _run(options, log)),
-        tightest.available / GIB,
-        tightest.error / GIB,
+        available,
+        error,
         tightest.start.activation.error_bytes / GIB,
     )
 
@@ -167,24 +172,36 @@ WAYS: dict[str, Callable[[Log], str]] = {
 }
 
 
+def known_logs() -> tuple[Log, ...]:
+    """Return the starts that the ranges are fitted to."""
+    return tuple(log for log in started_logs() if not log.blind)
+
+
 @once
 def held_out(way: str) -> tuple[Judged, ...]:
     """Return every start, judged by ranges fitted to the starts of all other groups."""
     of = WAYS[way]
     found = []
-    for group in sorted({of(log) for log in whole_logs()}):
-        ranges = fit([log for log in whole_logs() if of(log) != group])
-        found += [judge(log, ranges) for log in whole_logs() if of(log) == group]
+    for group in sorted({of(log) for log in known_logs()}):
+        ranges = fit([log for log in known_logs() if of(log) != group])
+        found += [judge(log, ranges) for log in known_logs() if of(log) == group]
     return tuple(found)
 
 
 @once
 def newer() -> tuple[Judged, ...]:
-    """Return the starts that came last, judged by ranges fitted to those before them."""
-    ranges = fit([log for log in whole_logs() if log.seen])
-    return tuple(judge(log, ranges) for log in whole_logs() if not log.seen)
+    """Return the starts of the last day, judged by ranges fitted to those before them."""
+    ranges = fit([log for log in started_logs() if log.seen])
+    return tuple(judge(log, ranges) for log in started_logs() if not log.seen and not log.blind)
+
+
+@once
+def blind() -> tuple[Judged, ...]:
+    """Return the starts that were read when all else was fixed, judged by all others."""
+    ranges = fit(known_logs())
+    return tuple(judge(log, ranges) for log in started_logs() if log.blind)
 
 
 if __name__ == "__main__":
-    for name, (low, high) in fit(whole_logs()).items():
+    for name, (low, high) in fit(known_logs()).items():
         print(f'    "{name}": ({low:g}, {high:g}),')

@@ -85,7 +85,7 @@ RANGES: Ranges = {
     "PCIe up to 0.26": (-0.08, 0.35),
     "PCIe from 0.27": (-1.01, 0.5),
     "pipeline": (-0.27, 1.29),
-    "unified memory": (-1.4, 5.39),
+    "unified memory": (0.09, 5.26),
     "sparse attention": (0, 3.2),
 }
 """

@@ -30,7 +30,9 @@ def ids(log: Log) -> str:
     return str(log).replace(" ", "-")
 
 
-LOADED_LOGS = [log for log in logs() if log.loaded_gib and not log.only_cache]
+LOADED_LOGS = [
+    log for log in logs() if log.loaded_gib and not log.only_cache and not log.weighs_as_logged
+]
 CACHE_LOGS = [log for log in logs() if log.available_gib and "kv_tokens" in log.lines]
 REFUSED_LOGS = [log for log in logs() if log.refusal]
 STATE_LOGS = [log for log in logs() if "state_blocks" in log.lines]
