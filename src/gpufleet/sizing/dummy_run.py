@@ -77,6 +77,7 @@ class DummyRun:
     dtype_bytes: int = 2
     mxfp4: bool = False
     """Experts quantized so."""
+    nvfp4: bool = False
     enforce_eager: bool = False
     compute_capability: tuple[int, int] | None = None
 
@@ -113,6 +114,10 @@ forward pass is the peak (0.10.2 to 0.26), 0.83 by what a V100 had left (0.18)."
 _EXPERTS = (0.2, 1.2)
 """Of what the formula says: 0.87 to 1.06 in the printed peaks of four models without quantization
 (0.19.0), 0.31 with FP8 experts on four RTX PRO 6000 (0.27.1), which use other kernels."""
+_NVFP4_EXPERTS = (0.2, 3.0)
+"""Of it with experts in NVFP4, whose kernels take more room: 2.2 of it in two starts of a Gemma 4
+over 16,384 tokens, and up to 4 in four of a Qwen3.6 over 4,096 to 32,768, where linear attention
+and the encoder have their part in it (0.19.2 to 0.20.2, one author)."""
 _GATHERED = (0.6, 1.4)
 """The same with the tokens of several engines: assumed, no start here shows it."""
 _OTHER = (0.0, 0.12)
@@ -132,6 +137,8 @@ def peak_bytes(
         # for, up to those of all engines, has not been measured.
         least = gathered / run.data
     low, high = _EXPERTS if run.data == 1 else _GATHERED
+    if run.nvfp4:
+        low, high = _NVFP4_EXPERTS
     experts = low * least, gathered + (high - 1) * least
     of_a_logit = _sampler_bytes(
         run.vllm, run.dtype_bytes, second=has_second_runner(architecture, run.vllm)

@@ -133,6 +133,7 @@ def stage_memory(
         layers=most,
         dtype_bytes=SIZES[dtype],
         mxfp4=quantization is not None and quantization.method == "mxfp4",
+        nvfp4=quantization is not None and "nvfp4" in quantization.kinds,
         enforce_eager=options.enforce_eager,
         compute_capability=options.compute_capability,
     )
