@@ -58,5 +58,5 @@ def test_a_tower_of_which_the_config_says_nothing_makes_the_verdict_unknown():
 def test_a_known_tower_keeps_its_small_error():
     found = size(model("google--gemma-3-27b-it"), options(gpu="H200", vllm=(0, 32, 0)))
 
-    # A third of an estimated one would be more than that of the start alone.
-    assert found.estimate_error_bytes_per_gpu < 3 * GIB
+    # That of a start with images; 35 % of all the weights, were it estimated, would be 18 GiB.
+    assert found.estimate_error_bytes_per_gpu < 4 * GIB
