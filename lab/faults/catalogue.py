@@ -15,6 +15,7 @@ from lab.faults.changes import (
     few_spares,
     hot,
     hot_memory,
+    imex_failed,
     library_gone,
     link_down,
     link_errors,
@@ -45,6 +46,7 @@ from lab.faults.changes import (
     unsynced,
     upgraded_without_reboot,
     upgrades_on,
+    without_uvm,
 )
 from lab.faults.fault import BLOCK, INFO, UNKNOWN, WARN, Fault, Severity
 from lab.faults.hardware import (
@@ -139,7 +141,7 @@ OF_GPUS = (
     ),
     Fault(
         "gpu-missing", "the driver gave up on a GPU at boot: it is on the bus and not in NVML",
-        {"gpu-count": BLOCK}, change=unprobed,
+        {"gpu-count": BLOCK, "gpu-start": BLOCK}, change=unprobed,
     ),
     Fault(
         "gpu-excluded", "a module option hides a GPU",
@@ -323,9 +325,18 @@ OF_STATE = (
         "power-capped", "a GPU's power limit is the lowest there is",
         {"power-limit": WARN}, has("power.min_mw"), change=capped,
     ),
+    Fault(
+        "older-slot", "a GPU's slot is of PCIe generation 2, those of the others are newer",
+        {"gpu-outlier": WARN}, several,
+        lines="gpu.{gpu}.pcie.gen = 2\ngpu.{gpu}.pcie.gen_max = 2",
+    ),
 )
 
 OF_DRIVER = (
+    Fault(
+        "no-uvm", "nothing has loaded nvidia_uvm, so that CUDA has no /dev/nvidia-uvm",
+        {"uvm-device": BLOCK}, change=without_uvm,
+    ),
     Fault(
         "no-driver", "there is no kernel module for the running kernel",
         {"driver-loaded": BLOCK}, change=unloaded,
@@ -379,6 +390,10 @@ OF_DRIVER = (
 )
 
 OF_FABRIC = (
+    Fault(
+        "imex-failed", "IMEX, which hands GPUs' memory to other nodes, has failed",
+        {"fabric-units": WARN}, has("platform.chassis"), change=imex_failed,
+    ),
     Fault(
         "fabric-not-started", "the fabric manager has not been started",
         {
@@ -460,6 +475,12 @@ OF_LOG = (
         change=says(
             XID + "79, " + NOBODY + "GPU has fallen off the bus.",
             "NVRM: GPU {bus}: GPU has fallen off the bus.",
+        ),
+    ),
+    Fault(
+        "pcie-fatal", "a GPU's PCIe link had a fatal error", {"pcie-errors": BLOCK},
+        change=says(
+            "pcieport 0000:00:01.0: AER: Uncorrectable (Fatal) error message received from {bus}"
         ),
     ),
     Fault(

@@ -13,6 +13,7 @@ from lab.faults.hardware import nvlink5, tells_action
 from lab.machine import Disk, Kernel, Machine, Package, Process, Upgrades, library
 from lab.machine.healthy import ORIGINS
 from lab.machine.parts import (
+    FAILED,
     STOPPED,
     logged,
     with_function,
@@ -134,6 +135,11 @@ def _link_3(machine: Machine, gpu: int, kind: str, counts: Mapping[int, str]) ->
 def unloaded(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
     """The module is not loaded, and there is none for the running kernel."""
     return _without_module(replace(machine, kernels=(Kernel(machine.kernel, None),)))
+
+
+def without_uvm(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
+    """CUDA's module has not been loaded since the boot, as where no program needed it yet."""
+    return replace(machine, modules=tuple(each for each in machine.modules if each != "nvidia_uvm"))
 
 
 def _without_module(machine: Machine) -> Machine:
@@ -271,6 +277,11 @@ def upgrades_on(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
 
 
 # --- fabric
+
+
+def imex_failed(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
+    """IMEX did not find the nodes that it is told of."""
+    return with_unit(machine, "nvidia-imex.service", FAILED)
 
 
 def manager_stopped(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001

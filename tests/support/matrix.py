@@ -35,7 +35,7 @@ CONSEQUENCES: dict[str, set[str]] = {
     "gpu-flaky": set(CHECKS),
     "gpu-vanishes": set(CHECKS),
     "gpu-garbage": {"gpu-identical", "pcie-width"},
-    "gpu-missing": {"nvlink-links", "gpu-start"},
+    "gpu-missing": {"nvlink-links"},
     "gpu-excluded": {"nvlink-links"},
     "remap-failed": {"row-remap-spares"},
     "xid-48": {"recovery-action"},
