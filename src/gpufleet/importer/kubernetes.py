@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpufleet.errors import FleetError
 from gpufleet.importer import shell
 from gpufleet.importer.bounded_yaml import items, mapping, plain
 from gpufleet.importer.container import image_note, release_of, without_entry
@@ -20,7 +19,6 @@ from gpufleet.importer.server import Launch, Note, Source
 _GROUP = "LeaderWorkerSet"
 _WORKLOADS = {"Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job", "Pod", _GROUP}
 _REFERENCE = re.compile(r"\$(?:\$|\(([A-Za-z_][A-Za-z0-9_.-]*)\))")
-_MOST_EXPANDED = 1 << 22
 _SHELLS = {"sh", "bash"}
 _STAGES = "stages are services of the node, not containers"
 _WHY = {
@@ -122,8 +120,8 @@ class _Container:
     environment: dict[str, str] = field(default_factory=dict)
     secrets: set[str] = field(default_factory=set)
     notes: list[Note] = field(default_factory=list)
-    expanded: int = 0
-    """Characters that `$(NAME)` has become."""
+    expansion: shell.Expansion = field(default_factory=shell.Expansion)
+    """Of `$(NAME)`."""
 
     def launch(self, name: str, replicas: int | None, notes: Sequence[Note]) -> Launch:
         """Return the server; `notes` are about its pod."""
@@ -196,14 +194,7 @@ class _Container:
                 return "$"
             if match[1] in self.secrets:
                 return match[0]
-            text = self.environment.get(match[1], match[0])
-            self.expanded += len(text)
-            if self.expanded > _MOST_EXPANDED:
-                raise FleetError(
-                    f"its variables become more than {_MOST_EXPANDED:,} characters: write the "
-                    "values where they are used"
-                )
-            return text
+            return self.expansion.add(self.environment.get(match[1], match[0]))
 
         return _REFERENCE.sub(value, text)
 

@@ -39,16 +39,17 @@ _COMPUTED = re.compile(r"\$\(|`|\$[0-9@*#?]")
 _INNER = {"-c", "-lc", "-ec", "-cl"}
 # They speak of a server, and start none.
 _TALK = {"echo", "printf", "grep", "pgrep", "pkill", "which", "type", "cat", "man"}
-_MOST_EXPANDED = 1 << 22  # characters that a script's variables become, all together
+_MOST_EXPANDED = 1 << 22  # characters that the variables of a source become, all together
 
 
 @dataclass
-class _Expanded:
-    """How much a script's variables have become: four variables can fill a machine's memory."""
+class Expansion:
+    """Count what the variables of a source become: four of them can fill a machine's memory."""
 
     characters: int = 0
 
     def add(self, text: str) -> str:
+        """Return a variable's value. Raises `FleetError` where all of them become too long."""
         self.characters += len(text)
         if self.characters > _MOST_EXPANDED:
             raise FleetError(
@@ -64,7 +65,7 @@ class _Script:
 
     variables: dict[str, str] = field(default_factory=dict)
     exported: dict[str, str] = field(default_factory=dict)
-    expanded: _Expanded = field(default_factory=_Expanded)
+    expanded: Expansion = field(default_factory=Expansion)
 
     def expand(self, text: str) -> str:
         """Return a text with the variables that are known."""
