@@ -152,9 +152,13 @@ def plan_fleet(
         if (why := cordon.unknown_reason(document))
     )
     if unfit_stops:
-        if unserved := tuple(vllm_node.system_problems(documents, settings)):
+        unserved = tuple(vllm_node.system_problems(documents, settings))
+        try:
+            nodes, remarks = admitted_nodes(report, nodes.values(), settings), ()
+        except FleetError as error:
+            raise FleetError(*unserved, *error.problems) from None
+        if unserved:
             raise FleetError(*unserved)
-        nodes, remarks = admitted_nodes(report, nodes.values(), settings), ()
     models = describe_models(declared, documents)
     layers = resolve_layers(settings, models, nodes)
     locks = _locks(settings)
