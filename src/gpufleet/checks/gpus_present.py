@@ -120,7 +120,7 @@ def _missing(node: Reading, wanted: int, source: str, severity: Severity) -> Ite
 
 def _modules_missing(node: Reading) -> Iterator[Problem]:
     """
-    Yield the GPUs of a board whose module numbers nobody has (nvmlDeviceGetModuleId).
+    Report the module numbers of a board that no GPU has (nvmlDeviceGetModuleId).
 
     Boards count their GPUs from 1 (or 0) on. A node that has the board's NVSwitches has all of the
     board, which is 8 GPUs; a virtual machine may have been given any of them.

@@ -245,7 +245,7 @@ def _usual_keys(there: Sequence[Mapping[str, Any]]) -> list[str]:
 def _compared(
     fact: Fact, key: str, value: Any, others: Sequence[Any], against: Against
 ) -> tuple[Outlier | None, bool]:
-    """Return what stands out, if anything, and whether there was anything to compare with."""
+    """Return the problem, if there is one, and whether a comparison was possible."""
     told = [other for other in others if other is not None]
     if value is None:
         if fact.asked_by or 2 * len(told) <= len(others) or len(told) < CERTAIN:

@@ -88,7 +88,7 @@ KINDS: dict[int, Kind] = {
     152: _ignored("a deep learning accelerator's memory access failed"),
     153: _ignored("a deep learning accelerator timed out"),
     78: Kind("a virtual GPU could not start", Severity.WARN, WATCH, "UPDATE_SWFW"),
-    # Azure's node checks fail a node for it, NVIDIA has the program started anew.
+    # Azure's node checks fail a node for it, NVIDIA asks for a restart of the program.
     80: Kind("data on its way to the GPU was corrupted", Severity.WARN, RESTART, RESTART_APP),
     159: Kind("error between CPU and GPU that carried no data", Severity.WARN, WATCH, "CHECK_UVM"),
     13: _application("exception in a kernel"),

@@ -10,7 +10,7 @@ from gpufleet.settings.base import Setting
 
 _LOCKS = frozenset({"lock", "uv_lock", "models_lock"})
 _NODE = "{node}"
-"""What stands for the node's name in the files of exporters."""
+"""Placeholder for the node's name in the files of exporters."""
 
 Whole = TypeVar("Whole", bound=Setting)
 

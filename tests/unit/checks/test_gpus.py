@@ -299,7 +299,7 @@ def test_a_gpu_that_does_not_answer_is_listed_and_not_missing(document, judged):
     assert stopped(said, "gpu-count") == {("ok", None)}
 
 
-# --- a board's module numbers, on a node that nobody declared and that has no siblings
+# --- a board's module numbers, on a node without `gpus.count` and without siblings
 
 
 @each_row(

@@ -1,4 +1,4 @@
-"""What stands out: each number against its like, with what is no fault never in the way."""
+"""The checks of outliers find a number that differs, and never block a harmless difference."""
 
 from __future__ import annotations
 

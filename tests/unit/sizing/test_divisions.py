@@ -47,3 +47,10 @@ def test_of_six_gpus_only_what_leaves_none_over_is_a_division() -> None:
         (1, 1, 6),
         (1, 2, 3),
     ]
+
+
+def test_no_pipeline_has_more_stages_than_the_model_has_layers() -> None:
+    model = described("meta-llama--Meta-Llama-3.1-8B")
+    short = replace(model.architecture, layers=model.architecture.layers[:2])
+    found = divisions(replace(model, architecture=short), H100, 8)
+    assert max(each.pipeline for each in found) == 2
