@@ -18,7 +18,7 @@ from gpufleet.versions import numbers
 
 def sizing_options(served: Served, kind: Kind, division: Division) -> Options:
     """Return vLLM's options of one replica, as far as they decide what it takes."""
-    flags = _flags(served)
+    flags = served.flags
     speculative = read_object(flags.get("speculative-config"))
     tokens = speculative.get("num_speculative_tokens")
     return Options(
@@ -91,18 +91,14 @@ def _switch(value: Any) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
-def _flags(served: Served) -> dict[str, Any]:
-    return {name.replace("_", "-"): value for name, value in served.flags.items()}
-
-
 def draft_model(served: Served) -> str | None:
     """Return `model` of `speculative-config` in `flags`; None: there is none."""
-    return _text(read_object(_flags(served).get("speculative-config")).get("model"))
+    return _text(read_object(served.flags.get("speculative-config")).get("model"))
 
 
 def config_overrides(served: Served) -> dict[str, Any]:
     """Return what `flags` change of the model's config.json: `hf-overrides`, `rope-scaling`."""
-    flags = _flags(served)
+    flags = served.flags
     found = read_object(flags.get("hf-overrides"))
     if scaling := read_object(flags.get("rope-scaling")):
         found = {"rope_scaling": scaling, **found}

@@ -58,7 +58,7 @@ def _parsers(model: str, served: Served) -> Iterator[str]:
     family = next(
         (each for each in presets.families() if re.search(each.model, name, re.IGNORECASE)), None
     )
-    flags = {key.lstrip("-").replace("_", "-"): value for key, value in served.flags.items()}
+    flags = served.flags
     if flags.get("tool-call-parser") and flags.get("enable-auto-tool-choice") is not True:
         yield (
             f"serving.{model}.flags.tool-call-parser: does nothing without "

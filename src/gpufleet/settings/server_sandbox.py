@@ -80,8 +80,7 @@ def _ports(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
 def _file_flags(here: KeyPath, served: Served) -> Iterator[tuple[KeyPath, str]]:
     homes = served.model.startswith(_HOMES)
     for flag, value in served.flags.items():
-        name = flag.lstrip("-").replace("_", "-")
-        if name not in _READ:
+        if flag not in _READ:
             continue
         for path in _texts(value):
             at = (*here, "flags", flag)
@@ -92,28 +91,26 @@ def _file_flags(here: KeyPath, served: Served) -> Iterator[tuple[KeyPath, str]]:
                     "/srv/models, on every node that serves this",
                 )
             elif path.startswith(("./", "../", "~")) or (
-                name in _FILES and not path.startswith("/") and not _IS_TEMPLATE.search(path)
+                flag in _FILES and not path.startswith("/") and not _IS_TEMPLATE.search(path)
             ):
                 yield (
                     at,
                     f"{path!r} is no absolute path, and servers start in a directory of their own: "
                     "bring the file to every node that serves this and write its whole path, as "
-                    f"/srv/models/{path.rpartition('/')[2] or name}",
+                    f"/srv/models/{path.rpartition('/')[2] or flag}",
                 )
 
 
 def _too_few_at_once(here: KeyPath, served: Served) -> Iterator[tuple[KeyPath, str]]:
     """A server with fewer seats than `concurrency` never has so many requests at once."""
-    flags = {key.lstrip("-").replace("_", "-"): key for key in served.flags}
-    key = flags.get("max-num-seqs")
-    seats = served.flags[key] if key else None
+    seats = served.flags.get("max-num-seqs")
     # Only throughput has the plan choose engines.
     engines = served.data_parallel or (None if served.objective == "throughput" else 1)
     if not isinstance(seats, int) or isinstance(seats, bool) or engines is None:
         return
     if seats * engines < served.concurrency:
         yield (
-            (*here, "flags", str(key)),
+            (*here, "flags", "max-num-seqs"),
             f"is {seats}: {engines * seats} requests run at once in a replica, and `concurrency` "
             f"asks for {served.concurrency}; write {-(-served.concurrency // engines)} or more, or "
             "a smaller `concurrency`",
