@@ -162,13 +162,14 @@ def _errors(count: int, what: str) -> str:
 def ecc_sram(gpu: GpuReading) -> Iterator[Problem]:
     """The driver does not ask for the GPU's replacement, nor do the counts come near it."""
     try:
-        status = gpu.get("ecc_sram")
+        gpu.get("ecc_sram")
     except (CannotTell, DoesNotApply):
         # Drivers before R535.161 and Turing have the count alone.
         exceeded, count = False, gpu.get("ecc_sram_counts", "uncorrected_aggregate")
     else:
-        exceeded = bool(status["bThresholdExceeded"])
-        count = status["aggregateUncParity"] + status["aggregateUncSecDed"]
+        exceeded = bool(gpu.get("ecc_sram", "bThresholdExceeded"))
+        kinds = ("aggregateUncParity", "aggregateUncSecDed")
+        count = sum(gpu.get("ecc_sram", kind) for kind in kinds)
     said = f"{_errors(count, 'uncorrectable SRAM error')} in the GPU's life"
     if exceeded:
         yield Problem(
@@ -296,11 +297,10 @@ def row_remap_count(gpu: GpuReading) -> Iterator[Problem]:
 def row_remap_spares(gpu: GpuReading) -> Iterator[Problem]:
     """No bank is short of spare rows: the next error in it could not be repaired."""
     try:
-        banks = gpu.get("remap_histogram")
+        used_up, few = (gpu.get("remap_histogram", spares) for spares in ("none", "low"))
     except DoesNotApply:
         _remapped_rows(gpu, "pending")  # says "unread" if MIG is the reason
         raise
-    used_up, few = banks["none"], banks["low"]
     if used_up or few:
         yield Problem(
             Severity.WARN,

@@ -11,11 +11,8 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from weakref import WeakKeyDictionary
 
-from gevent.event import AsyncResult
 from pyinfra import host, logger
 from pyinfra.api import FunctionCommand, Host, State, operation
 from pyinfra.context import ctx_state
@@ -26,6 +23,7 @@ from gpufleet.converge.diff import units_to_start
 from gpufleet.errors import FleetError
 from gpufleet.fleet.live import Ask
 from gpufleet.inventory import loader
+from gpufleet.operations.artifact import artifact_run, once
 from gpufleet.operations.converge import Converge, foretell
 from gpufleet.planning.multinode import reachability
 from gpufleet.planning.multinode.reachability import Member, ReachabilityResult, Replica
@@ -92,16 +90,6 @@ def probe_reachability(wanted: Replica, asking: Ask) -> ReachabilityResult:
     return reachability.compare(wanted, seen, exchanged, time.monotonic() - began)
 
 
-@dataclass
-class _Run:
-    """What is known in one run of pyinfra, over all of its nodes."""
-
-    proofs: dict[str, AsyncResult] = field(default_factory=dict)
-
-
-_RUNS: WeakKeyDictionary[State, _Run] = WeakKeyDictionary()
-
-
 @operation()
 def check_reachability(node: Converge, stages: Sequence[Stage]) -> Generator[FunctionCommand]:
     """
@@ -128,13 +116,9 @@ def _prove(state: State, host: Host, stages: tuple[Stage, ...]) -> bool:
 
 
 def _may_start(state: State, host: Host, stage: Stage) -> bool:
-    run = _RUNS.setdefault(state, _Run())
-    first = stage.id not in run.proofs
-    if first:
-        # No yield between looking and storing: under gevent this is atomic.
-        run.proofs[stage.id] = AsyncResult()
-        run.proofs[stage.id].set(_proof(state, stage))
-    found: ReachabilityResult | FleetError = run.proofs[stage.id].get()
+    key = ("proof", stage.id)
+    first = key not in artifact_run(state).found
+    found = once(state, key, lambda: _proof(state, stage))
     problems = found.problems
     if first:
         remarks = () if isinstance(found, FleetError) else found.remarks
@@ -161,7 +145,7 @@ def _may_start(state: State, host: Host, stage: Stage) -> bool:
 
 
 def _proof(state: State, stage: Stage) -> ReachabilityResult | FleetError:
-    """Return what the proof comes to; it raises nothing, for others wait for it."""
+    """Return what the proof comes to, or what is wrong with what was declared."""
     failed = sorted(each.name for each in state.failed_hosts if each.name in stage.nodes)
     if failed:
         return FleetError(

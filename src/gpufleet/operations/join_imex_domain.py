@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from typing import Any, TypeAlias
-from weakref import WeakKeyDictionary
 
-from gevent.event import AsyncResult
 from pyinfra import host, logger
 from pyinfra.api import FunctionCommand, State, StringCommand, operation
 from pyinfra.context import ctx_state
@@ -14,6 +12,7 @@ from pyinfra.context import ctx_state
 from gpufleet.converge.desired import DesiredState, Directory, File, Unit
 from gpufleet.errors import FleetError
 from gpufleet.node.imex_domain import addresses
+from gpufleet.operations.artifact import once
 from gpufleet.operations.converge import Converge, files, foretell, refuse, units
 from gpufleet.remote.query import probe_all
 from gpufleet.sanitize import printable
@@ -67,16 +66,7 @@ def imex_wanted(driver: str, domain: tuple[str, ...]) -> DesiredState:
     )
 
 
-_PROBES: WeakKeyDictionary[State, dict[bool, AsyncResult]] = WeakKeyDictionary()
-"""By run, and by whether it executes: every node's probe."""
-
-
 def _documents(state: State) -> Mapping[str, dict[str, Any] | str]:
     """Return every node's probe, asked once while preparing and once while executing."""
-    probes = _PROBES.setdefault(state, {})
-    # No yield between looking and storing: under gevent this is atomic.
-    if (probe := probes.get(state.is_executing)) is None:
-        probe = probes[state.is_executing] = AsyncResult()
-        probe.set(probe_all(state, state.inventory))
-    found: Mapping[str, dict[str, Any] | str] = probe.get()
-    return found
+    key = ("every node's probe", state.is_executing)
+    return once(state, key, lambda: probe_all(state, state.inventory))

@@ -310,6 +310,26 @@ def test_a_fact_that_could_not_be_read_is_never_taken_for_a_pass(document, judge
     assert "lost" in found.found
 
 
+@each_row(
+    ("check", "path"),
+    [
+        *(("ecc-sram", ("ecc_sram", name)) for name in (
+            "bThresholdExceeded", "aggregateUncParity", "aggregateUncSecDed")),
+        *(("row-remap-spares", ("remap_histogram", name)) for name in ("none", "low")),
+        *((f"row-remap-{name}", ("remapped_rows", fact)) for name, fact in (
+            ("pending", "pending"), ("failed", "failed"), ("count", "uncorrected"))),
+        *(("memory-repair", ("repair", f"{name}_pending")) for name in ("channel", "tpc")),
+    ],
+)  # fmt: skip
+def test_a_part_of_a_fact_that_could_not_be_read_is_unknown(document, judged, check, path):
+    node = document("b200x8")
+    node["gpus"][1][path[0]][path[1]] = LOST
+    found = judged(node).worst(check, 1)
+    assert (found.severity.word, found.found) == (
+        "unknown", f"{'.'.join(path)} could not be read (lost, code 15)"
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("fact", ["retired_pages", "retired_pages_pending"])
 def test_retired_pages_that_could_not_be_read_are_unknown_where_there_are_such(
     document, judged, fact
