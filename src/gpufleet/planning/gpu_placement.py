@@ -3,8 +3,9 @@ Which GPUs of a node a group gets, and which node is next.  Pure.
 
 A group lies in one NVLink island: the one with the fewest free GPUs that still suffice, so that
 large islands stay whole; inside it on GPUs of one NUMA node, then behind one NIC, where they
-suffice; then on the lowest indices. With `allow_pcie` wider and wider parts of the PCIe tree come
-behind the islands.
+suffice; then on the lowest indices. Where NVLink joins GPUs of two islands (a bridge with a dead
+pair, a cube mesh), a group that would leave room for fewer others of its size gives way to one that
+does not. With `allow_pcie` wider and wider parts of the PCIe tree come behind the islands.
 
 What a node's hardware allows is worked out once for all nodes that are alike (`Layout`), and each
 answer is kept: a fleet of thousands of nodes has few different ones.
@@ -58,6 +59,11 @@ class Layout:
         self._nvlink = node.nvlink
         self._pcie = node.pcie
         self._islands = tuple(map(mask, self.islands))
+        self._joined: dict[Mask, Mask] = _neighbours(self.gpus, node.nvlink)
+        self._crossed = any(
+            self._joined[1 << gpu] & ~mask(island) for island in self.islands for gpu in island
+        )
+        self._most: dict[tuple[int, Mask], int] = {}
         self._numa_nodes = _masks({gpu.index: gpu.numa_node for gpu in node.gpus})
         self._behind = _masks(
             {gpu: tuple(sorted(name for name, _ in near)) for gpu, near in nics.items()}
@@ -100,13 +106,74 @@ class Layout:
 
     def _unit(self, free: Mask, size: int, pcie: bool, spans: bool) -> tuple[int, ...]:
         for parts in self._partitions(pcie):
+            found: tuple[int, ...] = ()
             pool = 0
             if spans:  # what talks to other nodes belongs on GPUs that a NIC is near
                 pool = _best_fit(free & ~self._far, parts, size)
             if pool := pool or _best_fit(free, parts, size):
                 near = _best_fit(pool, self._numa_nodes, size) or pool
-                return indices(_best_fit(near, self._behind, size) or near)[:size]
+                found = indices(_best_fit(near, self._behind, size) or near)[:size]
+            if self._crossed and parts is self._islands:
+                found = self._sparing(free, size, found)
+            if found:
+                return found
         return ()
+
+    def _sparing(self, free: Mask, size: int, found: tuple[int, ...]) -> tuple[int, ...]:
+        """Return a group that leaves room for as many more as any does: `found`, or the first."""
+        most = self.most_groups(size, free)
+        if not most or (found and self.most_groups(size, free & ~mask(found)) == most - 1):
+            return found
+        groups = self._groups(0, free, size)
+        return next(indices(gpus) for gpus in groups if self._spares(size, free, gpus, most))
+
+    def _spares(self, size: int, free: Mask, gpus: Mask, most: int) -> bool:
+        return self.most_groups(size, free & ~gpus) == most - 1
+
+    def _groups(self, group: Mask, near: Mask, size: int) -> Iterator[Mask]:
+        """Yield each group of `size` more GPUs out of `near` that NVLink joins pair by pair."""
+        if not size:
+            yield group
+        while size and near:
+            gpu = near & -near
+            near ^= gpu
+            yield from self._groups(group | gpu, near & self._joined[gpu], size - 1)
+
+    def most_groups(self, size: int, free: Mask | None = None) -> int:
+        """
+        Return how many groups of `size` GPUs that NVLink joins pair by pair there are at once.
+
+        Out of the `free` GPUs, or all. Exact: islands alone count too few where links cross them.
+        """
+        left = mask(self.gpus) if free is None else free
+        if not self._crossed:
+            return sum((left & island).bit_count() // size for island in self._islands)
+        if left.bit_count() < size:
+            return 0
+        key = (size, left)
+        if key not in self._most:
+            gpu = left & -left
+            rest = left ^ gpu
+            # With the lowest GPU in each of its groups, or in none.
+            self._most[key] = max(
+                self.most_groups(size, rest),
+                *(
+                    1 + self.most_groups(size, left & ~group)
+                    for group in self._groups(gpu, rest & self._joined[gpu], size - 1)
+                ),
+                0,
+            )
+        return self._most[key]
+
+    @property
+    def more_groups(self) -> dict[int, int]:
+        """Return, by size, how many groups there are where the islands hold fewer."""
+        sizes = range(2, max(map(len, self.islands), default=1) + 1) if self._crossed else ()
+        return {
+            size: most
+            for size in sizes
+            if (most := self.most_groups(size)) > sum(len(each) // size for each in self.islands)
+        }
 
     def may_hold(self, gpus: tuple[int, ...], division: Division, *, pcie: bool) -> bool:
         """Say whether GPUs in the order of ranks are a node's part of a replica."""
@@ -115,7 +182,10 @@ class Layout:
             return False
         units = [mask(gpus[start : start + size]) for start in range(0, len(gpus), size)]
         parts = [part for parts in self._partitions(pcie) for part in parts]
-        return all(any(unit & part == unit for part in parts) for unit in units)
+        return all(
+            any(unit & part == unit for part in parts) or any(self._groups(0, unit, size))
+            for unit in units
+        )
 
     def largest(self, *, pcie: bool) -> int:
         """Return the GPUs of the largest group, were all of them free."""
@@ -151,6 +221,16 @@ class Layout:
         # An unknown pair is as far apart as can be: a group on it is still possible, and the last.
         found = self._pcie.get((min(one, other), max(one, other)), "SYS")
         return PCIE_TIERS.index(found) if found in PCIE_TIERS else len(PCIE_TIERS) - 1
+
+
+def _neighbours(gpus: Iterable[int], links: Collection[tuple[int, int]]) -> dict[Mask, Mask]:
+    """Return, for each GPU, those that NVLink joins it with."""
+    found = {1 << gpu: 0 for gpu in gpus}
+    for one, other in links:
+        if 1 << one in found and 1 << other in found:
+            found[1 << one] |= 1 << other
+            found[1 << other] |= 1 << one
+    return found
 
 
 def _masks(labels: Mapping[int, object]) -> tuple[Mask, ...]:

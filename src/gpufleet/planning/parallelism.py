@@ -33,6 +33,18 @@ class Kind:
     """The GPUs in each NVLink island, most first."""
     vllm: str
     device: str = "cuda"
+    more_groups: tuple[tuple[int, int], ...] = ()
+    """By size, how many groups NVLink joins at once where the islands alone hold fewer."""
+
+    def groups(self, size: int) -> int:
+        """
+        Return how many groups of `size` GPUs that NVLink joins such a node holds.
+
+        >>> Kind("NVIDIA A100 80GB PCIe", 81920, (8, 0), (3, 1), "0.32.0").groups(2)
+        1
+        """
+        by_islands = sum(island // size for island in self.islands)
+        return max(by_islands, dict(self.more_groups).get(size, 0))
 
     @cached_property
     def gpus(self) -> int:
@@ -181,7 +193,7 @@ def _is_even(share: int, part: int) -> bool:
 
 def parts_per_node(division: Division, served: Served, kind: Kind) -> int:
     """Return how many replicas' parts an empty node holds."""
-    groups = sum(island // division.unit for island in kind.islands)
+    groups = kind.groups(division.unit)
     if served.allow_pcie:
         groups = max(groups, kind.gpus // division.unit)
     return groups // max(1, division.units)

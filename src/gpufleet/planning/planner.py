@@ -352,6 +352,7 @@ def _node_capacities(
                 islands=tuple(sorted(map(len, layout.islands), reverse=True)),
                 vllm=vllm.version if vllm else "",
                 device=vllm.device if vllm else "cuda",
+                more_groups=tuple(layout.more_groups.items()),
             )
         rooms[name] = NodeCapacity(node, kinds[alike], layout, order)
     return rooms

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from gpufleet.errors import FleetError
 from gpufleet.node.topology import Gpu, Node
 from gpufleet.planning.explanation import Action, plan_changes
+from gpufleet.planning.gpu_placement import Layout, mask
+from gpufleet.planning.parallelism import Division
 from gpufleet.planning.planner import plan
 from gpufleet.planning.stage import Running
 from gpufleet.settings.node_settings import NodeSettings
@@ -87,6 +89,57 @@ def test_a_group_never_spans_two_islands():
     (problem,) = problems_of([node], {"gpu-01": declare({"m": model(tensor_parallel=4)})})
     assert "serving.m: tensor_parallel 4 needs 4 GPUs in one NVLink island" in problem
     assert "lower `tensor_parallel` to 2, or set `allow_pcie: true`" in problem
+
+
+@each_row(
+    ("links", "size", "expected"),
+    [
+        # A bridge over four cards with one dead pair, and with another.
+        pytest.param("01 02 03 12 13", 2, [(0, 2), (1, 3)], id="dead 2-3"),
+        pytest.param("01 03 12 13 23", 2, [(0, 1), (2, 3)], id="dead 0-2"),
+        # The greatest island is the middle of a chain.
+        pytest.param("01 02 13", 2, [(0, 2), (1, 3)], id="chain"),
+        # Two triangles that share a GPU's link: each keeps its own.
+        pytest.param("01 02 12 23 34 35 45", 3, [(0, 1, 2), (3, 4, 5)], id="triangles"),
+    ],
+)
+def test_links_decide_how_many_groups_a_node_holds(links, size, expected):
+    """Islands are one way to cut a node; where links cross them another may hold more."""
+    count = 1 + max(int(gpu) for gpu in links.replace(" ", ""))
+    joined = {tuple(map(int, pair)): 12 for pair in links.split()}
+    node = replace(machine("gpu-01", *[1] * count), nvlink=joined)
+
+    def on(**wanted):
+        found = plan([node], {"gpu-01": declare({"m": model(tensor_parallel=size, **wanted)})})
+        return gpus_on(found, "gpu-01")
+
+    assert on(replicas="fit") == on(replicas=len(expected)) == expected
+
+
+@tried(deadline=None, max_examples=60)
+@given(st.integers(2, 7).flatmap(lambda count: st.tuples(
+    st.just(count), st.sets(st.sampled_from(list(combinations(range(count), 2)))))),
+    st.integers(2, 3),
+)  # fmt: skip
+def test_no_other_placement_holds_more_groups(drawn, size):
+    count, pairs = drawn
+    node = replace(machine("gpu-01", *[1] * count), nvlink=dict.fromkeys(pairs, 4))
+    groups = [each for each in combinations(range(count), size)
+              if set(combinations(each, 2)) <= pairs]  # fmt: skip
+    most = max(
+        number
+        for number in range(count // size + 1)
+        if any(len({gpu for group in chosen for gpu in group}) == number * size
+               for chosen in combinations(groups, number))
+    )  # fmt: skip
+    layout = Layout(node, {})
+    free, placed = mask(range(count)), 0
+    while group := layout.group(free, Division(size), pcie=False):
+        assert group in groups
+        assert layout.may_hold(group, Division(size), pcie=False)
+        free, placed = free & ~mask(group), placed + 1
+
+    assert placed == most == layout.most_groups(size)
 
 
 def test_the_smallest_sufficient_remainder_is_taken():
