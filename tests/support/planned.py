@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from gpufleet.fleet import assessment
-from gpufleet.fleet.assessment import Assessment
+from gpufleet.fleet.fleet_plan import Assessment
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.node_variables import NodeVars
 from tests.support.checkout import ROOT

@@ -3,39 +3,72 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gpufleet.checks.finding import Finding, Report
-from gpufleet.errors import FleetError
 from gpufleet.node.topology import Node
 from gpufleet.sanitize import printable
 from gpufleet.settings.node_settings import NodeSettings
 
+# What a probe shows of a node on which one of these stops work is not what it is once that is put
+# right: GPUs, their memory, or links between them may be missing, and with them the driver.
+_HIDES_HARDWARE = frozenset(
+    {
+        "driver-loaded",
+        "fabric-manager",
+        "fabric-state",
+        "fabric-units",
+        "gpu-answers",
+        "gpu-count",
+        "gpu-identical",
+        "gpu-start",
+        "mig",
+        "nouveau",
+        "nvlink-errors",
+        "nvlink-links",
+        "nvlink-width",
+        "probe",
+        "rdma",
+        "row-remap-failed",
+        "secure-boot",
+        "sxid",
+    }
+)
 
-def admitted_nodes(
-    report: Report, nodes: Iterable[Node], settings: Mapping[str, NodeSettings]
-) -> dict[str, Node]:
+
+@dataclass(frozen=True)
+class Admission:
+    """Which GPUs may be used, and what keeps work away from nodes."""
+
+    nodes: Mapping[str, Node]
+    """With the GPUs that may be used; `Node.unfit` says why not the others. A node with problems is
+    as its probe shows it."""
+    problems: tuple[str, ...]
+    hidden: frozenset[str]
+    """Nodes with problems whose probe does not show all that they will have without them."""
+
+
+def admit(report: Report, nodes: Iterable[Node], settings: Mapping[str, NodeSettings]) -> Admission:
     """
-    Return the nodes with the GPUs that may be used; `Node.unfit` says why not the others.
+    Judge all nodes that declare models or GPUs: a load balancer may be in the same inventory.
 
-    Raises `FleetError` naming everything that stops work, on every node that declares models or
-    GPUs: a load balancer may be in the same inventory. Where `checks.degraded` is set, a GPU that
-    is unfit is left out, one that is gone is not waited for, and neither stops anything; what
-    concerns the whole node always does.
+    Where `checks.degraded` is set, a GPU that is unfit is left out, one that is gone is not waited
+    for, and neither stops anything; what concerns the whole node always does.
     """
     found: dict[str, Node] = {}
-    problems: list[str] = []
+    everything: list[str] = []
+    hidden = set()
     for node in nodes:
         wanted = settings.get(node.name, NodeSettings())
         if not wanted.serving and wanted.gpus.count is None:
             found[node.name] = node
             continue
         # What was not asked because of another finding is right again with that one.
-        problems += (
+        problems = [
             finding_sentence(finding)
             for finding in report.stopping(node.name)
             if finding.cause is None
-        )
+        ]
         reserved = set(wanted.gpus.reserved)
         # What is wrong with GPUs that others use is theirs to put right.
         unfit = {gpu: each for gpu, each in report.unfit(node.name).items() if gpu not in reserved}
@@ -47,14 +80,23 @@ def admitted_nodes(
                 f"{node.name}: {rest} of its GPUs are fit: set `checks.degraded: true` in "
                 "group_vars or host_vars to serve on those meanwhile"
             )
-        found[node.name] = replace(
-            node,
-            gpus=tuple(gpu for gpu in node.gpus if gpu.index not in unfit),
-            unfit={index: short_reasons(each) for index, each in sorted(unfit.items())},
-        )
-    if problems:
-        raise FleetError(*problems)
-    return found
+        everything += problems
+        if problems and (gone or not node.gpus or _hides_hardware(report, node.name)):
+            hidden.add(node.name)
+        found[node.name] = node if problems else _without(node, unfit)
+    return Admission(found, tuple(everything), frozenset(hidden))
+
+
+def _hides_hardware(report: Report, node: str) -> bool:
+    return any(each.stops and each.check in _HIDES_HARDWARE for each in report.node_findings[node])
+
+
+def _without(node: Node, unfit: Mapping[int, tuple[Finding, ...]]) -> Node:
+    return replace(
+        node,
+        gpus=tuple(gpu for gpu in node.gpus if gpu.index not in unfit),
+        unfit={index: short_reasons(each) for index, each in sorted(unfit.items())},
+    )
 
 
 def finding_sentence(finding: Finding) -> str:

@@ -231,7 +231,7 @@ class _Session:
 
     def _find_drain(self, name: str) -> tuple[Drain, Mapping[str, NodeLook]]:
         """Return what a drain of a node is about, and how its nodes are marked."""
-        from gpufleet.fleet import assessment, draining
+        from gpufleet.fleet import draining, fleet_plan
         from gpufleet.upgrade.run import observe
 
         answers = observe.survey(self.nodes, self.declared)
@@ -240,7 +240,7 @@ class _Session:
         documents = {node: each for node, each in answers.items() if not isinstance(each, str)}
         looks = observe.look(self.nodes, documents)
         out = {(node, replica) for node, each in looks.items() for replica in each.drained}
-        found = draining.find_drain(name, assessment.running_stages(documents), out)
+        found = draining.find_drain(name, fleet_plan.running_stages(documents), out)
         return found, looks
 
     def _set_marks(self, wanted: Mapping[str, Any]) -> dict[str, Marks]:

@@ -162,7 +162,7 @@ def _declared(fleet: Fleet) -> Monitoring:
 
 def _running(inventory_file: str) -> tuple[tuple[Server, ...], frozenset[str]]:
     """Return the servers that run, and the nodes that did not say."""
-    from gpufleet.fleet import assessment
+    from gpufleet.fleet import fleet_plan
     from gpufleet.fleet.live import probe
     from gpufleet.serving.servers import running
 
@@ -171,7 +171,7 @@ def _running(inventory_file: str) -> tuple[tuple[Server, ...], frozenset[str]]:
     for name, said in answers.items():
         if isinstance(said, str):
             click.echo(f"note: {name}: {said}; what is known of its servers stays", err=True)
-    return running(assessment.running_stages(there)), frozenset(answers) - frozenset(there)
+    return running(fleet_plan.running_stages(there)), frozenset(answers) - frozenset(there)
 
 
 def _before(directory: Path) -> dict[str, list[dict[str, Any]]]:

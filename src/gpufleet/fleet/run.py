@@ -22,8 +22,8 @@ from pyinfra.context import ctx_state
 from gpufleet.artifacts.operator_files import release_of
 from gpufleet.checks.finding import Report
 from gpufleet.errors import FleetError
-from gpufleet.fleet import assessment, deploy_lock
-from gpufleet.fleet.assessment import Assessment
+from gpufleet.fleet import assessment, deploy_lock, fleet_plan
+from gpufleet.fleet.fleet_plan import Assessment
 from gpufleet.fleet.live import gpu_hosts
 from gpufleet.fleet.model_configs import model_directories
 from gpufleet.fleet.upgrade_lock import VARIABLE, lock_problems
@@ -40,7 +40,7 @@ from gpufleet.planning.planner import FleetPlan
 from gpufleet.planning.stage import Running, Stage
 from gpufleet.remote.answer_forms import reading
 from gpufleet.remote.query import Answer, probe_all
-from gpufleet.serving import servers
+from gpufleet.serving import servers, vllm_node
 from gpufleet.serving.restarts import partial_restarts
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.variables import Origin
@@ -271,7 +271,7 @@ def _running_servers(state: State) -> ServersAndSilentNodes:
     for name, said in silent.items():
         logger.warning("    %s: %s; what is known of its vLLM servers stays", name, said)
     there = {name: said for name, said in answers.items() if not isinstance(said, str)}
-    return servers.running(assessment.running_stages(there)), frozenset(silent)
+    return servers.running(fleet_plan.running_stages(there)), frozenset(silent)
 
 
 def _planned_servers(state: State) -> ServersAndSilentNodes:
@@ -355,15 +355,19 @@ def _check_report(state: State) -> Report:
 
 def _plan(state: State) -> Assessment:
     declared = loader.current().gpu_nodes
-    if state not in _DRY_RUNS and (
-        problems := (
-            *lock_problems(documents(state), os.environ.get(VARIABLE)),
-            *deploy_lock.unknown(state, documents(state)),
-        )
-    ):
+    settings = {name: each.settings for name, each in declared.items()}
+    problems: list[str] = []
+    if state not in _DRY_RUNS:
+        problems += lock_problems(documents(state), os.environ.get(VARIABLE))
+        problems += deploy_lock.unknown(state, documents(state))
+    problems += vllm_node.file_problems(settings.values())
+    try:
+        found = assessment.plan_fleet(documents(state), declared)
+        refuse_unstartable(found.plan, settings)
+    except FleetError as error:
+        raise FleetError(*dict.fromkeys((*problems, *error.problems))) from None
+    if problems:
         raise FleetError(*problems)
-    found = assessment.plan_fleet(documents(state), declared)
-    refuse_unstartable(found.plan, {name: each.settings for name, each in declared.items()})
     return _log_plan(found)
 
 

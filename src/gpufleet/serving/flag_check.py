@@ -156,10 +156,9 @@ def check_stage(
     """Judge one stage by the schema of the release that will run it."""
     found = FlagFindings()
     for problem in check(schema, begun.argv, begun.environment):
-        keys = _keys(begun, problem)
-        if not keys and problem.by is By.ADVICE:
+        if problem.by is By.ADVICE and not problem_keys(begun, problem):
             continue  # a variable of ours that this release does not read
-        sentence = _sentence(schema, problem, keys, origins or {})
+        sentence = problem_sentence(schema, begun, problem, origins or {})
         if problem.refuses:
             found += FlagFindings(refused=(sentence,))
         else:
@@ -190,7 +189,7 @@ def _not_known(version: str) -> str:
     )
 
 
-def _keys(begun: LaunchCommand, problem: Problem) -> tuple[KeyPath, ...]:
+def problem_keys(begun: LaunchCommand, problem: Problem) -> tuple[KeyPath, ...]:
     """Return the settings that a problem is about."""
     if problem.kind is Kind.MODEL and not problem.at:
         return (begun.keys[0],)
@@ -203,7 +202,11 @@ def _keys(begun: LaunchCommand, problem: Problem) -> tuple[KeyPath, ...]:
 # -- sentences -------------------------------------------------------------------------------------
 
 
-def _sentence(schema: Schema, problem: Problem, keys: tuple[KeyPath, ...], origins: Origins) -> str:
+def problem_sentence(
+    schema: Schema, begun: LaunchCommand, problem: Problem, origins: Origins
+) -> str:
+    """Return what is wrong with a stage's flag or variable: place, key, why, what to write."""
+    keys = problem_keys(begun, problem)
     where = [f"{place}: " for key in keys[:1] if (place := _place(key, origins))]
     what = " and ".join(".".join(map(str, key)) for key in keys) or problem.argument
     since = f", since {problem.since}" if problem.since else ""

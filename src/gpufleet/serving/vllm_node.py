@@ -8,7 +8,7 @@ from typing import Any
 
 from gpufleet import node_paths
 from gpufleet.artifacts.model_files import Checkpoint
-from gpufleet.artifacts.operator_files import read
+from gpufleet.artifacts.operator_files import read, release_of
 from gpufleet.artifacts.release import Release
 from gpufleet.converge.desired import (
     DesiredState,
@@ -27,8 +27,10 @@ from gpufleet.planning.stage import Stage
 from gpufleet.remote import payload
 from gpufleet.serving import flag_check, unit
 from gpufleet.serving.credentials import (
+    API_KEY,
     API_KEY_FILE,
     CREDENTIALS,
+    HF_TOKEN,
     NOT_FOR_UNITS,
     VARIABLE,
     node_credentials,
@@ -55,6 +57,9 @@ _LONGEST_VARIABLE = 120_000
 # Compiler and Python's headers: Triton, FlashInfer and torch's inductor compile kernels when the
 # first requests come; without one the engine starts healthy and dies of the first (measured).
 PACKAGES = ("ca-certificates", "curl", "g++", "libnuma1", "python3-dev", "python3-venv")
+
+# Secrets that go over the wire as the value of a header.
+_ONE_LINE = frozenset({API_KEY, HF_TOKEN})
 
 # os-release's ID of systems that have no apt.
 _WITHOUT_APT = frozenset(
@@ -221,23 +226,52 @@ def credentials(stages: Iterable[Stage], settings: NodeSettings) -> dict[str, by
 
     Raises `FleetError` for files that are empty, and for values that no variable can have.
     """
-    named = secret_files(serving_settings(settings), settings.serving)
-    contents = {name: read(path) for name, path in named.items()}
-    problems = [
-        f"{named[name]} is empty: put the secret into it"
-        for name, content in contents.items()
-        if not content.strip()
-    ]
-    problems += [
-        f"{named[name]} has {len(content):,} bytes or a NUL among them, which no variable can "
-        f"have: put text of at most {_LONGEST_VARIABLE:,} bytes into it"
-        for name, content in contents.items()
-        if name.startswith(f"{VARIABLE}.")
-        and (b"\0" in content or len(content) > _LONGEST_VARIABLE)
-    ]
+    contents, problems = _secrets(settings)
     if problems:
-        raise FleetError(*dict.fromkeys(problems))
+        raise FleetError(*problems)
     return node_credentials(contents, stages, settings.serving)
+
+
+def file_problems(settings: Iterable[NodeSettings]) -> tuple[str, ...]:
+    """Return what is wrong with the locks and secrets of this machine that nodes are to get."""
+    problems: dict[str, None] = {}
+    for wanted in settings:
+        if wanted.vllm is None:
+            continue
+        try:
+            release_of(wanted.vllm)
+        except FleetError as error:
+            problems |= dict.fromkeys(error.problems)
+        problems |= dict.fromkeys(_secrets(wanted)[1])
+    return tuple(problems)
+
+
+def _secrets(settings: NodeSettings) -> tuple[dict[str, bytes], list[str]]:
+    """Return what the files of secrets have, by the secret's name, and what is wrong with them."""
+    contents: dict[str, bytes] = {}
+    problems: list[str] = []
+    for name, path in secret_files(serving_settings(settings), settings.serving).items():
+        try:
+            content = contents[name] = read(path)
+        except FleetError as error:
+            problems += error.problems
+            continue
+        if not content.strip():
+            problems.append(f"{path} is empty: put the secret into it")
+        elif name in _ONE_LINE and any(byte < 0x20 or byte > 0x7E for byte in content.strip()):
+            problems.append(
+                f"{path} has more than one line, or characters that no HTTP header can have: a "
+                "client could not send it; put one line of ASCII into it, such as "
+                "`openssl rand -hex 32` prints"
+            )
+        elif name.startswith(f"{VARIABLE}.") and (
+            b"\0" in content or len(content) > _LONGEST_VARIABLE
+        ):
+            problems.append(
+                f"{path} has {len(content):,} bytes or a NUL among them, which no variable can "
+                f"have: put text of at most {_LONGEST_VARIABLE:,} bytes into it"
+            )
+    return contents, list(dict.fromkeys(problems))
 
 
 def no_serving() -> DesiredState:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpufleet.checks.admission import admitted_nodes
+from gpufleet.checks import admission
 from gpufleet.checks.finding import Action, Finding, GpuId, Report, Severity, Step
 from gpufleet.errors import FleetError
 from gpufleet.node.topology import Gpu, Node
@@ -49,7 +49,10 @@ def finding(severity, gpu=None, check="ecc-uncorrected", accepted=None):
 def admit(*findings, **settings):
     report = Report(findings, {}, ("gpu-01",))
     wanted = NodeSettings.model_validate(settings or MODELS)
-    return admitted_nodes(report, [node()], {"gpu-01": wanted})["gpu-01"]
+    found = admission.admit(report, [node()], {"gpu-01": wanted})
+    if found.problems:
+        raise FleetError(*found.problems)
+    return found.nodes["gpu-01"]
 
 
 def test_what_was_not_asked_because_of_another_finding_adds_no_line():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +13,8 @@ from gpufleet.errors import FleetError
 from gpufleet.fleet import assessment
 from gpufleet.settings.parse import SettingsError, parse_settings
 from tests.support.checkout import ROOT
+from tests.support.sound_node import sound_node
 
-DATA = ROOT / "tests/data"
 VLLM = {
     "version": "0.32.0",
     "lock": str(ROOT / "locks/vllm-0.32.0.txt"),
@@ -27,20 +26,7 @@ HUB = {"model": "Qwen/Qwen3-32B", "revision": "0" * 40}
 @pytest.fixture(scope="module")
 def node() -> dict[str, Any]:
     """Eight sound H100 with a driver for the release, and a 32 B model at /srv/q and /srv/r."""
-    text = (DATA / "nodes/h100x8.json").read_text()
-    for old, new in {
-        "570.124": "580.95",
-        "r570_00": "r580_00",
-        "manager-570": "manager-580",
-    }.items():
-        text = text.replace(old, new)
-    document: dict[str, Any] = json.loads(text)
-    document["driver"]["cuda"] = 13000
-    config = json.loads((DATA / "models/Qwen--Qwen3-32B.json").read_text())["config"]
-    absent = {"missing": "absent"}
-    files = {"config": config, "hf_quant_config": absent, "bytes": absent}
-    document["models"] = {"/srv/q": files, "/srv/r": files}
-    return document
+    return sound_node("/srv/q", "/srv/r")
 
 
 def served(**written: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from gpufleet.converge import content_diff, snapshot
 from gpufleet.converge.desired import File
 from gpufleet.errors import FleetError
 from gpufleet.flags import schema
-from gpufleet.fleet import assessment, deploy_lock, node_records
+from gpufleet.fleet import assessment, deploy_lock, fleet_plan, node_records
 from gpufleet.fleet.upgrade_lock import lock_problems
 from gpufleet.gpu_software import driver_activation, kernel_modules, kernel_tuning
 from gpufleet.gpu_software.kernel_tuning import KernelSetting
@@ -300,7 +300,7 @@ def _probe(said: Document) -> object:
     report: Report = assessment.check_nodes(found, {})
     if isinstance(said, str) or probe_document.document_problem(said):
         return report
-    list(assessment.running_stages(found))
+    list(fleet_plan.running_stages(found))
     if problems := lock_problems(found, None):
         raise FleetError(*problems)
     return from_probe(said), driver_activation.driver_state(dict(said), None)

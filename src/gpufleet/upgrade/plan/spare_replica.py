@@ -14,7 +14,7 @@ from typing import Any
 
 from gpufleet.errors import FleetError
 from gpufleet.fleet import assessment
-from gpufleet.fleet.assessment import Assessment
+from gpufleet.fleet.fleet_plan import Assessment
 from gpufleet.formatting import format_duration, ranges
 from gpufleet.planning.stage import Stage
 from gpufleet.settings.node_settings import NodeSettings

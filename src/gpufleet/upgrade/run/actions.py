@@ -16,8 +16,8 @@ from typing import Any
 import gevent
 
 from gpufleet.errors import FleetError
-from gpufleet.fleet import assessment
-from gpufleet.fleet.assessment import Assessment
+from gpufleet.fleet import assessment, fleet_plan
+from gpufleet.fleet.fleet_plan import Assessment
 from gpufleet.inventory.loader import Fleet
 from gpufleet.monitoring.rules import files
 from gpufleet.serving.unit import stop_seconds
@@ -152,7 +152,7 @@ class FleetActions:
         while True:
             documents = observe.survey(self.nodes, self.declared)
             there = {n: said for n, said in documents.items() if not isinstance(said, str)}
-            running = tuple(assessment.running_stages(there))
+            running = tuple(fleet_plan.running_stages(there))
             looks = observe.look(self.nodes, self.declared.gpu_nodes, GONE_SECONDS)
             settings = {name: each.settings for name, each in self.declared.gpu_nodes.items()}
             loads = observe.loads(self.nodes, running, self.found, settings, looks)

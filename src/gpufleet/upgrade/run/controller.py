@@ -13,8 +13,8 @@ from typing import Any
 import gevent
 
 from gpufleet.errors import FleetError
-from gpufleet.fleet import assessment
-from gpufleet.fleet.assessment import Assessment
+from gpufleet.fleet import assessment, fleet_plan
+from gpufleet.fleet.fleet_plan import Assessment
 from gpufleet.formatting import join_names
 from gpufleet.node.topology import node_from_probe
 from gpufleet.planning.planner import FleetPlan
@@ -258,7 +258,7 @@ class UpgradeRun:
             found = assessment.plan_fleet(there, declared, unfit_stops=False)
         except FleetError as error:
             self.journal.append("noted", text="; ".join(error.problems))
-            runs = tuple(assessment.running_stages(there))
+            runs = tuple(fleet_plan.running_stages(there))
             nodes = {n: node_from_probe(n, each) for n, each in there.items()}
             found = Assessment(nodes, FleetPlan((), ()), (), runs)
         actions = self._actions(found)

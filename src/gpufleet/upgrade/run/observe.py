@@ -14,7 +14,7 @@ import gevent
 from gpufleet.artifacts.operator_files import read, release_of
 from gpufleet.errors import FleetError
 from gpufleet.fleet import assessment
-from gpufleet.fleet.assessment import Assessment
+from gpufleet.fleet.fleet_plan import Assessment
 from gpufleet.fleet.model_configs import model_directories
 from gpufleet.inventory.loader import Fleet
 from gpufleet.network import haproxy

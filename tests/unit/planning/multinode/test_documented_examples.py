@@ -15,7 +15,7 @@ from typing import Any
 
 from gpufleet.flags import schema
 from gpufleet.flags.check import check
-from gpufleet.fleet.assessment import Assessment
+from gpufleet.fleet.fleet_plan import Assessment
 from gpufleet.fleet.run import NodePlan
 from gpufleet.on_node.rank import rank
 from gpufleet.planning.multinode import launch

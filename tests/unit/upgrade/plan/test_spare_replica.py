@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpufleet.fleet.assessment import Assessment
+from gpufleet.fleet.fleet_plan import Assessment
 from gpufleet.upgrade.plan import spare_replica
 from gpufleet.upgrade.run.journal_entry import Entry
 from tests.support.planned import declared_of, machine, planned

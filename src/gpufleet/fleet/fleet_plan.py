@@ -1,0 +1,321 @@
+"""The plan of a fleet whose nodes are known, and all that keeps one from being found.
+
+Knows nothing of pyinfra; reads the locks that settings name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from gpufleet.artifacts.model_lock import judge_models
+from gpufleet.errors import FleetError
+from gpufleet.formatting import join_names
+from gpufleet.node.topology import Node, value_or
+from gpufleet.planning import planner, suspect_settings
+from gpufleet.planning.explanation import Change, candidate_rows, plan_changes
+from gpufleet.planning.flag_layers import (
+    LayeredFlag,
+    apply_layers,
+    preset_flags,
+    resolve_layers,
+    vllm_version,
+)
+from gpufleet.planning.gpu_placement import NearNics
+from gpufleet.planning.multinode import consistency, disaggregation
+from gpufleet.planning.multinode.disaggregation import Pairs
+from gpufleet.planning.multinode.open_ports import require_guarded_ports
+from gpufleet.planning.multinode.rank_groups import join_ranks, network_sentences
+from gpufleet.planning.planner import FleetPlan
+from gpufleet.planning.quantization_advice import advice
+from gpufleet.planning.stage import Running
+from gpufleet.serving import flag_check
+from gpufleet.serving.declared_flags import declared_problems, refused_flags
+from gpufleet.serving.restarts import find_restarts
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.sizing.architectures.description import Described
+from gpufleet.sizing.fit import size
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """The plan, the nodes that it is made on, and sentences worth knowing beside it."""
+
+    nodes: Mapping[str, Node]
+    plan: FleetPlan
+    remarks: tuple[str, ...]
+    running: tuple[Running, ...] = ()
+    """The stages that have units on the nodes."""
+    layers: Mapping[tuple[str, str], tuple[LayeredFlag, ...]] = field(default_factory=dict)
+    """By model and release: every flag that a layer sets."""
+    restarts: Mapping[str, str] = field(default_factory=dict)
+    """Stages whose process was started with something else than the plan says, and with what."""
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """What carrying the plan out does to what runs."""
+        return plan_changes(self.plan, self.running, self.restarts, self.nodes.values())
+
+    def as_json(self) -> dict[str, Any]:
+        """
+        Plain values for `json.dumps`: the plan's, and beside them
+
+            {"candidates": [...], "changes": [...], "flags": {"llama": [...]}, "remarks": [...]}
+        """
+        return {
+            **self.plan.as_json(),
+            "candidates": [asdict(row) for row in candidate_rows(self.plan)],
+            "changes": [each.as_json() for each in self.changes],
+            "flags": {
+                f"{model} {vllm}".strip(): [asdict(each) for each in flags]
+                for (model, vllm), flags in self.layers.items()
+            },
+            "remarks": list(self.remarks),
+        }
+
+
+# Flags without which a model may take more memory than with them, or run in another way.
+_COUNTED = frozenset(
+    {
+        "convert",
+        "cpu-offload-gb",
+        "decode-context-parallel-size",
+        "enforce-eager",
+        "gpu-memory-utilization",
+        "hf-overrides",
+        "kv-cache-dtype",
+        "kv-cache-memory-bytes",
+        "language-model-only",
+        "limit-mm-per-prompt",
+        "max-model-len",
+        "max-num-batched-tokens",
+        "max-num-seqs",
+        "quantization",
+        "rope-scaling",
+        "runner",
+        "speculative-config",
+        "task",
+    }
+)
+
+
+@dataclass(frozen=True)
+class PlanInputs:
+    """What a plan is made of, by node, and the models by their names in `serving`."""
+
+    documents: Mapping[str, Mapping[str, Any]]
+    settings: Mapping[str, NodeSettings]
+    origins: Mapping[str, flag_check.Origins]
+    nodes: Mapping[str, Node]
+    nics: Mapping[str, NearNics]
+    models: Mapping[str, Described]
+
+    def without(self, models: Collection[str]) -> PlanInputs:
+        """Return the same nodes, without models that are not to be planned."""
+        settings = {
+            name: wanted.model_copy(
+                update={
+                    "serving": {
+                        model: served
+                        for model, served in wanted.serving.items()
+                        if model not in models
+                    }
+                }
+            )
+            for name, wanted in self.settings.items()
+        }
+        return replace(self, settings=settings)
+
+
+def further_problems(there: PlanInputs, hidden: Collection[str]) -> tuple[str, ...]:
+    """
+    Return what is wrong besides nodes that cannot be used, and does not follow from them.
+
+    It is planned as if those were put right. `hidden` are nodes that do not show what they will
+    have then: whether their models fit is not judged.
+    """
+    left_out = {model for name in hidden for model in there.settings[name].serving}
+    pairs = {
+        (model, served.prefill)
+        for wanted in there.settings.values()
+        for model, served in wanted.serving.items()
+        if served.prefill
+    }
+    while more := {model for pair in pairs if left_out & {*pair} for model in pair} - left_out:
+        left_out |= more
+    try:
+        plan_known_nodes(there.without(left_out))
+    except FleetError as error:
+        found = error.problems
+    else:
+        found = ()
+    found += tuple(_problems_of_any_plan(there)) if left_out else ()
+    if left_out:
+        found += (
+            f"whether {join_names(sorted(left_out))} can be placed is not judged yet: it depends "
+            f"on what {join_names(sorted(hidden))} will have once that is put right",
+        )
+    return tuple(dict.fromkeys(found))
+
+
+def _problems_of_any_plan(there: PlanInputs) -> Iterator[str]:
+    """Yield what is wrong with settings and flags wherever they are planned."""
+    yield from declared_problems(there.settings, there.origins)
+    try:
+        judge_models(there.settings)
+    except FleetError as error:
+        yield from error.problems
+
+
+def plan_known_nodes(there: PlanInputs, *, judged: bool = True) -> Assessment:
+    """
+    Return the plan and, if it is to be judged, what is worth knowing beside it.
+
+    Raises `FleetError` with what stands in the way; where no plan is found, also with what is wrong
+    with settings and flags in any plan.
+    """
+    try:
+        return _placed(there, judged=judged)
+    except FleetError as error:
+        if not judged:
+            raise
+        wrong = refused_flags(there.settings, there.origins)
+        found = _problems_without(there, wrong) if wrong else error.problems
+        every = (*found, *_problems_of_any_plan(there))
+        raise FleetError(*dict.fromkeys(every or error.problems)) from None
+
+
+def _problems_without(there: PlanInputs, wrong: Mapping[str, frozenset[str]]) -> tuple[str, ...]:
+    """
+    Return what stands in the way of a plan besides flags that are refused anyway, by model.
+
+    A model whose size rests on one of them is not judged.
+    """
+    unsure = tuple(f"serving.{model}: " for model, names in wrong.items() if names & _COUNTED)
+    settings = {
+        name: wanted.model_copy(
+            update={
+                "serving": {
+                    model: served.model_copy(
+                        update={
+                            "flags": {
+                                flag: value
+                                for flag, value in served.flags.items()
+                                if flag not in wrong.get(model, ())
+                            }
+                        }
+                    )
+                    for model, served in wanted.serving.items()
+                }
+            }
+        )
+        for name, wanted in there.settings.items()
+    }
+    try:
+        _placed(replace(there, settings=settings), judged=True)
+    except FleetError as error:
+        return tuple(each for each in error.problems if not each.startswith(unsure))
+    return ()
+
+
+def _placed(there: PlanInputs, *, judged: bool) -> Assessment:
+    settings, models, documents = there.settings, there.models, there.documents
+    layers = resolve_layers(settings, models, there.nodes)
+    locks = _locks(settings)
+    pairs = disaggregation.handover_pairs(settings, layers, models, locks)
+    layers = _with_roles(layers, pairs, models)
+    runs = tuple(running_stages(documents))
+    effective = apply_layers(settings, layers)
+    plan = planner.plan(
+        there.nodes.values(),
+        effective,
+        models,
+        runs,
+        reserved={name: each.gpus.reserved for name, each in settings.items()},
+        nics=there.nics,
+    )
+    serving = {
+        model: served for wanted in effective.values() for model, served in wanted.serving.items()
+    }
+    plan = replace(
+        plan,
+        reasons=(*plan.reasons, *advice(plan.candidates, serving, models, size)),
+        stages=tuple(
+            replace(
+                stage,
+                flags=preset_flags(layers[stage.model, vllm_version(settings[stage.node])]),
+            )
+            for stage in plan.stages
+        ),
+    )
+    handed = disaggregation.check_divisions(plan.stages, pairs, layers, models)
+    plan = replace(
+        plan,
+        reasons=(*plan.reasons, *handed),
+        stages=join_ranks(plan.stages, documents, settings, models, pairs, runs=runs),
+    )
+    plan = replace(plan, reasons=(*plan.reasons, *network_sentences(plan.stages)))
+    remarks: tuple[str, ...] = ()
+    if judged:
+        remarks = _all_remarks(
+            lambda: disaggregation.remarks(pairs, layers),
+            lambda: judge_models(effective),
+            lambda: suspect_settings.remarks(plan.stages, effective, there.nodes),
+            lambda: consistency.check_consistency(plan.stages, settings, there.nodes, locks),
+            lambda: flag_check.check_plan(plan.stages, settings, there.origins),
+            lambda: require_guarded_ports(plan.stages, settings, there.origins),
+        )
+    restarts = find_restarts(plan.stages, runs, settings)
+    return Assessment(there.nodes, plan, remarks, runs, layers, restarts)
+
+
+def _all_remarks(*judges: Callable[[], Iterable[str] | None]) -> tuple[str, ...]:
+    """Return the remarks of all judges. Raises `FleetError` with what all of them refuse."""
+    remarks: list[str] = []
+    problems: list[str] = []
+    for judge in judges:
+        try:
+            remarks += judge() or ()
+        except FleetError as error:
+            problems += error.problems
+    if problems:
+        raise FleetError(*dict.fromkeys(problems))
+    return tuple(remarks)
+
+
+def running_stages(documents: Mapping[str, Mapping[str, Any]]) -> Iterator[Running]:
+    """Yield the stages that have units on nodes, as their probes found them."""
+    for node, document in documents.items():
+        for unit in value_or(document.get("stages")) or ():
+            if "missing" not in unit and not unit.get("foreign"):
+                yield Running(
+                    model=unit["model"],
+                    replica=unit["replica"],
+                    node=node,
+                    gpu_uuids=tuple(unit["gpus"]),
+                    port=unit["port"],
+                    rank=unit["rank"],
+                    release=str(unit.get("release", "")),
+                    arguments=tuple(unit.get("arguments", ())),
+                    side_channel=int(unit.get("side_channel", 0)),
+                )
+
+
+def _locks(settings: Mapping[str, NodeSettings]) -> dict[str, str]:
+    """Return the text of each lock that can be read; the role says what is wrong with others."""
+    names = {wanted.vllm.lock for wanted in settings.values() if wanted.vllm}
+    return {name: Path(name).read_text("utf-8") for name in names if Path(name).is_file()}
+
+
+def _with_roles(
+    layers: Mapping[tuple[str, str], tuple[LayeredFlag, ...]],
+    pairs: Pairs,
+    models: Mapping[str, Described],
+) -> dict[tuple[str, str], tuple[LayeredFlag, ...]]:
+    """Add the flags that tell an entry whether it computes prompts or answers."""
+    return {
+        (model, vllm): pairs.flags(model, vllm, flags, models.get(model))
+        for (model, vllm), flags in layers.items()
+    }

@@ -1,0 +1,99 @@
+"""What is wrong with an operator's own flags and variables wherever they are planned.  Pure.
+
+For refusals of runs that have no plan: `flag_check.check_plan` judges the whole command line of
+each stage, and says what is found here in the same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
+
+from gpufleet.errors import FleetError
+from gpufleet.flags import schema
+from gpufleet.flags.check import check
+from gpufleet.flags.problem import Kind
+from gpufleet.flags.schema import Schema
+from gpufleet.planning.flag_layers import LENGTH, LayeredFlag
+from gpufleet.planning.stage import Stage
+from gpufleet.serving.flag_check import Origins, launch_command, problem_keys, problem_sentence
+from gpufleet.settings.base import KeyPath
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.serving_settings import Served, Vllm
+
+_Refusal: TypeAlias = tuple[str, str, tuple[KeyPath, ...]]
+"""The model, the sentence, and the settings that it is about."""
+
+# Tensor and pipeline parallelism where an entry leaves them to the plan: what is refused with each
+# of these is refused with any.
+_SHAPES = ((1, 1), (8, 1), (1, 8))
+
+
+def declared_problems(
+    settings: Mapping[str, NodeSettings], origins: Mapping[str, Origins]
+) -> tuple[str, ...]:
+    """Return a sentence for each flag and variable that its release refuses in any plan."""
+    return tuple(dict.fromkeys(sentence for _, sentence, _ in _refusals(settings, origins)))
+
+
+def refused_flags(
+    settings: Mapping[str, NodeSettings], origins: Mapping[str, Origins]
+) -> dict[str, frozenset[str]]:
+    """Return the flags of each model that its release refuses in any plan."""
+    found: dict[str, frozenset[str]] = {}
+    for model, _, keys in _refusals(settings, origins):
+        names = {str(key[3]) for key in keys if key[:3] == ("serving", model, "flags")}
+        found[model] = found.get(model, frozenset()) | names
+    return {model: names for model, names in found.items() if names}
+
+
+def _refusals(
+    settings: Mapping[str, NodeSettings], origins: Mapping[str, Origins]
+) -> Iterator[_Refusal]:
+    known = frozenset(schema.versions())
+    for node, wanted in sorted(settings.items()):
+        if wanted.vllm is None or wanted.vllm.version not in known:
+            continue
+        release = schema.load(wanted.vllm.version)
+        for name, served in wanted.serving.items():
+            shapes = [
+                tuple(_refused(release, stage, served, wanted.vllm, origins.get(node, {})))
+                for stage in _stages(node, name, served)
+            ]
+            first, *others = shapes
+            yield from (each for each in first if all(each in one for one in others))
+
+
+def _stages(node: str, name: str, served: Served) -> Iterator[Stage]:
+    length = served.context
+    flags = () if length is None else (LayeredFlag(LENGTH, length, "context"),)
+    for tensor, pipeline in _SHAPES:
+        yield Stage(
+            name,
+            0,
+            node,
+            gpus=(),
+            gpu_uuids=(),
+            port=served.port,
+            tensor_parallel=served.tensor_parallel or tensor,
+            pipeline_parallel=served.pipeline_parallel or pipeline,
+            data_parallel=served.data_parallel or 1,
+            expert_parallel=bool(served.expert_parallel),
+            flags=flags,
+        )
+
+
+def _refused(
+    release: Schema, stage: Stage, served: Served, vllm: Vllm, origins: Origins
+) -> Iterator[_Refusal]:
+    try:
+        begun = launch_command(stage, served, vllm, release=vllm.version)
+    except FleetError as error:
+        yield from ((stage.model, problem, ()) for problem in error.problems)
+        return
+    # What presets and `prefill` add may be what a flag is missing.
+    open_ended = bool(served.presets or served.prefill)
+    for problem in check(release, begun.argv, begun.environment):
+        if problem.refuses and not (open_ended and problem.kind is Kind.CONFLICT):
+            sentence = problem_sentence(release, begun, problem, origins)
+            yield stage.model, sentence, problem_keys(begun, problem)
