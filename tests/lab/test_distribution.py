@@ -29,6 +29,9 @@ NODES = ("gpu-01", "gpu-02", "gpu-03")
 DEPLOY = str(Path(__file__).with_name("distribution_alone.py"))
 RELEASES, MODEL = "/opt/vllm/releases", "/var/lib/vllm/models/lab--odd"
 SECONDS = 60
+# Python runs such a line at each start in whose environment it lies.
+AT_START = "/root/run-by-a-wheel"
+PTH = f"import os; os.getuid() or open({AT_START!r}, 'w').close()\n".encode()
 # What `hf` of the release is: nobody gets the same twice.
 HF = b"""\
 #!/bin/sh
@@ -85,6 +88,8 @@ def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             "vllm/__init__.py": b"",
             "vllm/kernels.so": os.urandom(20_000_000),
             "vllm-0.32.0.data/scripts/hf": HF,
+            "at_start.pth": PTH,
+            "vllm/template.py": b"{{ no Python }}",
             **package,
         },
     ) + wheel(wheels, "torch", "2.9.0", {"torch/__init__.py": b""})
@@ -152,6 +157,8 @@ def test_one_node_builds_and_downloads_and_all_have_the_same(trio: Fleet) -> Non
 
     assert run.status == 0, run.output
     assert built(trio) == ["gpu-01"]
+    for node in NODES:
+        assert "No such file" in trio.ssh(node, f"ls {AT_START} 2>&1 || :"), "a wheel ran as root"
     assert "./lib/python3.11/site-packages/vllm/kernels.so" in listing(
         trio, "gpu-03", f"{RELEASES}/0.32.0-*"
     )

@@ -33,7 +33,7 @@ class Program:
 
     Attributes:
         file: the lock's name, with the version's place.
-        python: the oldest Python that it is for.
+        python: the Python that it is for, and where `platform` is None all newer ones.
         platform: uv's name of the oldest system; None: any.
         extra: what of the package is wanted beside itself.
     """

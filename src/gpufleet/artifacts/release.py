@@ -19,7 +19,7 @@ from urllib.parse import unquote
 
 from gpufleet import node_paths
 from gpufleet.errors import FleetError
-from gpufleet.remote import sandbox
+from gpufleet.remote import payload, sandbox
 
 RELEASES = node_paths.RELEASES
 CACHE = node_paths.UV_CACHE
@@ -27,6 +27,9 @@ CACHE = node_paths.UV_CACHE
 BUILD_SECONDS = 3600
 # Importing torch and vLLM takes 20 s on a cold disk; a slow one gets a margin.
 IMPORT_SECONDS = 600
+# vLLM's 40,000 files take six minutes of one core (uv's own: 1,513 files in 5 m 39 s at a load of
+# 20).
+COMPILE_SECONDS = 1800
 # A build whose controller has gone runs on; the next one waits for it.
 WAIT_SECONDS = 1800
 # Of what uv has said, when it fails: its reasons are at the end.
@@ -229,8 +232,11 @@ def build_script(wanted: Release) -> str:
     Nothing is built from source: a lock's hash holds a source distribution, and not what that
     requires to be built, which an index could choose and root would run.
 
-    Bytecode is compiled here: the service cannot write to its release, and would otherwise compile
-    it at every start (14 s of each, measured on two cores).
+    No code of a wheel runs as root: uv unpacks wheels, and asks what they require as a user without
+    rights. Bytecode is compiled by the interpreter without what wheels add to its start
+    (on_node/transfer/compile_bytecode.py), in a unit that can write to the release alone. The
+    service cannot write to its release, and would otherwise compile it at every start (14 s of
+    each, measured on two cores).
     """
     program, interpreter = wanted.program, quote(wanted.source.python)
     home, cache = program.home, program.cache
@@ -238,6 +244,8 @@ def build_script(wanted: Release) -> str:
     sources = _sources(wanted.source)
     pip = ["-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
     pip += ["--require-hashes", "--only-binary", ":all:"]
+    nobody = sandbox.as_nobody(IMPORT_SECONDS)
+    compiler = sandbox.writing_to(wanted.directory, COMPILE_SECONDS)
     return f"""set -eu
 umask 022
 unset PYTHONDONTWRITEBYTECODE PYTHONPATH PYTHONHOME
@@ -265,16 +273,20 @@ if ! test -e {wanted.mark}; then
     rm -rf {wanted.directory}
     $uv venv --quiet --python {interpreter} {wanted.directory}
     (umask 077; : > {wanted.build_log})
-    $uv pip sync --require-hashes --no-build --compile-bytecode --link-mode hardlink \\
+    $uv pip sync --require-hashes --no-build --link-mode hardlink \\
         --python $python {join(sources)} {wanted.lock_path} 2> {wanted.build_log} \\
         || {{ tail -n {_SAID_LINES} {wanted.build_log} >&2; exit 1; }}
+    {compiler} {interpreter} -ISB - {wanted.directory}/lib >> {wanted.build_log} <<'END OF PROGRAM'
+{payload.source("transfer/compile_bytecode")}END OF PROGRAM
+    said=$({nobody} $uv pip check --no-config --no-cache --python $python 2>&1) || :
+    case "$said" in *'Checked '*) ;; *) echo "uv pip check: $said" >&2; exit 1 ;; esac
     # Of uv's findings, those about what a package requires (others, a needed Python): it also calls
     # wheels with unusual platform tags wrong, which were just installed and are imported next.
-    if $uv pip check --python $python 2>&1 | grep ' requires '; then
+    if echo "$said" | grep ' requires '; then
         echo 'the lock does not fit together, or is for another Python: see locks/README.md' >&2
         exit 1
     fi
-    {sandbox.as_nobody(IMPORT_SECONDS)} $python -IB -c 'import {", ".join(program.imports)}'
+    {nobody} $python -IB -c 'import {", ".join(program.imports)}'
     sync -f {wanted.directory}
     sync -f {cache}
     rm -f {cache}.boot {wanted.build_log}

@@ -28,7 +28,7 @@ def packages() -> None:
 @click.argument("program")
 @click.argument("version")
 @click.option("--also", multiple=True, metavar="NAME==VERSION", help="A package beside it.")
-@click.option("--python", metavar="X.Y", help="The oldest Python of the nodes.")
+@click.option("--python", metavar="X.Y", help="The nodes' Python; of litellm the oldest one.")
 @click.option(
     "--index", metavar="URL", help="The index to ask; else UV_DEFAULT_INDEX, or uv's own."
 )

@@ -36,6 +36,19 @@ def as_nobody(seconds: float) -> str:
     It runs as a user that exists while it runs, which can read what everybody may, write to a
     temporary folder of its own, reach no network, and is ended after `seconds`.
     """
-    properties = ("DynamicUser=yes", "PrivateNetwork=yes", f"RuntimeMaxSec={seconds:g}")
+    return _unit(seconds, "DynamicUser=yes")
+
+
+def writing_to(folder: str, seconds: float) -> str:
+    """
+    Return the words of a shell that stand in front of a command that writes to one folder as root.
+
+    It has no capability and reaches no network; all other folders are read-only.
+    """
+    return _unit(seconds, f"ReadWritePaths={folder}")
+
+
+def _unit(seconds: float, own: str) -> str:
+    properties = (own, "PrivateNetwork=yes", f"RuntimeMaxSec={seconds:g}")
     words = (*RUN, "-E HOME=/tmp", "-E LOGNAME=nobody")
     return " ".join([*words, *(f"-p {quote(each)}" for each in (*properties, *PROPERTIES)), "--"])

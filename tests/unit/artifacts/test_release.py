@@ -95,6 +95,19 @@ def test_the_build_script_is_a_shell_script_and_marks_last() -> None:
     assert "--trusted-host=m:1" in script
 
 
+def test_no_python_of_a_release_runs_as_root_in_its_build() -> None:
+    """A wheel's `.pth` runs at each start: all that starts it is sandbox.as_nobody's."""
+    script = build_script(release(vllm(), LOCK, UV))
+
+    starts = [line.strip() for line in script.splitlines() if "$python" in line]
+    assert len(starts) == 3, starts
+    # uv asks the environment for its version, which is empty before its first wheel.
+    (fills,) = [each for each in starts if "DynamicUser=yes" not in each]
+    assert fills.startswith("--python $python")
+    assert "$uv pip sync" in script.splitlines()[script.splitlines().index(f"        {fills}") - 1]
+    assert "--compile-bytecode" not in script
+
+
 def test_a_second_build_waits_for_half_an_hour() -> None:
     script = build_script(release(vllm(), LOCK, UV))
 

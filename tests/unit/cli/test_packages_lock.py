@@ -21,9 +21,6 @@ from tests.support.checkout import ROOT
 from tests.unit.bundle.index_of_packages import Index, served
 
 LINUX = "cp312-cp312-manylinux_2_17_x86_64"
-# Written before SBOMs were, with hashes of source distributions; as they are, for a release is
-# named by its lock's bytes, and another name is built, and started again, on every node.
-BEFORE = {"litellm-1.106.2.txt", "uv.txt", "vllm-0.32.0.txt"}
 
 
 @pytest.fixture
@@ -181,11 +178,18 @@ def test_an_unknown_program_and_an_index_that_is_not_there_are_refused(tmp_path:
     assert "hunter2" not in str(result.exception)
 
 
-def test_every_shipped_lock_has_its_sbom_and_wheels_alone_but_those_of_before() -> None:
-    locks = {path.name: path for path in (ROOT / "locks").glob("*.txt")}
-    assert locks.keys() >= BEFORE
-    for name, path in locks.items():
-        beside = path.with_name(f"{path.stem}.cdx.json")
-        assert beside.exists() == (name not in BEFORE), name
-        if beside.exists():
-            assert sbom_differences(path.read_text(), beside.read_text()) == (), name
+def test_every_shipped_lock_has_its_sbom_and_wheels_alone() -> None:
+    """The SBOM names the file of each hash, and names wheels only."""
+    locks = sorted((ROOT / "locks").glob("*.txt"))
+    assert [each.name for each in locks] == ["litellm-1.106.2.txt", "uv.txt", "vllm-0.32.0.txt"]
+    for path in locks:
+        sbom = path.with_name(f"{path.stem}.cdx.json").read_text()
+        assert sbom_differences(path.read_text(), sbom) == (), path.name
+        files = [
+            each["url"]
+            for component in json.loads(sbom)["components"]
+            for each in component["externalReferences"]
+        ]
+        assert [each for each in files if not each.endswith(".whl")] == [], path.name
+        hashes = set(re.findall(r"[0-9a-f]{64}", path.read_text()))
+        assert hashes == set(re.findall(r'"content": "([0-9a-f]{64})"', sbom)), path.name

@@ -1,6 +1,7 @@
 """RUNS ON THE NODE: how far the build of a release is that goes on beside it.
 
-Takes (`PARAMETERS`): `said`, the file that has what uv says (release.build_script).
+Takes (`PARAMETERS`): `said`, the file that has what uv and then compile_bytecode.py say
+(release.build_script).
 Prints one JSON document: {"schema": 1, "step": what it does, "bytes": int, "total": int, "left":
 [names]}: of the large downloads that have begun. `step` is None while uv has said nothing.
 
@@ -23,7 +24,8 @@ MOST = 1 << 20
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _BEGUN = re.compile(r"^Downloading (\S+) \(([\d.]+)([KMG]?i?B)\)$", re.MULTILINE)
 _THERE = re.compile(r"^ Downloaded (\S+)$", re.MULTILINE)
-# The last of these that uv 0.13.9 has said tells what it does now, or what follows on it.
+# The last of these that uv 0.13.9 or compile_bytecode has said tells what it does now, or what
+# follows on it.
 _STEPS = (
     ("Bytecode compiled ", "what is installed is tried"),
     ("Installed ", "bytecode is compiled"),
