@@ -1,37 +1,36 @@
-"""What breaks around a fleet: disks, name service, mirrors, cables, programs, other operators.
+"""What breaks around a fleet: disks, name service, cables, programs, other operators.
 
-Long: `make test-long PART=environment-faults` writes docs/measured/environment-faults.md. Clients
-ask throughout. After each fault one ordinary deploy has to converge, and a further one to change
-nothing. A node's clock cannot be moved in the lab: it is the machine's.
+Long: `make test-long PART=environment-faults` writes docs/measured/environment-faults.md
+(tests/lab/environment.py says what holds of each row).
 """
 
 from __future__ import annotations
 
-import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.lab import made_release
-from tests.lab.conftest import Run
+from tests.lab.environment import (
+    BROKEN,
+    NODES,
+    PATIENCE,
+    OneRelease,
+    broken,
+    killed,
+    last_words,
+    refused,
+    serving_fleet,
+)
 from tests.lab.faults import reached
-from tests.lab.upgrade_fleet import GATEWAY, NEW, UpgradeFleet, upgrade_fleet
-from tests.lab.upgrade_load import Summary, summary
-from tests.lab.walk import RATE, UNI, UNI_FLAGS
+from tests.lab.upgrade_fleet import GATEWAY, NEW
+from tests.lab.walk import RATE, UNI_FLAGS
 from tests.support.checkout import own_lab
-from tests.support.measured import note
 
 LAB_ID = own_lab("gfef")
-NODES = ("gpu-01", "gpu-02")
-BROKEN = NODES[1]
-PAGE = "measured/environment-faults.md"
-PATIENCE = 120.0
-"""Seconds within which systemd has to bring a program back."""
 CUT_SECONDS = 300
 """Seconds within which a deploy has to end whose node is cut off: SSH's keepalive, and its own
 deadlines."""
@@ -39,76 +38,10 @@ deadlines."""
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 
-@dataclass
-class Row:
-    """What was broken, what the deploy said of it, and what clients saw until it converged."""
-
-    fault: str
-    said: str = ""
-    seconds: float = 0.0
-    clients: Summary = field(default_factory=lambda: Summary(0, 0))
-
-
-class OneRelease(UpgradeFleet):
-    """A fleet that begins with the newest release."""
-
-    first: str = NEW
-
-
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneRelease]:
-    project = tmp_path_factory.mktemp("environment")
-    with upgrade_fleet(LAB_ID, project, NODES, also=(), kind=OneRelease) as found:
-        found.declare_release(NEW)
-        found.declare_model(flags=UNI_FLAGS, environment=UNI)
-        found.deploy()
+    with serving_fleet(LAB_ID, tmp_path_factory.mktemp("environment")) as found:
         yield found
-
-
-@contextmanager
-def broken(fleet: OneRelease, fault: str, mend: Callable[[], object]) -> Iterator[Row]:
-    """Have clients ask throughout; mend, converge, and write the row if all of that held."""
-    row = Row(fault)
-    with fleet.load("broken", rate=RATE) as load:
-        while len(load.requests()) < 5:
-            time.sleep(0.2)
-        try:
-            yield row
-        finally:
-            mend()
-        begin = time.monotonic()
-        run = fleet.pyinfra("-y", seconds=900)
-        row.seconds = time.monotonic() - begin
-        assert run.status == 0, run.output
-        load.stop()
-        row.clients = summary(load.requests())
-    fleet.changes_nothing()
-    seen = row.clients
-    how = ", ".join(f"{count} x {what}" for what, count in seen.failures.items())
-    lost = f"{seen.failed} of {seen.requests} failed" + (f" ({how})" if how else "")
-    note(PAGE, row.fault, row.said, lost, f"{row.seconds:.0f} s")
-
-
-def refused(run: Run, *words: str) -> str:
-    """Assert that a run failed, with these words and no traceback; return its last words."""
-    assert run.status != 0, run.output
-    assert "Traceback" not in run.output, run.output
-    for word in words:
-        assert word in run.output, run.output
-    return last_words(run.output)
-
-
-def last_words(output: str) -> str:
-    """Return the last lines of an output that name an error, or else the node, shortened."""
-    lines = [
-        re.sub(r"/\S*/\.gpufleet/", ".gpufleet/", line.strip()) for line in output.splitlines()
-    ]
-    of_error = [line for line in lines if ERROR.search(line) and "executed 0 commands" not in line]
-    found = dict.fromkeys(of_error or [line for line in lines if BROKEN in line])
-    return " / ".join(list(found)[-3:])[:300]
-
-
-ERROR = re.compile(r"[Ee]rror:|ead-only|No space|is refused|would be refused|is being deployed")
 
 
 # -- disks -----------------------------------------------------------------------------------------
@@ -235,13 +168,22 @@ def test_a_wheel_that_is_not_the_locked_one_is_not_installed(fleet: OneRelease) 
 # -- what ends -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("unit", ["gpufleet-watchdog", "prometheus-node-exporter", "ssh"])
+@pytest.mark.parametrize(
+    ("unit", "node"),
+    [
+        ("gpufleet-watchdog", BROKEN),
+        ("prometheus-node-exporter", BROKEN),
+        ("ssh", BROKEN),
+        ("prometheus", GATEWAY),
+        ("prometheus-alertmanager", GATEWAY),
+    ],
+)
 def test_a_program_that_the_kernel_kills_is_back_and_nothing_is_lost(
-    fleet: OneRelease, unit: str
+    fleet: OneRelease, unit: str, node: str
 ) -> None:
     """SIGKILL is what the OOM killer sends."""
     with broken(fleet, f"`{unit}` is killed as by the OOM killer", lambda: None) as row:
-        row.said = f"nothing: systemd had it back after {killed(fleet, BROKEN, unit):.0f} s"
+        row.said = f"nothing: systemd had it back after {killed(fleet, node, unit):.0f} s"
     assert row.clients.failed == 0
 
 
@@ -254,27 +196,6 @@ def test_a_gateway_that_the_kernel_kills_is_back_and_loses_what_was_under_way(
         seconds = killed(fleet, GATEWAY, unit)
         row.said = f"nothing: systemd had it back after {seconds:.0f} s"
     assert row.clients.failed <= (seconds + 2) * RATE, row.clients.failures
-
-
-def killed(fleet: OneRelease, node: str, unit: str) -> float:
-    """Kill a unit's main process, and return the seconds until it has another one."""
-
-    def main_pid() -> str:
-        return fleet.ssh(node, f"systemctl show -P MainPID {unit}").strip()
-
-    pid = main_pid()
-    assert pid != "0", f"{unit} does not run"
-    begin = time.monotonic()
-    fleet.ssh(node, f"systemctl kill --kill-whom=main -s KILL {unit}; :")
-    while True:
-        try:
-            now = main_pid()
-        except AssertionError:
-            now = pid
-        if now not in ("0", pid):
-            return time.monotonic() - begin
-        assert time.monotonic() - begin < PATIENCE, f"{unit} did not come back"
-        time.sleep(0.2)
 
 
 def test_a_node_whose_journal_has_ended_is_deployed(fleet: OneRelease) -> None:

@@ -47,6 +47,7 @@ PARTS = {
     "tests/lab/test_argument_proof.py": "air-gap",
     "tests/lab/test_drift.py": "drift",
     "tests/lab/test_environment_faults.py": "environment-faults",
+    "tests/lab/test_faults_of_sources.py": "environment-faults",
     "tests/lab/test_upgrade.py::test_five_upgrades": "upgrades-releases",
     "tests/lab/test_upgrade.py::test_a_driver": "upgrades-driver",
     "tests/lab/test_upgrade.py": "upgrades-settings",
