@@ -7,12 +7,12 @@ alone, checkouts do not keep it, and a rollback must not wait for a `chmod`.
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from gpufleet.settings import variables
-from gpufleet.settings.base import KeyPath
+from gpufleet.settings.base import LOOPBACK, KeyPath
 from gpufleet.settings.node_variables import NodeVars
 
 _STRICT = "ssh_strict_host_key_checking"
@@ -31,12 +31,14 @@ _SECRET_FILES = frozenset(
 _OTHERS = stat.S_IRGRP | stat.S_IWGRP | stat.S_IROTH | stat.S_IWOTH
 
 
-def exposure_remarks(nodes: Iterable[NodeVars], root: Path) -> Iterator[str]:
+def exposure_remarks(nodes: Collection[NodeVars], root: Path) -> Iterator[str]:
     """
     Yield a sentence for each secret file that others can read, and for unchecked host keys.
 
-    Each place of a variable is looked at once, however many nodes have it.
+    And for servers without a key beside a gateway with keys. Each place of a variable is looked at
+    once, however many nodes have it.
     """
+    yield from _ways_past_a_gateway(nodes)
     seen: set[tuple[str, str]] = set()
     files: set[Path] = set()
     for node in nodes:
@@ -60,6 +62,29 @@ def exposure_remarks(nodes: Iterable[NodeVars], root: Path) -> Iterator[str]:
                         f"{mode:04o}, so other accounts of this machine can read or change it: "
                         f"chmod 600 {shown}"
                     )
+
+
+def _ways_past_a_gateway(nodes: Collection[NodeVars]) -> Iterator[str]:
+    """Yield a sentence for each place that opens servers to all, where clients show keys."""
+    fronts = [front for node in nodes for front in (node.settings.gateway, node.settings.litellm)]
+    if not any(front and front.clients for front in fronts):
+        return
+    said = set()
+    for node in nodes:
+        vllm, firewall = node.settings.vllm, node.settings.firewall
+        if vllm is None or not vllm.allow_unauthenticated or vllm.api_key_file:
+            continue
+        if vllm.listen in LOOPBACK or (firewall and firewall.clients):
+            continue
+        place = node.variables["vllm"][1].place_of("allow_unauthenticated")
+        if place not in said:
+            said.add(place)
+            yield (
+                f"{place}: vllm.allow_unauthenticated: clients of the gateway show keys, and "
+                f"anyone who reaches a server at {vllm.listen} asks it without one: write "
+                "`api_key_file` under vllm, or the gateways' addresses in `firewall: {clients: "
+                "[...]}` (docs/traffic/firewall.md)"
+            )
 
 
 def _secret_files(value: Any, at: KeyPath) -> Iterator[tuple[KeyPath, str]]:

@@ -75,3 +75,52 @@ def test_host_keys_that_are_not_checked_are_remarked_upon(project: Path, value: 
 
     assert f"ssh_strict_host_key_checking: {value}: " in remark
     assert "ssh_known_hosts_file" in remark
+
+
+OPEN = """
+vllm:
+  version: 0.32.0
+  lock: locks/none.txt
+  allow_unauthenticated: true
+gateway:
+  clients: [{name: ada, key_sha256: %s}]
+  tls: {certificate_file: secrets/cert.pem, key_file: secrets/tls.pem}
+""" % ("ab" * 32)
+NO_KEYS = f"  clients: [{{name: ada, key_sha256: {'ab' * 32}}}]", "  allow_unauthenticated: true"
+
+
+def test_servers_without_a_key_behind_a_gateway_with_keys_are_remarked_upon_once(
+    project: Path,
+) -> None:
+    (project / "group_vars/gpu.yml").write_text(OPEN)
+
+    (remark,) = remarks(project)
+
+    assert remark.startswith("group_vars/gpu.yml:5: vllm.allow_unauthenticated: ")
+    assert "asks it without one" in remark
+    assert "`api_key_file`" in remark
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        # The gateway asks for none either; the servers do; or a gateway alone reaches them.
+        NO_KEYS,
+        ("  allow_unauthenticated: true\ngateway", "  api_key_file: secrets/key\ngateway"),
+        ("  allow_unauthenticated: true\n", "  listen: 127.0.0.1\n"),
+        ("\ngateway:", "\nfirewall: {clients: [192.0.2.7]}\ngateway:"),
+    ],
+)
+def test_servers_that_nobody_reaches_past_the_gateways_keys_are_not(
+    project: Path, before: str, after: str
+) -> None:
+    assert before in OPEN
+    (project / "group_vars/gpu.yml").write_text(OPEN.replace(before, after))
+
+    assert remarks(project) == []
+
+
+def test_a_firewall_that_names_no_clients_leaves_them_open(project: Path) -> None:
+    (project / "group_vars/gpu.yml").write_text(OPEN + "firewall: {}\n")
+
+    assert len(remarks(project)) == 1
