@@ -1,4 +1,7 @@
-"""docs/develop/tests.md names a test on a node for every deploy, command and role."""
+"""docs/develop/tests.md names a test on a node for every deploy, command and role.
+
+docs/develop/security-tests.md names one for each property of security.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,12 @@ from tests.support.checkout import ROOT
 # No roles: the package's own file, and what two of them have in common.
 NO_ROLES = {"__init__", "_monitoring_common"}
 PAGE = (ROOT / "docs/develop/tests.md").read_text()
+SECURITY = (ROOT / "docs/develop/security-tests.md").read_text()
 
 
-def rows(title: str) -> list[tuple[str, str, str]]:
+def rows(title: str, page: str = PAGE) -> list[tuple[str, str, str]]:
     """Return the cells of a section's table, without backquotes."""
-    section = PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    section = page.split(f"\n## {title}\n")[1].split("\n## ", maxsplit=1)[0]
     lines = [line for line in section.splitlines() if line.startswith("| ")][2:]
     found = []
     for line in lines:
@@ -74,6 +78,15 @@ def test_a_row_names_a_test_for_each_and_the_suite_that_it_is_in(
     table = rows(title)
 
     assert [what for what, _, _ in table] == sorted(there)
+    assert [row for row in table if suite_of(row[2]) != row[1]] == []
+
+
+def test_each_property_of_security_has_a_test_in_the_suite_that_its_row_says() -> None:
+    titles = re.findall(r"(?m)^## (.+)$", SECURITY)
+    table = [row for title in titles for row in rows(title, SECURITY)]
+
+    assert len(table) > 30
+    assert len({what for what, _, _ in table}) == len(table)
     assert [row for row in table if suite_of(row[2]) != row[1]] == []
 
 
