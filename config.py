@@ -11,12 +11,14 @@ from pyinfra import config
 from pyinfra.api.state import MAX_PARALLEL
 
 from gpufleet.inventory import invocation, output_bound, pyinfra_output, pyinfra_patches
+from gpufleet.paths import add_project_to_path
 
 # What `gpufleet.inventory.refusal` and `gpufleet.inventory.invocation` rely on is not a public
 # interface of pyinfra: they were checked against this series.
 config.REQUIRE_PYINFRA_VERSION = invocation.SERIES
 
 invocation.check_invocation()
+add_project_to_path()
 # What is imported stays: looking through it again and again took a fifth of a plan's time.
 gc.set_threshold(100_000, 20, 50)
 atexit.register(gc.freeze)

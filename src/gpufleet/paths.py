@@ -1,4 +1,4 @@
-"""Files of this machine: where the checkout lies, its folders' modules, files written whole."""
+"""Files of this machine: deploys, roles, templates and locks of gpufleet; files written whole."""
 
 from __future__ import annotations
 
@@ -12,26 +12,41 @@ from types import ModuleType
 
 from gpufleet.errors import FleetError
 
-CHECKOUT = Path(__file__).resolve().parents[2]
-"""The project's directory; it does not depend on the working directory."""
+_INSTALLED = Path(__file__).with_name("_project")
+PROJECT = _INSTALLED if _INSTALLED.is_dir() else Path(__file__).resolve().parents[2]
+"""
+The folder with `deploys/`, `roles/`, `templates/`, `locks/` and `config.py`: the checkout, or what
+a wheel brings of it. It does not depend on the working directory.
+"""
 
 
-def import_from_checkout(module: str, *, needed_by: str, run: str) -> ModuleType:
+def add_project_to_path() -> None:
+    """Let deploys import `roles`, also where an installed package has them."""
+    if str(PROJECT) not in sys.path:
+        sys.path.append(str(PROJECT))
+
+
+def import_from_project(module: str, *, needed_by: str, run: str) -> ModuleType:
     """
-    Import a module of a folder of the checkout that is not part of the installed package.
+    Import a module of a folder of the project that is not part of the library.
 
     `needed_by` is the command that needs it, and `run` what to run instead, for the sentence of the
-    `FleetError` that is raised where there is no such folder.
+    `FleetError` that is raised where there is no such folder: a wheel brings no `lab/`.
     """
     folder = module.partition(".")[0]
-    if not (CHECKOUT / folder).is_dir():
+    if not (PROJECT / folder).is_dir():
         raise FleetError(
             f"`{needed_by}` runs from a checkout of the project, whose directory {folder}/ is not "
             f"part of the installed package: clone it and run {run} there"
         )
-    if str(CHECKOUT) not in sys.path:
-        sys.path.insert(0, str(CHECKOUT))
+    add_project_to_path()
     return import_module(module)
+
+
+def shipped_lock(name: str) -> Path | None:
+    """Return the lock of this name that gpufleet ships, `locks/vllm-0.32.0.txt`; None: no such."""
+    file = PROJECT / name
+    return file if Path(name).parts[:1] == ("locks",) and file.is_file() else None
 
 
 def write_whole(file: Path, text: str) -> None:

@@ -6,12 +6,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpufleet.paths import CHECKOUT
+from gpufleet.paths import PROJECT
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
 
-TEMPLATES = CHECKOUT / "templates"
+TEMPLATES = PROJECT / "templates"
 
 
 def read_template(name: str, templates: Path = TEMPLATES) -> str:

@@ -12,7 +12,7 @@ from gpufleet.bundle.requirements import KINDS
 from gpufleet.cli.common_options import limit_option
 from gpufleet.cli.fleet_inputs import load_probes, probe_live, select_limit
 from gpufleet.errors import FleetError
-from gpufleet.paths import import_from_checkout
+from gpufleet.paths import import_from_project
 
 if TYPE_CHECKING:
     from gpufleet.bundle.requirements import NodeNeeds
@@ -131,7 +131,7 @@ def _nodes(inventory_file: str, files: tuple[str, ...], limit: tuple[str, ...]) 
 
 def _packages() -> Callable[..., tuple[Package, ...]]:
     """Return roles/package_list.py's `packages`, which knows what the roles install."""
-    bundled = import_from_checkout(
+    bundled = import_from_project(
         "roles.package_list", needed_by="gpufleet bundle", run="the command"
     )
     packages: Callable[..., tuple[Package, ...]] = bundled.packages

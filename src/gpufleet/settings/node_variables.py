@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from gpufleet.errors import FleetError
 from gpufleet.formatting import suggestion
+from gpufleet.paths import PROJECT
 from gpufleet.settings import lock_defaults, operator_paths
 from gpufleet.settings.base import KeyPath
 from gpufleet.settings.node_settings import NodeSettings
@@ -103,7 +104,7 @@ class NodeVars:
 
     def from_root(self, root: Path) -> NodeVars:
         """Return the same with the operator's files found from the root, wherever it was typed."""
-        if root == Path.cwd():
+        if root == Path.cwd() == PROJECT:
             return self
         return replace(self, settings=operator_paths.from_root(self.settings, root, self.name))
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gpufleet.paths import shipped_lock
 from gpufleet.settings.base import Setting
 
 _LOCKS = frozenset({"lock", "uv_lock", "models_lock"})
@@ -19,7 +20,8 @@ def from_root(settings: Whole, root: Path, node: str) -> Whole:
     """
     Return settings of a node in which every file that is there has its whole path.
 
-    One that is not there stays as it was written: what reads it says what is wrong.
+    A lock that is not there is the one of that name that gpufleet ships. Any other file that is
+    not there stays as it was written: what reads it says what is wrong.
     """
     changed = {}
     for name in type(settings).model_fields:
@@ -36,8 +38,9 @@ def _names_files(name: str) -> bool:
 
 def _named(value: Any, root: Path, node: str) -> Any:
     if isinstance(value, str):
-        there = (root / value.replace(_NODE, node)).is_file()
-        return str(root / value) if there else value
+        if (root / value.replace(_NODE, node)).is_file():
+            return value if root == Path.cwd() else str(root / value)
+        return str(shipped_lock(value) or value)
     if isinstance(value, Mapping):
         return {key: _named(each, root, node) for key, each in value.items()}
     return value

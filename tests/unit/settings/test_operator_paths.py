@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gpufleet.paths import PROJECT
 from gpufleet.settings.base import Setting
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.operator_paths import from_root
@@ -68,9 +69,25 @@ def test_each_file_that_is_there_has_its_whole_path_and_others_stay(tmp_path: Pa
         f"{tmp_path}/tls/{{node}}.pem",
         "tls/none.key",
         "tls/{node}.key",
-        "locks/uv.txt",
+        str(PROJECT / "locks/uv.txt"),
     }
-    assert from_root(settings, tmp_path / "elsewhere", "gpu-01") == settings
+
+
+def test_a_lock_that_is_not_there_is_the_one_that_gpufleet_ships(tmp_path: Path) -> None:
+    vllm = {"version": "0.32.0", "lock": "locks/vllm-0.32.0.txt", "api_key_file": "secrets/key"}
+    settings = NodeSettings.model_validate({"vllm": vllm}).vllm
+    assert settings
+
+    found = from_root(settings, tmp_path, "gpu-01")
+    other = from_root(settings.model_copy(update={"lock": "locks/none.txt"}), tmp_path, "gpu-01")
+    (tmp_path / "locks").mkdir()
+    (tmp_path / settings.lock).touch()
+    own = from_root(settings, tmp_path, "gpu-01")
+
+    assert found.lock == str(PROJECT / "locks/vllm-0.32.0.txt")
+    assert found.api_key_file == "secrets/key"
+    assert other.lock == "locks/none.txt"
+    assert own.lock == str(tmp_path / settings.lock)
 
 
 def test_every_key_of_a_file_is_called_so_that_it_is_found() -> None:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from gpufleet.errors import FleetError
 from gpufleet.formatting import join_names
 from gpufleet.gpu_software.lock_file import SUFFIX
-from gpufleet.paths import write_whole
+from gpufleet.paths import shipped_lock, write_whole
+from gpufleet.settings.operator_paths import from_root
 from gpufleet.settings.serving_settings import Vllm
 from gpufleet.settings.variables import Origin
 from gpufleet.upgrade.json_value import JsonValue
@@ -24,6 +25,7 @@ from gpufleet.versions import RELEASE
 
 if TYPE_CHECKING:
     from gpufleet.inventory.loader import Fleet
+    from gpufleet.settings.node_variables import NodeVars
 
 # A line of a YAML mapping in block style: its key, a plain or quoted value, maybe a comment.
 _LINE = re.compile(
@@ -74,9 +76,7 @@ def edits(declared: Fleet, version: str, nodes: Collection[str] = ()) -> tuple[E
         vllm = each.settings.vllm
         if vllm is None or vllm.version == version:
             continue
-        # As it is written: what was read of it may begin at the project's root.
-        written = each.values.get("vllm", {}).get("lock", vllm.lock)
-        vllm = vllm.model_copy(update={"lock": written})
+        vllm = vllm.model_copy(update={"lock": _written_lock(each) or vllm.lock})
         for key, before, after in (
             ("version", vllm.version, version),
             ("lock", vllm.lock, _lock(vllm, version)),
@@ -88,7 +88,7 @@ def edits(declared: Fleet, version: str, nodes: Collection[str] = ()) -> tuple[E
                 continue
             found[edit.file, edit.line] = edit
         lock = _lock(vllm, version)
-        if lock is not None and not (declared.root / lock).is_file():
+        if lock is not None and not ((declared.root / lock).is_file() or shipped_lock(lock)):
             problems.append(
                 f"{lock}: is not there: make it with `gpufleet packages lock` "
                 f"(locks/README.md); {name} would be built of it"
@@ -106,8 +106,10 @@ def apply_edits(declared: Fleet, version: str, nodes: Collection[str] = ()) -> F
         vllm = each.settings.vllm
         if not each.settings.gpu_node or vllm is None or (nodes and name not in nodes):
             continue
-        lock = _lock(vllm, version) or vllm.lock
+        written = vllm.model_copy(update={"lock": _written_lock(each) or vllm.lock})
+        lock = _lock(written, version) or vllm.lock
         new = vllm.model_copy(update={"version": version, "lock": lock})
+        new = from_root(new, declared.root, name)
         changed[name] = replace(each, settings=each.settings.model_copy(update={"vllm": new}))
     return replace(declared, nodes={**declared.nodes, **changed})
 
@@ -149,6 +151,12 @@ def _lock(vllm: Vllm, version: str) -> str | None:
     if vllm.version not in name:
         return None
     return f"{folder}{slash}{name.replace(vllm.version, version)}"
+
+
+def _written_lock(node: NodeVars) -> str | None:
+    """Return the lock as it is written: what was read of it may begin at the project's root."""
+    found = node.values.get("vllm", {}).get("lock")
+    return found if isinstance(found, str) else None
 
 
 def _origin(origins: Mapping[str, Origin], key: str) -> Origin:

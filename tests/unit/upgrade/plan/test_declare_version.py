@@ -12,6 +12,7 @@ from gpufleet.errors import FleetError
 from gpufleet.inventory import loader
 from gpufleet.inventory.loader import Fleet
 from gpufleet.upgrade.plan import declare_version
+from tests.support.checkout import ROOT
 
 GPU = """\
 # What all GPU nodes run.
@@ -153,8 +154,8 @@ def test_a_lock_is_found_from_the_project_wherever_the_command_is_typed(
     vllm = declared.nodes["gpu-01"].settings.vllm
     assert vllm is not None
     assert vllm.lock == str(project / "locks/vllm-0.31.1.txt")
-    # One that is not in the project stays as it was written: its reader names it.
-    assert vllm.uv_lock == "locks/uv.txt"
+    # One that is not in the project is the one that gpufleet ships.
+    assert vllm.uv_lock == str(ROOT / "locks/uv.txt")
     edits = declare_version.edits(declared, "0.32.0")
     assert edits[1].after == "locks/vllm-0.32.0.txt"
     monkeypatch.chdir(project)

@@ -1,0 +1,140 @@
+"""The wheel brings all that a fleet needs: tried in an empty environment and directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.support.checkout import ROOT
+
+UV = Path(sys.executable).with_name("uv")
+NODES = ROOT / "tests/data/nodes"
+MODEL = ROOT / "tests/data/models/Qwen--Qwen3-8B.json"
+SHIPPED = ("config.py", "deploys", "locks", "roles", "templates")
+PROJECT = "gpufleet/_project/"
+
+VARIABLES = """\
+vllm: {version: 0.32.0, lock: locks/vllm-0.32.0.txt, listen: 127.0.0.1}
+serving:
+  small: {model: /srv/small, tensor_parallel: 2, replicas: 1}
+"""
+INVENTORY = """\
+from gpufleet import inventory
+globals().update(inventory.load(__file__, groups={"gpu": ["gpu-01"]}))
+"""
+LOCK_OF = """\
+from gpufleet.inventory.loader import read
+print(read("inventories/fleet.py").nodes["gpu-01"].settings.vllm.lock)
+"""
+
+
+def run(*command: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*map(str, command)],
+        cwd=cwd,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build it from what is checked out, by the hatchling of uv.lock."""
+    out = tmp_path_factory.mktemp("dist")
+    built = run(UV, "build", "--wheel", "--offline", "--no-build-isolation", "-o", out, cwd=ROOT)
+    assert built.returncode == 0, built.stderr
+    (found,) = out.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install it with the dependencies of uv.lock, by their hashes; return its `gpufleet`."""
+    environment = tmp_path_factory.mktemp("environment")
+    for command in (
+        (UV, "sync", "--frozen", "--offline", "--no-dev", "--no-install-project"),
+        (UV, "pip", "install", "--offline", "--no-deps", "--python", environment, wheel),
+    ):
+        done = run(*command, cwd=ROOT, UV_PROJECT_ENVIRONMENT=str(environment))
+        assert done.returncode == 0, done.stderr
+    return environment / "bin/gpufleet"
+
+
+def test_it_has_every_file_of_deploys_roles_templates_and_locks(wheel: Path) -> None:
+    tracked = run("git", "ls-files", "--", *SHIPPED, cwd=ROOT).stdout.splitlines()
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+
+    brought = {name.removeprefix(PROJECT) for name in names if name.startswith(PROJECT)}
+    assert len(tracked) > 50
+    assert set(tracked) - brought == set()
+
+
+def test_it_has_nothing_of_the_lab_the_tests_and_example_inventories(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+
+    inside = {name.removeprefix(PROJECT).split("/")[0] for name in names if PROJECT in name}
+    assert inside == set(SHIPPED)
+    assert {name.split("/")[0].partition("-")[0] for name in names} == {"gpufleet"}
+    assert [name for name in names if "__pycache__" in name] == []
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Path:
+    """Return a directory with what an operator has: settings, a model's config.json, no project."""
+    (tmp_path / "serving.yml").write_text(VARIABLES)
+    (tmp_path / "model.json").write_text(json.dumps(json.loads(MODEL.read_text())["config"]))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("--help",),
+        ("presets",),
+        ("size", "model.json", "--gpu", "H100"),
+        ("flags", "explain", "dtype"),
+        ("plan", "--vars", "serving.yml", "--nodes", NODES / "h100x8.json"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_what_needs_no_nodes_runs_in_an_empty_directory(
+    installed: Path, empty: Path, command: tuple[object, ...]
+) -> None:
+    done = run(installed, *command, cwd=empty)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) > 5
+
+
+def test_a_fleet_that_has_no_lock_of_its_own_gets_the_one_of_the_wheel(
+    installed: Path, tmp_path: Path
+) -> None:
+    for file, text in (("inventories/fleet.py", INVENTORY), ("group_vars/gpu.yml", VARIABLES)):
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).write_text(text)
+
+    found = run(installed.with_name("python"), "-c", LOCK_OF, cwd=tmp_path)
+
+    assert found.returncode == 0, found.stderr
+    lock = Path(found.stdout.strip())
+    assert lock.is_relative_to(installed.parents[1])
+    assert lock.read_bytes() == (ROOT / "locks/vllm-0.32.0.txt").read_bytes()
+
+
+def test_the_lab_says_that_it_needs_a_checkout(installed: Path, tmp_path: Path) -> None:
+    done = run(installed, "lab", "up", cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert "runs from a checkout" in done.stderr
+    assert "Traceback" not in done.stderr
