@@ -28,6 +28,7 @@ INVENTORY = """\
 from gpufleet import inventory
 globals().update(inventory.load(__file__, groups={"gpu": ["gpu-01"]}))
 """
+THIS_MACHINE = INVENTORY.replace("gpu-01", "@local")
 LOCK_OF = """\
 from gpufleet.inventory.loader import read
 print(read("inventories/fleet.py").nodes["gpu-01"].settings.vllm.lock)
@@ -130,6 +131,22 @@ def test_a_fleet_that_has_no_lock_of_its_own_gets_the_one_of_the_wheel(
     lock = Path(found.stdout.strip())
     assert lock.is_relative_to(installed.parents[1])
     assert lock.read_bytes() == (ROOT / "locks/vllm-0.32.0.txt").read_bytes()
+
+
+def test_a_deploy_of_the_wheel_runs_with_its_roles_and_the_only_inventory(
+    installed: Path, tmp_path: Path
+) -> None:
+    """`check` only reads: this machine, which need not be fit."""
+    (tmp_path / "inventories").mkdir()
+    (tmp_path / "inventories/fleet.py").write_text(THIS_MACHINE)
+
+    done = run(installed, "deploy", "check", cwd=tmp_path)
+    refused = run(installed, "deploy", "check", "-y", "--dry", cwd=tmp_path)
+
+    assert f"Loading: {installed.parents[1]}" in done.stderr
+    assert "driver-loaded" in done.stdout, done.stderr
+    assert refused.returncode == 1
+    assert "--dry with -y" in refused.stderr
 
 
 def test_the_lab_says_that_it_needs_a_checkout(installed: Path, tmp_path: Path) -> None:

@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpufleet.bundle.requirements import KINDS
-from gpufleet.cli.common_options import limit_option
+from gpufleet.cli.common_options import (
+    fleet_command,
+    inventory_argument,
+    limit_option,
+)
 from gpufleet.cli.fleet_inputs import load_probes, probe_live, select_limit
 from gpufleet.errors import FleetError
 from gpufleet.paths import import_from_project
@@ -19,8 +23,8 @@ if TYPE_CHECKING:
     from gpufleet.converge.desired import Package
 
 
-@click.command()
-@click.argument("inventory_file", metavar="INVENTORY")
+@fleet_command()
+@inventory_argument
 @click.option("-o", "--output", metavar="DIR", required=True, help="The bundle; may be one of ago.")
 @click.option(
     "--nodes", multiple=True, metavar="FILE", help="Saved probes of the nodes; else they are asked."

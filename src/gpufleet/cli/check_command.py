@@ -20,6 +20,7 @@ from gpufleet.cli.fleet_inputs import (
     write_records,
 )
 from gpufleet.console import add_row, display, new_table
+from gpufleet.inventory.pyinfra_command import default_inventory
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -73,7 +74,9 @@ def check(
     if listing:
         display(checks_table())
         return 0
-    if bool(inventory_file) == bool(files):
+    if not (inventory_file or files):
+        inventory_file = default_inventory()
+    if inventory_file and files:
         raise click.UsageError("Give one INVENTORY, or recorded probes with --from.")
     if inventory_file:
         if vars_file:

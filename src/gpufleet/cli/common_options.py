@@ -6,11 +6,13 @@ import getpass
 import json
 import signal
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from gpufleet.errors import FleetError
+from gpufleet.inventory.pyinfra_command import default_inventory, is_inventory
 from gpufleet.sanitize import printable
 
 INTERRUPTED = 128 + signal.SIGINT  # as a shell has it
@@ -18,10 +20,35 @@ INTERRUPTED = 128 + signal.SIGINT  # as a shell has it
 limit_option = click.option(
     "--limit", multiple=True, help="Only this node or group; may be repeated."
 )
+inventory_argument = click.argument("inventory_file", metavar="[INVENTORY]")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 record_option = click.option(
     "--record", is_flag=True, help="Write on each node what was found there, for alerts."
 )
+
+
+class FleetCommand(click.Command):
+    """A command whose first word is INVENTORY, or is left out for the default one."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put the default inventory in front where the first word names none."""
+        if not {"-h", "--help"}.intersection(args):
+            typed, _, _ = self.make_parser(ctx).parse_args(list(args))
+            word = typed.get("inventory_file")
+            if not isinstance(word, str) or (not is_inventory(word) and self._takes_more()):
+                args = [default_inventory(), *args]
+        return super().parse_args(ctx, args)
+
+    def _takes_more(self) -> bool:
+        """Say whether words may follow INVENTORY: the name of a node or of a replica."""
+        return sum(isinstance(each, click.Argument) for each in self.params) > 1
+
+
+def fleet_command(
+    name: str | None = None,
+) -> Callable[[Callable[..., Any]], FleetCommand]:
+    """Return the decorator of a command that takes INVENTORY: `inventory_argument` has it."""
+    return click.command(name, cls=FleetCommand)
 
 
 def print_json(value: Any) -> None:

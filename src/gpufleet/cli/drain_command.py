@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpufleet.cli.common_options import json_option, operator_name
+from gpufleet.cli.common_options import (
+    fleet_command,
+    inventory_argument,
+    json_option,
+    operator_name,
+)
 from gpufleet.cli.fleet_inputs import use_gevent
 from gpufleet.errors import FleetError
 from gpufleet.sanitize import printable
@@ -35,8 +40,8 @@ _force_mark = click.option(
 )
 
 
-@click.command()
-@click.argument("inventory_file", metavar="INVENTORY")
+@fleet_command()
+@inventory_argument
 @click.argument("names", metavar="NODE...", nargs=-1, required=True)
 @_why
 @json_option
@@ -57,8 +62,8 @@ def cordon(inventory_file: str, names: tuple[str, ...], why: str, *, as_json: bo
     return _change_marks(inventory_file, names, lambda _: asked, as_json=as_json)
 
 
-@click.command()
-@click.argument("inventory_file", metavar="INVENTORY")
+@fleet_command()
+@inventory_argument
 @click.argument("names", metavar="NODE...", nargs=-1, required=True)
 @_force_mark
 @json_option
@@ -77,8 +82,8 @@ def uncordon(inventory_file: str, names: tuple[str, ...], *, force: bool, as_jso
     return _change_marks(inventory_file, names, lambda _: asked, as_json=as_json)
 
 
-@click.command()
-@click.argument("inventory_file", metavar="INVENTORY")
+@fleet_command()
+@inventory_argument
 @click.argument("name", metavar="NODE")
 @_why
 @click.option(
@@ -108,8 +113,8 @@ def drain(
     return int(not found["quiet"])
 
 
-@click.command()
-@click.argument("inventory_file", metavar="INVENTORY")
+@fleet_command()
+@inventory_argument
 @click.argument("name", metavar="NODE")
 @_force_mark
 @json_option

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from gpufleet.cli.common_options import (
+    fleet_command,
+    inventory_argument,
     json_option,
     limit_option,
     record_option,
@@ -29,8 +31,8 @@ if TYPE_CHECKING:
     from gpufleet.fleet.drift import Drift
 
 
-@click.command()
-@click.argument("inventory_file", metavar="INVENTORY")
+@fleet_command()
+@inventory_argument
 @limit_option
 @click.option(
     "--seconds",

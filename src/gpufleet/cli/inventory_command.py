@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from gpufleet.cli.common_options import (
+    fleet_command,
+    inventory_argument,
     json_option,
     print_json,
 )
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
     from gpufleet.inventory.loader import Fleet
 
 
-@click.command()
-@click.argument("inventory_file", metavar="INVENTORY")
+@fleet_command()
+@inventory_argument
 @click.argument("node", required=False)
 @json_option
 def inventory(inventory_file: str, node: str | None, as_json: bool) -> None:

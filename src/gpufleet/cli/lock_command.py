@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gpufleet.cli.common_options import fleet_command, inventory_argument
 from gpufleet.errors import FleetError
 from gpufleet.formatting import suggestion
 from gpufleet.gpu_software import lock_file
@@ -27,8 +28,8 @@ CHANGED = 1
 """Exit status of `--dry` where the file would be another."""
 
 
-@click.command("lock")
-@click.argument("inventory_file", metavar="INVENTORY")
+@fleet_command("lock")
+@inventory_argument
 @click.option("--group", help="Lock this group; else every node: the group named as INVENTORY is.")
 @click.option("--set", "set_", metavar="NAME", help="Lock a set of versions; no node is asked.")
 @click.option("--models", is_flag=True, help="Lock models' files; no node is asked.")

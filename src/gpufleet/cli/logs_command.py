@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from gpufleet.cli.common_options import (
+    fleet_command,
+    inventory_argument,
     limit_option,
 )
 from gpufleet.cli.fleet_inputs import (
@@ -24,8 +26,8 @@ if TYPE_CHECKING:
 FOLLOW_SECONDS = 2
 
 
-@click.command()
-@click.argument("inventory_file", metavar="INVENTORY")
+@fleet_command()
+@inventory_argument
 @click.argument("replica")
 @limit_option
 @click.option(

@@ -32,6 +32,10 @@ COMMANDS = {
         "gpufleet.cli.drain_command:cordon",
         "Place nothing new on a node; what runs there stays.",
     ),
+    "deploy": (
+        "gpufleet.cli.deploy_command:deploy",
+        "Run a deploy on the nodes of INVENTORY: vllm, node, gateway, monitoring ...",
+    ),
     "drain": (
         "gpufleet.cli.drain_command:drain",
         "Cordon a node, send it no requests, and wait until it has none.",

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpufleet.cli.common_options import json_option, operator_name
+from gpufleet.cli.common_options import (
+    FleetCommand,
+    inventory_argument,
+    json_option,
+    operator_name,
+)
 from gpufleet.cli.fleet_inputs import use_gevent
 from gpufleet.errors import FleetError
 
@@ -79,8 +84,8 @@ def render(directory: Path, inventory_file: str | None, *, ask: bool) -> None:
             click.echo(f"note: put what {file} holds into {directory / path}, mode 0640", err=True)
 
 
-@monitoring.command()
-@click.argument("inventory_file", metavar="INVENTORY")
+@monitoring.command(cls=FleetCommand)
+@inventory_argument
 @click.argument("nodes", metavar="NODE...", nargs=-1, required=True)
 @click.option("--for", "length", metavar="TIME", default="30m", show_default=True, help="How long.")
 @click.option("--why", metavar="TEXT", required=True, help="For whoever reads the list.")
@@ -107,8 +112,8 @@ def silence(inventory_file: str, nodes: tuple[str, ...], length: str, why: str) 
                 click.echo(f"note: {home}: {_line(each)} lasts longer", err=True)
 
 
-@monitoring.command()
-@click.argument("inventory_file", metavar="INVENTORY")
+@monitoring.command(cls=FleetCommand)
+@inventory_argument
 @click.argument("nodes", metavar="NODE...", nargs=-1, required=True)
 def unsilence(inventory_file: str, nodes: tuple[str, ...]) -> None:
     """End the silences about NODE... that `silence` has opened; others stay."""
@@ -130,8 +135,8 @@ def unsilence(inventory_file: str, nodes: tuple[str, ...]) -> None:
                 click.echo(f"note: {home}: still there: {_line(each)}", err=True)
 
 
-@monitoring.command("silences")
-@click.argument("inventory_file", metavar="INVENTORY")
+@monitoring.command("silences", cls=FleetCommand)
+@inventory_argument
 @json_option
 def list_silences(inventory_file: str, *, as_json: bool) -> None:
     """Show which alerts are kept quiet, by whom, why and until when."""

@@ -18,6 +18,7 @@ from gpufleet.cli.fleet_inputs import (
 )
 from gpufleet.console import add_row, display, new_table, show_value
 from gpufleet.formatting import ranges
+from gpufleet.inventory.pyinfra_command import default_inventory
 from gpufleet.redact import find_secrets, hide_secrets
 from gpufleet.sanitize import printable
 
@@ -70,8 +71,8 @@ def plan(
             raise click.UsageError("--nodes and --vars belong together: give both.")
         answers = load_probes(files)
         declared: Mapping[str, NodeVars] = load_variables(vars_file, answers)
-    elif len(targets) == 1:
-        answers, declared = probe_live(targets[0])
+    elif len(targets) <= 1:
+        answers, declared = probe_live(targets[0] if targets else default_inventory())
     else:
         raise click.UsageError("Give one INVENTORY, or --nodes and --vars.")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-import click
-
 from gpufleet.cli.common_options import (
+    fleet_command,
+    inventory_argument,
     json_option,
     limit_option,
     print_json,
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from gpufleet.node.topology import Node
 
 
-@click.command()
-@click.argument("inventory_file", metavar="INVENTORY")
+@fleet_command()
+@inventory_argument
 @limit_option
 @json_option
 def probe(inventory_file: str, limit: tuple[str, ...], as_json: bool) -> None:

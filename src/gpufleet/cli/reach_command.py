@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from gpufleet.cli.common_options import (
+    fleet_command,
+    inventory_argument,
     json_option,
     print_json,
 )
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
     from gpufleet.planning.multinode.reachability import ReachabilityResult, Route
 
 
-@click.command()
-@click.argument("inventory_file", metavar="INVENTORY")
+@fleet_command()
+@inventory_argument
 @click.argument("replica", required=False)
 @json_option
 def reach(inventory_file: str, replica: str | None, *, as_json: bool) -> int:

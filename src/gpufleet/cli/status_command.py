@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from gpufleet.cli.common_options import (
+    fleet_command,
+    inventory_argument,
     json_option,
     limit_option,
     print_json,
@@ -38,8 +40,8 @@ _STYLES = {  # by the word of a `Health`
 }
 
 
-@click.command()
-@click.argument("inventory_file", metavar="INVENTORY")
+@fleet_command()
+@inventory_argument
 @limit_option
 @click.option("--completion", is_flag=True, help="Ask every endpoint for one token, too.")
 @click.option(

@@ -13,6 +13,8 @@ import click
 
 from gpufleet.cli.common_options import (
     INTERRUPTED,
+    fleet_command,
+    inventory_argument,
     json_option,
     limit_option,
     operator_name,
@@ -54,8 +56,8 @@ _unknown = click.option(
 )
 
 
-@click.command()
-@click.argument("inventory_file", metavar="INVENTORY")
+@fleet_command()
+@inventory_argument
 @click.option("--vllm", "version", metavar="VERSION", help="Declare this version first.")
 @limit_option
 @_dry
@@ -131,8 +133,8 @@ def upgrade(
     return command.begin("upgrade", what)
 
 
-@click.command()
-@click.argument("inventory_file", metavar="INVENTORY")
+@fleet_command()
+@inventory_argument
 @_dry
 @_yes
 @_steal

@@ -134,7 +134,7 @@ def test_list_names_every_check_and_needs_no_node():
 @each_row(
     ("arguments", "says"),
     [
-        ((), "Give one INVENTORY, or recorded probes"),
+        ((), "no INVENTORY is named, and there are inventories/lab.py"),
         (("inventories/prd.py",), "there is no such inventory file"),
         (("--from", "nope.json"), "nope.json: cannot be read"),
         (("--from", "pyproject.toml"), "is not JSON"),

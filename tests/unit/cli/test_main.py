@@ -145,7 +145,7 @@ def test_a_mistake_is_one_line_with_file_and_key(serving):
         (("plan", "--vars", "x.yml", "--nodes", "nope.json"), "nope.json: cannot be read"),
         (("plan", "--vars", "x.yml", "--nodes", "pyproject.toml"), "pyproject.toml:1: is not JSON"),
         (("plan", "--vars", "x.yml", "--nodes", NODES / "t4x1.json", "--json"), "x.yml"),
-        (("plan",), "Give one INVENTORY"),
+        (("plan",), "no INVENTORY is named, and there are inventories/lab.py"),
         (("plan", "--nodes", NODES / "t4x1.json"), "belong together"),
         (("probe", "inventories/prod.py", "--limit", "gpu_h10"), "did you mean 'gpu_h100'"),
         (("nonsense",), "No such command"),

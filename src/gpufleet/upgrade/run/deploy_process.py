@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -18,6 +17,7 @@ from gevent.subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
 
 from gpufleet.errors import FleetError
 from gpufleet.fleet.upgrade_lock import VARIABLE
+from gpufleet.inventory.pyinfra_command import pyinfra_command
 from gpufleet.sanitize import printable
 
 # A release is built within BUILD_SECONDS (release.py), a large model downloaded in some hours.
@@ -55,7 +55,7 @@ class Deploy:
         """
         path = self.logs / f"{name or Path(file).stem}.log"
         limits = [word for node in nodes for word in ("--limit", node)]
-        command = [sys.executable, "-m", "pyinfra", "-y", *limits, self.inventory, file]
+        command = pyinfra_command(Path(file).stem, "-y", *limits, self.inventory)
         self.logs.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:

@@ -1,0 +1,47 @@
+"""`gpufleet deploy NAME`: pyinfra with a deploy of this directory, or with gpufleet's own.
+
+The process becomes pyinfra: output, exit status, questions and signals are pyinfra's.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+
+import click
+
+from gpufleet.inventory.pyinfra_command import (
+    default_inventory,
+    deploy_names,
+    names_inventory,
+    pyinfra_command,
+)
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True},
+    epilog="The deploys: " + ", ".join(deploy_names()) + ".",
+)
+@click.argument("name", metavar="NAME")
+@click.argument(
+    "words", metavar="[INVENTORY] [OPTIONS OF pyinfra]...", nargs=-1, type=click.UNPROCESSED
+)
+@click.option("--show", is_flag=True, help="Print the pyinfra command and run nothing.")
+def deploy(name: str, words: tuple[str, ...], *, show: bool) -> None:
+    """
+    Run the deploy NAME on the nodes of INVENTORY, with all options that pyinfra takes.
+
+    \b
+    gpufleet deploy vllm --dry --diff                # what would change
+    gpufleet deploy vllm                             # asks before it changes anything
+    gpufleet deploy vllm inventories/prod.py -y --limit gpu-01
+
+    It is `pyinfra INVENTORY deploys/NAME.py`, with that file of this directory, or else with the
+    one that gpufleet ships. The exit status is pyinfra's.
+    """
+    inventory = () if names_inventory(words) else (default_inventory(),)
+    command = pyinfra_command(name, *inventory, *words)
+    if show:
+        click.echo(shlex.join(command))
+        return
+    os.execv(command[0], command)  # noqa: S606  # a list, never a shell string

@@ -1,0 +1,96 @@
+"""The pyinfra command line of a deploy: which file, which `config.py`, which inventory.
+
+A directory with its own `deploys/` and `config.py`, as a checkout, uses these; any other uses those
+that gpufleet ships. Loads no pyinfra.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpufleet.errors import FleetError
+from gpufleet.formatting import suggestion
+from gpufleet.paths import PROJECT
+
+VARIABLE = "GPUFLEET_INVENTORY"
+"""Environment variable with the inventory file of commands that are given none."""
+
+
+def deploy_names() -> list[str]:
+    """Return the names of all deploys, of this directory's and of those that gpufleet ships."""
+    return sorted({path.stem for path in (*_here().glob("*.py"), *_shipped().glob("*.py"))})
+
+
+def deploy_file(name: str) -> str:
+    """
+    Return the file of a deploy: `deploys/vllm.py` if this directory has it, else gpufleet's own.
+
+    Raises `FleetError` for a name that neither has, with the names that there are.
+    """
+    for folder in (_here(), _shipped()):
+        if (found := folder / f"{name}.py").is_file():
+            return str(found)
+    known = deploy_names()
+    raise FleetError(
+        f"there is no deploy {name!r}; there are {', '.join(known)}{suggestion(name, known)}"
+    )
+
+
+def pyinfra_command(deploy: str, *words: str) -> list[str]:
+    """
+    Return the command that runs pyinfra for a deploy; the inventory is the first of `words`.
+
+    `words` are pyinfra's options and the inventory, as typed.
+    """
+    own = Path("config.py").is_file()
+    config = () if own else ("--config", str(PROJECT / "config.py"))
+    return [sys.executable, "-m", "pyinfra", *config, *words, deploy_file(deploy)]
+
+
+def is_inventory(word: str) -> bool:
+    """Say whether a word names an inventory file, and not a node, a replica or a deploy."""
+    return word.endswith(".py") or "/" in word or Path(word).is_file()
+
+
+def names_inventory(words: Sequence[str]) -> bool:
+    """Say whether one of pyinfra's words is an inventory, and neither an option nor its value."""
+    if all(word.startswith("-") for word in words):
+        return False
+    if not words[0].startswith("-"):
+        return True
+    # An option may take the next word: pyinfra's own parser tells.
+    from click import Context
+    from pyinfra_cli.cli import cli
+
+    typed, _, _ = cli.make_parser(Context(cli)).parse_args(list(words))
+    return isinstance(typed.get("inventory"), str)
+
+
+def default_inventory() -> str:
+    """
+    Return the inventory of a command that is given none.
+
+    It is the file that `GPUFLEET_INVENTORY` names, else the only one in `inventories/`. Raises
+    `FleetError` where that is none or one of several.
+    """
+    if named := os.environ.get(VARIABLE):
+        return named
+    found = sorted(str(path) for path in Path("inventories").glob("*.py"))
+    if len(found) == 1:
+        return found[0]
+    there = f"there are {', '.join(found)}" if found else "there is no inventories/*.py here"
+    raise FleetError(
+        f"no INVENTORY is named, and {there}: name the inventory's file, or set {VARIABLE}"
+        + ("" if found else "; `gpufleet init DIR HOST...` writes one")
+    )
+
+
+def _here() -> Path:
+    return Path("deploys")
+
+
+def _shipped() -> Path:
+    return PROJECT / "deploys"
