@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from tests.support.checkout import ROOT
+from tests.support.wheel import build_wheel, install_wheel
 
-UV = Path(sys.executable).with_name("uv")
 NODES = ROOT / "tests/data/nodes"
 MODEL = ROOT / "tests/data/models/Qwen--Qwen3-8B.json"
 SHIPPED = ("config.py", "deploys", "locks", "roles", "templates")
@@ -49,25 +48,12 @@ def run(*command: object, cwd: Path, **environment: str) -> subprocess.Completed
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build it from what is checked out, by the hatchling of uv.lock."""
-    out = tmp_path_factory.mktemp("dist")
-    built = run(UV, "build", "--wheel", "--offline", "--no-build-isolation", "-o", out, cwd=ROOT)
-    assert built.returncode == 0, built.stderr
-    (found,) = out.glob("*.whl")
-    return found
+    return build_wheel(tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install it with the dependencies of uv.lock, by their hashes; return its `gpufleet`."""
-    environment = tmp_path_factory.mktemp("environment")
-    for command in (
-        (UV, "sync", "--frozen", "--offline", "--no-dev", "--no-install-project"),
-        (UV, "pip", "install", "--offline", "--no-deps", "--python", environment, wheel),
-    ):
-        done = run(*command, cwd=ROOT, UV_PROJECT_ENVIRONMENT=str(environment))
-        assert done.returncode == 0, done.stderr
-    return environment / "bin/gpufleet"
+    return install_wheel(wheel, tmp_path_factory.mktemp("environment"))
 
 
 def test_it_has_every_file_of_deploys_roles_templates_and_locks(wheel: Path) -> None:

@@ -52,6 +52,10 @@ COMMANDS = {
         "gpufleet.cli.import_command:import_",
         "What you have (models.yml, vllm serve, docker run, compose) as settings.",
     ),
+    "init": (
+        "gpufleet.cli.init_command:init",
+        "Write a fleet's own directory from the names of its hosts.",
+    ),
     "inventory": (
         "gpufleet.cli.inventory_command:inventory",
         "Show every value of the nodes of INVENTORY, or of one NODE, and the line that set it.",

@@ -68,7 +68,7 @@ def _problems(document: Mapping[str, Any], settings: NodeSettings) -> Iterator[s
             "(`--set`), or run deploys/node.py first"
         )
         return
-    if _modules(document) is None:
+    if modules_flavour(document) is None:
         yield "which kernel modules are loaded could not be read: `cat /proc/driver/nvidia/version`"
     parts = {
         "on the disk": _version(driver["disk"]) or "none that can be read",
@@ -89,7 +89,7 @@ def _values(document: Mapping[str, Any], settings: NodeSettings) -> dict[str, An
     packages = document["system"]["packages"]
     return {
         "driver": document["driver"]["module"],
-        "modules": _modules(document),
+        "modules": modules_flavour(document),
         "kernel": "held" if _kernels_held(packages) else "follow",
         "nvlsm": packages.get("nvlsm", {}).get("version"),
         "toolkit": _toolkit(packages, settings),
@@ -120,7 +120,7 @@ def _version(part: Mapping[str, Any]) -> str | None:
     return value_or(part["version"]) if value_or(part) else None
 
 
-def _modules(document: Mapping[str, Any]) -> str | None:
+def modules_flavour(document: Mapping[str, Any]) -> str | None:
     """Return the flavour of the loaded modules, as they say it themselves."""
     said = value_or(document["driver"]["proc"])
     if said is None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpufleet.errors import FleetError
-from gpufleet.importer.bounded_yaml import mapping, plain
+from gpufleet.importer.bounded_yaml import load_documents, mapping, plain
 from gpufleet.importer.server import Note, Source
 from gpufleet.settings.node_groups import resolve_groups
 
@@ -177,6 +177,22 @@ def _ini_line(found: _Inventory, name: str, kind: str, words: list[str]) -> None
 # -- an inventory file -----------------------------------------------------------------------------
 
 
+def read_hosts(text: str) -> tuple[Any, ...]:
+    """
+    Return the hosts of an inventory, YAML or INI: names, or (name, how it is reached).
+
+    Raises `FleetError` for a text that is none.
+    """
+    if is_ini(text):
+        source = read_ini(text)
+    else:
+        documents = [each for each in load_documents(text) if mapping(each)]
+        if len(documents) != 1 or not is_inventory(mapping(documents[0])):
+            raise FleetError("is no Ansible inventory: give its YAML or INI file with the hosts")
+        source = read_inventory(mapping(documents[0]))
+    return source.hosts
+
+
 def _source(found: _Inventory) -> Source:
     own = found.groups.pop(_ALL, _Group())
     grouped = {host for group in found.groups.values() for host in group.hosts}
@@ -206,7 +222,12 @@ def _source(found: _Inventory) -> Source:
         decide=True,
     )
     groups = {name: [reached[host] for host in group.hosts] for name, group in found.groups.items()}
-    return Source((), tuple(notes.values()), inventory=_text(groups, children))
+    return Source(
+        (),
+        tuple(notes.values()),
+        inventory=_text(groups, children),
+        hosts=tuple(reached.values()),
+    )
 
 
 def _reached(host: str, said: Mapping[str, Any], notes: dict[str, Note]) -> Any:

@@ -67,10 +67,12 @@ class Source:
     """
     What a text has: servers, names of LiteLLM's without one, and notes about the text as a whole.
 
-    `inventory` is the text of an inventory file; "": the text has no hosts.
+    `inventory` is the text of an inventory file; "": the text has no hosts. `hosts` are those of
+    it, as an inventory file writes them: a name, or (name, its variables).
     """
 
     launches: tuple[Launch, ...] = ()
     notes: tuple[Note, ...] = ()
     names: tuple[ProxyName, ...] = ()
     inventory: str = ""
+    hosts: tuple[Any, ...] = ()

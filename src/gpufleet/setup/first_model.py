@@ -1,0 +1,86 @@
+"""The model that a new fleet serves first: small enough for what is there, pinned to a commit.
+
+What is planned for it later is planned by its own config; here only GPUs' memory decides. The rows
+are held to that by tests/unit/setup/test_first_model.py, which sizes them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpufleet.errors import FleetError
+
+CONTEXT = 8192
+"""Tokens of the longest request, which the rows are sized for."""
+HUB_SECONDS = 10
+
+_GIVEN = re.compile(r"(?P<model>/\S+|[\w.-]+/[\w.-]+)(?:@(?P<revision>[0-9a-f]{40}))?")
+
+
+@dataclass(frozen=True)
+class FirstModel:
+    """
+    A model, and the commit of its files.
+
+    `revision` None: the Hub has to be asked. `memory_gib`: of the smallest GPU that it runs on.
+    """
+
+    model: str
+    revision: str | None = None
+    memory_gib: float = 0
+
+    @property
+    def name(self) -> str:
+        """What clients ask for, and part of unit names."""
+        return re.sub(r"[^a-z0-9.]+", "-", self.model.rpartition("/")[2].lower()).strip("-.")
+
+    @property
+    def local(self) -> bool:
+        """Whether it is a directory on the nodes."""
+        return self.model.startswith("/")
+
+
+ROWS = (
+    FirstModel("Qwen/Qwen3-8B", "b968826d9c46dd6066d109eabc6255188de91218", 22.0),
+    FirstModel("Qwen/Qwen3-1.7B", None, 8.0),
+)
+
+
+def choose(memory_gib: float | None) -> FirstModel | None:
+    """
+    Return the largest model that a GPU of this memory holds; None: none does, or it is not known.
+
+    >>> choose(79.19).model
+    'Qwen/Qwen3-8B'
+    """
+    if memory_gib is None:
+        return None
+    return next((row for row in ROWS if row.memory_gib <= memory_gib), None)
+
+
+def parse_model(text: str) -> FirstModel:
+    """Return the model that `--model` names: `ORG/NAME`, `ORG/NAME@COMMIT`, a path of the nodes."""
+    match = _GIVEN.fullmatch(text)
+    if match is None:
+        raise FleetError(
+            f"--model {text}: write ORG/NAME, ORG/NAME@COMMIT with all 40 digits of the commit, or "
+            "the absolute path of a directory on the nodes"
+        )
+    return FirstModel(match["model"], match["revision"])
+
+
+def hub_revision(model: str, ask: Callable[[str], str | None] | None = None) -> str | None:
+    """Return the commit that the Hub has of a model now; None: it does not say."""
+    return (ask or _ask_hub)(model)
+
+
+def _ask_hub(model: str) -> str | None:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        return HfApi().model_info(model, timeout=HUB_SECONDS).sha
+    except (OSError, HfHubHTTPError, ValueError):
+        return None

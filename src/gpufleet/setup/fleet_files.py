@@ -1,0 +1,219 @@
+"""The files of a fleet's own directory, rendered, and written where they are not there yet."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpufleet.errors import FleetError
+from gpufleet.gpu_software.lock_file import lock_path, lock_text
+from gpufleet.paths import write_whole
+from gpufleet.setup.first_model import CONTEXT, FirstModel
+from gpufleet.setup.hosts import Host
+from gpufleet.setup.kinds import NO_GPUS, Findings
+from gpufleet.templates import render_template
+
+INVENTORY = "inventories/fleet.py"
+KNOWN_HOSTS = "inventories/known_hosts"
+API_KEY = "secrets/vllm-api-key"
+VARIABLES = "group_vars/fleet.yml"
+GPU = "gpu"
+"""The group of all nodes with GPUs."""
+
+_IGNORED = "/secrets/\n/.gpufleet/\npyinfra-debug.log\n__pycache__/\n"
+_CONNECTION = ("ssh_", "_")
+
+
+@dataclass(frozen=True)
+class Written:
+    """What became of a file: `new`, or `kept` as it was, with whether it differs."""
+
+    path: str
+    new: bool
+    differs: bool = False
+
+
+def inventory_text(groups: Mapping[str, Iterable[Host]], user: str | None) -> str:
+    """Return the inventory file; `user` is the one that `ssh_user` in group_vars names."""
+    lines = [
+        '"""The fleet. Its variables are in group_vars/: `gpufleet inventory` shows them all."""',
+        "",
+        "from gpufleet import inventory",
+        "",
+        "globals().update(",
+        "    inventory.load(",
+        "        __file__,",
+        "        groups={",
+    ]
+    for group, hosts in groups.items():
+        lines.append(f'            "{group}": [')
+        for host in hosts:
+            said = host.variables | ({} if host.user == user else {"ssh_user": host.user})
+            if said and host.user not in {user, "root"}:
+                said["_sudo"] = True
+            pairs = ", ".join(f'"{key}": {_literal(value)}' for key, value in said.items())
+            name = _literal(host.name)
+            lines.append(
+                f"                ({name}, {{{pairs}}})," if said else f"                {name},"
+            )
+        lines.append("            ],")
+    lines.append("        },")
+    if kinds := [group for group in groups if group.startswith("gpu_")]:
+        lines.append(f'        children={{"{GPU}": [{", ".join(map(_literal, kinds))}]}},')
+    return "\n".join([*lines, "    )", ")", ""])
+
+
+def connection(hosts: Iterable[Host], known_hosts: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the variables by which nodes are reached, of all of them."""
+    users = {host.user for host in hosts}
+    found: dict[str, Any] = {}
+    if len(users) == 1:
+        found["ssh_user"] = next(iter(users))
+        if found["ssh_user"] != "root":
+            found["_sudo"] = True
+    found["ssh_known_hosts_file"] = known_hosts
+    return found | {key: value for key, value in given.items() if key.startswith(_CONNECTION)}
+
+
+def render(
+    hosts: Iterable[Host],
+    found: Findings,
+    *,
+    model: FirstModel | None,
+    release: str,
+    given: Mapping[str, Any],
+) -> dict[str, str]:
+    """
+    Return the files of a fleet by their paths, but for its keys.
+
+    `given` are settings that go over those that are derived, key by key. A `model` without a
+    revision is written as a comment with the line to fill in.
+    """
+    by_name = {host.name: host for host in hosts}
+    kinds = found.kinds
+    groups = {kind.group: [by_name[name] for name in kind.nodes] for kind in kinds}
+    reached = connection(by_name.values(), KNOWN_HOSTS, given)
+    files = {
+        INVENTORY: inventory_text(groups, reached.get("ssh_user")),
+        ".gitignore": _IGNORED,
+    }
+    derived: dict[str, Any] = {"cuda": {"repository": dict(found.repository)}}
+    derived["vllm"] = {
+        "version": release,
+        "lock": f"locks/vllm-{release}.txt",
+        "api_key_file": API_KEY,
+    }
+    settings = {key: value for key, value in given.items() if not key.startswith(_CONNECTION)}
+    serving = settings.pop("serving", None)
+    for key, value in settings.items():
+        both = isinstance(value, Mapping) and isinstance(derived.get(key), Mapping)
+        derived[key] = {**derived[key], **value} if both else value
+    files[VARIABLES] = (
+        "# Every node of inventories/fleet.py: how it is reached, and where software comes from.\n"
+        f"{_yaml(reached)}\n{_yaml(derived)}"
+    )
+    served = sum(len(kind.nodes) for kind in kinds if kind.gpus)
+    files[f"group_vars/{GPU}.yml"] = (
+        "# What the nodes with GPUs serve: `gpufleet plan` shows where.\n"
+        + _serving(serving, model, served)
+    )
+    for kind in kinds:
+        path = f"group_vars/{kind.group}.yml"
+        if kind.group == NO_GPUS:
+            without = {"gpu_node": False, "monitoring": {}}
+            files[path] = f"# Without GPUs: they can watch the others.\n{_yaml(without)}"
+            continue
+        files[path] = (
+            f"# {kind.gpus} x {kind.model} in each node: one that has fewer is refused.\n"
+            f"{_yaml({'gpus': {'count': kind.gpus}})}"
+        )
+        if kind.lock:
+            place = str(lock_path(Path("group_vars"), kind.group))
+            files[place] = lock_text(kind.lock, kind.source, kind.why or {})
+    files["README.md"] = render_template(
+        "fleet/readme.md.j2",
+        kinds=kinds,
+        bare=any(kind.bare for kind in kinds),
+        api_key=API_KEY,
+    )
+    return files
+
+
+def write_files(root: Path, files: Mapping[str, str], *, api_key: bool) -> Iterator[Written]:
+    """
+    Write the files that are not there, and yield what became of each.
+
+    A file that is there is kept, whatever it has. `api_key`: make one, if there is none. Raises
+    `FleetError` where something cannot be written.
+    """
+    for path, text in files.items():
+        file = root / path
+        if os.path.lexists(file):
+            yield Written(path, new=False, differs=_differs(file, text))
+        else:
+            write_whole(file, text)
+            yield Written(path, new=True)
+    if api_key:
+        yield Written(API_KEY, new=_write_key(root / API_KEY))
+
+
+def _write_key(file: Path) -> bool:
+    """Write a key that nobody else can read; return whether it was made now."""
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise FleetError(f"{file} cannot be written: {error.strerror}") from None
+    with os.fdopen(handle, "w", encoding="utf-8") as opened:
+        opened.write(secrets.token_hex(32) + "\n")
+    return True
+
+
+def _differs(file: Path, text: str) -> bool:
+    try:
+        return file.read_text(encoding="utf-8") != text
+    except (OSError, UnicodeDecodeError):
+        return True
+
+
+def _serving(given: Any, model: FirstModel | None, nodes: int) -> str:
+    if given is not None:
+        return _yaml({"serving": given})
+    if model is None:
+        return (
+            "# No model is chosen: the GPUs' memory is not known, or too small for those that\n"
+            "# `gpufleet init` knows. Write one, as docs/configure/serving.md says.\n"
+        )
+    entry: dict[str, Any] = {"model": model.model}
+    if model.revision:
+        entry["revision"] = model.revision
+    text = _yaml({"serving": {model.name: entry | {"replicas": nodes, "context": CONTEXT}}})
+    if model.revision or model.local:
+        return text
+    lines = text.splitlines()
+    lines.insert(3, "    revision: COMMIT")
+    return (
+        "# The Hub did not say which commit the model is at: put all 40 digits of it in COMMIT's\n"
+        "# place (the model's page, `Files`, `History`), and take the marks away.\n"
+        + "".join(f"# {line}\n" for line in lines)
+    )
+
+
+def _yaml(values: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True, width=100)
+
+
+def _literal(value: Any) -> str:
+    return (
+        f'"{value}"'
+        if isinstance(value, str) and '"' not in value and "\\" not in value
+        else repr(value)
+    )

@@ -1,0 +1,91 @@
+"""The keys by which hosts are known: asked for, shown as fingerprints, written to `known_hosts`."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import socket
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import paramiko
+
+from gpufleet.errors import FleetError
+from gpufleet.setup.hosts import Host
+
+# A host that answers does so in a round trip or two; sshd may look the caller's name up.
+SECONDS = 10
+_AT_ONCE = 32
+
+
+def fetch_keys(hosts: Iterable[Host]) -> dict[str, paramiko.PKey]:
+    """
+    Return the key that each host shows, by the host's name. The network may lie: see `fingerprint`.
+
+    Raises `FleetError` with every host that shows none.
+    """
+    asked = tuple(hosts)
+    with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
+        answers = list(pool.map(_ask, asked))
+    if problems := [answer for answer in answers if isinstance(answer, str)]:
+        raise FleetError(*problems)
+    return {
+        host.name: answer
+        for host, answer in zip(asked, answers, strict=True)
+        if not isinstance(answer, str)
+    }
+
+
+def fingerprint(key: paramiko.PKey) -> str:
+    """Return a key's fingerprint as `ssh-keygen -l` prints it: `SHA256:...`."""
+    digest = hashlib.sha256(key.asbytes()).digest()
+    return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+
+
+def known_keys(file: Path, hosts: Iterable[Host]) -> dict[str, str]:
+    """
+    Return the lines of a `known_hosts` file for the hosts that are in it, by their names.
+
+    Raises `FleetError` for a file that cannot be read.
+    """
+    try:
+        entries = paramiko.HostKeys(str(file))
+    except OSError as error:
+        raise FleetError(f"{file}: cannot be read: {error.strerror}") from None
+    found = {}
+    for host in hosts:
+        keys = entries.lookup(host.known_name) or entries.lookup(host.name)
+        if keys:
+            found[host.name] = "".join(known_line(host, key) for key in keys.values())
+    return found
+
+
+def known_line(host: Host, key: paramiko.PKey) -> str:
+    """Return a host's line of `known_hosts`."""
+    return f"{host.known_name} {key.get_name()} {key.get_base64()}\n"
+
+
+def known_text(lines: Mapping[str, str]) -> str:
+    """Return the file of all hosts."""
+    return "".join(lines.values())
+
+
+def _ask(host: Host) -> paramiko.PKey | str:
+    where = f"{host.name} ({host.known_name})" if host.known_name != host.name else host.name
+    if host.jump:
+        return (
+            f"{where}: is reached over another host, so its key cannot be asked for: give a file "
+            "that has it by --known-hosts"
+        )
+    try:
+        with socket.create_connection((host.address, host.port), timeout=SECONDS) as connection:
+            transport = paramiko.Transport(connection)
+            try:
+                transport.start_client(timeout=SECONDS)
+                return transport.get_remote_server_key()
+            finally:
+                transport.close()
+    except (OSError, EOFError, paramiko.SSHException) as error:
+        said = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        return f"{where}: shows no host key: {said}"

@@ -1,0 +1,232 @@
+"""Nodes by what they are, and the settings that follow from it.  Pure.
+
+A kind is a group of the inventory: nodes with as many GPUs of one model. Takes the documents that
+`on_node/probe/probe.py` prints (docs/reference/probe.md).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpufleet.artifacts.package_lock import PROGRAMS
+from gpufleet.catalog import gpu_models
+from gpufleet.errors import FleetError
+from gpufleet.formatting import join_names
+from gpufleet.gpu_software.lock_from_nodes import modules_flavour
+from gpufleet.gpu_software.repository import VENDOR, repository_path, vendor_repository
+from gpufleet.gpu_software.version_sets import ReleaseSet, release_set, release_sets
+from gpufleet.node.machine import Generation, Machine, System, from_probe
+from gpufleet.node.topology import node_from_probe, value_or
+from gpufleet.settings.gpu_lock import GpuLock
+
+NO_GPUS = "monitoring"
+"""The group of nodes without GPUs, which can watch the others."""
+BARE_SET = "r580-lts"
+"""The versions of nodes that have no driver: the branch with the longest support."""
+
+# The GPUs of each generation by CUDA's compute capability (NVIDIA's CUDA GPUs page).
+_CAPABILITIES: Mapping[Generation, frozenset[tuple[int, int]]] = {
+    "turing": frozenset({(7, 5)}),
+    "ampere": frozenset({(8, 0), (8, 6)}),
+    "ada": frozenset({(8, 9)}),
+    "hopper": frozenset({(9, 0)}),
+    "blackwell": frozenset({(10, 0), (10, 3), (12, 0), (12, 1)}),
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """
+    Nodes that are alike.
+
+    Attributes:
+        group: its name in the inventory.
+        nodes: their names.
+        gpus: how many each has.
+        model: of the GPUs, in words.
+        memory_gib: of one GPU, as CUDA has it; of unnamed ones the least of their generation;
+            None: not known.
+        drivers: that are loaded; empty: none is.
+        lock: the versions that suit them, with where they come from; None: no GPUs.
+    """
+
+    group: str
+    nodes: tuple[str, ...]
+    gpus: int
+    model: str
+    memory_gib: float | None
+    drivers: tuple[str, ...]
+    lock: GpuLock | None = None
+    source: str = ""
+    why: Mapping[str, str] | None = None
+
+    @property
+    def bare(self) -> bool:
+        """Whether its GPUs have no driver."""
+        return bool(self.gpus) and not self.drivers
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What nodes are: their kinds, NVIDIA's repository, and what an operator has to know."""
+
+    kinds: tuple[Kind, ...]
+    repository: Mapping[str, str]
+    remarks: tuple[str, ...]
+
+
+def read_kinds(documents: Mapping[str, Mapping[str, Any]]) -> Findings:
+    """Return what probed nodes are. Raises `FleetError` with every node that cannot be served."""
+    systems: dict[str, System] = {}
+    machines: dict[str, Machine] = {}
+    problems = []
+    for name, document in documents.items():
+        try:
+            systems[name], machines[name] = from_probe(document)
+            vendor_repository(systems[name])
+        except FleetError as error:
+            problems += [f"{name}: {problem}" for problem in error.problems]
+    if problems:
+        raise FleetError(*problems)
+    paths = {name: repository_path(system) for name, system in systems.items()}
+    if len(set(paths.values())) > 1:
+        said = "; ".join(f"{name}: {system}" for name, system in systems.items())
+        raise FleetError(
+            f"the nodes run several systems ({said}), and NVIDIA has a repository for each: give "
+            "the hosts of one system at a time, a directory each"
+        )
+    grouped: dict[tuple[str, int], list[str]] = {}
+    for name, document in documents.items():
+        grouped.setdefault(_model(document, machines[name]), []).append(name)
+    kinds = tuple(
+        _kind(model, count, {name: documents[name] for name in names}, machines[names[0]])
+        for (model, count), names in grouped.items()
+    )
+    system = next(iter(systems.values()))
+    return Findings(kinds, _repository(system), tuple(_remarks(kinds)))
+
+
+def _model(document: Mapping[str, Any], machine: Machine) -> tuple[str, int]:
+    """Return the name of a node's GPUs and their number; without a driver their generation."""
+    named = [gpu.name for gpu in node_from_probe("", document).gpus] if _driver(document) else []
+    if named:
+        cards = [gpu_models.product_card(name) for name in named]
+        names = [card.name if card else name for card, name in zip(cards, named, strict=True)]
+        # A GPU that does not answer is on the bus all the same.
+        return (names[0] if len(set(names)) == 1 else "mixed"), max(len(named), len(machine.gpus))
+    if not machine.gpus:
+        return "", 0
+    generations = sorted(machine.generations)
+    return (generations[0].title() if len(generations) == 1 else "unknown"), len(machine.gpus)
+
+
+def _kind(
+    model: str, count: int, documents: Mapping[str, Mapping[str, Any]], machine: Machine
+) -> Kind:
+    names = tuple(documents)
+    if not count:
+        return Kind(NO_GPUS, names, 0, "no GPUs", None, ())
+    slug = re.sub(r"[^a-z0-9]+", "_", model.lower()).strip("_")
+    drivers = tuple(dict.fromkeys(filter(None, map(_driver, documents.values()))))
+    lock, source, why = _lock(drivers, documents)
+    return Kind(
+        f"gpu_{slug}x{count}",
+        names,
+        count,
+        model,
+        _memory(model, machine),
+        drivers,
+        lock,
+        source,
+        why,
+    )
+
+
+def _driver(document: Mapping[str, Any]) -> str | None:
+    """Return the version of the driver that is loaded; None: none is."""
+    found = value_or(document["driver"]["module"])
+    return found if isinstance(found, str) and found[:1].isdigit() else None
+
+
+def _branch(driver: str) -> str:
+    return driver.partition(".")[0]
+
+
+def _memory(model: str, machine: Machine) -> float | None:
+    """Return the GiB of a GPU, at least."""
+    if card := next((each for each in gpu_models.cards() if each.name == model), None):
+        return card.memory_gib
+    capabilities = [_CAPABILITIES.get(each, frozenset()) for each in machine.generations]
+    wanted = frozenset().union(*capabilities)
+    if not all(capabilities):
+        return None
+    return min(
+        (each.memory_gib for each in gpu_models.cards() if each.compute_capability in wanted),
+        default=None,
+    )
+
+
+def _lock(
+    drivers: tuple[str, ...], documents: Mapping[str, Mapping[str, Any]]
+) -> tuple[GpuLock, str, Mapping[str, str]]:
+    """Return versions for nodes: those that a driver's branch belongs with, and that driver."""
+    sets = {each.lock.branch: each for each in release_sets().values()}
+    suiting = {_branch(each): sets.get(_branch(each)) for each in drivers}
+    found: ReleaseSet | None = next(iter(suiting.values()), None)
+    if len(suiting) != 1 or found is None:
+        bare = release_set(BARE_SET)
+        return bare.lock, f"The set {bare.name}: {bare.title}.", bare.why
+    # Of a branch, nodes keep what they have.
+    driver = found.lock.branch if len(drivers) > 1 else drivers[0]
+    flavours = {modules_flavour(each) for each in documents.values()}
+    flavour = flavours.pop() if len(flavours) == 1 else None
+    lock = found.lock.model_copy(
+        update={"driver": driver, "modules": flavour or found.lock.modules}
+    )
+    return lock, f"The driver that is there, with the set {found.name}: {found.title}.", found.why
+
+
+def _repository(system: System) -> dict[str, str]:
+    """Return `cuda.repository` for a system; without its key's hash where that is not known."""
+    found = vendor_repository(system)
+    written = {"url": f"{VENDOR}/{repository_path(system)}"}
+    if found.keyring_sha256:
+        written["keyring_sha256"] = found.keyring_sha256
+    return written
+
+
+def _remarks(kinds: tuple[Kind, ...]) -> Iterator[str]:
+    for kind in kinds:
+        who = join_names(kind.nodes)
+        if kind.bare and kind.lock:
+            yield (
+                f"{who}: no NVIDIA driver is loaded: type `gpufleet deploy node` first: it "
+                f"installs {kind.lock.driver}"
+            )
+        elif kind.lock and kind.lock.branch not in {_branch(each) for each in kind.drivers}:
+            yield (
+                f"{who}: {join_names(kind.drivers)} is in no set of versions that vLLM's CUDA 13 "
+                f"runs on: `gpufleet deploy node` brings {kind.lock.driver}"
+            )
+
+
+def old_pythons(documents: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Return a sentence about the nodes for whose Python there is no shipped lock; None: none."""
+    python = PROGRAMS["vllm"].python
+    oldest = tuple(map(int, python.split(".")))
+    old = [
+        f"{name} ({version})"
+        for name, document in documents.items()
+        if (version := value_or(document["python"]))
+        and tuple(map(int, str(version).split(".")[:2])) < oldest
+    ]
+    if not old:
+        return None
+    return (
+        f"the shipped lock of vLLM is for Python {python} and newer, and these have an older one: "
+        f"{', '.join(old)}: make a lock with `gpufleet packages lock` (locks/README.md), and name "
+        "it in `vllm.lock` of group_vars/fleet.yml"
+    )
