@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpufleet.errors import FleetError
@@ -112,6 +112,11 @@ def checked(name: str, gpu: int | None, profile: str, *, driver: bool = True) ->
     return Broken(name, (gpu or 0) if alone else None)
 
 
-def machine_with(profile: str, broken: Iterable[Broken]) -> Machine:
-    """Return the machine of a profile with these faults."""
-    return machine.of(profile, *(faults.fault(each.fault, each.gpu or 0) for each in broken))
+def machine_with(profile: str, broken: Iterable[Broken], node: str = "") -> Machine:
+    """Return the machine of a profile with these faults, and GPUs of the node's own if named."""
+
+    def its_own(delivered: Machine) -> Machine:
+        return replace(delivered, profile=delivered.profile.of_node(node)) if node else delivered
+
+    found = (faults.fault(each.fault, each.gpu or 0) for each in broken)
+    return machine.of(profile, its_own, *found)

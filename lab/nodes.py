@@ -381,7 +381,7 @@ class Lab:
             active_faults.remember(home, wanted)
         changes = node_machine.place(
             home / "root",
-            active_faults.machine_with(node.profile, wanted),
+            active_faults.machine_with(node.profile, wanted, node.name),
             without_driver=not node.driver,
             running=node_power.is_on(self.facts, node.name),
         )

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +28,15 @@ class Profile:
     def of(cls, name: str) -> Profile:
         """Return the healthy machine `name`; raises `FleetError` if there is none."""
         return cls(name, tuple(_pairs(nvml.profile(name).read_text().splitlines())))
+
+    def of_node(self, node: str) -> Profile:
+        """Return the profile with UUIDs of a node's own: no two GPUs of a lab have the same."""
+        own = hashlib.sha256(node.encode()).hexdigest()[:4]
+        lines = (
+            (key, re.sub(r"(?<=^GPU-.{8}-)\w{4}", own, value) if key.endswith(".uuid") else value)
+            for key, value in self.lines
+        )
+        return Profile(self.name, tuple(lines))
 
     def text(self, key: str, otherwise: str = "") -> str:
         """Return what is said of the machine as a whole."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -81,6 +82,7 @@ def evaluate(
         for name, document in documents.items()
         if not isinstance(document, str) and document_problem(document) is None
     }
+    holders = _holders(alone.values())
     findings: list[Finding] = []
     for name, document in sorted(documents.items()):
         if only is not None and name not in only:
@@ -93,6 +95,7 @@ def evaluate(
             alone[name],
             needs=(needs or {}).get(name, Needs()),
             siblings=_nearest(alone[name], [alone[each] for each in alike if each in alone]),
+            claimed=_claimed(alone[name], holders),
         )
         findings += _with_consequences(
             [_accepted(found, node.settings, today) for found in _of_node(node)]
@@ -124,6 +127,25 @@ def _nearest(node: Reading, alike: Sequence[Reading]) -> tuple[Reading, ...]:
     after = [each for each in others if each.name > node.name]
     before = [each for each in others if each.name < node.name]
     return tuple((after + before)[:ASKED_SIBLINGS])
+
+
+def _holders(nodes: Iterable[Reading]) -> Mapping[str, list[str]]:
+    """Return, by UUID of a GPU, the nodes that answer with it."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for node in nodes:
+        for gpu in node.gpus:
+            if gpu.id.uuid and node.name not in found[gpu.id.uuid]:
+                found[gpu.id.uuid].append(node.name)
+    return found
+
+
+def _claimed(node: Reading, holders: Mapping[str, list[str]]) -> dict[str, tuple[str, ...]]:
+    uuids = {gpu.id.uuid for gpu in node.gpus if gpu.id.uuid}
+    return {
+        uuid: tuple(sorted(set(holders[uuid]) - {node.name}))
+        for uuid in uuids
+        if len(holders[uuid]) > 1
+    }
 
 
 def _no_probe(name: str, document: Mapping[str, Any] | str) -> Finding:

@@ -32,6 +32,7 @@ from gpufleet.checks.probe_facts import (
     is_missing,
     reason,
 )
+from gpufleet.formatting import join_names, ranges
 
 # What a GPU that serves has to tell: without one of these it cannot be planned on.
 NEEDED = ("uuid", "name", "pci", "memory", "compute_capability")
@@ -87,6 +88,7 @@ def gpu_answers(node: Reading) -> Iterator[Problem]:
                 gpu.index,
             )
     yield from _same_uuid(node)
+    yield from _uuid_of_another_node(node)
     for error in node.document["errors"]:
         if error["about"].startswith("p2p["):
             yield Problem(
@@ -113,6 +115,34 @@ def _same_uuid(node: Reading) -> Iterator[Problem]:
                 (SEE_LOG, STOP, REBOOT_IT, POWER_CYCLE, RETURN_IT),
                 gpu.index,
             )
+
+
+def _uuid_of_another_node(node: Reading) -> Iterator[Problem]:
+    """Yield one problem for each set of GPUs that other nodes of the inventory answer with too."""
+    shared: dict[tuple[str, ...], list[GpuReading]] = {}
+    for gpu in node.gpus:
+        if others := node.claimed.get(str(gpu.known("uuid"))):
+            shared.setdefault(others, []).append(gpu)
+    for others, gpus in shared.items():
+        names = join_names(others)
+        every = len(gpus) == len(node.gpus) > 1
+        which = f"GPU{'s' * (len(gpus) > 1)} {ranges(gpu.index for gpu in gpus)}"
+        verb = "answers" if len(others) == 1 else "answer"
+        yield Problem(
+            Severity.BLOCK,
+            f"{names} {verb} with the same UUIDs as {'all of its GPUs' if every else which} "
+            f"({gpus[0].known('uuid')}{', ...' * (len(gpus) > 1)})",
+            "UUIDs that no other node has",
+            "the inventory's other nodes",
+            (
+                Step(
+                    Action.LOOK,
+                    f"`cat /etc/machine-id` and `nvidia-smi -L` on {node.name} and on {names}: one "
+                    "machine under two names?",
+                ),
+                Step(Action.CONFIGURE, "take the other name, or its address, out of the inventory"),
+            ),
+        )
 
 
 def _silent(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:

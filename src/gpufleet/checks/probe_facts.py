@@ -121,6 +121,8 @@ class Reading:
     needs: Needs = Needs()
     siblings: tuple[Reading, ...] = field(default=(), repr=False)
     today: dt.date = dt.date.min
+    claimed: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
+    """By UUID of a GPU, the other nodes that answer with it."""
 
     def get(self, *path: Any, absent: Any = _RAISE) -> Any:
         """

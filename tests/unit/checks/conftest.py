@@ -75,6 +75,16 @@ class Judged:
         )
 
 
+def of_node(number: int, document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a recorded document as that of another machine: UUIDs that no other one has."""
+    gpus = [
+        {**gpu, "uuid": gpu["uuid"].replace("GPU-", f"GPU-{number:x}")}
+        if isinstance(gpu.get("uuid"), str) else gpu
+        for gpu in document["gpus"]
+    ]  # fmt: skip
+    return {**document, "gpus": gpus}
+
+
 @pytest.fixture
 def document() -> Callable[[str], Any]:
     """`document("h100x8")`: what the probe prints on that healthy profile, free to be changed."""
@@ -91,7 +101,7 @@ def judged() -> Callable[..., Judged]:
     `judged(document)`: what the checks say of a node of which the probe printed that.
 
     `settings` is what its variables say ({"gpus": {"count": 8}}), `needs` what vLLM asks,
-    `siblings` the documents of nodes that should be alike.
+    `siblings` the documents of nodes that should be alike, which get GPUs of their own.
     """
 
     def by_all_checks(
@@ -101,7 +111,9 @@ def judged() -> Callable[..., Judged]:
         siblings: Iterable[Mapping[str, Any]] = (),
         today: dt.date = TODAY,
     ) -> Judged:
-        others = {f"gpu-{number:02}": other for number, other in enumerate(siblings, 2)}
+        others = {
+            f"gpu-{number:02}": of_node(number, other) for number, other in enumerate(siblings, 2)
+        }
         documents: dict[str, Mapping[str, Any] | str] = {NODE: found, **others}
         return Judged(
             evaluate(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from gpufleet.checks.evaluate import evaluate
 from gpufleet.checks.finding import Action, Severity
 from tests.support.rows import each_row
-from tests.unit.checks.conftest import about
+from tests.unit.checks.conftest import TODAY, about
 from tests.unit.checks.wiring import as_guest
 
 OF_EACH = ("gpus", "nvlink", "numa", "fabric")
@@ -579,3 +580,30 @@ def test_an_inforom_that_is_not_checked_is_not_corrupt(document, judged, answer,
     found["gpus"][4]["inforom_valid"] = answer
 
     assert judged(found).worst("inforom", gpu=4).severity is severity
+
+
+def test_gpus_that_another_node_answers_with_block_both_and_name_it(document):
+    """One machine under two names would get two servers on each GPU."""
+    other = document("t4x1")
+    other["gpus"][0]["uuid"] = document("a100x2-pcie")["gpus"][1]["uuid"]
+    fleet = {
+        "gpu-01": document("h200x8"),
+        "gpu-02": document("h200x8"),
+        "gpu-03": document("a100x2-pcie"),
+        "gpu-04": other,
+    }
+
+    report = evaluate(fleet, {}, TODAY)
+    said = {
+        finding.node: finding.found
+        for finding in report.findings
+        if finding.check == "gpu-answers" and finding.stops
+    }
+
+    first, second = (fleet[name]["gpus"][0]["uuid"] for name in ("gpu-01", "gpu-04"))
+    assert said == {
+        "gpu-01": f"gpu-02 answers with the same UUIDs as all of its GPUs ({first}, ...)",
+        "gpu-02": f"gpu-01 answers with the same UUIDs as all of its GPUs ({first}, ...)",
+        "gpu-03": f"gpu-04 answers with the same UUIDs as GPU 1 ({second})",
+        "gpu-04": f"gpu-03 answers with the same UUIDs as GPU 0 ({second})",
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import PurePosixPath
 
 import pytest
@@ -132,3 +133,12 @@ def test_they_go_when_a_node_is_handed_over_anew() -> None:
     kept = active_faults.still_possible(have, "h100x8", driver=False)
 
     assert kept == (active_faults.Broken("disk-full"),)
+
+
+def test_nodes_of_one_profile_have_gpus_of_their_own():
+    first, second = (active_faults.machine_with("h100x8", [], name) for name in ("a", "b"))
+    uuids = [one.profile.gpu(gpu, "uuid") for one in (first, second) for gpu in range(8)]
+
+    assert len(set(uuids)) == 16
+    assert all(re.fullmatch(r"GPU-\w{8}(-\w{4}){3}-\w{12}", uuid) for uuid in uuids)
+    assert f"gpu.7.uuid = {uuids[7]}" in machine.profile_text(first)
