@@ -16,6 +16,7 @@ from gpufleet.sizing.architectures.quantization import online_quantization
 from gpufleet.sizing.fit import size
 from gpufleet.sizing.options import Options, Sizing
 from gpufleet.sizing.rank_weights import Sharding
+from gpufleet.sizing.startup_memory import batch_defaults
 from gpufleet.sizing.weights import Weighed, layer_ranges, weight_bytes
 from tests.support.checkout import ROOT
 
@@ -312,7 +313,7 @@ def layout(log: Log) -> kv_bytes.Layout:
         stages=tuple(stages),
         vllm=log.vllm,
         max_model_len=log.max_model_len,
-        max_num_batched_tokens=log.flags.get("max_num_batched_tokens", 2048),
+        max_num_batched_tokens=_batched_tokens(log),
         dtype=log.dtype,
         kv_dtype=log.flags.get("kv_cache_dtype", "auto"),
         tensor=log.tensor,
@@ -323,6 +324,19 @@ def layout(log: Log) -> kv_bytes.Layout:
         hybrid_manager=not log.flags.get("disable_hybrid_kv_cache_manager", False),
         compute_capability=log.capability,
     )
+
+
+def _batched_tokens(log: Log) -> int:
+    """Return --max-num-batched-tokens, or its default on the log's GPU; on one not known, 2,048."""
+    return batch_defaults(
+        vllm=log.vllm,
+        gpu_memory_gib=log.gpu_memory_gib or 0,
+        max_model_len=log.max_model_len,
+        compute_capability=log.capability,
+        gpu=log.record.get("gpu"),
+        max_num_seqs=log.flags.get("max_num_seqs"),
+        max_num_batched_tokens=log.flags.get("max_num_batched_tokens"),
+    ).max_num_batched_tokens
 
 
 @once

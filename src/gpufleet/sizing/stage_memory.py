@@ -7,7 +7,11 @@ from dataclasses import dataclass, replace
 
 from gpufleet.errors import FleetError
 from gpufleet.sizing.architectures.description import Description
-from gpufleet.sizing.architectures.quantization import canonical_method, online_quantization
+from gpufleet.sizing.architectures.quantization import (
+    LOADS_OTHERS,
+    canonical_method,
+    online_quantization,
+)
 from gpufleet.sizing.architectures.quantization_scheme import Quantization
 from gpufleet.sizing.dummy_run import GIB, DummyRun
 from gpufleet.sizing.lora_memory import ERROR, Lora, lora_bytes, why_not_counted
@@ -89,8 +93,9 @@ def resolve_quantization(description: Description, options: Options) -> Quantiza
                 "leave the flag out, or take a checkpoint that is quantized"
             )
         return by_vllm
-    # A kernel's name beside the method's ("awq_marlin") or the method itself.
-    if canonical_method(asked) != found.method and asked != "moe_wna16":
+    # A kernel's name beside the method's ("awq_marlin"), alone, or the method itself.
+    method = canonical_method(asked)
+    if method != found.method and not {method, found.method} & LOADS_OTHERS:
         raise FleetError(
             f"--quantization {asked}: the checkpoint's own config says {found.method}, and vLLM "
             "refuses another; leave the flag out"

@@ -174,7 +174,20 @@ _SAME = {
     "modelopt_mixed": "modelopt",
     "modelopt_mxfp8": "modelopt",
     "gpt_oss_mxfp4": "mxfp4",
+    "deepseek_v4_fp8": "fp8",
 }
+
+
+LOADS_OTHERS = {
+    "humming",
+    "moe_wna16",
+    "auto-round",
+    "bitblas",
+    "gptq_bitblas",
+    "marlin",
+    "cpu_awq",
+}
+"""Methods that take over the checkpoints of others (override_quantization_method)."""
 
 
 def canonical_method(method: str) -> str:

@@ -6,7 +6,11 @@ from collections.abc import Iterator
 
 from gpufleet.catalog import vllm_support
 from gpufleet.catalog.vllm_support import Version
-from gpufleet.sizing.architectures.quantization import online_quantization
+from gpufleet.sizing.architectures.quantization import (
+    LOADS_OTHERS,
+    canonical_method,
+    online_quantization,
+)
 from gpufleet.sizing.architectures.quantization_scheme import Quantization
 from gpufleet.sizing.launch_rules.choice import Refused
 from gpufleet.sizing.launch_rules.launch_case import LaunchCase
@@ -48,21 +52,7 @@ def check_method(case: LaunchCase) -> Iterator[Refused]:
         )
 
 
-_SAME_METHOD = {
-    "awq_marlin": "awq",
-    "auto_awq": "awq",
-    "gptq_marlin": "gptq",
-    "auto_gptq": "gptq",
-    "gpt_oss_mxfp4": "mxfp4",
-    "modelopt_fp4": "modelopt",
-    "modelopt_mxfp8": "modelopt",
-    "modelopt_mixed": "modelopt",
-    "nvfp4": "modelopt",
-    "auto-round": "inc",
-    "petit_nvfp4": "modelopt",
-}
-_LOADS_OTHERS = {"humming", "moe_wna16", "inc", "bitblas", "gptq_bitblas", "marlin", "cpu_awq"}
-"""Methods that take over the checkpoints of others (override_quantization_method)."""
+_OF_MODELOPT = {"nvfp4": "modelopt", "petit_nvfp4": "modelopt"}
 
 
 def check_quantization_flag(case: LaunchCase) -> Iterator[Refused]:
@@ -83,8 +73,8 @@ def check_quantization_flag(case: LaunchCase) -> Iterator[Refused]:
             )
         return
     own = case.checkpoint.method
-    said, has = _SAME_METHOD.get(flag, flag), _SAME_METHOD.get(own, own)
-    if said != has and not {said, has} & _LOADS_OTHERS and vllm_support.is_known_method(flag):
+    said, has = (canonical_method(_OF_MODELOPT.get(name, name)) for name in (flag, own))
+    if said != has and not {said, has} & LOADS_OTHERS and vllm_support.is_known_method(flag):
         yield Refused(
             "quantization-flag",
             "quantization",
