@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gpufleet.gpu_software import kernel_tuning
 from gpufleet.templates import TEMPLATES, render_template
 from tests.support.checkout import ROOT
 from tests.unit.serving.test_unit import render
@@ -65,11 +66,12 @@ def exposure(folder: Path, name: str) -> float:
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
 def test_every_unit_is_rated_as_its_page_says(tmp_path: Path) -> None:
-    templates = [str(each.relative_to(TEMPLATES)) for each in TEMPLATES.rglob("*.service.j2")]
+    units = {kernel_tuning.DEVICES: kernel_tuning.devices_unit(8)}
+    for each in TEMPLATES.rglob("*.service*"):
+        units[each.name.removesuffix(".j2")] = unit(str(each.relative_to(TEMPLATES)))
     found = {}
-    for template in templates:
-        name = Path(template).name.removesuffix(".j2")
-        (tmp_path / name).write_text(unit(template))
+    for name, text in units.items():
+        (tmp_path / name).write_text(text)
         found[name] = exposure(tmp_path, name)
     assert found == {name: rated for name, (rated, _) in rows().items()}
 
