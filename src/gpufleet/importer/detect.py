@@ -103,7 +103,10 @@ def _kinds(
         lambda found: _models({"models": found[0]}),
     )
     newest = schema.load(schema.versions()[-1])
-    yield lambda found: is_config(found[0], newest), lambda found: read_config(found[0], name)
+    yield (
+        lambda found: is_config(found[0], newest),
+        lambda found: read_config(found[0], name, newest),
+    )
 
 
 def _are_models(found: Sequence[Any]) -> bool:

@@ -1,8 +1,10 @@
 """The YAML file that vLLM reads with `--config`.  Pure.
 
-Contract: the file is read as vLLM 0.33 does (`utils/argparse_utils.py`, `_load_config_file`): keys
-are long options without their dashes, true is the bare option, false is nothing, a list is one word
-after another, a mapping is JSON.
+Contract: the file is read as vLLM 0.32 does (`utils/argparse_utils.py`, `load_config_file`): keys
+are long options without their dashes, true is the bare option, false is `--no-KEY` where the
+release has that and nothing otherwise, a list is one word after another, a mapping is JSON, and all
+else is the word that Python writes. `model` is the model. 0.9.2 reads less: false is nothing, and a
+list or a mapping is the one word that Python writes.
 """
 
 from __future__ import annotations
@@ -21,14 +23,20 @@ def is_config(document: Mapping[str, Any], schema: Schema) -> bool:
     return known > 0 and known * 2 >= len(document)
 
 
-def read_config(document: Mapping[str, Any], name: str) -> Source:
+def read_config(document: Mapping[str, Any], name: str, schema: Schema) -> Source:
     """Return the server that a file describes."""
     argv: list[str] = []
     notes: list[Note] = []
     for key, value in document.items():
         option = _option(key)
         if value is False:
-            notes.append(Note(f"`{key}: false` is dropped: vLLM reads nothing from it in its file"))
+            # As it is written: vLLM looks for it before it makes dashes of underscores.
+            if f"--no-{key}" in schema.by_option:
+                argv.append(f"--no-{key}")
+            else:
+                notes.append(
+                    Note(f"`{key}: false` is dropped: vLLM reads nothing from it in its file")
+                )
         elif value is True:
             argv.append(option)
         elif isinstance(value, list):
@@ -37,7 +45,7 @@ def read_config(document: Mapping[str, Any], name: str) -> Source:
         elif isinstance(value, Mapping):
             argv += (option, json.dumps(value, default=str))
         else:
-            argv.append(f"{option}={'' if value is None else value}")
+            argv.append(f"{option}={value}")
     return Source((Launch(name, tuple(argv), notes=tuple(notes)),))
 
 

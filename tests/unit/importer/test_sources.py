@@ -199,14 +199,25 @@ def test_vllm_s_own_file_is_its_command_line() -> None:
                 "flags": {
                     "compilation-config": {"cudagraph_mode": "FULL"}, "enable-eplb": True,
                     "enable-lora": True, "lora-modules": ["a=/a", "b=/b"],
-                    "uvicorn-log-level": "info",
+                    "trust-remote-code": False, "uvicorn-log-level": "info",
                 },
             }
         },
     }  # fmt: skip
     assert accepted(found.settings).serving
-    assert "`trust-remote-code: false` is dropped" in told(found)
     assert "`--host=0.0.0.0` is dropped" in told(found)
+
+
+def test_false_in_vllm_s_file_switches_off_what_has_a_form_for_that() -> None:
+    """A key with underscores is not found among the options."""
+    found = imported(
+        f"model: org/m\nrevision: {COMMIT}\nenable-prefix-caching: false\n"
+        "enable_chunked_prefill: false\nenforce-eager: false\nquantization: null\n"
+    )
+    (one,) = found.settings["serving"].values()
+    assert one["flags"] == {"enable-prefix-caching": False, "enforce-eager": False}
+    assert "`enable_chunked_prefill: false` is dropped: vLLM reads nothing" in told(found)
+    assert "`--quantization=None` is dropped: it says what vLLM does anyway" in told(found)
 
 
 def test_litellm_s_file_becomes_names_of_litellm() -> None:
