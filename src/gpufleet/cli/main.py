@@ -93,6 +93,10 @@ COMMANDS = {
         "gpufleet.cli.reach_command:reach",
         "Have the nodes of REPLICA, or of all that span nodes, prove that they reach each other.",
     ),
+    "recipes": (
+        "gpufleet.cli.recipes_command:recipes",
+        "With what others serve a model, as settings to copy.",
+    ),
     "rollback": (
         "gpufleet.cli.upgrade_command:rollback",
         "Bring every replica that the last upgrade changed back to what it was.",

@@ -1,0 +1,141 @@
+"""
+Published recipes: which arguments and variables others serve a model with, on which GPUs.
+
+`data/recipes.json` has facts of vLLM's recipes, each with its file there. Pure, but for reading
+its own data.
+"""
+
+from __future__ import annotations
+
+import difflib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gpufleet.errors import FleetError
+from gpufleet.formatting import join_names
+
+DATA = Path(__file__).parent / "data" / "recipes.json"
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Addition(_Entry):
+    """Arguments behind `vllm serve MODEL`, and variables of the process."""
+
+    arguments: tuple[str, ...] = ()
+    environment: dict[str, str] = Field(default_factory=dict)
+
+
+class Variant(Addition):
+    """One checkpoint of a recipe's model."""
+
+    model: str
+    precision: str
+    since: str | None = None
+    on: dict[str, Addition] = Field(default_factory=dict)
+
+
+class Recipe(Addition):
+    """How others serve a model."""
+
+    model: str
+    since: str
+    """The first release of vLLM that serves it."""
+    source: str
+    """Its file in the repository that `about()` names."""
+    verified_on: tuple[str, ...] = ()
+    """GPUs, by the catalogue's names."""
+    installs_more: bool = False
+    """It needs packages that no release of vLLM brings."""
+    features: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    optional: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Features that it leaves off unless asked for."""
+    on: dict[str, Addition] = Field(default_factory=dict)
+    """What is added on a GPU or a generation: `nvidia`, `hopper`, `blackwell`."""
+    variants: tuple[Variant, ...]
+
+
+class _Table(_Entry):
+    about: str
+    recipes: tuple[Recipe, ...]
+
+
+@cache
+def _table() -> _Table:
+    return _Table.model_validate_json(DATA.read_bytes())
+
+
+def about() -> str:
+    """Return where the recipes are from, and of which day."""
+    return _table().about
+
+
+def every() -> tuple[Recipe, ...]:
+    """Return all recipes, by the names of their models."""
+    return tuple(sorted(_table().recipes, key=lambda one: one.model.lower()))
+
+
+def find(model: str) -> Recipe:
+    """
+    Return the recipe of a model, which may be any of its variants' names, in any case.
+
+    Raises `FleetError` with near names if there is none.
+    """
+    names = {
+        each.lower(): recipe
+        for recipe in every()
+        for each in (*(one.model for one in recipe.variants), recipe.model)
+    }
+    if recipe := names.get(model.lower()):
+        return recipe
+    inside = [one.model for one in every() if model.lower() in one.model.lower()]
+    close = difflib.get_close_matches(model.lower(), names, n=3, cutoff=0.6)
+    near = (inside or [*dict.fromkeys(names[each].model for each in close)])[:5]
+    hint = f"near names: {join_names(near)}" if near else "`gpufleet recipes` lists all"
+    raise FleetError(f"{model}: there is no recipe of this model; {hint}")
+
+
+def addition(
+    recipe: Recipe,
+    variant: Variant,
+    gpu: str | None = None,
+    capability: tuple[int, int] | None = None,
+    features: tuple[str, ...] = (),
+) -> Addition:
+    """
+    Return what a variant is served with on a GPU of the catalogue, with optional features by name.
+
+    What is nearer to the GPU stands later and wins. Without a GPU, what is for all of them.
+    """
+    if unknown := [name for name in features if name not in recipe.optional]:
+        known = join_names(recipe.optional) or "none"
+        raise FleetError(
+            f"--with {unknown[0]}: the recipe of {recipe.model} has no such optional feature; it "
+            f"has {known}"
+        )
+    words = [*recipe.arguments]
+    for found in (*recipe.features.values(), *(recipe.optional[name] for name in features)):
+        words += found
+    words += variant.arguments
+    environment = {**recipe.environment, **variant.environment}
+    places = ["nvidia", *([_generation(capability)] if capability else []), gpu]
+    for place in places:
+        for layer in (recipe.on, variant.on):
+            if place and (added := layer.get(place)):
+                words += added.arguments
+                environment |= added.environment
+    return Addition(arguments=tuple(words), environment=environment)
+
+
+def _generation(capability: tuple[int, int]) -> str | None:
+    return {9: "hopper", 10: "blackwell", 12: "blackwell"}.get(capability[0])
+
+
+def as_json(recipe: Recipe) -> dict[str, Any]:
+    """Return a recipe's facts as plain values."""
+    return recipe.model_dump(mode="json")

@@ -1,0 +1,154 @@
+"""`gpufleet recipes [MODEL]`: with what others serve a model, as settings to copy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from gpufleet.cli.common_options import json_option, print_json
+from gpufleet.cli.default_release import default_release
+from gpufleet.console import add_row, display, new_table
+from gpufleet.errors import FleetError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.table import Table
+
+    from gpufleet.catalog.recipes import Recipe, Variant
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option("--gpu", metavar="NAME", help="Add what the recipe has for this GPU, such as H100.")
+@click.option("--precision", help="Of a model that has several by one name: bf16, fp8, nvfp4.")
+@click.option(
+    "--with", "features", metavar="FEATURE", multiple=True, help="Add an optional feature."
+)
+@click.option(
+    "--vllm",
+    "version",
+    metavar="VERSION",
+    help="Write the flags as this release takes them; else as that of the project's lock does.",
+)
+@json_option
+def recipes(
+    model: str | None,
+    gpu: str | None,
+    precision: str | None,
+    features: tuple[str, ...],
+    version: str | None,
+    *,
+    as_json: bool,
+) -> int:
+    """
+    Show with what others serve MODEL, as settings to copy; without MODEL, list the recipes.
+
+    Settings go to standard output, and to standard error what was left out, renamed or has to be
+    decided. A model's other checkpoints are named there; each is printed by its own name.
+
+    \b
+    gpufleet recipes
+    gpufleet recipes Qwen/Qwen3-32B-FP8 --gpu H100 > serving.yml
+    gpufleet recipes deepseek-ai/DeepSeek-V3.2 --with spec_decoding
+
+    Exit status: 0 printed, 1 printed and something is left to decide, 2 there is no such recipe.
+    """
+    from gpufleet.catalog import recipes as catalog
+
+    if model is None:
+        if as_json:
+            print_json([one.model_dump(mode="json") for one in catalog.every()])
+        else:
+            display(recipes_table(catalog.every()))
+            click.echo(catalog.about(), err=True)
+        return 0
+    recipe = catalog.find(model)
+    if as_json:
+        print_json(recipe.model_dump(mode="json"))
+        return 0
+    return _print(recipe, _variant(recipe, model, precision), gpu, features, version)
+
+
+def recipes_table(found: Iterable[Recipe]) -> Table:
+    """Return one line a recipe."""
+    table = new_table("model", "vLLM since", "checkpoints", "verified on")
+    for each in found:
+        precisions = ", ".join(dict.fromkeys(one.precision for one in each.variants))
+        add_row(table, each.model, each.since, precisions, ", ".join(each.verified_on))
+    return table
+
+
+def _variant(recipe: Recipe, model: str, precision: str | None) -> Variant:
+    """Return the variant of that name, and of that precision if one is given."""
+    named = [one for one in recipe.variants if one.model.lower() == model.lower()]
+    named = named or [*recipe.variants]
+    if precision is None:
+        return named[0]
+    found = [one for one in named if one.precision == precision]
+    if not found:
+        has = ", ".join(dict.fromkeys(one.precision for one in named))
+        raise FleetError(f"--precision {precision}: the recipe has {model} in {has}")
+    return found[0]
+
+
+def _print(
+    recipe: Recipe,
+    variant: Variant,
+    gpu: str | None,
+    features: tuple[str, ...],
+    version: str | None,
+) -> int:
+    import yaml
+
+    from gpufleet.catalog import gpu_models
+    from gpufleet.catalog import recipes as catalog
+    from gpufleet.flags import schema
+    from gpufleet.importer.convert import convert
+    from gpufleet.importer.server import Launch
+    from gpufleet.versions import numbers
+
+    card = gpu_models.card(gpu) if gpu else None
+    found = catalog.addition(
+        recipe,
+        variant,
+        gpu=card.name if card else None,
+        capability=card.compute_capability if card else None,
+        features=features,
+    )
+    release = version or default_release()
+    launch = Launch(variant.model, (variant.model, *found.arguments), found.environment)
+    imported = convert([launch], schema.load(release))
+    since = variant.since or recipe.since
+    click.echo(f"# {variant.model}, {variant.precision}: {recipe.source} of vLLM's recipes")
+    click.echo(yaml.safe_dump(dict(imported.settings), sort_keys=False, width=100), nl=False)
+    for note in imported.notes:
+        click.echo(f"{'to decide: ' if note.decide else ''}{note}", err=True)
+    for sentence in _remarks(recipe, variant, card.name if card else None):
+        click.echo(sentence, err=True)
+    too_old = numbers(release) < numbers(since)
+    if too_old:
+        click.echo(
+            f"to decide: the recipe needs vLLM {since} or newer, and the flags are written for "
+            f"{release}: choose another with --vllm",
+            err=True,
+        )
+    else:
+        click.echo(f"flags are written as vLLM {release} takes them", err=True)
+    return int(too_old or not imported.decided)
+
+
+def _remarks(recipe: Recipe, variant: Variant, gpu: str | None) -> Iterable[str]:
+    """Yield what the settings do not say of a recipe."""
+    others = [one for one in recipe.variants if one is not variant]
+    if others:
+        named = ", ".join(f"{one.model} ({one.precision})" for one in others)
+        yield f"other checkpoints of this recipe: {named}"
+    if recipe.optional:
+        yield f"optional features, by --with: {', '.join(recipe.optional)}"
+    verified = ", ".join(recipe.verified_on) or "no GPU of NVIDIA's"
+    if gpu is None or gpu not in recipe.verified_on:
+        yield f"the recipe is called verified on {verified}"
+    if recipe.installs_more:
+        yield "the recipe installs packages beside vLLM: its file says which"
