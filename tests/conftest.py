@@ -14,7 +14,7 @@ from xdist.scheduler import LoadFileScheduling
 from gpufleet.node.topology import Node, node_from_probe
 from tests.support.checkout import ROOT
 
-NODES = ROOT / "tests/data/nodes"
+NODES = ROOT / "src/gpufleet/catalog/data/nodes"
 
 # Drawn examples are the same in every run, and no run fails because the machine was busy. To look
 # for others: HYPOTHESIS_PROFILE=search.

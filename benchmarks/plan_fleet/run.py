@@ -98,7 +98,10 @@ def main() -> int:
 
 def fleet(count: int) -> tuple[list[Node], dict[str, NodeSettings]]:
     """Return nodes and their settings, no two of which share an object, as after probes."""
-    probes = {each: (ROOT / f"tests/data/nodes/{each}.json").read_text() for each in PROFILES}
+    probes = {
+        each: (ROOT / f"src/gpufleet/catalog/data/nodes/{each}.json").read_text()
+        for each in PROFILES
+    }
     nodes = []
     for number in range(count):
         name = f"gpu-{number:05}"

@@ -59,7 +59,7 @@ def main() -> int:
 
 def plan(folder: Path, count: int) -> list[str]:
     """Return the command that plans for so many saved probes."""
-    node = json.loads((DATA / "nodes/h100x8.json").read_text())
+    node = json.loads((DATA.parents[1] / "src/gpufleet/catalog/data/nodes/h100x8.json").read_text())
     about = json.loads((DATA / "models/Qwen--Qwen3-32B.json").read_text())
     node["models"] = {
         MODEL: {

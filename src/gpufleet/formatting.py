@@ -25,21 +25,25 @@ def node_ranges(names: Iterable[str]) -> str:
 
     >>> node_ranges(["gpu-01", "gpu-02", "gpu-03", "login"])
     'gpu-[01-03] login'
+    >>> node_ranges(["gpu-01.example.net", "gpu-02.example.net"])
+    'gpu-[01-02].example.net'
     """
-    numbered: dict[tuple[str, int], list[int]] = {}
+    numbered: dict[tuple[str, int, str], list[int]] = {}
     others = []
     for name in sorted(set(names)):
-        if match := re.fullmatch(r"(.*?)(\d+)", name):
-            numbered.setdefault((match[1], len(match[2])), []).append(int(match[2]))
+        if match := re.fullmatch(r"(.*?)(\d+)(\D*)", name):
+            key = (match[1], len(match[2]), match[3])
+            numbered.setdefault(key, []).append(int(match[2]))
         else:
             others.append(name)
     folded = []
-    for (prefix, width), numbers in numbered.items():
+    for (prefix, width, suffix), numbers in numbered.items():
         parts = [
             f"{run[0]:0{width}}" + (f"-{run[-1]:0{width}}" if len(run) > 1 else "")
             for run in _runs(numbers)
         ]
-        folded.append(f"{prefix}[{','.join(parts)}]" if len(numbers) > 1 else f"{prefix}{parts[0]}")
+        shown = f"[{','.join(parts)}]" if len(numbers) > 1 else parts[0]
+        folded.append(f"{prefix}{shown}{suffix}")
     return " ".join([*folded, *others])
 
 

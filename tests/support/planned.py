@@ -20,7 +20,9 @@ ABSENT = {"missing": "absent"}
 
 @cache
 def _recorded(profile: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((DATA / f"nodes/{profile}.json").read_text())
+    found: dict[str, Any] = json.loads(
+        (ROOT / f"src/gpufleet/catalog/data/nodes/{profile}.json").read_text()
+    )
     return found
 
 

@@ -1,8 +1,8 @@
 """
-Write what the probe finds to tests/data/nodes/: on each healthy profile, or on this machine.
+Write what the probe finds: on each healthy profile, or on this machine.
 
-    python -m tests.support.record_node          # every profile: <profile>.json
-    python -m tests.support.record_node --real   # this machine with its GPUs: real/
+    python -m tests.support.record_node          # every profile: src/gpufleet/catalog/data/nodes/
+    python -m tests.support.record_node --real   # this machine: tests/data/nodes/real/
 
 The real probe runs as on a node. Of a profile, what differs from run to run (the time) is fixed, so
 that a new recording shows as a difference only what the probe found anew. Of a real machine, what
@@ -25,7 +25,8 @@ from lab import machine, nvml
 from tests.support import real_recordings
 from tests.support.checkout import ROOT
 
-NODES = ROOT / "tests/data/nodes"
+NODES = ROOT / "src/gpufleet/catalog/data/nodes"
+REAL = ROOT / "tests/data/nodes/real"
 
 SAME_EVERYWHERE = {
     "time": "2026-01-01T00:00:00Z",
@@ -108,8 +109,8 @@ def record_profiles() -> None:
 def record_real() -> None:
     """Record this machine; raises `FleetError` if it has no NVIDIA GPU that answers."""
     document = real_recordings.anonymous(real_recordings.with_gpus(probe(None)))
-    to = NODES / "real" / f"{real_recordings.name(document)}.json"
-    to.parent.mkdir(exist_ok=True)
+    to = REAL / f"{real_recordings.name(document)}.json"
+    to.parent.mkdir(parents=True, exist_ok=True)
     to.write_text(text(document) + "\n")
     print(to)
 

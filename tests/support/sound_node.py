@@ -12,7 +12,7 @@ DATA = ROOT / "tests/data"
 
 def sound_node(*models: str) -> dict[str, Any]:
     """Return the probe of eight sound H100 with a driver of 580, a 32 B model at each path."""
-    text = (DATA / "nodes/h100x8.json").read_text()
+    text = (ROOT / "src/gpufleet/catalog/data/nodes/h100x8.json").read_text()
     for old, new in {
         "570.124": "580.95",
         "r570_00": "r580_00",

@@ -13,7 +13,7 @@ import pytest
 from tests.support.checkout import ROOT
 from tests.support.wheel import build_wheel, install_wheel
 
-NODES = ROOT / "tests/data/nodes"
+NODES = ROOT / "src/gpufleet/catalog/data/nodes"
 MODEL = ROOT / "tests/data/models/Qwen--Qwen3-8B.json"
 SHIPPED = ("config.py", "deploys", "locks", "roles", "templates")
 PROJECT = "gpufleet/_project/"

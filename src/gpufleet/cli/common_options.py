@@ -7,6 +7,7 @@ import json
 import signal
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -22,6 +23,20 @@ limit_option = click.option(
 )
 inventory_argument = click.argument("inventory_file", metavar="[INVENTORY]")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+hardware_option = click.option(
+    "--as",
+    "hardware",
+    multiple=True,
+    metavar="HARDWARE",
+    help="Plan for hardware by name, not for live nodes: h100x8, or gpu_a100=a100x8 for a group.",
+)
+models_option = click.option(
+    "--models",
+    "models_folder",
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Read models that DIR has (DIR/owner/name/config.json) from there, not from the Hub.",
+)
 record_option = click.option(
     "--record", is_flag=True, help="Write on each node what was found there, for alerts."
 )

@@ -58,6 +58,26 @@ def probe_live(
     return live.probe(inventory_file, wanted, seconds, models), declared.gpu_nodes
 
 
+def read_saved(
+    inventory_file: str, files: tuple[str, ...], hardware: tuple[str, ...]
+) -> tuple[Mapping[str, Answer], Mapping[str, NodeVars]]:
+    """
+    Return what is saved or assumed of the nodes of an inventory, and what it declares of them.
+
+    `files` have probes, `hardware` is what was typed behind --as; a node's probe counts more.
+    """
+    from gpufleet.fleet.declared_hardware import hardware_documents, parse_hardware
+    from gpufleet.inventory.loader import read
+
+    declared = read(inventory_file).gpu_nodes
+    probes = load_probes(files)
+    select_names(list(declared), tuple(probes), inventory_file)
+    answers: dict[str, Answer] = dict.fromkeys(declared, f"no probe of it in {', '.join(files)}")
+    if hardware:
+        answers |= hardware_documents(declared, parse_hardware(hardware), probes)
+    return {**answers, **probes}, declared
+
+
 def load_probes(files: tuple[str, ...]) -> Mapping[str, Answer]:
     """Return {node: its probe, or a sentence why there is none} out of files."""
     from gpufleet.node.probe_document import parse_documents

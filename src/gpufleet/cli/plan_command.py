@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from gpufleet.cli.common_options import (
+    hardware_option,
     json_option,
+    models_option,
     print_json,
 )
 from gpufleet.cli.fleet_inputs import (
     load_probes,
     load_variables,
     probe_live,
+    read_saved,
 )
 from gpufleet.console import add_row, display, new_table, show_value
 from gpufleet.formatting import ranges
@@ -30,15 +34,20 @@ if TYPE_CHECKING:
     from gpufleet.planning.flag_layers import LayeredFlag
     from gpufleet.planning.planner import FleetPlan
     from gpufleet.planning.stage import Stage
+    from gpufleet.remote.query import Answer
     from gpufleet.settings.node_variables import NodeVars
 
 
 @click.command()
 @click.argument("targets", metavar="[INVENTORY]", nargs=-1)
+@hardware_option
 @click.option(
-    "--nodes", multiple=True, metavar="FILE...", help="Plan for saved probes, not for live nodes."
+    "--nodes", multiple=True, metavar="FILE", help="Plan for saved probes, not for live nodes."
 )
-@click.option("--vars", "vars_file", metavar="FILE", help="With --nodes: the variables of all.")
+@click.option(
+    "--vars", "vars_file", metavar="FILE", help="With --nodes, for no inventory: all variables."
+)
+@models_option
 @click.option(
     "--explain", "explained", is_flag=True, help="Show every candidate, and why it was not taken."
 )
@@ -47,8 +56,10 @@ if TYPE_CHECKING:
 def plan(
     targets: tuple[str, ...],
     *,
+    hardware: tuple[str, ...],
     nodes: tuple[str, ...],
     vars_file: str | None,
+    models_folder: Path | None,
     explained: bool,
     compared: bool,
     as_json: bool,
@@ -60,26 +71,20 @@ def plan(
     gpufleet plan inventories/prod.py
     gpufleet plan inventories/prod.py --explain
     gpufleet plan inventories/prod.py --diff
+    gpufleet plan inventories/prod.py --as h100x8
+    gpufleet plan inventories/prod.py --as gpu_h100=h100x8,gpu_a100=a100x8
+    gpufleet plan inventories/prod.py --nodes probes.json
     gpufleet plan --vars serving.yml --nodes probes.json
 
     The files of --nodes are what `gpufleet probe --json` prints, or one node's probe each, named
-    after the node.
+    after the node. With --as, too, it plans for those and assumes the other nodes.
     """
-    if nodes or vars_file:
-        files = (*nodes, *targets)
-        if not (files and vars_file):
-            raise click.UsageError("--nodes and --vars belong together: give both.")
-        answers = load_probes(files)
-        declared: Mapping[str, NodeVars] = load_variables(vars_file, answers)
-    elif len(targets) <= 1:
-        answers, declared = probe_live(targets[0] if targets else default_inventory())
-    else:
-        raise click.UsageError("Give one INVENTORY, or --nodes and --vars.")
+    answers, declared = _nodes(targets, nodes, vars_file, hardware)
 
     from gpufleet.fleet.assessment import plan_fleet
     from gpufleet.planning.explanation import explain
 
-    found = plan_fleet(answers, declared)
+    found = plan_fleet(answers, declared, models_folder=models_folder)
     for remark in found.remarks:
         click.echo(printable(f"note: {remark}"), err=True)
     if as_json:
@@ -87,6 +92,7 @@ def plan(
         return
     if explained:
         click.echo(printable(explain(found.plan, found.nodes.values())), nl=False)
+        click.echo(f"\n{printable(str(found.totals))}")
     if compared:
         display(changes_table(found.changes))
     if explained or compared:
@@ -98,22 +104,47 @@ def plan(
     click.echo()
     for reason in found.plan.reasons:
         click.echo(printable(reason))
+    click.echo(f"\n{printable(str(found.totals))}")
+
+
+def _nodes(
+    targets: tuple[str, ...],
+    nodes: tuple[str, ...],
+    vars_file: str | None,
+    hardware: tuple[str, ...],
+) -> tuple[Mapping[str, Answer], Mapping[str, NodeVars]]:
+    """Return what is known of each node, and what is declared of it, from what was typed."""
+    if vars_file:
+        files = (*nodes, *targets)
+        if hardware or not files:
+            raise click.UsageError("--vars is for the probes of --nodes, without an inventory.")
+        answers = load_probes(files)
+        return answers, load_variables(vars_file, answers)
+    if len(targets) > 1 and not nodes:
+        raise click.UsageError("Give one INVENTORY, or --nodes and --vars.")
+    inventory, *more = targets or (default_inventory(),)
+    if nodes or hardware:
+        return read_saved(inventory, (*nodes, *more), hardware)
+    return probe_live(inventory)
 
 
 def plan_table(plan: FleetPlan, nodes: Mapping[str, Node]) -> Table:
-    """Return one line a stage: where it runs and on what."""
-    table = new_table("model", "replica", "node", "GPUs", "NVLink island", "TP", "port")
-    for stage in plan.stages:
-        add_row(
-            table,
-            stage.model,
-            str(stage.replica),
-            stage.node,
-            ranges(stage.gpus),
-            _island(stage, nodes[stage.node]),
-            str(stage.tensor_parallel),
-            ranges(stage.ports) or "-",
-        )
+    """Return one line a stage of each block of nodes that hold the same: where it runs, on what."""
+    from gpufleet.planning.gpu_totals import equal_nodes
+
+    table = new_table("nodes", "model", "replicas", "GPUs", "NVLink island", "TP", "port")
+    for block in equal_nodes(plan, nodes.values()):
+        for stage, replicas in zip(block.stages, block.replicas, strict=True):
+            add_row(
+                table,
+                block.names if stage is block.stages[0] else "",
+                stage.model,
+                ranges(replicas),
+                ranges(stage.gpus),
+                _island(stage, block.nodes[0]),
+                str(stage.tensor_parallel),
+                ranges(stage.ports) or "-",
+            )
     return table
 
 

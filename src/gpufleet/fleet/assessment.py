@@ -77,9 +77,12 @@ def plan_fleet(
     declared: Mapping[str, NodeVars],
     *,
     unfit_stops: bool = True,
+    models_folder: Path | None = None,
 ) -> Assessment:
     """
     Return the plan for all nodes.
+
+    Models that `models_folder` of this machine has are read from there, not from the Hub.
 
     Raises `FleetError` naming, all at once, nodes without an answer, everything that checks find
     unfit, what does not fit even if that is put right, and what vLLM would refuse. With
@@ -100,7 +103,8 @@ def plan_fleet(
         {name: each.origins for name, each in declared.items()},
         nodes,
         nics,
-        describe_models(declared, documents),
+        describe_models(declared, documents, models_folder),
+        {name: each.groups for name, each in declared.items()},
     )
     unknown = tuple(
         f"{name}: whether it is cordoned is not known ({why}): the plan takes it for not cordoned"

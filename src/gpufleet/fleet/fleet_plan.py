@@ -24,6 +24,7 @@ from gpufleet.planning.flag_layers import (
     vllm_version,
 )
 from gpufleet.planning.gpu_placement import NearNics
+from gpufleet.planning.gpu_totals import Totals, count_gpus
 from gpufleet.planning.multinode import consistency, disaggregation
 from gpufleet.planning.multinode.disaggregation import Pairs
 from gpufleet.planning.multinode.open_ports import require_guarded_ports
@@ -52,6 +53,7 @@ class Assessment:
     """By model and release: every flag that a layer sets."""
     restarts: Mapping[str, str] = field(default_factory=dict)
     """Stages whose process was started with something else than the plan says, and with what."""
+    totals: Totals = field(default_factory=Totals)
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -62,7 +64,8 @@ class Assessment:
         """
         Plain values for `json.dumps`: the plan's, and beside them
 
-            {"candidates": [...], "changes": [...], "flags": {"llama": [...]}, "remarks": [...]}
+            {"candidates": [...], "changes": [...], "flags": {"llama": [...]}, "remarks": [...],
+             "totals": {"gpus": 16, "planned": 12, "free": 4, ...}}
         """
         return {
             **self.plan.as_json(),
@@ -73,6 +76,7 @@ class Assessment:
                 for (model, vllm), flags in self.layers.items()
             },
             "remarks": list(self.remarks),
+            "totals": asdict(self.totals),
         }
 
 
@@ -111,6 +115,7 @@ class PlanInputs:
     nodes: Mapping[str, Node]
     nics: Mapping[str, NearNics]
     models: Mapping[str, Described]
+    groups: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     def without(self, models: Collection[str]) -> PlanInputs:
         """Return the same nodes, without models that are not to be planned."""
@@ -227,14 +232,16 @@ def _placed(there: PlanInputs, *, judged: bool) -> Assessment:
     pairs = disaggregation.handover_pairs(settings, layers, models, locks)
     layers = _with_roles(layers, pairs, models)
     runs = tuple(running_stages(documents))
+    reserved = {name: each.gpus.reserved for name, each in settings.items()}
     effective = apply_layers(settings, layers)
     plan = planner.plan(
         there.nodes.values(),
         effective,
         models,
         runs,
-        reserved={name: each.gpus.reserved for name, each in settings.items()},
+        reserved=reserved,
         nics=there.nics,
+        groups=there.groups,
     )
     serving = {
         model: served for wanted in effective.values() for model, served in wanted.serving.items()
@@ -268,7 +275,8 @@ def _placed(there: PlanInputs, *, judged: bool) -> Assessment:
             lambda: require_guarded_ports(plan.stages, settings, there.origins),
         )
     restarts = find_restarts(plan.stages, runs, settings)
-    return Assessment(there.nodes, plan, remarks, runs, layers, restarts)
+    totals = count_gpus(plan, there.nodes.values(), reserved)
+    return Assessment(there.nodes, plan, remarks, runs, layers, restarts, totals)
 
 
 def _all_remarks(*judges: Callable[[], Iterable[str] | None]) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """
-What the models of a fleet are: read from the Hub, or from what nodes said of their directories.
+What the models of a fleet are: from a directory here, the Hub, or what nodes said of theirs.
 
-The border: this asks the Hub. A model that cannot be read stops nothing here; it has a sentence in
-place of its description, and the plan says what that means.
+The border: this reads files and asks the Hub. A model that cannot be read stops nothing here; it
+has a sentence in place of its description, and the plan says what that means.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from gpufleet.errors import FleetError
@@ -19,7 +20,7 @@ from gpufleet.settings.node_variables import NodeVars
 from gpufleet.settings.serving_settings import Served, Vllm
 from gpufleet.sizing.architectures.description import Described, ModelFiles, describe
 from gpufleet.sizing.architectures.overrides import with_overrides
-from gpufleet.sizing.checkpoint_reader import Hub, read
+from gpufleet.sizing.checkpoint_reader import CONFIG, Hub, read
 
 # The Hub is asked for some kilobytes of each model; a fleet's plan waits no longer for it.
 SECONDS = 60.0
@@ -42,14 +43,28 @@ def model_directories(declared: Mapping[str, NodeVars]) -> dict[str, tuple[str, 
     }
 
 
+def local_directory(model: str, folder: Path) -> Path | None:
+    """
+    Return the directory below `folder` with a model's config.json; None: there is none.
+
+    Of `Qwen/Qwen3-32B` that is `folder/Qwen/Qwen3-32B` or `folder/Qwen3-32B`; of
+    `/srv/models/qwen3-32b` it is `folder/srv/models/qwen3-32b` or `folder/qwen3-32b`.
+    """
+    places = (folder / model.lstrip("/"), folder / Path(model).name)
+    return next((each for each in places if (each / CONFIG).is_file()), None)
+
+
 def describe_models(
-    declared: Mapping[str, NodeVars], documents: Mapping[str, Mapping[str, Any]]
+    declared: Mapping[str, NodeVars],
+    documents: Mapping[str, Mapping[str, Any]],
+    folder: Path | None = None,
 ) -> dict[str, Described]:
     """
     Return what each declared model is, by its name in `serving`.
 
-    Models on the Hub are read from there, all at once, each once; those in directories of nodes
-    from the first of the nodes' documents that has them.
+    Models that `folder` of this machine has are read from there. Others on the Hub are read from
+    it, all at once, each once; those in directories of nodes from the first of the nodes' documents
+    that has them.
     """
     wanted: dict[str, tuple[Served, Vllm | None, list[str]]] = {}
     for name, node in sorted(declared.items()):
@@ -58,7 +73,7 @@ def describe_models(
     with ThreadPoolExecutor(max_workers=8) as pool:
         jobs = {
             model: pool.submit(
-                _describe_one, served, vllm, [documents.get(each, {}) for each in nodes]
+                _describe_one, served, vllm, [documents.get(each, {}) for each in nodes], folder
             )
             for model, (served, vllm, nodes) in wanted.items()
         }
@@ -66,31 +81,43 @@ def describe_models(
 
 
 def _describe_one(
-    served: Served, vllm: Vllm | None, documents: Sequence[Mapping[str, Any]]
+    served: Served,
+    vllm: Vllm | None,
+    documents: Sequence[Mapping[str, Any]],
+    folder: Path | None,
 ) -> Described:
     try:
-        files = _read(served.model, served.revision, vllm, documents)
+        files = _read(served.model, served.revision, vllm, documents, folder)
         found = describe(with_overrides(files, config_overrides(served)))
     except FleetError as error:
         return "; ".join(error.problems)
     if not (draft := draft_model(served)):
         return found
-    return replace(found, draft=_describe_draft(draft, vllm, documents))
+    return replace(found, draft=_describe_draft(draft, vllm, documents, folder))
 
 
 def _describe_draft(
-    draft: str, vllm: Vllm | None, documents: Sequence[Mapping[str, Any]]
+    draft: str,
+    vllm: Vllm | None,
+    documents: Sequence[Mapping[str, Any]],
+    folder: Path | None,
 ) -> Described:
     try:
-        return describe(_read(draft, None, vllm, documents))
+        return describe(_read(draft, None, vllm, documents, folder))
     except FleetError as error:
         return "; ".join(error.problems)
 
 
 def _read(
-    model: str, revision: str | None, vllm: Vllm | None, documents: Iterable[Mapping[str, Any]]
+    model: str,
+    revision: str | None,
+    vllm: Vllm | None,
+    documents: Iterable[Mapping[str, Any]],
+    folder: Path | None,
 ) -> ModelFiles:
-    """Raises `FleetError` where neither the nodes nor the Hub have its config.json."""
+    """Raises `FleetError` where neither `folder` nor the nodes nor the Hub have its config.json."""
+    if folder and (found := local_directory(model, folder)):
+        return replace(read(str(found)), origin=model)
     if model.startswith("/"):
         return _read_from_nodes(model, documents)
     hub = Hub(

@@ -15,6 +15,7 @@ from typing import Any
 from gpufleet.formatting import node_ranges, ranges
 from gpufleet.node.topology import Node
 from gpufleet.planning.candidates import GIB, CandidateSet
+from gpufleet.planning.gpu_totals import Block, equal_nodes, replica_names
 from gpufleet.planning.planner import FleetPlan
 from gpufleet.planning.stage import Running, Stage
 
@@ -96,8 +97,8 @@ def explain(plan: FleetPlan, nodes: Iterable[Node] = ()) -> str:
     for (model, where), found in tables.items():
         lines += [f"{model} on {where}", *_table(found), ""]
     lines += plan.reasons
-    for node in sorted(nodes, key=lambda node: node.name):
-        lines += ["", *draw_node(plan, node)]
+    for block in equal_nodes(plan, nodes):
+        lines += ["", *draw_block(block)]
     return "\n".join(lines) + "\n"
 
 
@@ -140,28 +141,30 @@ def _format_value(value: float | None, form: str, unit: str = "") -> str:
 # Pictures
 
 
-def draw_node(plan: FleetPlan, node: Node) -> list[str]:
+def draw_block(block: Block) -> list[str]:
     """
-    Return lines: what each GPU of a node serves, and how it reaches the others of its group.
+    Return lines: what each GPU of equal nodes serves, and how it reaches the others of its group.
 
-        gpu-01
-          GPU 0  llama-0  rank 0  port 8000  NV18
-          GPU 1  llama-0  rank 1  port 8000  NV18
+        gpu-[01-02]
+          GPU 0  llama-[0-1]  rank 0  port 8000  NV18
+          GPU 1  llama-[0-1]  rank 1  port 8000  NV18
           GPU 2  free
     """
-    serving: dict[int, tuple[Stage, int]] = {}
-    for stage in plan.stages_on(node.name):
+    node = block.nodes[0]
+    serving: dict[int, tuple[Stage, str, int]] = {}
+    for stage, replicas in zip(block.stages, block.replicas, strict=True):
+        name = replica_names(stage.model, replicas)
         for rank, gpu in enumerate(stage.gpus, stage.node_rank * len(stage.gpus)):
-            serving[gpu] = (stage, rank)
-    lines = [node.name]
-    width = max((len(stage.id) for stage, _ in serving.values()), default=0)
+            serving[gpu] = (stage, name, rank)
+    lines = [block.names]
+    width = max((len(name) for _, name, _ in serving.values()), default=0)
     for gpu in sorted({gpu.index for gpu in node.gpus} | set(node.unfit)):
         if gpu in node.unfit:
             lines.append(f"  GPU {gpu}  left out: {node.unfit[gpu]}")
         elif gpu in serving:
-            stage, rank = serving[gpu]
+            stage, name, rank = serving[gpu]
             lines.append(
-                f"  GPU {gpu}  {stage.id:{width}}  rank {rank}{_port_text(stage)}"
+                f"  GPU {gpu}  {name:{width}}  rank {rank}{_port_text(stage)}"
                 f"{_link_text(node, stage, gpu)}"
             )
         else:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from gpufleet.node.topology import Domain, Node, islands
 from gpufleet.planning.parallelism import Division, Kind
@@ -255,6 +255,7 @@ class NodeCapacity:
         "_needed",
         "_uuids",
         "free",
+        "groups",
         "held",
         "kind",
         "layout",
@@ -264,9 +265,17 @@ class NodeCapacity:
         "order",
     )
 
-    def __init__(self, node: Node, kind: Kind, layout: Layout, order: int) -> None:
+    def __init__(
+        self,
+        node: Node,
+        kind: Kind,
+        layout: Layout,
+        order: int,
+        groups: frozenset[str] = frozenset(),
+    ) -> None:
         """Take a node of which nothing is taken. `order` is its place among all by name."""
         self.node = node
+        self.groups = groups
         self.name = node.name
         self.kind = kind
         self.layout = layout
@@ -357,9 +366,10 @@ _Entry = tuple[tuple[int, ...], NodeCapacity, Division]
 
 class Picker:
     """
-    Picks where one model's next replica goes: to the node with the fewest of them so far, then
-    the most free GPUs, then the first name. Over several nodes: to the first of one kind in one
-    NVLink domain, or, where none has room, to the first of one kind.
+    Picks where one model's next replica goes: to the nodes that the model prefers, of these to the
+    node with the fewest of them so far, then the most free GPUs, then the first name. Over several
+    nodes: to the first of one kind in one NVLink domain, or, where none has room, to the first of
+    one kind.
 
     Rooms only fill up while it is used. So a node without room is not asked again, and one that
     others have filled since goes back in line: each choice costs a look or two, not one a node.
@@ -372,8 +382,14 @@ class Picker:
         *,
         pcie: bool,
         displace: bool = False,
+        prefer: Sequence[str] = (),
     ) -> None:
-        """Take the rooms with the division that a replica has there; `on` is kept up to date."""
+        """
+        Take the rooms with the division that a replica has there; `on` is kept up to date.
+
+        `prefer` are groups of nodes, the first one first; all other nodes come behind them.
+        """
+        self._prefer = prefer
         self._on = on
         self._pcie = pcie
         self._displace = displace
@@ -395,8 +411,11 @@ class Picker:
         # The smallest that still suffices, so that large ones stay whole.
         self._lines = [
             alone,
-            *sorted(joined.values(), key=lambda line: (len(line), line[0][1].order)),
-            *alike.values(),
+            *sorted(
+                joined.values(),
+                key=lambda line: (self._rank(line[0][1]), len(line), line[0][1].order),
+            ),
+            *sorted(alike.values(), key=lambda line: min(self._rank(room) for _, room, _ in line)),
         ]
         for line in self._lines:
             heapq.heapify(line)
@@ -438,7 +457,13 @@ class Picker:
 
     def _key(self, room: NodeCapacity, division: Division) -> tuple[int, ...]:
         """The last number is the room's own, so that no two keys are alike."""
+        rank = self._rank(room)
         if not self._displace:
-            return self._on[room.name], -room.open.bit_count(), room.order
+            return rank, self._on[room.name], -room.open.bit_count(), room.order
         gpus = room.group(division, pcie=self._pcie, displace=True)
-        return *room.cost(gpus), self._on[room.name], -room.free.bit_count(), room.order
+        return *room.cost(gpus), rank, self._on[room.name], -room.free.bit_count(), room.order
+
+    def _rank(self, room: NodeCapacity) -> int:
+        """Return the place of the first group in `prefer` that the node is in."""
+        groups = enumerate(self._prefer)
+        return next((at for at, group in groups if group in room.groups), len(self._prefer))

@@ -15,8 +15,9 @@ The rules, in the order in which they decide:
    for a model that is placed before its own and finds no other room, and the plan says so.
 6. One over several nodes that would lose a node is refused, unless its settings say otherwise
    (`planning/node_removal.py`).
-7. A new replica goes to the node with the fewest replicas of its model so far, then the most free
-   GPUs, then the first name; on the node to the GPUs that `planning/gpu_placement.py` says.
+7. A new replica goes to a node of the first group in its model's `prefer` that has room; of these
+   to the one with the fewest replicas of its model so far, then the most free GPUs, then the first
+   name; on the node to the GPUs that `planning/gpu_placement.py` says.
 8. A GPU serves one stage, a port on a node one user (`endpoints.py`).
 
 Replicas are placed one after another and each choice looks only at those before it. So asking for
@@ -128,6 +129,7 @@ def plan(
     reserved: Mapping[str, Collection[int]] | None = None,
     nics: Mapping[str, NearNics] | None = None,
     ports: Mapping[str, Collection[int]] | None = None,
+    groups: Mapping[str, Collection[str]] | None = None,
 ) -> FleetPlan:
     """
     Place every declared replica of every model.
@@ -136,7 +138,7 @@ def plan(
     `described` has each model's description by its name in `serving`, or a sentence that says why
     it could not be read. `running` is what was found on the nodes. By node's name: `reserved` are
     GPUs that others use, `ports` what programs of others listen on, `nics` what
-    `nic_affinity.nearest_nics` returns.
+    `nic_affinity.nearest_nics` returns, `groups` those that the node is in.
 
     Raises `FleetError` with everything that stands in the way, over all nodes and models.
     """
@@ -148,7 +150,7 @@ def plan(
     problems, usable = _validate(fleet, settings, declared)
     allocations = _allocations(
         {name: declared[name] for name in usable},
-        _node_capacities(fleet, settings, nics or {}),
+        _node_capacities(fleet, settings, nics or {}, groups or {}),
         described or {},
         runs,
         fleet.keys(),
@@ -329,6 +331,7 @@ def _node_capacities(
     fleet: Mapping[str, Node],
     settings: Mapping[str, NodeSettings],
     nics: Mapping[str, NearNics],
+    groups: Mapping[str, Collection[str]],
 ) -> dict[str, NodeCapacity]:
     """Return a room for each node; nodes that are alike share their layout and their kind."""
     layouts: dict[tuple[object, ...], Layout] = {}
@@ -354,7 +357,9 @@ def _node_capacities(
                 device=vllm.device if vllm else "cuda",
                 more_groups=tuple(layout.more_groups.items()),
             )
-        rooms[name] = NodeCapacity(node, kinds[alike], layout, order)
+        rooms[name] = NodeCapacity(
+            node, kinds[alike], layout, order, frozenset(groups.get(name, ()))
+        )
     return rooms
 
 

@@ -501,6 +501,7 @@ def _picker(allocation: ModelAllocation, *, displace: bool = False) -> Picker:
         allocation.on,
         pcie=allocation.served.allow_pcie,
         displace=displace,
+        prefer=allocation.served.prefer,
     )
 
 

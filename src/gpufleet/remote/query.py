@@ -66,7 +66,7 @@ SECONDS = 60
 # Between two looks at who has answered: a line is due to the second.
 _LOOK_SECONDS = 1
 
-# The largest document of tests/data/nodes, of eight GPUs, is 90 KB; at most 2000 lines of the
+# The largest document of catalog/data/nodes, of eight GPUs, is 90 KB; at most 2000 lines of the
 # kernel's log (on_node/common/kernel_messages.py), of at most a kilobyte, may come to that.
 MOST_MIB = 8
 # Of what a node says beside the document, the end is quoted.

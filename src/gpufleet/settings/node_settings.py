@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from gpufleet.catalog import recorded_nodes
 from gpufleet.catalog.checks import CHECKS
 from gpufleet.formatting import suggestion
 from gpufleet.settings.base import Setting
@@ -43,6 +44,13 @@ class Gpus(Setting):
 
     count: Annotated[PositiveInt | None, Field(description="GPUs in the node")] = None
     name: Annotated[str | None, Field(description="Product name as NVML gives it")] = None
+    hardware: Annotated[
+        str | None,
+        Field(
+            description="Hardware by name, as h100x8, that `gpufleet plan --as` and `gpufleet "
+            "validate` take the node to be; checks of nodes do not look at it"
+        ),
+    ] = None
     nvlink_links: Annotated[
         int | None, Field(ge=0, le=36, description="NVLinks of each GPU that are up")
     ] = None
@@ -58,6 +66,16 @@ class Gpus(Setting):
     rdma_ports: Annotated[
         int | None, Field(ge=0, description="InfiniBand or RoCE ports that are up in the node")
     ] = None
+
+    @model_validator(mode="after")
+    def _hardware_is_known(self) -> Gpus:
+        known = recorded_nodes.names()
+        if self.hardware is not None and self.hardware not in known:
+            raise ValueError(
+                f"no hardware is called {self.hardware!r}{suggestion(self.hardware, known)}; known "
+                f"are {', '.join(known)}"
+            )
+        return self
 
 
 class Acceptance(Setting):

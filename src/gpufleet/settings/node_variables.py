@@ -7,7 +7,7 @@ key, and the names it can have been meant to have.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import UnionType
@@ -148,6 +148,8 @@ def check(
                     found.setdefault((origin.file, origin.line, sentence), [])
                 else:
                     found.setdefault(("", 0, sentence), []).append(name)
+    for origin, sentence in _unknown_groups(nodes.values()):
+        found.setdefault((origin.file, origin.line, sentence), [])
     if found:
         raise FleetError(
             *(
@@ -156,6 +158,21 @@ def check(
             )
         )
     return nodes
+
+
+def _unknown_groups(nodes: Collection[NodeVars]) -> Iterator[tuple[Origin, str]]:
+    """Yield a place and a sentence for each `prefer` that names no group of these nodes."""
+    known = sorted({group for node in nodes for group in node.groups})
+    for node in nodes if known else ():  # without an inventory there are none
+        for model, served in node.settings.serving.items():
+            for number, group in enumerate(served.prefer):
+                if group not in known:
+                    _, origin = node.variables["serving"]
+                    yield (
+                        origin.place_of(model, "prefer", number),
+                        f"serving.{model}.prefer: no node of this inventory is in a group "
+                        f"{group!r}{suggestion(group, known)}; groups are {', '.join(known)}",
+                    )
 
 
 def _flat(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -313,6 +313,13 @@ class Served(Setting):
         BeforeValidator(_some_or_fit),
         Field(description="Independent copies; fit: as many as there is room for"),
     ] = 1
+    prefer: Annotated[
+        tuple[str, ...],
+        Field(
+            description="Groups of nodes that new replicas go to first, the first one first; "
+            "others get what these have no room for"
+        ),
+    ] = ()
     objective: Annotated[
         Literal["balanced", "latency", "throughput", "memory"],
         Field(description="What the plan looks for where it may choose"),

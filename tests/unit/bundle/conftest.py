@@ -168,7 +168,7 @@ def _project(project: Path) -> Path:
         "from gpufleet import inventory\n\n"
         'globals().update(inventory.load(__file__, groups={"far_gpus": ["gpu-01"]}))\n'
     )
-    probe = json.loads((ROOT / "tests/data/nodes/h100x8.json").read_text())
+    probe = json.loads((ROOT / "src/gpufleet/catalog/data/nodes/h100x8.json").read_text())
     probe["os_release"] = {"id": "debian", "version_id": "12"}
     probe["python"] = "3.11.2"
     probe["kernel"] = KERNEL

@@ -16,7 +16,7 @@ from gpufleet.checks.probe_facts import Needs
 from gpufleet.settings.parse import parse_settings
 from tests.support.checkout import ROOT
 
-NODES = ROOT / "tests/data/nodes"
+NODES = ROOT / "src/gpufleet/catalog/data/nodes"
 PROFILES = sorted(path.stem for path in NODES.glob("*.json"))
 NODE = "gpu-01"
 TODAY = dt.date(2026, 1, 1)

@@ -15,7 +15,7 @@ from gpufleet.catalog.checks import CHECKS
 from tests.support.checkout import ROOT
 from tests.support.rows import each_row
 
-NODES = ROOT / "tests/data/nodes"
+NODES = ROOT / "src/gpufleet/catalog/data/nodes"
 GPUFLEET = Path(sys.executable).with_name("gpufleet")
 SCHEMA = json.loads((ROOT / "docs/reference/check-report.schema.json").read_text())
 

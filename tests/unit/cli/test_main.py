@@ -18,7 +18,7 @@ from gpufleet.cli.main import COMMANDS
 from tests.support.checkout import ROOT
 from tests.support.rows import each_row
 
-NODES = ROOT / "tests/data/nodes"
+NODES = ROOT / "src/gpufleet/catalog/data/nodes"
 GPUFLEET = Path(sys.executable).with_name("gpufleet")
 
 SERVING = """\

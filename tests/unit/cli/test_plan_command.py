@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gpufleet.catalog import recorded_nodes
 from gpufleet.planning.stage import Stage
 from gpufleet.serving import unit
 from gpufleet.settings.node_settings import NodeSettings
 from tests.support.checkout import ROOT
+from tests.support.fleet_folder import REVISION, VLLM, FleetFolder
 
 DATA = ROOT / "tests/data"
 GPUFLEET = str(Path(sys.executable).with_name("gpufleet"))
@@ -27,7 +29,7 @@ def config(name: str) -> dict:
 @pytest.fixture
 def project(tmp_path):
     """Two nodes with eight H100 each, on which a model's files lie."""
-    recorded = json.loads((DATA / "nodes/h100x8.json").read_text())
+    recorded = json.loads((ROOT / "src/gpufleet/catalog/data/nodes/h100x8.json").read_text())
     about = {
         "config": config("Qwen--Qwen3-32B"),
         "hf_quant_config": {"missing": "absent"},
@@ -231,3 +233,57 @@ def test_presets_are_shown_with_their_reasons(arguments):
         [GPUFLEET, "presets", *arguments], capture_output=True, text=True, check=True
     )
     assert ("gpu-memory-utilization" if arguments else "low-latency-code") in run.stdout
+
+
+# Over an inventory, without its nodes
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    """Two H100 nodes and an A100 one, with one model declared on all of them."""
+    served = {"model": "Qwen/Qwen3-32B", "revision": REVISION, "context": 8192, "replicas": 3}
+    return FleetFolder(
+        tmp_path,
+        {"gpu_h100": ["h-01", "h-02"], "gpu_a100": ["a-01"]},
+        {"all": {"vllm": VLLM, "serving": {"qwen": served}}},
+        "Qwen/Qwen3-32B",
+    )
+
+
+def test_an_inventory_is_planned_on_named_hardware_before_there_are_nodes(fleet):
+    models = ("--models", str(fleet.models))
+
+    document = fleet.json("plan", "--as", "gpu_h100=h100x8,gpu_a100=a100x8", *models)
+
+    assert {each["node"] for each in document["stages"]} == {"h-01", "h-02", "a-01"}
+    assert document["totals"]["gpus"] == 24
+    page = fleet.run("plan", "--as", "h100x8", *models).stdout
+    # All three hold the same: one line for the model's replicas 0 to 2.
+    assert "a-01 h-[01-02]" in page
+    assert page.splitlines()[-1].startswith("24 GPUs: 3 planned, 21 free, 0 unfit; the largest")
+
+
+def test_saved_probes_are_planned_with_the_inventorys_own_variables(fleet, tmp_path):
+    probes = {"h-01": recorded_nodes.document("h100x8")}
+    (tmp_path / "probes.json").write_text(json.dumps(probes))
+    nodes = ("--nodes", str(tmp_path / "probes.json"), "--models", str(fleet.models))
+
+    # The others are named as missing, unless their hardware is named.
+    assert "a-01: no probe of it in" in fleet.run("plan", *nodes).stderr
+    document = fleet.json("plan", *nodes, "--as", "gpu_h100=h200x8", "--as", "gpu_a100=a100x8")
+    uuids = {each["node"]: each["gpu_uuids"] for each in document["stages"]}
+    assert set(uuids["h-01"]) <= {gpu["uuid"] for gpu in probes["h-01"]["gpus"]}
+
+    (tmp_path / "probes.json").write_text(json.dumps({"h-03": probes["h-01"]}))
+    assert "has no 'h-03'; did you mean 'h-02'?" in fleet.run("plan", *nodes).stderr
+
+
+def test_a_preferred_group_that_the_inventory_does_not_have_is_refused_with_its_line(fleet):
+    served = {"model": "Qwen/Qwen3-32B", "revision": REVISION, "prefer": ["gpu_a10"]}
+    fleet.write("all", {"vllm": VLLM, "serving": {"qwen": served}})
+
+    run = fleet.run("plan", "--as", "h100x8")
+
+    assert run.returncode == 2
+    assert "group_vars/all.yml:" in run.stderr
+    assert "serving.qwen.prefer: no node of this inventory is in a group 'gpu_a10'" in run.stderr

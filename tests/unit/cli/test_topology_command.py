@@ -15,7 +15,7 @@ from gpufleet.node.probe_document import SCHEMA
 from tests.support.checkout import ROOT
 from tests.support.rows import each_row
 
-NODES = ROOT / "tests/data/nodes"
+NODES = ROOT / "src/gpufleet/catalog/data/nodes"
 TOPO = ROOT / "tests/data/topo"
 GPUFLEET = Path(sys.executable).with_name("gpufleet")
 

@@ -18,7 +18,7 @@ DATA = ROOT / "tests/data"
 @pytest.fixture
 def fleet():
     """One recorded node on which a model's config lies, and what is declared of it."""
-    document = json.loads((DATA / "nodes/h100x8.json").read_text())
+    document = json.loads((ROOT / "src/gpufleet/catalog/data/nodes/h100x8.json").read_text())
     config = json.loads((DATA / "models/Qwen--Qwen3-32B.json").read_text())["config"]
     absent = {"missing": "absent"}
     document["models"] = {"/srv/q": {"config": config, "hf_quant_config": absent, "bytes": absent}}

@@ -29,7 +29,7 @@ from gpufleet.settings.parse import parse_settings
 from tests.support.checkout import ROOT
 from tests.support.rows import each_row
 
-RECORDED = sorted((ROOT / "tests/data/nodes").glob("*.json"))
+RECORDED = sorted((ROOT / "src/gpufleet/catalog/data/nodes").glob("*.json"))
 SCHEMA = json.loads((ROOT / "docs/reference/drift.schema.json").read_text())
 TODAY = dt.date(2026, 1, 1)
 NODE = "gpu-01"
@@ -41,7 +41,9 @@ Document = dict[str, Any]
 
 
 def recorded(profile: str = "h100x8") -> Document:
-    document: Document = json.loads((ROOT / f"tests/data/nodes/{profile}.json").read_text())
+    document: Document = json.loads(
+        (ROOT / f"src/gpufleet/catalog/data/nodes/{profile}.json").read_text()
+    )
     return document
 
 

@@ -249,7 +249,7 @@ def test_a_node_that_cannot_be_written_to_is_named_and_the_status_stays(tmp_path
 
 def test_recorded_probes_have_no_node_to_write_to():
     done = subprocess.run(
-        [GPUFLEET, "check", "--from", "tests/data/nodes/t4x1.json", "--record"],
+        [GPUFLEET, "check", "--from", "src/gpufleet/catalog/data/nodes/t4x1.json", "--record"],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
 

@@ -36,7 +36,9 @@ def document(
     **more: Any,
 ) -> dict[str, Any]:
     """Return a recorded node's probe, with other versions of its driver."""
-    found = copy.deepcopy(json.loads((ROOT / "tests/data/nodes/h100x8.json").read_text()))
+    found = copy.deepcopy(
+        json.loads((ROOT / "src/gpufleet/catalog/data/nodes/h100x8.json").read_text())
+    )
     absent = {"missing": "absent"}
     kernel = found["kernel"]
     here = {"kernel": kernel, "running": True, "newest": True, "signer": absent}
@@ -97,7 +99,7 @@ def test_the_other_flavour_of_the_same_version_is_another_module():
 
 def test_recorded_machines_are_in_force_as_they_are():
     """The probes of healthy machines, none of which this module was written for."""
-    for path in sorted(Path(ROOT / "tests/data/nodes").glob("*.json")):
+    for path in sorted(Path(ROOT / "src/gpufleet/catalog/data/nodes").glob("*.json")):
         assert isinstance(driver_state(json.loads(path.read_text()), None), Active), path.name
 
 

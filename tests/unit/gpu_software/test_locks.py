@@ -29,7 +29,9 @@ REPOSITORY = {"url": "http://mirror/repos", "keyring_sha256": "a" * 64}
 
 
 def recorded(machine: str) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((ROOT / f"tests/data/nodes/{machine}.json").read_text())
+    document: dict[str, Any] = json.loads(
+        (ROOT / f"src/gpufleet/catalog/data/nodes/{machine}.json").read_text()
+    )
     return document
 
 

@@ -21,7 +21,7 @@ STANDS = Active("570.124.06")
 
 @pytest.fixture
 def document():
-    return json.loads((ROOT / "tests/data/nodes/h100x8.json").read_text())
+    return json.loads((ROOT / "src/gpufleet/catalog/data/nodes/h100x8.json").read_text())
 
 
 def report(document):

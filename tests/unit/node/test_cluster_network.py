@@ -13,7 +13,7 @@ from gpufleet.node.cluster_network import Network, describe_networks, networks
 from tests.support.checkout import ROOT
 from tests.support.rows import each_row
 
-NODES = ROOT / "tests/data/nodes"
+NODES = ROOT / "src/gpufleet/catalog/data/nodes"
 ABSENT = {"missing": "absent"}
 
 

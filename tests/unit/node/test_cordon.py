@@ -15,7 +15,7 @@ from gpufleet.planning.stage import Running
 from gpufleet.settings.parse import parse_settings
 from tests.support.checkout import ROOT
 
-NODES = ROOT / "tests/data/nodes"
+NODES = ROOT / "src/gpufleet/catalog/data/nodes"
 MARK = {"by": "ann@laptop", "why": "disk makes noises", "since": 1.0, "upgrade": None}
 
 

@@ -11,7 +11,7 @@ from gpufleet.errors import FleetError
 from gpufleet.node.imex_domain import addresses
 from tests.support.checkout import ROOT
 
-TRAY = json.loads((ROOT / "tests/data/nodes/gb200x4.json").read_text())
+TRAY = json.loads((ROOT / "src/gpufleet/catalog/data/nodes/gb200x4.json").read_text())
 
 
 def tray(address: str, cluster: str = "ab" * 16):

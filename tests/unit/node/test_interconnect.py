@@ -43,7 +43,9 @@ def document():
     """`document("h100x8")`: a recorded probe, free to be changed."""
 
     def load(profile):
-        return json.loads((DATA / f"nodes/{profile}.json").read_text()) | {"schema": SCHEMA}
+        return json.loads(
+            (ROOT / f"src/gpufleet/catalog/data/nodes/{profile}.json").read_text()
+        ) | {"schema": SCHEMA}
 
     return load
 

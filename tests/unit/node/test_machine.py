@@ -13,7 +13,7 @@ from gpufleet.node.machine import Kernel, Machine, System, from_probe, generatio
 from tests.support.checkout import ROOT
 from tests.support.rows import each_row
 
-NODES = ROOT / "tests/data/nodes"
+NODES = ROOT / "src/gpufleet/catalog/data/nodes"
 ABSENT = {"missing": "absent"}
 
 

@@ -21,7 +21,7 @@ from gpufleet.node.topology import PCIE_LEVELS, value_or
 from tests.support.checkout import ROOT
 from tests.support.rows import each_row
 
-NODES = ROOT / "tests/data/nodes"
+NODES = ROOT / "src/gpufleet/catalog/data/nodes"
 
 PCI_ROOT = "/sys/devices/pci0000:16"
 SWITCH = f"{PCI_ROOT}/0000:16:01.0/0000:17:00.0"

@@ -14,7 +14,7 @@ from gpufleet.node.machine import Machine, _secure_boot
 from gpufleet.node.topology import node_from_probe
 from tests.support.checkout import ROOT
 
-PROBE = json.loads((ROOT / "tests/data/nodes/a100x4-pcie.json").read_text())
+PROBE = json.loads((ROOT / "src/gpufleet/catalog/data/nodes/a100x4-pcie.json").read_text())
 
 
 def too_long(matrix: list[list[Any]]) -> None:

@@ -16,9 +16,11 @@ from tests.support import real_recordings
 from tests.support.checkout import ROOT
 from tests.support.rows import each_row
 
-NODES = ROOT / "tests/data/nodes"
+NODES = ROOT / "src/gpufleet/catalog/data/nodes"
 SIMULATED = sorted(NODES.glob("*.json"))
-REAL = sorted((NODES / "real").glob("*.json"))  # none so far: docs/reference/probe.md says how
+REAL = sorted(
+    (ROOT / "tests/data/nodes/real").glob("*.json")
+)  # none so far: docs/reference/probe.md says how
 
 
 def recording(path):

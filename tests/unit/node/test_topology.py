@@ -15,7 +15,7 @@ from gpufleet.node.topology import Gpu, islands, node_from_probe, nvlink_width
 from tests.support.checkout import ROOT
 from tests.support.rows import each_row
 
-NODES = ROOT / "tests/data/nodes"
+NODES = ROOT / "src/gpufleet/catalog/data/nodes"
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpufleet.planning.explanation import candidate_rows, draw_node, explain
+from gpufleet.planning.explanation import candidate_rows, draw_block, explain
+from gpufleet.planning.gpu_totals import equal_nodes
 from gpufleet.planning.planner import FleetPlan, plan
 from gpufleet.planning.stage import Stage
 from gpufleet.settings.node_settings import NodeSettings
@@ -23,7 +24,8 @@ def test_a_picture_has_a_line_for_each_gpu():
     whole = machine("gpu-01", 4, 1, 1, pcie="NODE")
     node = replace(whole, gpus=tuple(gpu for gpu in whole.gpus if gpu.index != 3), unfit={3: "xid"})
 
-    found = draw_node(FleetPlan((stage(0, 0, 1), stage(11, 4, 5)), ()), node)
+    plan = FleetPlan((stage(0, 0, 1), stage(11, 4, 5)), ())
+    found = draw_block(*equal_nodes(plan, [node]))
 
     assert found == [
         "gpu-01",
@@ -45,7 +47,7 @@ def test_ranks_go_on_over_the_nodes_of_a_replica():
         stage(0, 0, 1, 2, 3, node="gpu-02", node_rank=1, **wide),
     )
 
-    found = draw_node(FleetPlan(stages, ()), machine("gpu-02", 2, 2))
+    found = draw_block(*equal_nodes(FleetPlan(stages, ()), [machine("gpu-02", 2, 2)]))
 
     assert [line.split("  ")[3:] for line in found[1:]] == [
         [f"rank {rank}", "NV18"]

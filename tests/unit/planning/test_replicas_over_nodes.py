@@ -382,7 +382,7 @@ def test_a_recorded_tray_knows_its_clique(recorded):
     ],
 )
 def test_a_domain_is_what_all_gpus_that_joined_have_joined(changes, joined):
-    document = json.loads((DATA / "nodes/gb200x4.json").read_text())
+    document = json.loads((ROOT / "src/gpufleet/catalog/data/nodes/gb200x4.json").read_text())
     for gpu, facts in changes.items():
         document["fabric"][gpu] |= facts
 
@@ -474,7 +474,7 @@ def assessed(**asked):
     absent = {"missing": "absent"}
     documents, declared = {}, {}
     for number, name in enumerate(("gpu-01", "gpu-02"), 1):
-        document = json.loads((DATA / "nodes/h100x8.json").read_text())
+        document = json.loads((ROOT / "src/gpufleet/catalog/data/nodes/h100x8.json").read_text())
         document["models"] = {
             "/srv/q": {"config": config, "hf_quant_config": absent, "bytes": absent}
         }

@@ -423,7 +423,7 @@ def _schema(said: Document) -> object:
         raise FleetError(f"{NODE}: {error}") from error
 
 
-PROBE = json.loads((ROOT / "tests/data/nodes/a100x2-pcie.json").read_text())
+PROBE = json.loads((ROOT / "src/gpufleet/catalog/data/nodes/a100x2-pcie.json").read_text())
 CONFIG = json.loads((ROOT / "tests/data/models/Qwen--Qwen3-32B.json").read_text())["config"]
 ABSENT = {"missing": "absent"}
 PROBE["models"] = {"/srv/q": {"config": CONFIG, "hf_quant_config": ABSENT, "bytes": ABSENT}}

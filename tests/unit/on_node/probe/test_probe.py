@@ -22,7 +22,7 @@ from tests.support.checkout import ROOT
 from tests.support.record_node import SAME_EVERYWHERE, probe, probe_machine, recording
 from tests.support.rows import each_row
 
-NODES = ROOT / "tests/data/nodes"
+NODES = ROOT / "src/gpufleet/catalog/data/nodes"
 OLD_PYTHONS = sorted(Path.home().glob(".pyenv/versions/*/bin/python"))
 
 

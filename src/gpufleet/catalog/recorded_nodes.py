@@ -1,0 +1,40 @@
+"""
+Nodes by name, as `--as` takes them: what the probe finds on healthy hardware of that kind.
+
+`data/nodes/*.json` are documents that the probe printed on the lab's machines, whose profiles
+(`lab/profiles/*.conf`) name what of the hardware is documented and what is assumed. `python -m
+tests.support.record_node` writes them anew.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from gpufleet.errors import FleetError
+from gpufleet.formatting import suggestion
+
+_DATA = Path(__file__).with_name("data") / "nodes"
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """Return the hardware that is known by name."""
+    return tuple(sorted(path.stem for path in _DATA.glob("*.json")))
+
+
+def document(name: str) -> dict[str, Any]:
+    """
+    Return the probe's document of one kind of node; the caller may change it.
+
+    Raises `FleetError` for a name that is not known, with the names there are.
+    """
+    if name not in names():
+        raise FleetError(
+            f"no hardware is called {name!r}{suggestion(name, names())}; known are "
+            f"{', '.join(names())}"
+        )
+    found: dict[str, Any] = json.loads((_DATA / f"{name}.json").read_text(encoding="utf-8"))
+    return found

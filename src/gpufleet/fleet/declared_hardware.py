@@ -1,0 +1,129 @@
+"""
+Nodes that are not there yet, as their probes would answer: hardware by name for groups or nodes.
+
+The hardware is healthy, its driver runs what the node's settings ask for, and nothing runs on it.
+What no name tells is made up, a different one for each node: GPUs' UUIDs and an address in
+198.18.0.0/15 (RFC 2544: for tests, routed nowhere), or in `cluster_network` where that is set.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Any
+from uuid import NAMESPACE_DNS, uuid5
+
+from gpufleet.artifacts import release
+from gpufleet.catalog import recorded_nodes
+from gpufleet.errors import FleetError
+from gpufleet.formatting import join_names, suggestion
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.node_variables import NodeVars
+
+EVERY_NODE = "all"
+_NETWORK = IPv4Network("198.18.0.0/15")
+
+
+def parse_hardware(written: Sequence[str]) -> dict[str, str]:
+    """
+    Return {group or node: hardware} of what was typed behind `--as`.
+
+    >>> parse_hardware(["h100x8"])
+    {'all': 'h100x8'}
+    >>> parse_hardware(["gpu_h100=h100x8,gpu-03=a100x8"])
+    {'gpu_h100': 'h100x8', 'gpu-03': 'a100x8'}
+
+    Raises `FleetError` for hardware that is not known, and for a name that is given twice.
+    """
+    found: dict[str, str] = {}
+    problems = []
+    for each in (part.strip() for text in written for part in text.split(",")):
+        name, _, hardware = each.rpartition("=")
+        name = name or EVERY_NODE
+        if found.setdefault(name, hardware) != hardware:
+            problems.append(f"--as has {name} as {found[name]} and as {hardware}: keep one")
+        if hardware not in recorded_nodes.names():
+            problems.append(
+                f"--as {each}: no hardware is called {hardware!r}"
+                f"{suggestion(hardware, recorded_nodes.names())}; known are "
+                f"{', '.join(recorded_nodes.names())}"
+            )
+    if problems:
+        raise FleetError(*problems)
+    return found
+
+
+def hardware_documents(
+    declared: Mapping[str, NodeVars], hardware: Mapping[str, str], known: Collection[str] = ()
+) -> dict[str, dict[str, Any]]:
+    """
+    Return {node: what its probe would print} for the nodes that `hardware` names.
+
+    A node's own name counts more than its groups', an inner group more than an outer one, and
+    each of them more than `all`; without any, its `gpus.hardware` counts. Nodes that are `known`
+    otherwise may be left out.
+
+    Raises `FleetError` for names that the inventory does not have, and for nodes without hardware.
+    """
+    names = [EVERY_NODE, *declared, *(group for each in declared.values() for group in each.groups)]
+    problems = [
+        f"--as {name}=...: the inventory has no group or node of GPUs called {name!r}"
+        f"{suggestion(name, names)}"
+        for name in hardware
+        if name not in names
+    ]
+    found: dict[str, dict[str, Any]] = {}
+    missing = []
+    for number, (name, node) in enumerate(sorted(declared.items())):
+        kinds = (name, *reversed(node.groups), EVERY_NODE)
+        named = next((hardware[each] for each in kinds if each in hardware), None)
+        kind = named or node.settings.gpus.hardware
+        if kind is not None:
+            found[name] = _node_document(name, number, kind, node.settings)
+        elif name not in known:
+            missing.append(name)
+    if missing:
+        group = declared[missing[0]].groups[-1:] or (missing[0],)
+        problems.append(
+            f"no hardware is named for {join_names(missing)}: add `--as {group[0]}=NAME`, or set "
+            f"`gpus.hardware` in group_vars/{group[0]}.yml; NAME is one of "
+            f"{', '.join(recorded_nodes.names())}"
+        )
+    if problems:
+        raise FleetError(*problems)
+    return found
+
+
+def _node_document(name: str, number: int, kind: str, settings: NodeSettings) -> dict[str, Any]:
+    """Return the recording of a kind of node with an identity of its own."""
+    recorded = recorded_nodes.document(kind)
+    text = json.dumps(recorded)
+    for gpu in recorded["gpus"]:
+        own = uuid5(NAMESPACE_DNS, f"{gpu['index']}.{name}")
+        text = text.replace(gpu["uuid"], f"GPU-{own}")
+    document: dict[str, Any] = json.loads(text)
+    identity = uuid5(NAMESPACE_DNS, name)
+    document |= {"hostname": name, "machine_id": identity.hex, "boot_id": str(identity)}
+    _set_address(document, number, settings.cluster_network or _NETWORK)
+    document["driver"]["cuda"] = max(document["driver"]["cuda"], _cuda_needed(settings))
+    return document
+
+
+def _set_address(document: dict[str, Any], number: int, network: IPv4Network) -> None:
+    hosts = max(1, network.num_addresses - 2)
+    address = network[(1 + number % hosts) % network.num_addresses]
+    for each in document["nics"]["net"]:
+        if each["name"] == document["nics"]["default_route"]:
+            each |= {"ipv4": str(address), "networks": [f"{address}/{network.prefixlen}"]}
+
+
+def _cuda_needed(settings: NodeSettings) -> int:
+    """Return the CUDA that the declared vLLM's wheels bring, as NVML writes it; 0: not known."""
+    try:
+        lock = Path(settings.vllm.lock).read_bytes() if settings.vllm else b""
+    except OSError:
+        return 0  # the plan goes on without; the deploy says what is wrong with the lock
+    major, minor = release.cuda_release(lock) or (0, 0)
+    return major * 1000 + minor * 10
