@@ -125,6 +125,10 @@ COMMANDS = {
         "gpufleet.cli.upgrade_command:upgrade",
         "Bring a fleet to what is declared while it serves, wave by wave.",
     ),
+    "validate": (
+        "gpufleet.cli.validate_command:validate",
+        "Check settings, files, flags and plan without the nodes.",
+    ),
 }
 
 

@@ -111,6 +111,10 @@ def upgrade(
     from gpufleet.inventory.loader import read
 
     declared = read(inventory_file)
+    if not (resume or abort):
+        from gpufleet.fleet.validation import require_valid
+
+        require_valid(declared)
     names = _limited_nodes(declared, select_limit(declared, limit))
     wanted = _build_request(
         inventory_file, declared, names, steal, accept_outage, accept_unknown_load

@@ -22,7 +22,7 @@ from pyinfra.context import ctx_state
 from gpufleet.artifacts.operator_files import release_of
 from gpufleet.checks.finding import Report
 from gpufleet.errors import FleetError
-from gpufleet.fleet import assessment, deploy_lock, fleet_plan
+from gpufleet.fleet import assessment, deploy_lock, fleet_plan, validation
 from gpufleet.fleet.fleet_plan import Assessment
 from gpufleet.fleet.live import gpu_hosts
 from gpufleet.fleet.model_configs import model_directories
@@ -88,11 +88,17 @@ def hold_nodes(*settings: str) -> None:
     """
     Have the nodes of this run that have one of these settings be this run's alone, until it ends.
 
-    Deploys that change nodes call it first. Raises `Refusal`, before anything is touched, where
-    another deploy or an upgrade has one of them. --dry takes none, and says who has them.
+    Deploys that change nodes call it first. Raises `Refusal`, before anything is touched, for what
+    `gpufleet validate` finds wrong, and where another deploy or an upgrade has one of the nodes.
+    --dry takes none, and says who has them.
     """
     if ctx_state.get() not in _DRY_RUNS:
+        _single_flight(ctx_state.get(), _validated)
         _single_flight(ctx_state.get(), _holding(settings))
+
+
+def _validated(state: State) -> None:  # noqa: ARG001
+    validation.require_valid(loader.current())
 
 
 @cache

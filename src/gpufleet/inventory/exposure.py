@@ -14,20 +14,9 @@ from typing import Any
 from gpufleet.settings import variables
 from gpufleet.settings.base import LOOPBACK, KeyPath
 from gpufleet.settings.node_variables import NodeVars
+from gpufleet.settings.operator_paths import SECRET_FILES
 
 _STRICT = "ssh_strict_host_key_checking"
-_SECRET_FILES = frozenset(
-    {
-        "api_key_file",
-        "cluster_key_file",
-        "hf_token_file",
-        "pagerduty_key_file",
-        "password_file",
-        "slack_url_file",
-        "upstream_key_file",
-        "webhook_url_file",
-    }
-)
 _OTHERS = stat.S_IRGRP | stat.S_IWGRP | stat.S_IROTH | stat.S_IWOTH
 
 
@@ -97,7 +86,7 @@ def _secret_files(value: Any, at: KeyPath) -> Iterator[tuple[KeyPath, str]]:
     for key, below in value.items():
         here = (*at, str(key))
         # `key_file` beside a certificate is a private key; of a repository it is a public one.
-        named = key in _SECRET_FILES or (key == "key_file" and "certificate_file" in value)
+        named = key in SECRET_FILES or (key == "key_file" and "certificate_file" in value)
         if isinstance(below, str) and (named or at[-1] == "environment_files"):
             yield here, below
         else:

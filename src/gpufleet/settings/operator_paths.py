@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from gpufleet.paths import shipped_lock
-from gpufleet.settings.base import Setting
+from gpufleet.settings.base import KeyPath, Setting
 
 _LOCKS = frozenset({"lock", "uv_lock", "models_lock"})
+SECRET_FILES = frozenset(
+    {
+        "api_key_file",
+        "cluster_key_file",
+        "hf_token_file",
+        "pagerduty_key_file",
+        "password_file",
+        "slack_url_file",
+        "upstream_key_file",
+        "webhook_url_file",
+    }
+)
+"""Keys of files with a secret; so is the `key_file` of a certificate."""
 _NODE = "{node}"
 """Placeholder for the node's name in the files of exporters."""
 
@@ -55,3 +68,49 @@ def _below(value: Any, root: Path, node: str) -> Any:
     if isinstance(value, tuple):
         return tuple(_below(each, root, node) for each in value)
     return value
+
+
+class NamedFile(NamedTuple):
+    """A file of the operator's machine that a setting names."""
+
+    at: KeyPath
+    path: str
+    secret: bool
+
+
+def named_files(settings: Setting, node: str) -> Iterator[NamedFile]:
+    """
+    Yield every file that a node's settings name, as `from_root` has found them.
+
+    But for the lock of models: it is used if it is there.
+    """
+    yield from _files_below(settings, (), node)
+
+
+def _files_below(value: Any, at: KeyPath, node: str) -> Iterator[NamedFile]:
+    if isinstance(value, Setting):
+        for name in type(value).model_fields:
+            below = getattr(value, name)
+            if name == "models_lock":
+                continue
+            if _names_files(name):
+                secret = name in SECRET_FILES or name == "environment_files"
+                secret |= name == "key_file" and hasattr(value, "certificate_file")
+                for key, path in _texts(below):
+                    yield NamedFile((*at, name, *key), path.replace(_NODE, node), secret)
+            else:
+                yield from _files_below(below, (*at, name), node)
+    elif isinstance(value, Mapping):
+        for key, below in value.items():
+            yield from _files_below(below, (*at, str(key)), node)
+    elif isinstance(value, tuple):
+        for number, below in enumerate(value):
+            yield from _files_below(below, (*at, number), node)
+
+
+def _texts(value: Any) -> Iterator[tuple[KeyPath, str]]:
+    if isinstance(value, str):
+        yield (), value
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield (str(key),), str(each)

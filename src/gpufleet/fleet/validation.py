@@ -1,0 +1,192 @@
+"""
+What can be known of an inventory without its nodes: `gpufleet validate`, and how deploys begin.
+
+The settings themselves are judged where they are read (`inventory/loader.py`). Here: the files that
+they name, certificates, models' code, flags, what a gateway and LiteLLM need, and, where hardware
+is named, the plan on it. Border: reads files of this machine; a plan may ask the Hub.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gpufleet.artifacts import release
+from gpufleet.artifacts.model_lock import judge_models
+from gpufleet.artifacts.operator_files import read, release_of
+from gpufleet.errors import FleetError
+from gpufleet.fleet.assessment import plan_fleet
+from gpufleet.fleet.declared_hardware import hardware_documents
+from gpufleet.inventory.loader import Fleet
+from gpufleet.monitoring import exporters
+from gpufleet.network import gateway_node, haproxy, keepalived, litellm, litellm_node
+from gpufleet.planning.gpu_totals import Totals
+from gpufleet.serving.declared_flags import declared_problems
+from gpufleet.settings.node_variables import NodeVars
+from gpufleet.settings.operator_paths import NamedFile, named_files
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Sentences: `problems` stop a deploy, `remarks` do not; `totals` of the plan, if one was."""
+
+    problems: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+    totals: Totals | None = None
+
+    def __add__(self, other: Validation) -> Validation:
+        return Validation(
+            tuple(dict.fromkeys((*self.problems, *other.problems))),
+            tuple(dict.fromkeys((*self.remarks, *other.remarks))),
+            other.totals or self.totals,
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """
+        Return plain values for `json.dumps`.
+
+            {"problems": ["group_vars/prod.yml:30: ..."], "remarks": [], "totals": {"gpus": 112}}
+        """
+        return {
+            "problems": list(self.problems),
+            "remarks": list(self.remarks),
+            "totals": asdict(self.totals) if self.totals else None,
+        }
+
+
+def validate(
+    fleet: Fleet,
+    *,
+    hardware: Mapping[str, str] | None = None,
+    models_folder: Path | None = None,
+    secret_files: bool = True,
+) -> Validation:
+    """
+    Return what is wrong with an inventory, as far as this machine knows.
+
+    With `hardware` ({group or node: its name}), or where every GPU node has `gpus.hardware`, the
+    fleet is planned on it. `secret_files=False`: for machines that have none of the secrets.
+    """
+    now = dt.datetime.now(dt.UTC)
+    found = Validation(remarks=fleet.remarks)
+    found += _files(fleet, secret_files=secret_files)
+    # What reads a file that is not there would say so again.
+    there = replace(fleet, nodes={} if found.problems else fleet.nodes)
+    found += _collected(lambda: judge_models({n: v.settings for n, v in there.nodes.items()}))
+    for node in there.nodes.values():
+        found += _programs(node, there.nodes, now, secret_files=secret_files)
+        found += _release(node)
+    gpus = fleet.gpu_nodes
+    serving = [node for node in gpus.values() if node.settings.serving]
+    if hardware or (serving and all(node.settings.gpus.hardware for node in gpus.values())):
+        return found + _plan(gpus, hardware or {}, models_folder)
+    settings = {name: node.settings for name, node in gpus.items()}
+    origins = {name: node.origins for name, node in gpus.items()}
+    return found + Validation(declared_problems(settings, origins))
+
+
+def require_valid(fleet: Fleet) -> tuple[str, ...]:
+    """Return the remarks; raises `FleetError` with every problem."""
+    found = validate(fleet)
+    if found.problems:
+        raise FleetError(*found.problems)
+    return found.remarks
+
+
+def _collected(work: Callable[[], tuple[str, ...]]) -> Validation:
+    """Return the remarks of `work`, or the problems that it raises."""
+    try:
+        return Validation(remarks=work())
+    except FleetError as error:
+        return Validation(problems=error.problems)
+
+
+# Files
+
+
+def _files(fleet: Fleet, *, secret_files: bool) -> Validation:
+    """Return which of the files that settings name are not there or have nothing in them."""
+    problems: dict[str, None] = {}
+    for name, node in fleet.nodes.items():
+        for named in named_files(node.settings, name):
+            if named.secret and not secret_files:
+                continue
+            if why := _file_problem(named):
+                problems[f"{_place(node, named)}: {why}"] = None
+    return Validation(tuple(problems))
+
+
+def _file_problem(named: NamedFile) -> str:
+    try:
+        content = Path(named.path).expanduser().read_bytes()
+    except OSError as error:
+        return f"{named.path} cannot be read ({error.strerror})" + (
+            ": write the secret into it, and `chmod 600` it" if named.secret else ""
+        )
+    return "" if content.strip() else f"{named.path} is empty"
+
+
+def _place(node: NodeVars, named: NamedFile) -> str:
+    key = ".".join(map(str, named.at))
+    origin = node.origins.get(str(named.at[0]))
+    return f"{origin.place_of(*named.at[1:])}: {key}" if origin else f"{node.name}: {key}"
+
+
+# Programs
+
+
+def _release(node: NodeVars) -> Validation:
+    """Return what is wrong with the locks of the releases that a node gets."""
+    if node.settings.vllm is None or not node.settings.serving:
+        return Validation()
+    vllm = node.settings.vllm
+
+    def locks() -> tuple[str, ...]:
+        release_of(vllm)
+        return ()
+
+    return _collected(locks)
+
+
+def _programs(
+    node: NodeVars, nodes: Mapping[str, NodeVars], now: dt.datetime, *, secret_files: bool
+) -> Validation:
+    """Return what is wrong with certificates, and with what gateways and LiteLLM are to know."""
+    found = Validation()
+    settings, name = node.settings, node.name
+    if settings.exporters.tls and secret_files:
+        # Without the password, whose hash takes its time.
+        tls = settings.exporters.model_copy(update={"basic_auth": None})
+        found += _collected(lambda: exporters.access(tls, name, node.address, now=now).remarks)
+    if gateway := settings.gateway:
+        found += Validation((*haproxy.problems(nodes, name), *keepalived.problems(nodes, name)))
+        if secret_files:
+            found += _collected(lambda: gateway_node.certificate_remarks(gateway, name, now))
+    if wanted := settings.litellm:
+        found += Validation(tuple(litellm.problems(wanted, nodes, name)))
+
+        def files() -> tuple[str, ...]:
+            release.release(wanted, read(wanted.lock), read(wanted.uv_lock), litellm.PROGRAM)
+            if secret_files:
+                litellm_node.read_files(wanted, nodes, name)
+            return ()
+
+        found += _collected(files)
+    return found
+
+
+# Models
+
+
+def _plan(
+    nodes: Mapping[str, NodeVars], hardware: Mapping[str, str], models_folder: Path | None
+) -> Validation:
+    try:
+        documents = hardware_documents(nodes, hardware)
+        found = plan_fleet(documents, nodes, models_folder=models_folder)
+    except FleetError as error:
+        return Validation(problems=error.problems)
+    return Validation(remarks=found.remarks, totals=found.totals)
