@@ -101,6 +101,10 @@ COMMANDS = {
         "gpufleet.cli.upgrade_command:rollback",
         "Bring every replica that the last upgrade changed back to what it was.",
     ),
+    "settings": (
+        "gpufleet.cli.settings_command:settings",
+        "Look up settings of group_vars: type, unit, default, example.",
+    ),
     "size": (
         "gpufleet.cli.size_command:size",
         "What a model takes on one GPU, and whether it starts with these options.",

@@ -30,15 +30,23 @@ def form(pattern: str, what: str) -> AfterValidator:
     return AfterValidator(has_form)
 
 
-Port = Annotated[int, Field(ge=1, le=65535)]
-Sha256 = Annotated[str, form(r"[0-9a-f]{64}", "a SHA-256 digest: 64 digits of 0-9 and a-f")]
+Port = Annotated[int, Field(ge=1, le=65535, description="TCP port that it listens on")]
+Sha256 = Annotated[
+    str,
+    form(r"[0-9a-f]{64}", "a SHA-256 digest: 64 digits of 0-9 and a-f"),
+    Field(description="SHA-256 of the file, 64 digits"),
+]
 Url = Annotated[
     str,
     form(r"https?://\S+[^/\s]", "an address that begins with https:// or http://, without / last"),
     Field(description="Without final slash"),
 ]
 
-PythonVersion = Annotated[str, form(RELEASE.pattern, "a release of three numbers, as 0.33.0")]
+PythonVersion = Annotated[
+    str,
+    form(RELEASE.pattern, "a release of three numbers, as 0.33.0"),
+    Field(description="Release, as 0.33.0"),
+]
 """A release of a Python program, as 0.33.0 or 0.33.1rc1.post2."""
 
 
@@ -57,7 +65,7 @@ def _in_units(units: Mapping[str, int], what: str) -> BeforeValidator:
         parts = re.findall("([0-9]+)([a-zA-Z])", text)
         return sum(int(count) * units[unit] for count, unit in parts)
 
-    return BeforeValidator(number)
+    return BeforeValidator(number, json_schema_input_type=int | str)
 
 
 _LONGEST_NUMBER = 20
@@ -105,6 +113,7 @@ BindAddress = Annotated[str, AfterValidator(_address), Field(description="Addres
 UnitName = Annotated[
     str,
     form(r"[A-Za-z0-9][A-Za-z0-9:_.@-]{0,240}\.service", "a unit's name, as grafana.service"),
+    Field(description="Name of its systemd unit"),
 ]
 # What would begin another line of a configuration, or a command of a terminal.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")

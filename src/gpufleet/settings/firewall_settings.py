@@ -26,14 +26,18 @@ def _ascends(value: tuple[int, int]) -> tuple[int, int]:
     return value
 
 
-PortRange = Annotated[tuple[Port, Port], BeforeValidator(_range), AfterValidator(_ascends)]
+PortRange = Annotated[
+    tuple[Port, Port],
+    BeforeValidator(_range, json_schema_input_type=int | str),
+    AfterValidator(_ascends),
+]
 
 
 class Open(Setting):
     """Ports of a service of yours that the firewall leaves open."""
 
     ports: Annotated[PortRange, Field(description="A port, or the first and last of a range")]
-    protocol: Literal["tcp", "udp"] = "tcp"
+    protocol: Annotated[Literal["tcp", "udp"], Field(description="Transport")] = "tcp"
     sources: Annotated[
         tuple[IPvAnyNetwork, ...], Field(description="Networks that may reach them; empty: any")
     ] = ()

@@ -24,6 +24,7 @@ ClientName = Annotated[
         r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?",
         "at most 64 of a-z, 0-9, `.`, `_` and `-`, with a letter or digit first and last",
     ),
+    Field(description="Name of the client, in logs and metrics"),
 ]
 
 
@@ -83,7 +84,11 @@ class VirtualAddress(Setting):
         form(r"[0-9a-fA-F.:]+/\d+", "an address with its prefix, as 10.0.0.9/24"),
         Field(description="With its prefix"),
     ]
-    interface: Annotated[str, form(r"[\w.@-]{1,15}", "an interface's name, as eth0")]
+    interface: Annotated[
+        str,
+        form(r"[\w.@-]{1,15}", "an interface's name, as eth0"),
+        Field(description="Network interface that gets it"),
+    ]
     router_id: Annotated[int, Field(ge=1, le=255, description="The same on both, no one else's")]
     priority: Annotated[int, Field(ge=1, le=254, description="The higher one has it")] = 100
     password_file: Annotated[str, Field(description="On this machine; at most 8 bytes (VRRP)")]
@@ -118,7 +123,7 @@ def access_mistakes(
 class Gateway(Setting):
     """One address for clients: HAProxy in front of all replicas of all models."""
 
-    port: Port = 8443
+    port: Annotated[Port, Field(description="TCP port that clients ask")] = 8443
     listen: BindAddress = "0.0.0.0"  # noqa: S104
     tls: Annotated[GatewayTls | None, Field(description="null: plain HTTP")] = None
     clients: Annotated[tuple[Client, ...], Field(description="Who may ask")] = ()
@@ -157,8 +162,10 @@ class Gateway(Setting):
         int,
         Field(ge=512, description="HAProxy's most; it is restarted when it wants more, in MiB"),
     ] = 8192
-    metrics_port: Port = 8405
-    virtual_address: VirtualAddress | None = None
+    metrics_port: Annotated[Port, Field(description="TCP port of HAProxy's metrics")] = 8405
+    virtual_address: Annotated[
+        VirtualAddress | None, Field(description="null: clients ask the node's own address")
+    ] = None
 
     @model_validator(mode="after")
     def _open_gateways_are_deliberate(self) -> Gateway:
@@ -181,6 +188,8 @@ class Balancer(Setting):
     `{replica}` stand for the server that is meant. Status 0: done.
     """
 
-    drain_command: Annotated[tuple[str, ...], Field(min_length=1)]
-    undrain_command: Annotated[tuple[str, ...], Field(min_length=1)]
+    drain_command: Annotated[
+        tuple[str, ...], Field(min_length=1, description="Takes a server out of the balancer")
+    ]
+    undrain_command: Annotated[tuple[str, ...], Field(min_length=1, description="Puts it back")]
     seconds: Annotated[Seconds, Field(gt=0, description="Deadline of each")] = 60

@@ -23,7 +23,7 @@ ModuleValue = Annotated[str, form(r"\S+", "one word, without blanks")]
 class HugePages(Setting):
     """Huge pages of 2 MiB that are set aside."""
 
-    count: PositiveInt
+    count: Annotated[PositiveInt, Field(description="Pages of 2 MiB")]
 
 
 class Rdma(Setting):
@@ -38,7 +38,7 @@ class Rdma(Setting):
 class ContainerToolkit(Setting):
     """NVIDIA's container toolkit, for nodes that also run containers with GPUs."""
 
-    version: PackageVersion
+    version: Annotated[PackageVersion, Field(description="exact version of its packages")]
     repository: Url = "https://nvidia.github.io/libnvidia-container/stable/deb/amd64"
     key_file: Annotated[
         str, Field(description="the repository's public key, a file on this machine")

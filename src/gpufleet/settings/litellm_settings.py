@@ -37,17 +37,38 @@ Number = Annotated[float, Field(strict=True)]
 class Parameters(Setting):
     """What a request gets that does not say it itself; null: what the model's server does."""
 
-    temperature: Annotated[Number | None, Field(ge=0, le=2)] = None
-    top_p: Annotated[Number | None, Field(gt=0, le=1)] = None
+    temperature: Annotated[Number | None, Field(ge=0, le=2, description="Sampling temperature")] = (
+        None
+    )
+    top_p: Annotated[
+        Number | None,
+        Field(gt=0, le=1, description="Share of the probability that tokens are drawn from"),
+    ] = None
     top_k: Annotated[StrictInt | None, Field(ge=-1, description="-1 and 0: all")] = None
-    min_p: Annotated[Number | None, Field(ge=0, le=1)] = None
-    max_tokens: Annotated[StrictInt | None, Field(ge=1)] = None
-    presence_penalty: Annotated[Number | None, Field(ge=-2, le=2)] = None
-    frequency_penalty: Annotated[Number | None, Field(ge=-2, le=2)] = None
-    repetition_penalty: Annotated[Number | None, Field(gt=0, le=10)] = None
-    seed: StrictInt | None = None
-    stop: tuple[StrictStr, ...] | None = None
-    reasoning_effort: Literal["low", "medium", "high"] | None = None
+    min_p: Annotated[
+        Number | None,
+        Field(ge=0, le=1, description="Least probability of a token, as a share of the likeliest"),
+    ] = None
+    max_tokens: Annotated[
+        StrictInt | None, Field(ge=1, description="Longest answer, in tokens")
+    ] = None
+    presence_penalty: Annotated[
+        Number | None, Field(ge=-2, le=2, description="Penalty of tokens that the text has")
+    ] = None
+    frequency_penalty: Annotated[
+        Number | None,
+        Field(ge=-2, le=2, description="Penalty of tokens by how often the text has them"),
+    ] = None
+    repetition_penalty: Annotated[
+        Number | None, Field(gt=0, le=10, description="Factor against repetition; 1: none")
+    ] = None
+    seed: Annotated[StrictInt | None, Field(description="Seed of the draw")] = None
+    stop: Annotated[tuple[StrictStr, ...] | None, Field(description="Texts that end an answer")] = (
+        None
+    )
+    reasoning_effort: Annotated[
+        Literal["low", "medium", "high"] | None, Field(description="How long the model thinks")
+    ] = None
     chat_template_kwargs: Annotated[
         dict[str, StrictBool | StrictInt | StrictStr] | None,
         Field(description="What the model's chat template reads, as `enable_thinking: false`"),

@@ -39,7 +39,11 @@ class Tls(Setting):
 class BasicAuth(Setting):
     """Who may read exporters' metrics."""
 
-    username: Annotated[str, form(r"[\w.-]+", "letters, digits, `.`, `_` and `-`")] = "prometheus"
+    username: Annotated[
+        str,
+        form(r"[\w.-]+", "letters, digits, `.`, `_` and `-`"),
+        Field(description="Name that Prometheus gives"),
+    ] = "prometheus"
     password_file: Annotated[
         str, Field(description="On this machine; nodes get its bcrypt hash, Prometheus itself")
     ]
@@ -123,9 +127,9 @@ class Receiver(Setting):
 
     webhook_url_file: Annotated[str | None, Field(description="File with the URL")] = None
     slack_url_file: Annotated[str | None, Field(description="File with the webhook's URL")] = None
-    slack_channel: str | None = None
+    slack_channel: Annotated[str | None, Field(description="Channel, as '#gpu-alerts'")] = None
     pagerduty_key_file: Annotated[str | None, Field(description="Events API v2 routing key")] = None
-    email_to: str | None = None
+    email_to: Annotated[str | None, Field(description="Address; needs `mail`")] = None
 
     @model_validator(mode="after")
     def _goes_somewhere(self) -> Receiver:
@@ -152,9 +156,11 @@ class Mail(Setting):
         form(r"[\w.-]+:\d+", "a host and a port, as mail.example.com:587"),
         Field(description="host:port"),
     ]
-    sender: str
-    username: str | None = None
-    password_file: str | None = None
+    sender: Annotated[str, Field(description="Address that mail comes from")]
+    username: Annotated[str | None, Field(description="null: without a login")] = None
+    password_file: Annotated[
+        str | None, Field(description="On this machine; null: without a password")
+    ] = None
 
 
 class Prometheus(Setting):
@@ -165,8 +171,8 @@ class Prometheus(Setting):
     ] = None
     port: Port = 9090
     listen: BindAddress = "127.0.0.1"
-    scrape_seconds: Annotated[Seconds, Field(gt=0)] = 15
-    retention_days: PositiveInt = 30
+    scrape_seconds: Annotated[Seconds, Field(gt=0, description="Between two scrapes")] = 15
+    retention_days: Annotated[PositiveInt, Field(description="How long series are kept")] = 30
 
 
 class Alertmanager(Setting):
@@ -186,7 +192,7 @@ class Alertmanager(Setting):
             "hears nothing; null: nobody notices when monitoring is dead"
         ),
     ] = None
-    mail: Mail | None = None
+    mail: Annotated[Mail | None, Field(description="null: no receiver has `email_to`")] = None
 
     @model_validator(mode="after")
     def _mail_goes_through_a_server(self) -> Alertmanager:
@@ -215,7 +221,7 @@ class Grafana(Setting):
 class AlertChange(Setting):
     """One of our alerts as you want it."""
 
-    enabled: bool = True
+    enabled: Annotated[bool, Field(description="false: the alert is not made")] = True
     for_seconds: Annotated[Seconds | None, Field(ge=0, description="null: as it comes")] = None
     severity: Annotated[
         Literal["page", "ticket"] | None, Field(description="null: as it comes")
@@ -225,8 +231,12 @@ class AlertChange(Setting):
 class Monitoring(Setting):
     """A node that watches the fleet; `gpu_node: false` where it has no GPUs."""
 
-    prometheus: Prometheus | None = Prometheus()
-    alertmanager: Alertmanager | None = Alertmanager()
+    prometheus: Annotated[Prometheus | None, Field(description="null: no Prometheus here")] = (
+        Prometheus()
+    )
+    alertmanager: Annotated[
+        Alertmanager | None, Field(description="null: no Alertmanager here")
+    ] = Alertmanager()
     grafana: Annotated[Grafana | None, Field(description="null: no dashboards are put there")] = (
         None
     )

@@ -154,7 +154,9 @@ class NodeSettings(Setting):
         IPv4Network | None,
         Field(description="Network on which nodes of one replica talk; null: found by the probe"),
     ] = None
-    serving: dict[ModelName, Served] = {}
+    serving: Annotated[
+        dict[ModelName, Served], Field(description="Models that the node may get, by name")
+    ] = {}
     mirror: Annotated[
         Mirror | None, Field(description="null: nodes download from the addresses set elsewhere")
     ] = None

@@ -168,6 +168,7 @@ class Vllm(Setting):
             r"[a-z_][a-z0-9_-]{0,30}",
             "a user's name: at most 31 of a-z, 0-9, `_` and `-`, a letter or `_` first",
         ),
+        Field(description="System user that servers run as"),
     ] = "vllm"
     listen: Annotated[BindAddress, Field(description="Address that endpoints bind")] = "0.0.0.0"  # noqa: S104
     watchdog_port: Annotated[

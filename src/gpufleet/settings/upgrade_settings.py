@@ -97,7 +97,9 @@ class Golden(Setting):
         "1, 2, 3, 4, 5,",
         "def fibonacci(n):",
     )
-    max_tokens: Annotated[int, Field(ge=1, le=512)] = 16
+    max_tokens: Annotated[
+        int, Field(ge=1, le=512, description="Length of each answer that is compared")
+    ] = 16
     same: Annotated[
         float,
         Field(

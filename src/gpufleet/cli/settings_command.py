@@ -1,0 +1,82 @@
+"""`gpufleet settings`: what a setting is, its unit, default and an example."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import click
+
+from gpufleet.cli.common_options import json_option, print_json
+from gpufleet.console import add_row, display, new_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from gpufleet.settings.lookup import SettingEntry
+
+
+@click.command()
+@click.argument("key", required=False)
+@click.option("--schema", "as_schema", is_flag=True, help="Print the JSON Schema, for editors.")
+@json_option
+def settings(key: str | None, *, as_schema: bool, as_json: bool) -> None:
+    """
+    Look up settings of group_vars: type, unit, default, example.
+
+    \b
+    gpufleet settings
+    gpufleet settings gateway
+    gpufleet settings serving.qwen3-32b.context
+    gpufleet settings --schema > settings.schema.json
+
+    Without KEY the sections; of a section all settings below it.
+    """
+    from gpufleet.settings import lookup
+
+    if as_schema:
+        click.echo(lookup.schema_text(), nl=False)
+        return
+    found: Iterable[SettingEntry] = (
+        lookup.find_settings(key) if key else lookup.all_settings().values()
+    )
+    if as_json:
+        print_json([entry.as_json() for entry in found])
+        return
+    entries = tuple(found)
+    if not key:
+        display(sections_table(entry for entry in entries if "." not in entry.key))
+    elif len(entries) == 1:
+        _print_one(entries[0])
+    else:
+        display(settings_table(entries))
+
+
+def _print_one(entry: SettingEntry) -> None:
+    click.echo(f"{entry.key}: {entry.description}\n")
+    rows = (
+        ("type", entry.type),
+        ("unit", entry.unit),
+        ("default", entry.default),
+        ("example", entry.example),
+    )
+    for name, value in rows:
+        if value:
+            click.echo(f"  {name:8} {value}")
+
+
+def sections_table(entries: Iterable[SettingEntry]) -> Table:
+    """Return one line a top-level key."""
+    table = new_table("key", "what it is")
+    for entry in entries:
+        add_row(table, entry.key, entry.description)
+    return table
+
+
+def settings_table(entries: Iterable[SettingEntry]) -> Table:
+    """Return one line a setting."""
+    table = new_table("key", "value", "unit", "default", "what it is")
+    for entry in entries:
+        value = "" if entry.type == "section" else entry.type
+        add_row(table, entry.key, value, entry.unit, entry.default, entry.description)
+    return table

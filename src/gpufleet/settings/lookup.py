@@ -1,0 +1,308 @@
+"""
+Every setting by its dotted key: what `gpufleet settings` and the reference page print.  Pure.
+
+Keys below a name of yours have a `*` for it, `serving.*.context`; so have items of a list,
+`gateway.clients.*.name`. Descriptions, limits and defaults are those of the models themselves;
+examples of settings without a default are in `data/examples.yml`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from gpufleet.errors import FleetError
+from gpufleet.formatting import suggestion
+from gpufleet.settings.node_settings import NodeSettings
+
+_DATA = Path(__file__).with_name("data")
+
+# By the end of a key's last part, the longest first.
+_UNITS = (
+    ("_seconds", "seconds"),
+    ("_minutes", "minutes"),
+    ("_days", "days"),
+    ("_mib", "MiB"),
+    ("_mbit", "Mbit/s"),
+    ("_watts", "watts"),
+    ("_percent", "percent"),
+    ("_ratio", "ratio"),
+    ("_penalty", "ratio"),
+    ("_port", "TCP port"),
+    ("_tokens", "tokens"),
+    ("_parallel", "GPUs"),
+    ("_requests", "requests"),
+    ("_per_minute", "requests a minute"),
+    ("_connections", "connections"),
+    ("_releases", "releases"),
+    ("_links", "NVLinks"),
+    ("_width", "lanes"),
+    ("_ports", "ports"),
+    ("_major", "CUDA major"),
+)
+_UNITS_BY_NAME = {
+    "canary": "groups",
+    "concurrency": "requests",
+    "connections": "connections",
+    "context": "tokens",
+    "Gpus.count": "GPUs",
+    "HugePages.count": "pages of 2 MiB",
+    "data_parallel": "engines",
+    "failures": "groups",
+    "gpu": "NVML index",
+    "headroom": "ratio",
+    "keep": "replicas",
+    "min_p": "ratio",
+    "per_server": "requests",
+    "pipeline_parallel": "parts",
+    "port": "TCP port",
+    "ports": "TCP ports",
+    "priority": "rank",
+    "replicas": "replicas",
+    "reserved": "NVML indices",
+    "router_id": "number",
+    "same": "ratio",
+    "seconds": "seconds",
+    "seed": "number",
+    "temperature": "ratio",
+    "top_k": "tokens",
+    "top_p": "ratio",
+    "waves": "groups or percent",
+}
+_NUMBERS = (int, float)
+
+
+@dataclass(frozen=True)
+class SettingEntry:
+    """One setting, or a section of several."""
+
+    key: str
+    description: str
+    type: str
+    """In words; "section" of one that has settings below it."""
+    unit: str
+    """"" of what is no number."""
+    default: str
+    """As YAML has it; "required": there is none, and it has to be set where its section is."""
+    example: str
+    """A line of YAML; "" of a section."""
+    choices: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for `json.dumps`."""
+        return {**asdict(self), "choices": list(self.choices)}
+
+
+@cache
+def all_settings() -> Mapping[str, SettingEntry]:
+    """Return every setting and section by its key, in the order in which models have them."""
+    return {entry.key: entry for entry in _entries(NodeSettings, "")}
+
+
+def find_settings(key: str) -> tuple[SettingEntry, ...]:
+    """
+    Return the setting of a key, or the section of that key with all settings below it.
+
+    Names of yours may stand where a key has `*`. Raises `FleetError` for a key that no setting
+    has, with near ones.
+    """
+    known = all_settings()
+    wanted = _known_key(key.strip(".").split("."))
+    if wanted is None:
+        near = suggestion(key, list(known)) or suggestion(
+            key.rpartition(".")[2], [each.rpartition(".")[2] for each in known]
+        )
+        raise FleetError(
+            f"no setting is called {key!r}{near}; `gpufleet settings` lists the sections"
+        )
+    return tuple(
+        entry for name, entry in known.items() if name == wanted or name.startswith(f"{wanted}.")
+    )
+
+
+def _known_key(parts: list[str]) -> str | None:
+    found = ""
+    for part in parts:
+        own, any_name = f"{found}.{part}".lstrip("."), f"{found}.*"
+        named = next(
+            (
+                each
+                for each in (own, any_name)
+                for key in all_settings()
+                if key == each or key.startswith(f"{each}.")
+            ),
+            None,
+        )
+        if named is None:
+            return None
+        found = named
+    return found
+
+
+def schema_text() -> str:
+    """Return the JSON Schema of group_vars and host_vars, as it is shipped."""
+    return (_DATA / "settings.schema.json").read_text(encoding="utf-8")
+
+
+@cache
+def _examples() -> Mapping[str, Any]:
+    found: Mapping[str, Any] = yaml.safe_load((_DATA / "examples.yml").read_text(encoding="utf-8"))
+    return found
+
+
+def _entries(model: type[BaseModel], above: str) -> Iterator[SettingEntry]:
+    for name, field in model.model_fields.items():
+        key = f"{above}{name}"
+        below = list(_models(field.annotation))
+        section = below[0][0] if below else None
+        yield SettingEntry(
+            key=key,
+            description=_description(section, field),
+            type="section" if section else _type_text(field.annotation),
+            unit="" if section else _unit(model, name, field),
+            default=_default(field),
+            example="" if section else _example(model, name, field),
+            choices=tuple(map(str, _choices(field.annotation))),
+        )
+        for kind, way in below:
+            yield from _entries(kind, f"{key}{way}.")
+
+
+def _models(annotation: Any) -> Iterator[tuple[type[BaseModel], str]]:
+    """Yield the settings inside a type, with the keys that lead to them: "" or ".*"."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation, ""
+        return
+    parts = get_args(annotation)
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        yield from _models(parts[0])
+    elif origin in (Union, UnionType):
+        for part in parts:
+            yield from _models(part)
+    elif origin in (dict, tuple, list) and parts:
+        yield from ((kind, f".*{way}") for kind, way in _models(parts[1 if origin is dict else 0]))
+
+
+def _description(section: type[BaseModel] | None, field: FieldInfo) -> str:
+    """Return a setting's description; of a section what it is, then what is said of it here."""
+    about = (inspect.getdoc(section) or "").split("\n\n")[0] if section else ""
+    found = (" ".join(about.split()).removesuffix("."), field.description or "")
+    return "; ".join(filter(None, found))
+
+
+def _unit(model: type[BaseModel], name: str, field: FieldInfo) -> str:
+    """Return the unit of a number; "" of what is none."""
+    if not any(kind in _NUMBERS for kind in _scalars(field.annotation)):
+        return ""
+    for key in (f"{model.__name__}.{name}", name):
+        if key in _UNITS_BY_NAME:
+            return _UNITS_BY_NAME[key]
+    return next((unit for end, unit in _UNITS if name.endswith(end)), "")
+
+
+def _scalars(annotation: Any) -> Iterator[Any]:
+    """Yield the plain types inside a type, without those of a mapping's values."""
+    origin = get_origin(annotation)
+    if origin in (dict, Literal):
+        return
+    if parts := get_args(annotation):
+        for part in parts[:1] if origin is Annotated else parts:
+            yield from _scalars(part)
+    else:
+        yield annotation
+
+
+def _choices(annotation: Any) -> tuple[Any, ...]:
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    if get_origin(annotation) in (Union, UnionType, Annotated):
+        return tuple(choice for part in get_args(annotation) for choice in _choices(part))
+    return ()
+
+
+_WORDS = {
+    bool: "true or false",
+    int: "whole number",
+    float: "number",
+    str: "text",
+    NoneType: "null",
+}
+
+
+def _type_text(annotation: Any) -> str:
+    """
+    Write a type in words.
+
+    >>> _type_text(tuple[str, ...] | None)
+    'list of text, or null'
+    """
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type_text(parts[0])
+    if origin is Literal:
+        return " or ".join(f"`{each}`" for each in parts)
+    if origin in (Union, UnionType):
+        return ", or ".join(dict.fromkeys(map(_type_text, parts)))
+    if origin is dict:
+        return "mapping"
+    if origin in (tuple, list):
+        plain = _type_text(parts[0])
+        return f"list of {_PLURALS.get(plain, plain)}"
+    return _WORDS.get(annotation, _spaced(getattr(annotation, "__name__", "value")))
+
+
+_PLURALS = {"whole number": "whole numbers", "network": "networks"}
+
+
+def _spaced(name: str) -> str:
+    """Name a type of addresses or dates."""
+    return {
+        "date": "date",
+        "IPv4Network": "network, as 10.0.0.0/16",
+        "IPvAnyNetwork": "network",
+        "IPvAnyAddress": "IP address",
+    }.get(name, "value")
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if isinstance(value, BaseModel):
+        return "{}"
+    return _yaml(value)
+
+
+def _example(model: type[BaseModel], name: str, field: FieldInfo) -> str:
+    """Return a line of YAML: the example of `data/examples.yml`, a choice, or the default."""
+    kinds = (each.__name__ for each in model.__mro__)
+    written = next((found for kind in kinds if (found := _examples().get(f"{kind}.{name}"))), None)
+    if written is None:
+        choices = _choices(field.annotation)
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
+        if choices:
+            written = choices[-1] if choices[0] == default else choices[0]
+        elif bool in _scalars(field.annotation):
+            written = not default
+        else:
+            written = default
+    return f"{name}: {_yaml(written)}"
+
+
+def _yaml(value: Any) -> str:
+    if value is None:
+        return "null"
+    plain = json.loads(json.dumps(value, default=str))
+    line = yaml.safe_dump(plain, default_flow_style=True, width=10_000, sort_keys=False)
+    return line.removesuffix("...\n").strip()
