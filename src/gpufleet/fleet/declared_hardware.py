@@ -1,7 +1,8 @@
 """
 Nodes that are not there yet, as their probes would answer: hardware by name for groups or nodes.
 
-The hardware is healthy, its driver runs what the node's settings ask for, and nothing runs on it.
+The hardware is healthy, its driver runs what the node's settings ask for, its system is Ubuntu
+24.04 (which serves, and has the Python of the locks that are shipped), and nothing runs on it.
 What no name tells is made up, a different one for each node: GPUs' UUIDs and an address in
 198.18.0.0/15 (RFC 2544: for tests, routed nowhere), or in `cluster_network` where that is set.
 """
@@ -23,6 +24,7 @@ from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.node_variables import NodeVars
 
 EVERY_NODE = "all"
+_SYSTEM = {"os_release": {"id": "ubuntu", "version_id": "24.04"}, "python": "3.12.3"}
 _NETWORK = IPv4Network("198.18.0.0/15")
 
 
@@ -105,6 +107,7 @@ def _node_document(name: str, number: int, kind: str, settings: NodeSettings) ->
         text = text.replace(gpu["uuid"], f"GPU-{own}")
     document: dict[str, Any] = json.loads(text)
     identity = uuid5(NAMESPACE_DNS, name)
+    document |= _SYSTEM
     document |= {"hostname": name, "machine_id": identity.hex, "boot_id": str(identity)}
     _set_address(document, number, settings.cluster_network or _NETWORK)
     document["driver"]["cuda"] = max(document["driver"]["cuda"], _cuda_needed(settings))

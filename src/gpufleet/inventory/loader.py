@@ -45,7 +45,8 @@ Host: TypeAlias = str | tuple[str, Mapping[str, Any]]
 """A node as inventories write it: its name, or its name with variables of its own."""
 
 _HOW = (
-    "end it with `globals().update(inventory.load(__file__, groups=...))`, see inventories/prod.py"
+    "end it with `globals().update(inventory.load(__file__, groups=...))`, see "
+    "docs/configure/inventory.md"
 )
 
 

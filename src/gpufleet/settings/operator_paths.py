@@ -82,7 +82,8 @@ def named_files(settings: Setting, node: str) -> Iterator[NamedFile]:
     """
     Yield every file that a node's settings name, as `from_root` has found them.
 
-    But for the lock of models: it is used if it is there.
+    But for the lock of models, which is used if it is there, and for the keys of a mirror's
+    archives, which are files of the machine that fills it.
     """
     yield from _files_below(settings, (), node)
 
@@ -91,7 +92,7 @@ def _files_below(value: Any, at: KeyPath, node: str) -> Iterator[NamedFile]:
     if isinstance(value, Setting):
         for name in type(value).model_fields:
             below = getattr(value, name)
-            if name == "models_lock":
+            if name in {"models_lock", "archives"}:
                 continue
             if _names_files(name):
                 secret = name in SECRET_FILES or name == "environment_files"

@@ -119,8 +119,8 @@ SCHEMA = json.loads(lookup.schema_text())
 
 @pytest.mark.parametrize(
     "file",
-    sorted((ROOT / "group_vars").glob("*.yml")),
-    ids=lambda file: file.name,
+    [*sorted((ROOT / "group_vars").glob("*.yml")), *sorted((ROOT / "examples").rglob("*.yml"))],
+    ids=lambda file: "/".join(file.parts[-3:]),
 )
 def test_the_schema_takes_the_files_that_are_shipped(file):
     jsonschema.validate(yaml.safe_load(file.read_text()) or {}, SCHEMA)
