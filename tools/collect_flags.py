@@ -1,10 +1,11 @@
-"""Makes the package's data anew from the releases' source distributions.
+"""Makes the package's data again from the releases' source distributions.
 
     python -m tools.collect_flags FOLDER [VERSION ...]
 
-Reads `vllm-VERSION.tar.gz` from FOLDER, and fetches from the package index what is not there, by
-the hash that the index gives. Without a VERSION: those that the package has now. Writes
-`data/schemas.json.xz` and `data/metrics.json.xz`, the same bytes from the same releases.
+Reads `vllm-VERSION.tar.gz` from FOLDER, `vllm-VERSION.whl` for a release that has no source
+distribution, and fetches from the package index what is not there, by the hash that the index
+gives. Without a VERSION: those that the package has now. Writes `data/schemas.json.xz` and
+`data/metrics.json.xz`, the same bytes from the same releases.
 """
 
 from __future__ import annotations
@@ -28,8 +29,11 @@ from gpufleet.flags import extract, schema
 INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "PIP_INDEX_URL")
 DATA = Path(schema.__file__).with_name("data")
 _SECONDS = 300.0
+_SDIST = ".tar.gz"
 # <a href="https://files.../vllm-0.32.0.tar.gz#sha256=...">
 _LINK = re.compile(r'href="([^"#]+/vllm-([^"/]+)\.tar\.gz)#sha256=([0-9a-f]{64})"')
+# <a href="https://files.../vllm-0.15.0-cp38-abi3-manylinux_2_31_x86_64.whl#sha256=...">
+_WHEEL = re.compile(r'href="([^"#]+/vllm-([^"/-]+)-[^"/]*_x86_64\.whl)#sha256=([0-9a-f]{64})"')
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -42,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         fetch(folder, versions)
         for version in sorted(versions, key=schema.sort_key):
-            found = extract.flag_document(str(_sdist(folder, version)), metrics=True)
+            found = extract.flag_document(str(_source(folder, version)), metrics=True)
             metrics[version] = found.pop("metrics")
             unresolved = found.pop("unresolved")
             schemas[version] = found
@@ -60,36 +64,59 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def pack(documents: Mapping[str, Any]) -> bytes:
-    """Return the documents as one compressed JSON object with one release a line."""
-    lines = (
-        f"{json.dumps(version)}:{json.dumps(document, ensure_ascii=False, separators=(',', ':'))}"
-        for version, document in documents.items()
-    )
+    """
+    Return the documents as one compressed JSON object with one release a line.
+
+    A document that is another one's but for its release is that one's name: `{"0.14.1":"0.14.0"}`.
+    So it is in what is packed already.
+    """
+    first: dict[str, str] = {}  # the release that has a document, by what is in it
+    lines = []
+    for version, document in documents.items():
+        if isinstance(document, str):
+            lines.append(f"{_json(version)}:{_json(document)}")
+            continue
+        content = _json({key: value for key, value in document.items() if key != "vllm"})
+        owner = first.setdefault(content, version)
+        lines.append(f"{_json(version)}:{_json(document if owner == version else owner)}")
     text = "{\n" + ",\n".join(lines) + "\n}\n"
     return lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME)
 
 
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
 def fetch(folder: Path, versions: Sequence[str]) -> None:
-    """Fetch the source distributions that `folder` lacks. Raises `FleetError` and `OSError`."""
+    """Fetch the sources that `folder` lacks. Raises `FleetError` and `OSError`."""
     folder.mkdir(parents=True, exist_ok=True)
-    missing = [version for version in versions if not _sdist(folder, version).exists()]
+    missing = [version for version in versions if not _source(folder, version).exists()]
     if not missing:
         return
     index = _index()
-    page = _get(index).decode()
-    links = {version: (html.unescape(url), digest) for url, version, digest in _LINK.findall(page)}
+    found = links(_get(index).decode())
     for version in missing:
-        if version not in links:
-            raise FleetError(f"{index} has no source distribution of vLLM {version}")
-        url, digest = links[version]
+        if version not in found:
+            raise FleetError(f"{index} has neither sources nor a wheel of vLLM {version}")
+        url, digest = found[version]
         content = _get(url)
         if hashlib.sha256(content).hexdigest() != digest:
             raise FleetError(f"{url} is not what the index says it is: fetch it again")
-        _sdist(folder, version).write_bytes(content)
+        (folder / f"vllm-{version}{'.whl' if url.endswith('.whl') else _SDIST}").write_bytes(content)
 
 
-def _sdist(folder: Path, version: str) -> Path:
-    return folder / f"vllm-{version}.tar.gz"
+def links(page: str) -> dict[str, tuple[str, str]]:
+    """Return the address and SHA-256 of each release's sources; its wheel's where it has none."""
+    return {
+        version: (html.unescape(url), digest)
+        for pattern in (_WHEEL, _LINK)
+        for url, version, digest in pattern.findall(page)
+    }
+
+
+def _source(folder: Path, version: str) -> Path:
+    wheel = folder / f"vllm-{version}.whl"
+    return wheel if wheel.exists() else folder / f"vllm-{version}{_SDIST}"
 
 
 def _index() -> str:

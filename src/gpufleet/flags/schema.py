@@ -5,7 +5,8 @@ not in `Schema.by_option` the release does not accept, whatever argparse would m
 The releases in `versions()` are in the package. Any other is refused and never taken for its
 neighbour: `gpufleet flags extract` has to read it first, and `from_document` what that wrote.
 
-The packaged file is JSON with one release a line, so that loading one parses one.
+The packaged file is JSON with one release a line, so that loading one parses one. A release that
+takes what another one takes has that one's name in the place of its document.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ UNKNOWN = "unknown"
 """The version of a release that does not say which it is: a checkout of vLLM that was not built."""
 
 _DATA = Path(__file__).with_name("data")
+_LIMITS_KEYS = {"class", "type", "needs"}  # the others are pydantic's words for bounds
 
 
 class FlagKind(StrEnum):
@@ -77,6 +79,21 @@ class ValueType:
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """
+    What the start checks of a flag's value, and the parser does not.
+
+    `owner` is the config class whose field gets the value, `type` the field's where it lists names,
+    `needs` the dest of the switch without which no such config is made.
+    """
+
+    owner: str
+    constraints: Mapping[str, float] = field(default_factory=dict)  # ge, gt, le, lt, multiple_of
+    type: str | None = None
+    needs: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Flag:
     """
     One flag of `vllm serve`, or its positional argument.
@@ -104,6 +121,7 @@ class Flag:
     help_hidden: bool = False  # accepted, and nowhere in help
     positional: bool = False
     help: str = ""
+    limits: Limits | None = None
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -233,7 +251,11 @@ def versions() -> tuple[str, ...]:
 
 
 def documents() -> Mapping[str, str]:
-    """Return every packaged release's document as JSON, oldest first: to look for one thing."""
+    """
+    Return every packaged release's document as JSON, oldest first: to look for one thing.
+
+    Releases that take the same share one document, and its "vllm" is the first of them.
+    """
     return _packaged("schemas")
 
 
@@ -246,7 +268,8 @@ def load(version: str) -> Schema:
     one parser. "0.33" is 0.33.0. Raises `FleetError` for a release that is not in the package,
     naming its neighbours.
     """
-    return from_document(json.loads(packaged("schemas", version)))
+    release = _release(version)
+    return from_document({**json.loads(packaged("schemas", release)), "vllm": release})
 
 
 def from_document(document: Mapping[str, Any]) -> Schema:
@@ -302,6 +325,18 @@ def _flag(entry: Mapping[str, Any]) -> Flag:
         help_hidden=entry.get("help_hidden", False),
         positional=entry.get("positional", False),
         help=entry.get("help", ""),
+        limits=_limits(entry.get("limits")),
+    )
+
+
+def _limits(entry: Mapping[str, Any] | None) -> Limits | None:
+    if entry is None:
+        return None
+    return Limits(
+        owner=entry["class"],
+        constraints={name: entry[name] for name in entry if name not in _LIMITS_KEYS},
+        type=entry.get("type"),
+        needs=entry.get("needs"),
     )
 
 
@@ -352,7 +387,11 @@ def _packaged(name: str) -> Mapping[str, str]:
     """Return every release's part of a packaged file, unparsed, oldest release first."""
     text = lzma.decompress((_DATA / f"{name}.json.xz").read_bytes()).decode()
     parts = (line.partition(":") for line in text.splitlines()[1:-1])  # between the braces
-    return {json.loads(version): part.removesuffix(",") for version, _, part in parts}
+    found = {json.loads(version): part.removesuffix(",") for version, _, part in parts}
+    return {
+        version: found[json.loads(part)] if part.startswith('"') else part
+        for version, part in found.items()
+    }
 
 
 def packaged(name: str, version: str) -> str:
@@ -361,9 +400,7 @@ def packaged(name: str, version: str) -> str:
 
     Raises `FleetError` for a release that is not in it, naming its neighbours.
     """
-    release = version.strip().removeprefix("v").partition("+")[0]
-    if re.fullmatch(r"\d+\.\d+", release):
-        release += ".0"
+    release = _release(version)
     part = _packaged(name).get(release)
     if part is not None:
         return part
@@ -375,6 +412,12 @@ def packaged(name: str, version: str) -> str:
         f"its neighbours ({' and '.join(older + newer)} are known): read it from the release "
         "itself with `gpufleet flags extract SOURCE`"
     )
+
+
+def _release(version: str) -> str:
+    """Return the release that a version is a build of: `v0.33` and `0.33.0+cpu` are 0.33.0."""
+    release = version.strip().removeprefix("v").partition("+")[0]
+    return f"{release}.0" if re.fullmatch(r"\d+\.\d+", release) else release
 
 
 def sort_key(version: str) -> tuple[int, ...]:

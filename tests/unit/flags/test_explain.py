@@ -101,10 +101,10 @@ def test_history_is_what_the_schemas_say(name: str) -> None:
 def test_defaults_are_told_by_release() -> None:
     found = explain_flag("--gpu-memory-utilization")
     assert [(span.first, span.last, span.value) for span in found.defaults] == [
-        ("0.4.2", "0.19.0", 0.9),
+        ("0.4.2", "0.19.1", 0.9),
         ("0.20.0", VERSIONS[-1], 0.92),
     ]
-    assert "0.9 (0.4.2 to 0.19.0); 0.92 (0.20.0 to" in explanation_page(found, 100)
+    assert "0.9 (0.4.2 to 0.19.1); 0.92 (0.20.0 to" in explanation_page(found, 100)
 
 
 def test_a_flag_that_came_back_has_two_runs() -> None:

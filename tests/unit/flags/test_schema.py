@@ -27,10 +27,48 @@ REAL_OPTIONS = json.loads((Path(__file__).parent / "options-0.32.0.json").read_t
 def test_the_packaged_releases_are_in_the_order_of_their_publication():
     known = schema.versions()
 
-    assert len(known) >= 43
+    assert len(known) >= 59
     assert known[0] == "0.4.2"
+    assert list(known) == sorted(known, key=schema.sort_key)
     assert known.index("0.5.3.post1") < known.index("0.5.5") < known.index("0.10.0")
     assert known.index("0.9.2") < known.index("0.10.0") < known.index("0.33.0")
+
+
+# Releases of the package index from 0.8.0 to 0.33.0, by their last number.
+_PUBLISHED = {
+    "0.8": ["0", "1", "2", "3", "4", "5", "5.post1"],
+    "0.9": ["0", "0.1", "1", "2"],
+    "0.10": ["0", "1", "1.1", "2"],
+    "0.11": ["0", "1", "2"],
+    "0.14": ["0", "1"],
+    "0.15": ["0", "1"],
+    "0.17": ["0", "1"],
+    "0.18": ["0", "1"],
+    "0.19": ["0", "1"],
+    "0.20": ["0", "1", "2"],
+    "0.22": ["0", "1"],
+    "0.25": ["0", "1"],
+    "0.27": ["0", "1"],
+}
+
+
+def test_every_release_that_was_published_since_0_8_is_in_the_package():
+    published = [
+        f"0.{minor}.{last}"
+        for minor in range(8, 34)
+        for last in _PUBLISHED.get(f"0.{minor}", ["0"])
+    ]
+
+    assert [one for one in schema.versions() if schema.sort_key(one) >= (0, 8)] == published
+
+
+def test_releases_that_take_the_same_share_a_document_and_keep_their_names():
+    documents = schema.documents()
+
+    assert documents["0.14.1"] is documents["0.14.0"]
+    assert schema.load("0.14.1").version == "0.14.1"
+    assert schema.load("0.14.1").flags == schema.load("0.14.0").flags
+    assert documents["0.15.1"] is not documents["0.15.0"]
 
 
 @each_row("version", schema.versions())
@@ -51,7 +89,7 @@ def test_the_option_strings_are_those_of_the_real_parser():
     assert sorted(schema.load("0.32.0").by_option) == sorted(REAL_OPTIONS)
 
 
-@each_row("version", ["0.32.1", "1.0.0", "0.1.0", "0.8.5.post1", "nightly", ""])
+@each_row("version", ["0.32.1", "1.0.0", "0.1.0", "0.8.5.post2", "nightly", ""])
 def test_an_unknown_release_is_refused_and_never_taken_for_its_neighbour(version):
     with pytest.raises(FleetError, match=r"does not guess.*gpufleet flags extract"):
         schema.load(version)
