@@ -268,6 +268,8 @@ def _later(schema: Schema, line: CommandLine, given: GivenFlag, value: Any) -> I
             yield replace(found, since=fault.since, replacement=fault.replacement)
     elif flag.name in _LISTED:
         yield from _listed(schema, line, given)
+    elif flag.suggested and isinstance(value, str) and value not in flag.suggested:
+        yield from _misspelt(schema, line, given, value)
     elif _wants_object(schema, flag) and not isinstance(value, dict) and value is not None:
         yield _at_start(line, given, Kind.JSON, f"`{given.values[-1]}` is no JSON object")
     field = (schema.classes.get(flag.group) or {}).get(flag.dest)
@@ -277,6 +279,23 @@ def _later(schema: Schema, line: CommandLine, given: GivenFlag, value: Any) -> I
             yield _at_start(line, given, Kind.CHOICE if is_name else Kind.VALUE, fault.found)
     for sentence in beyond_limits(schema, flag, value):
         yield _at_start(line, given, Kind.VALUE, sentence)
+
+
+def _misspelt(schema: Schema, line: CommandLine, given: GivenFlag, value: str) -> Iterator[Problem]:
+    """Yield the remark on a value that is nearly one of those that vLLM has; plug-ins have more."""
+    from difflib import get_close_matches
+
+    for near in get_close_matches(value, given.flag.suggested, n=1, cutoff=0.75):
+        yield Problem(
+            Kind.CHOICE,
+            Severity.WARN,
+            By.ADVICE,
+            _written(line, given.at),
+            f"`{value}` is none of the values that vLLM {schema.version} has by itself "
+            f"({', '.join(given.flag.suggested)}): without a plug-in that has it, the start fails",
+            replacement=near,
+            at=given.at,
+        )
 
 
 def _wants_object(schema: Schema, flag: Flag) -> bool:

@@ -1,13 +1,15 @@
 """Environment variables, judged by the release that will read them.  Pure.
 
-Contract: only names that vLLM claims are judged: VLLM_*, and whatever else stands in the release's
-own table of variables. A VLLM_* that the release does not read has no effect and stops nothing,
-which is why it is refused here: who set it meant something by it.
+Contract: judged are names that vLLM claims (VLLM_*, and whatever else stands in the release's own
+table of variables), and values of a few that its libraries read (`_WORDS`). A VLLM_* that the
+release does not read has no effect and stops nothing, which is why it is refused here: who set it
+meant something by it.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 
 from gpufleet.flags import changes
@@ -28,6 +30,28 @@ _FORMS: Mapping[str, tuple[Callable[[str], object], str]] = {
 }
 
 
+# Words of variables that libraries read, and what happens with others. NCCL: src/debug.cc,
+# ncclDebugInit; OpenMP: libgomp/env.c; vLLM's level: logging.config.dictConfig of Python.
+_WORDS: Mapping[str, tuple[re.Pattern[str], Severity, str]] = {
+    "NCCL_DEBUG": (
+        re.compile("NONE|VERSION|WARN|INFO|ABORT|TRACE", re.IGNORECASE),
+        Severity.WARN,
+        "is none of NCCL's levels (VERSION, WARN, INFO, TRACE), and NCCL then says nothing",
+    ),
+    "OMP_NUM_THREADS": (
+        re.compile(r"\s*[1-9]\d*(\s*,\s*[1-9]\d*)*\s*"),
+        Severity.WARN,
+        "is no number of threads, and OpenMP ignores it",
+    ),
+    "VLLM_LOGGING_LEVEL": (
+        re.compile("CRITICAL|FATAL|ERROR|WARN|WARNING|INFO|DEBUG|NOTSET", re.IGNORECASE),
+        Severity.REFUSE,
+        "is none of Python's levels (DEBUG, INFO, WARNING, ERROR, CRITICAL), and vLLM stops when "
+        "it sets up its log",
+    ),
+}
+
+
 def environment_problems(
     schema: Schema, environment: Mapping[str, str], *, fatal: bool = False
 ) -> Iterator[Problem]:
@@ -38,10 +62,21 @@ def environment_problems(
     """
     for name, value in environment.items():
         known = schema.environment.get(name)
+        if name in _WORDS and not (
+            name == "VLLM_LOGGING_LEVEL" and environment.get("VLLM_CONFIGURE_LOGGING") == "0"
+        ):
+            yield from _of_words(name, value)
         if known is not None:
             yield from _of_known(schema, known, value)
         elif name.startswith(_PREFIX) and not _is_read_beside(schema, name):
             yield _of_unknown(schema, name, value, By.START if fatal else By.ADVICE)
+
+
+def _of_words(name: str, value: str) -> Iterator[Problem]:
+    right, severity, what = _WORDS[name]
+    if not right.fullmatch(value):
+        by = By.START if severity is Severity.REFUSE else By.ADVICE
+        yield Problem(Kind.ENVIRONMENT, severity, by, f"{name}={value}", f"`{value}` {what}")
 
 
 def _is_read_beside(schema: Schema, name: str) -> bool:

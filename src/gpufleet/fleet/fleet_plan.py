@@ -269,7 +269,7 @@ def _placed(there: PlanInputs, *, judged: bool) -> Assessment:
         remarks = _all_remarks(
             lambda: disaggregation.remarks(pairs, layers),
             lambda: judge_models(effective),
-            lambda: suspect_settings.remarks(plan.stages, effective, there.nodes),
+            lambda: suspect_settings.remarks(plan.stages, effective, there.nodes, documents),
             lambda: consistency.check_consistency(plan.stages, settings, there.nodes, locks),
             lambda: flag_check.check_plan(plan.stages, settings, there.origins),
             lambda: require_guarded_ports(plan.stages, settings, there.origins),

@@ -6,10 +6,11 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
+from typing import Any
 
 from gpufleet.catalog import presets
 from gpufleet.formatting import join_names, ranges
-from gpufleet.node.topology import Node
+from gpufleet.node.topology import Node, value_or
 from gpufleet.planning.stage import Stage
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Served
@@ -17,10 +18,23 @@ from gpufleet.settings.serving_settings import Served
 _PARSERS = {"tool-call-parser": "tool_call_parser", "reasoning-parser": "reasoning_parser"}
 
 
+# The least that all of vLLM's attention backends for NVIDIA's GPUs take, or a multiple of it:
+# `get_supported_kernel_block_sizes` of those in vllm/v1/attention/backends of 0.32.
+_BLOCK = 16
+
+
 def remarks(
-    stages: Iterable[Stage], settings: Mapping[str, NodeSettings], nodes: Mapping[str, Node]
+    stages: Iterable[Stage],
+    settings: Mapping[str, NodeSettings],
+    nodes: Mapping[str, Node],
+    documents: Mapping[str, Mapping[str, Any]],
 ) -> tuple[str, ...]:
-    """Return a sentence for each, with the key, what comes of it, and what to write."""
+    """
+    Return a sentence for each, with the key, what comes of it, and what to write.
+
+    `documents` are the nodes' probes.
+    """
+    stages = tuple(stages)
     declared = {
         model: served
         for _, wanted in sorted(settings.items())
@@ -31,6 +45,9 @@ def remarks(
         *(each for model, served in sorted(declared.items()) for each in _parsers(model, served)),
         *(each for stage in stages for each in _nvlink_unused(stage, settings, nodes)),
         *_reserved_that_are_not_there(settings, nodes),
+        *(each for stage in stages for each in _odd_block(stage, settings)),
+        *(each for stage in stages for each in _offload(stage, settings, documents)),
+        *(each for stage in stages for each in _unknown_adapters(stage, settings, documents)),
     )
     return tuple(dict.fromkeys(found))
 
@@ -106,4 +123,69 @@ def _reserved_that_are_not_there(
             yield (
                 f"gpus.reserved: {name} has no GPU {ranges(gone)}: its GPUs are {ranges(there)}; "
                 "what runs on the one that is meant is not kept free for others"
+            )
+
+
+def _odd_block(stage: Stage, settings: Mapping[str, NodeSettings]) -> Iterator[str]:
+    here = settings[stage.node]
+    size = here.serving[stage.model].flags.get("block-size")
+    if here.vllm and here.vllm.device == "cuda" and isinstance(size, int) and size % _BLOCK:
+        yield (
+            f"serving.{stage.model}.flags.block-size: {size} is no multiple of {_BLOCK}, which "
+            "attention backends for GPUs want: with attention in its layers the server may not "
+            f"start; write {_BLOCK}, 32 or 64, or leave it out"
+        )
+
+
+def _offload(
+    stage: Stage,
+    settings: Mapping[str, NodeSettings],
+    documents: Mapping[str, Mapping[str, Any]],
+) -> Iterator[str]:
+    """`cpu-offload-gb` is of each GPU, in GiB of the node's memory."""
+    size = settings[stage.node].serving[stage.model].flags.get("cpu-offload-gb")
+    memory = value_or(documents.get(stage.node, {}).get("memory_mib"))
+    if (
+        isinstance(size, int | float)
+        and isinstance(memory, int)
+        and (wanted := size * len(stage.gpus)) > memory / 1024
+    ):
+        yield (
+            f"serving.{stage.model}.flags.cpu-offload-gb: {size:g} GiB of each GPU are "
+            f"{wanted:,.0f} GiB, and {stage.node} has {memory // 1024:,} GiB of memory: weights "
+            "that do not fit into it have the server killed; write how many GiB of weights each "
+            "GPU is to leave there"
+        )
+
+
+def _unknown_adapters(
+    stage: Stage,
+    settings: Mapping[str, NodeSettings],
+    documents: Mapping[str, Mapping[str, Any]],
+) -> Iterator[str]:
+    """NCCL_IB_HCA (NCCL's manual): names or their beginnings, `=` for whole ones, `^` for not."""
+    here = settings[stage.node]
+    nics = value_or(documents.get(stage.node, {}).get("nics"))
+    if here.vllm is None or not isinstance(nics, Mapping):
+        return
+    there = [str(each["name"]) for each in value_or(nics.get("infiniband")) or ()]
+    for at, variables in (
+        (f"serving.{stage.model}.environment", here.serving[stage.model].environment),
+        ("vllm.environment", here.vllm.environment),
+    ):
+        text = variables.get("NCCL_IB_HCA", "")
+        if not text or text.startswith("^"):
+            continue
+        exact = text.startswith("=")
+        names = [name.partition(":")[0].strip() for name in text.lstrip("=").split(",")]
+        if gone := [
+            name
+            for name in names
+            if not any(each == name if exact else each.startswith(name) for each in there)
+        ]:
+            has = f"has {join_names(there)}" if there else "has no RDMA adapter"
+            yield (
+                f"{at}.NCCL_IB_HCA: {stage.node} has no adapter {join_names(gone)}, it {has}: NCCL "
+                "takes those that it finds, and TCP where that is none; write names that "
+                "`ibdev2netdev` prints there, or leave it out"
             )

@@ -36,6 +36,13 @@ Sha256 = Annotated[
     form(r"[0-9a-f]{64}", "a SHA-256 digest: 64 digits of 0-9 and a-f"),
     Field(description="SHA-256 of the file, 64 digits"),
 ]
+PackageIndex = Annotated[
+    str,
+    form(
+        r"(https?|file)://\S+|/\S+",
+        "an address that begins with https:// or http://, or a directory of the node",
+    ),
+]
 Url = Annotated[
     str,
     form(r"https?://\S+[^/\s]", "an address that begins with https:// or http://, without / last"),

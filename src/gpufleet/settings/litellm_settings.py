@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from gpufleet.settings.base import Port, PythonVersion, Seconds, Setting, form
+from gpufleet.settings.base import PackageIndex, Port, PythonVersion, Seconds, Setting, form
 from gpufleet.settings.gateway_settings import ClientKey, GatewayTls, access_mistakes
 
 # What clients ask for, as `served_name` of `serving` may be.
@@ -118,7 +118,7 @@ class Litellm(Setting):
         form(r"/[\w./+-]+", "an absolute path, as /usr/bin/python3"),
         Field(description="The node's interpreter; 3.10 or newer"),
     ] = "/usr/bin/python3"
-    index_url: Annotated[str | None, Field(description="Package index; null: PyPI")] = None
+    index_url: Annotated[PackageIndex | None, Field(description="Package index; null: PyPI")] = None
     find_links: Annotated[tuple[str, ...], Field(description="Flat wheel directories")] = ()
     no_index: Annotated[bool, Field(description="Use find_links alone")] = False
     keep_releases: Annotated[

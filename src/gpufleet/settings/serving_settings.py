@@ -19,6 +19,7 @@ from gpufleet.settings.base import (
     LOOPBACK,
     AbsolutePath,
     BindAddress,
+    PackageIndex,
     Port,
     PythonVersion,
     Seconds,
@@ -152,7 +153,7 @@ class Vllm(Setting):
     python: Annotated[AbsolutePath, Field(description="The node's interpreter")] = (
         "/usr/bin/python3"
     )
-    index_url: Annotated[str | None, Field(description="Package index; null: PyPI")] = None
+    index_url: Annotated[PackageIndex | None, Field(description="Package index; null: PyPI")] = None
     find_links: Annotated[tuple[str, ...], Field(description="Flat wheel directories")] = ()
     no_index: Annotated[bool, Field(description="Use find_links alone")] = False
     device: Annotated[

@@ -17,7 +17,7 @@ CALLS = {"enable-auto-tool-choice": True}
 def reasons(serving: dict[str, Any], *islands: int, **others: Any) -> list[str]:
     nodes = {"gpu-01": machine("gpu-01", *(islands or (2, 2)))}
     settings = {"gpu-01": NodeSettings.model_validate({"vllm": VLLM, "serving": serving, **others})}
-    return [*suspect_settings.remarks(plan(nodes.values(), settings).stages, settings, nodes)]
+    return [*suspect_settings.remarks(plan(nodes.values(), settings).stages, settings, nodes, {})]
 
 
 def about(found: list[str], key: str) -> list[str]:
