@@ -77,7 +77,8 @@ def running_server(
                 _wait(server, port)
                 yield server, port
             finally:
-                os.killpg(server.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # one that has ended by itself
+                    os.killpg(server.pid, signal.SIGKILL)
                 server.wait()
 
 

@@ -92,7 +92,8 @@ def refused(run: Run, *words: str) -> str:
     assert "Traceback" not in run.output, run.output
     for word in words:
         assert word in run.output, run.output
-    return last_words(run.output)
+    named = [line for line in run.output.splitlines() if any(word in line for word in words)]
+    return last_words("\n".join(named) or run.output)
 
 
 def last_words(output: str) -> str:
@@ -100,11 +101,14 @@ def last_words(output: str) -> str:
     lines = [
         re.sub(r"/\S*/\.gpufleet/", ".gpufleet/", line.strip()) for line in output.splitlines()
     ]
-    of_error = [line for line in lines if ERROR.search(line) and "executed 0 commands" not in line]
-    found = dict.fromkeys(of_error or [line for line in lines if BROKEN in line])
+    # pyinfra's own last line of an operation says nothing but how many commands it ran.
+    of_error = [line for line in lines if ERROR.search(line) and not COUNTED.search(line)]
+    found = dict.fromkeys(of_error or [line for line in lines if NODE.search(line)])
     return " / ".join(list(found)[-3:])[:300]
 
 
+NODE = re.compile("|".join(NODES))
+COUNTED = re.compile(r"executed \d+ commands")
 ERROR = re.compile(r"[Ee]rror:|ead-only|No space|is refused|would be refused|is being deployed")
 
 
