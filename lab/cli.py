@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import asdict
 
 import click
 from rich.console import Console
 from rich.table import Table
 
+from gpufleet.cli.common_options import json_option, print_json
 from gpufleet.errors import FleetError
 from lab import faults, provisioning_sources
 from lab.active_faults import BY_HAND, OFFLINE
@@ -28,7 +30,7 @@ from lab.vendor import states
 @click.option("--id", "lab_id", help="Which lab (default: $GPUFLEET_LAB, else lab).")
 @click.pass_context
 def lab(ctx: click.Context, lab_id: str | None) -> None:
-    """Real Linux nodes with simulated GPUs on this machine."""
+    """Run real Linux nodes with simulated GPUs."""
     ctx.obj = lab_id
 
 
@@ -150,11 +152,15 @@ def require_root(command: str) -> None:
 
 
 @lab.command()
+@json_option
 @click.pass_context
-def status(ctx: click.Context) -> None:
+def status(ctx: click.Context, *, as_json: bool) -> None:
     """Show every node as it is now."""
     room = _open(ctx, "reads the memory of the nodes' processes")
     found = room.status()
+    if as_json:
+        print_json([{**asdict(node), "faults": list(map(str, node.faults))} for node in found])
+        return
     if not found:
         defaults = " ".join(f"{name}={profile}" for name, profile in DEFAULT_NODES.items())
         click.echo(f"Lab {room.facts.id!r} has no nodes; `gpufleet lab up` makes {defaults}.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from gpufleet.sanitize import printable
@@ -28,13 +29,17 @@ def display(what: RenderableType) -> None:
     Console(width=None if sys.stdout.isatty() else UNFOLDED, highlight=False).print(what)
 
 
-def new_table(*columns: str) -> Table:
-    """Return an empty table as all of ours look."""
+def new_table(*columns: str, whole: Collection[str] = ()) -> Table:
+    """
+    Return an empty table as all of ours look.
+
+    Columns that are `whole` are never folded: what is in them is copied, as a flag.
+    """
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", no_wrap=column in whole)
     return table
 
 

@@ -47,7 +47,9 @@ def bundle(
     index_url: str | None,
 ) -> int:
     """
-    Write a mirror of all that the nodes of INVENTORY download, for a network without the internet.
+    Mirror all downloads, for a network without the internet.
+
+    It is what the nodes of INVENTORY download.
 
     \b
     gpufleet probe inventories/prod.py --json > probes.json     # inside

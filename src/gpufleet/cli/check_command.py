@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gpufleet.cli import completers
 from gpufleet.cli.common_options import (
     json_option,
     limit_option,
@@ -27,7 +28,12 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("inventory_file", metavar="[INVENTORY]", required=False)
+@click.argument(
+    "inventory_file",
+    metavar="[INVENTORY]",
+    required=False,
+    shell_complete=completers.inventories,
+)
 @limit_option
 @click.option(
     "--from", "files", multiple=True, metavar="FILE", help="Judge recorded probes, not live nodes."
@@ -57,7 +63,7 @@ def check(
     as_json: bool,
 ) -> int:
     """
-    Say whether the nodes of INVENTORY are fit to serve. Reads only, installs nothing.
+    Say whether the nodes are fit to serve. Reads only.
 
     \b
     gpufleet check inventories/prod.py

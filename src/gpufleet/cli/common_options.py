@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from gpufleet.cli import completers
 from gpufleet.errors import FleetError
 from gpufleet.inventory.pyinfra_command import default_inventory, is_inventory
 from gpufleet.sanitize import printable
@@ -19,15 +20,24 @@ from gpufleet.sanitize import printable
 INTERRUPTED = 128 + signal.SIGINT  # as a shell has it
 
 limit_option = click.option(
-    "--limit", multiple=True, help="Only this node or group; may be repeated."
+    "--limit",
+    multiple=True,
+    shell_complete=completers.nodes_and_groups,
+    help="Only this node or group; may be repeated.",
 )
-inventory_argument = click.argument("inventory_file", metavar="[INVENTORY]")
+inventory_argument = click.argument(
+    "inventory_file", metavar="[INVENTORY]", shell_complete=completers.inventories
+)
+nodes_argument = click.argument(
+    "names", metavar="NODE...", nargs=-1, required=True, shell_complete=completers.nodes
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 hardware_option = click.option(
     "--as",
     "hardware",
     multiple=True,
     metavar="HARDWARE",
+    shell_complete=completers.hardware,
     help="Plan for hardware by name, not for live nodes: h100x8, or gpu_a100=a100x8 for a group.",
 )
 models_option = click.option(
@@ -47,7 +57,7 @@ class FleetCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put the default inventory in front where the first word names none."""
-        if not {"-h", "--help"}.intersection(args):
+        if not ctx.resilient_parsing and not {"-h", "--help"}.intersection(args):
             typed, _, _ = self.make_parser(ctx).parse_args(list(args))
             word = typed.get("inventory_file")
             if not isinstance(word, str) or (not is_inventory(word) and self._takes_more()):

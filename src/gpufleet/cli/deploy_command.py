@@ -29,7 +29,7 @@ from gpufleet.inventory.pyinfra_command import (
 @click.option("--show", is_flag=True, help="Print the pyinfra command and run nothing.")
 def deploy(name: str, words: tuple[str, ...], *, show: bool) -> None:
     """
-    Run the deploy NAME on the nodes of INVENTORY, with all options that pyinfra takes.
+    Run a deploy: vllm, node, gateway, monitoring ...
 
     \b
     gpufleet deploy vllm --dry --diff                # what would change

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpufleet.cli import completers
 from gpufleet.cli.common_options import (
     fleet_command,
     inventory_argument,
     json_option,
+    nodes_argument,
     operator_name,
 )
 from gpufleet.cli.fleet_inputs import use_gevent
@@ -42,12 +44,12 @@ _force_mark = click.option(
 
 @fleet_command()
 @inventory_argument
-@click.argument("names", metavar="NODE...", nargs=-1, required=True)
+@nodes_argument
 @_why
 @json_option
 def cordon(inventory_file: str, names: tuple[str, ...], why: str, *, as_json: bool) -> int:
     """
-    Place nothing new on NODE...; what runs there stays.
+    Place nothing new on a node; what runs there stays.
 
     \b
     gpufleet cordon inventories/prod.py gpu-07 --why "disk makes noises"
@@ -64,12 +66,14 @@ def cordon(inventory_file: str, names: tuple[str, ...], why: str, *, as_json: bo
 
 @fleet_command()
 @inventory_argument
-@click.argument("names", metavar="NODE...", nargs=-1, required=True)
+@nodes_argument
 @_force_mark
 @json_option
 def uncordon(inventory_file: str, names: tuple[str, ...], *, force: bool, as_json: bool) -> int:
     """
-    Let new replicas be placed on NODE... again. Those that are drained stay drained.
+    Let new replicas be placed on a node again.
+
+    Nodes that are drained stay drained.
 
     \b
     gpufleet uncordon inventories/prod.py gpu-07
@@ -84,7 +88,7 @@ def uncordon(inventory_file: str, names: tuple[str, ...], *, force: bool, as_jso
 
 @fleet_command()
 @inventory_argument
-@click.argument("name", metavar="NODE")
+@click.argument("name", metavar="NODE", shell_complete=completers.nodes)
 @_why
 @click.option(
     "--seconds",
@@ -97,7 +101,9 @@ def drain(
     inventory_file: str, name: str, why: str, *, seconds: int | None, force: bool, as_json: bool
 ) -> int:
     """
-    Cordon NODE, have gateways send its replicas nothing, and wait until they are quiet.
+    Cordon a node, and wait until its requests are done.
+
+    Gateways send the replicas of NODE nothing.
 
     \b
     gpufleet drain inventories/prod.py gpu-07 --why "new power supply"
@@ -115,12 +121,14 @@ def drain(
 
 @fleet_command()
 @inventory_argument
-@click.argument("name", metavar="NODE")
+@click.argument("name", metavar="NODE", shell_complete=completers.nodes)
 @_force_mark
 @json_option
 def undrain(inventory_file: str, name: str, *, force: bool, as_json: bool) -> int:
     """
-    Have gateways send requests to NODE's replicas again, and lift the cordon of its drain.
+    Send requests to a node's replicas again.
+
+    Gateways do so, and the cordon of its drain is lifted.
 
     \b
     gpufleet undrain inventories/prod.py gpu-07

@@ -47,7 +47,7 @@ def drift(
     inventory_file: str, *, limit: tuple[str, ...], seconds: float, record: bool, as_json: bool
 ) -> int:
     """
-    Say what on the nodes of INVENTORY is not as declared. Reads only, installs nothing.
+    Show what on the nodes is not as declared. Reads only.
 
     \b
     gpufleet drift inventories/prod.py

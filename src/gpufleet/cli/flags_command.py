@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def flags() -> None:
-    """Say what vLLM's flags are in each release, and judge a command line by it."""
+    """Look up vLLM's flags, and check a command line."""
 
 
 @flags.command()

@@ -39,7 +39,9 @@ _MOST = 1 << 24
 @click.option("--force", is_flag=True, help="Replace OUT where it is there.")
 def import_(file: str, version: str | None, name: str | None, output: str, *, force: bool) -> int:
     """
-    Turn FILE into settings for group_vars: YAML on standard output, or in OUT.
+    Turn scripts, manifests and charts into settings.
+
+    Prints settings of FILE for group_vars as YAML, or writes them to OUT.
 
     FILE (- is standard input) is a list of models with a `command` each, a script or a line with
     `vllm serve ...` or `docker run ... vllm/vllm-openai ...`, a compose file, vLLM's --config file,

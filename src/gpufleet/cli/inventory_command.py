@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gpufleet.cli import completers
 from gpufleet.cli.common_options import (
     fleet_command,
     inventory_argument,
@@ -26,10 +27,10 @@ if TYPE_CHECKING:
 
 @fleet_command()
 @inventory_argument
-@click.argument("node", required=False)
+@click.argument("node", required=False, shell_complete=completers.nodes)
 @json_option
 def inventory(inventory_file: str, node: str | None, as_json: bool) -> None:
-    """Show every value of the nodes of INVENTORY, or of one NODE, and the line that set it."""
+    """Show every value of the nodes, and the line that set it."""
     from gpufleet.inventory.loader import read
 
     fleet = read(inventory_file)
@@ -63,7 +64,9 @@ def values_table(fleet: Fleet, names: Iterable[str]) -> Table:
         for key, value, origin in fleet.nodes[name].leaves():
             where = str(origin or "default")
             found.setdefault((key, show_value(value), where), []).append(name)
-    table = new_table("setting", "value", "set in", *(["nodes"] if total > 1 else []))
+    table = new_table(
+        "setting", "value", "set in", *(["nodes"] if total > 1 else []), whole={"setting"}
+    )
     for (key, value, where), nodes in sorted(found.items(), key=lambda item: item[0][0]):
         which = ["all" if len(nodes) == total else _some(nodes)] if total > 1 else []
         add_row(table, key, value, where, *which, style="dim" if where == "default" else "")

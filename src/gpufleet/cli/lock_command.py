@@ -38,7 +38,9 @@ def lock(
     inventory_file: str, group: str | None, set_: str | None, *, models: bool, dry: bool
 ) -> int:
     """
-    Write what the nodes of INVENTORY run to group_vars/GROUP.lock.yml.
+    Write down the versions that a group's nodes keep.
+
+    What the nodes of INVENTORY run is written to group_vars/GROUP.lock.yml.
 
     Nodes that differ from each other, or are between two versions, are named, and nothing is
     written. So is what `cuda`, `dcgm` and `vllm` say differently. With --set the versions are those

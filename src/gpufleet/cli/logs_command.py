@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gpufleet.cli import completers
 from gpufleet.cli.common_options import (
     fleet_command,
     inventory_argument,
@@ -28,7 +29,7 @@ FOLLOW_SECONDS = 2
 
 @fleet_command()
 @inventory_argument
-@click.argument("replica")
+@click.argument("replica", shell_complete=completers.replicas)
 @limit_option
 @click.option(
     "--since", metavar="TIME", help="From then on: 10m, 2h, 1d ago, or 2026-11-21T19:40 (UTC)."
@@ -55,7 +56,9 @@ def logs(
     as_json: bool,
 ) -> int:
     """
-    Show the journals of the ranks of REPLICA as one, by time. Secrets stay on their nodes.
+    Show the journals of a replica's ranks as one, by time.
+
+    Secrets stay on their nodes.
 
     \b
     gpufleet logs inventories/prod.py llama-0

@@ -22,11 +22,15 @@ from gpufleet.errors import FleetError
 COMMANDS = {
     "bundle": (
         "gpufleet.cli.bundle_command:bundle",
-        "A mirror of all that nodes download, for a network without the internet.",
+        "Mirror all downloads, for a network without the internet.",
     ),
     "check": (
         "gpufleet.cli.check_command:check",
-        "Say whether the nodes of INVENTORY are fit to serve. Reads only, installs nothing.",
+        "Say whether the nodes are fit to serve. Reads only.",
+    ),
+    "completion": (
+        "gpufleet.cli.completion_command:completion",
+        "Print the script that completes commands in a shell.",
     ),
     "cordon": (
         "gpufleet.cli.drain_command:cordon",
@@ -34,23 +38,23 @@ COMMANDS = {
     ),
     "deploy": (
         "gpufleet.cli.deploy_command:deploy",
-        "Run a deploy on the nodes of INVENTORY: vllm, node, gateway, monitoring ...",
+        "Run a deploy: vllm, node, gateway, monitoring ...",
     ),
     "drain": (
         "gpufleet.cli.drain_command:drain",
-        "Cordon a node, send it no requests, and wait until it has none.",
+        "Cordon a node, and wait until its requests are done.",
     ),
     "drift": (
         "gpufleet.cli.drift_command:drift",
-        "What on the nodes is not as declared, now or after the next reboot.",
+        "Show what on the nodes is not as declared. Reads only.",
     ),
     "flags": (
         "gpufleet.cli.flags_command:flags",
-        "What vLLM's flags are in each release, and a command line judged by it.",
+        "Look up vLLM's flags, and check a command line.",
     ),
     "import": (
         "gpufleet.cli.import_command:import_",
-        "What you have (models.yml, vllm serve, docker run, compose) as settings.",
+        "Turn scripts, manifests and charts into settings.",
     ),
     "init": (
         "gpufleet.cli.init_command:init",
@@ -58,40 +62,40 @@ COMMANDS = {
     ),
     "inventory": (
         "gpufleet.cli.inventory_command:inventory",
-        "Show every value of the nodes of INVENTORY, or of one NODE, and the line that set it.",
+        "Show every value of the nodes, and the line that set it.",
     ),
-    "lab": ("gpufleet.cli.lab_command:lab", "Real Linux nodes with simulated GPUs."),
+    "lab": ("gpufleet.cli.lab_command:lab", "Run real Linux nodes with simulated GPUs."),
     "lock": (
         "gpufleet.cli.lock_command:lock",
-        "What a group's nodes run, written down so that they keep to it.",
+        "Write down the versions that a group's nodes keep.",
     ),
     "logs": (
         "gpufleet.cli.logs_command:logs",
-        "Show the journals of the ranks of REPLICA as one, by time.",
+        "Show the journals of a replica's ranks as one, by time.",
     ),
     "monitoring": (
         "gpufleet.cli.monitoring_command:monitoring",
-        "Rules, dashboards and scraping for servers of yours, and silences of alerts.",
+        "Write rules and dashboards, and silence alerts.",
     ),
     "packages": (
         "gpufleet.cli.packages_command:packages",
-        "Locks of the packages that nodes install, and what is known of them.",
+        "Lock the packages of nodes, and look up advisories.",
     ),
     "plan": (
         "gpufleet.cli.plan_command:plan",
-        "Show which GPUs of which node would serve what, and why. Changes nothing.",
+        "Show which GPUs would serve what, and why.",
     ),
     "presets": (
         "gpufleet.cli.presets_command:presets",
-        "Show the presets that `presets` of a model may name, or every value of one with reasons.",
+        "Show the presets, or every value of one with reasons.",
     ),
     "probe": (
         "gpufleet.cli.probe_command:probe",
-        "Ask the nodes of INVENTORY what they are. Installs nothing on them.",
+        "Ask the nodes what they are. Installs nothing.",
     ),
     "reach": (
         "gpufleet.cli.reach_command:reach",
-        "Have the nodes of REPLICA, or of all that span nodes, prove that they reach each other.",
+        "Prove that the nodes of a replica reach each other.",
     ),
     "recipes": (
         "gpufleet.cli.recipes_command:recipes",
@@ -99,23 +103,23 @@ COMMANDS = {
     ),
     "rollback": (
         "gpufleet.cli.upgrade_command:rollback",
-        "Bring every replica that the last upgrade changed back to what it was.",
+        "Bring back what the last upgrade changed.",
     ),
     "settings": (
         "gpufleet.cli.settings_command:settings",
-        "Look up settings of group_vars: type, unit, default, example.",
+        "Look up settings: type, unit, default, example.",
     ),
     "size": (
         "gpufleet.cli.size_command:size",
-        "What a model takes on one GPU, and whether it starts with these options.",
+        "Show what a model takes on a GPU, and whether it starts.",
     ),
     "status": (
         "gpufleet.cli.status_command:status",
-        "Say whether the replicas on the nodes of INVENTORY serve. Reads only, installs nothing.",
+        "Say whether the replicas serve. Reads only.",
     ),
     "topology": (
         "gpufleet.cli.topology_command:topology",
-        "Show what joins the GPUs of a node, and how far tensor parallelism may go on it.",
+        "Show what joins a node's GPUs, for tensor parallelism.",
     ),
     "uncordon": (
         "gpufleet.cli.drain_command:uncordon",
@@ -127,13 +131,27 @@ COMMANDS = {
     ),
     "upgrade": (
         "gpufleet.cli.upgrade_command:upgrade",
-        "Bring a fleet to what is declared while it serves, wave by wave.",
+        "Bring a serving fleet to what is declared, in waves.",
     ),
     "validate": (
         "gpufleet.cli.validate_command:validate",
         "Check settings, files, flags and plan without the nodes.",
     ),
 }
+
+# The sections of `gpufleet --help`, each in the order in which commands are used.
+GROUPS = {
+    "Look": (
+        *("inventory", "settings", "presets", "flags", "probe", "check", "topology"),
+        *("status", "logs", "drift"),
+    ),
+    "Plan": ("import", "size", "lock", "packages", "validate", "plan"),
+    "Change": ("bundle", "deploy", "upgrade", "rollback"),
+    "Operate": ("cordon", "uncordon", "drain", "undrain", "reach", "monitoring"),
+    "Lab and shell": ("lab", "completion"),
+}
+OTHERS = "Others"
+"""The section of commands that no group names."""
 
 
 class LazyGroup(click.Group):
@@ -153,14 +171,13 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """Write a line for each command, and import none."""
-        width = formatter.width - 6 - max(map(len, COMMANDS))
-        with formatter.section("Commands"):
-            formatter.write_dl(
-                [
-                    (name, click.Command(name, help=line).get_short_help_str(width))
-                    for name, (_, line) in sorted(COMMANDS.items())
-                ]
-            )
+        named = {name for names in GROUPS.values() for name in names}
+        others = tuple(sorted(COMMANDS.keys() - named))
+        width = max(map(len, COMMANDS))
+        for title, names in {**GROUPS, OTHERS: others}.items():
+            if found := [(name.ljust(width), COMMANDS[name][1]) for name in names]:
+                with formatter.section(title):
+                    formatter.write_dl(found)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

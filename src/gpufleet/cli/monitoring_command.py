@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpufleet.cli import completers
 from gpufleet.cli.common_options import (
     FleetCommand,
     inventory_argument,
@@ -29,14 +30,24 @@ if TYPE_CHECKING:
 SECONDS = 60
 
 
+_nodes = click.argument(
+    "nodes", metavar="NODE...", nargs=-1, required=True, shell_complete=completers.nodes
+)
+
+
 @click.group()
 def monitoring() -> None:
-    """Rules, dashboards and scraping for servers of yours, and silences of alerts."""
+    """Write rules and dashboards, and silence alerts."""
 
 
 @monitoring.command()
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
-@click.argument("inventory_file", metavar="[INVENTORY]", required=False)
+@click.argument(
+    "inventory_file",
+    metavar="[INVENTORY]",
+    required=False,
+    shell_complete=completers.inventories,
+)
 @click.option(
     "--ask/--no-ask",
     default=True,
@@ -86,7 +97,7 @@ def render(directory: Path, inventory_file: str | None, *, ask: bool) -> None:
 
 @monitoring.command(cls=FleetCommand)
 @inventory_argument
-@click.argument("nodes", metavar="NODE...", nargs=-1, required=True)
+@_nodes
 @click.option("--for", "length", metavar="TIME", default="30m", show_default=True, help="How long.")
 @click.option("--why", metavar="TEXT", required=True, help="For whoever reads the list.")
 def silence(inventory_file: str, nodes: tuple[str, ...], length: str, why: str) -> None:
@@ -114,7 +125,7 @@ def silence(inventory_file: str, nodes: tuple[str, ...], length: str, why: str) 
 
 @monitoring.command(cls=FleetCommand)
 @inventory_argument
-@click.argument("nodes", metavar="NODE...", nargs=-1, required=True)
+@_nodes
 def unsilence(inventory_file: str, nodes: tuple[str, ...]) -> None:
     """End the silences about NODE... that `silence` has opened; others stay."""
     from gpufleet.monitoring import silences

@@ -5,11 +5,13 @@ Thin: has uv resolve, or asks an advisory source, and writes or prints what come
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from gpufleet.artifacts import package_lock
+from gpufleet.cli.common_options import json_option, print_json
 from gpufleet.errors import FleetError
 from gpufleet.formatting import count_of, suggestion
 from gpufleet.paths import write_whole
@@ -21,7 +23,7 @@ CHANGED = FOUND = 1
 
 @click.group()
 def packages() -> None:
-    """Lock the packages that nodes install, and ask what is known of them."""
+    """Lock the packages of nodes, and look up advisories."""
 
 
 @packages.command("lock")
@@ -101,7 +103,8 @@ def lock(
 @packages.command("audit")
 @click.argument("lock_file", metavar="LOCK")
 @click.option("--advisories", required=True, metavar="URL", help="A source with OSV's API.")
-def audit(lock_file: str, advisories: str) -> int:
+@json_option
+def audit(lock_file: str, *, advisories: str, as_json: bool) -> int:
     """
     Name the known weaknesses of the packages of LOCK.
 
@@ -120,6 +123,9 @@ def audit(lock_file: str, advisories: str) -> int:
         raise FleetError(f"{lock_file}: there is no such file")
     pins = [*package_lock.pins_of(text)]
     found = source.find(advisories, pins)
+    if as_json:
+        print_json([asdict(each) for each in found])
+        return FOUND if found else 0
     for each in found:
         called = f"{each.id} ({', '.join(each.aliases)})" if each.aliases else each.id
         fixed = f"fixed in {', '.join(each.fixed_in)}" if each.fixed_in else "no fix is known"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gpufleet.cli import completers
 from gpufleet.cli.common_options import (
     hardware_option,
     json_option,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("targets", metavar="[INVENTORY]", nargs=-1)
+@click.argument("targets", metavar="[INVENTORY]", nargs=-1, shell_complete=completers.inventories)
 @hardware_option
 @click.option(
     "--nodes", multiple=True, metavar="FILE", help="Plan for saved probes, not for live nodes."
@@ -65,7 +66,7 @@ def plan(
     as_json: bool,
 ) -> None:
     """
-    Show which GPUs of which node would serve what, and why. Changes nothing.
+    Show which GPUs would serve what, and why.
 
     \b
     gpufleet plan inventories/prod.py
@@ -157,7 +158,7 @@ def _island(stage: Stage, node: Node) -> str:
 
 def layers_table(layers: Mapping[tuple[str, str], Iterable[LayeredFlag]]) -> Table:
     """Return one line a flag of each model that somebody set, and who did."""
-    table = new_table("model", "flag", "value", "set by", "because")
+    table = new_table("model", "flag", "value", "set by", "because", whole={"flag"})
     for (model, _), flags in layers.items():
         for each in flags:
             because = each.because if len(each.because) < 60 else each.because[:57] + "..."

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gpufleet.cli import completers
 from gpufleet.cli.common_options import (
     json_option,
     print_json,
@@ -20,10 +21,10 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=completers.presets)
 @json_option
 def presets(name: str | None, as_json: bool) -> None:
-    """Show the presets that `presets` of a model may name, or every value of one with reasons."""
+    """Show the presets, or every value of one with reasons."""
     from gpufleet.catalog import presets
 
     wanted = {each: presets.load(each) for each in ((name,) if name else presets.names())}
@@ -38,7 +39,7 @@ def presets(name: str | None, as_json: bool) -> None:
 
 def presets_table(found: Mapping[str, Preset]) -> Table:
     """Return one line a preset."""
-    table = new_table("preset", "objective", "for")
+    table = new_table("preset", "objective", "for", whole={"preset"})
     for name, preset in found.items():
         add_row(table, name, preset.objective, preset.situation)
     return table
@@ -46,7 +47,7 @@ def presets_table(found: Mapping[str, Preset]) -> Table:
 
 def preset_table(preset: Preset) -> Table:
     """Return one line a value that a preset may set."""
-    table = new_table("flag", "value", "where", "because")
+    table = new_table("flag", "value", "where", "because", whole={"flag"})
     for flag, choices in preset.flags.items():
         for each in choices:
             value = (

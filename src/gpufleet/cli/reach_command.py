@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gpufleet.cli import completers
 from gpufleet.cli.common_options import (
     fleet_command,
     inventory_argument,
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
 
 @fleet_command()
 @inventory_argument
-@click.argument("replica", required=False)
+@click.argument("replica", required=False, shell_complete=completers.replicas)
 @json_option
 def reach(inventory_file: str, replica: str | None, *, as_json: bool) -> int:
     """
-    Have the nodes of REPLICA, or of all that span nodes, prove that they reach each other.
+    Prove that the nodes of a replica reach each other.
 
     \b
     gpufleet reach inventories/prod.py

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gpufleet.cli import completers
 from gpufleet.cli.common_options import json_option, print_json
 from gpufleet.console import add_row, display, new_table
 
@@ -17,12 +18,12 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("key", required=False)
+@click.argument("key", required=False, shell_complete=completers.setting_keys)
 @click.option("--schema", "as_schema", is_flag=True, help="Print the JSON Schema, for editors.")
 @json_option
 def settings(key: str | None, *, as_schema: bool, as_json: bool) -> None:
     """
-    Look up settings of group_vars: type, unit, default, example.
+    Look up settings: type, unit, default, example.
 
     \b
     gpufleet settings
@@ -67,7 +68,7 @@ def _print_one(entry: SettingEntry) -> None:
 
 def sections_table(entries: Iterable[SettingEntry]) -> Table:
     """Return one line a top-level key."""
-    table = new_table("key", "what it is")
+    table = new_table("key", "what it is", whole={"key"})
     for entry in entries:
         add_row(table, entry.key, entry.description)
     return table
@@ -75,7 +76,7 @@ def sections_table(entries: Iterable[SettingEntry]) -> Table:
 
 def settings_table(entries: Iterable[SettingEntry]) -> Table:
     """Return one line a setting."""
-    table = new_table("key", "value", "unit", "default", "what it is")
+    table = new_table("key", "value", "unit", "default", "what it is", whole={"key"})
     for entry in entries:
         value = "" if entry.type == "section" else entry.type
         add_row(table, entry.key, value, entry.unit, entry.default, entry.description)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpufleet.cli import completers
 from gpufleet.cli.default_release import default_release
 from gpufleet.errors import FleetError
 
@@ -67,7 +68,12 @@ _PARALLEL = click.IntRange(min=1)
 
 @click.command()
 @click.argument("model", required=False)
-@click.option("--gpu", metavar="NAME", help="H100, L40S, NVML's name of it, or list: all of them.")
+@click.option(
+    "--gpu",
+    metavar="NAME",
+    shell_complete=completers.gpus,
+    help="H100, L40S, NVML's name of it, or list: all of them.",
+)
 @click.option(
     "--gpu-memory-gib",
     type=click.FloatRange(min=0, min_open=True),
@@ -150,7 +156,7 @@ _PARALLEL = click.IntRange(min=1)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def size(model: str | None, *, as_json: bool, **given: Any) -> int:
     """
-    Say what MODEL takes on one GPU, and whether it starts with these options.
+    Show what a model takes on a GPU, and whether it starts.
 
     MODEL is a directory, a config.json, or a name on the Hugging Face Hub. No weights are
     downloaded. The options are vLLM's, by vLLM's names.

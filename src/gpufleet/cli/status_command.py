@@ -59,7 +59,7 @@ def status(
     as_json: bool,
 ) -> int:
     """
-    Say whether the replicas on the nodes of INVENTORY serve. Reads only, installs nothing.
+    Say whether the replicas serve. Reads only.
 
     \b
     gpufleet status inventories/prod.py

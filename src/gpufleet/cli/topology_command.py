@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from gpufleet.cli import completers
 from gpufleet.cli.common_options import json_option, print_json
 from gpufleet.cli.fleet_inputs import use_gevent
 from gpufleet.console import display
@@ -33,13 +34,13 @@ _WANTED = (
 
 
 @click.command()
-@click.argument("source")
+@click.argument("source", shell_complete=completers.inventories)
 @click.argument("node", required=False)
 @click.option("--svg", "svg_file", metavar="FILE", help="Draw it into this file, too.")
 @json_option
 def topology(source: str, node: str | None, svg_file: str | None, as_json: bool) -> None:
     """
-    Show what joins the GPUs of a node, and how far tensor parallelism may go on it.
+    Show what joins a node's GPUs, for tensor parallelism.
 
     \b
     nvidia-smi topo -m | gpufleet topology -

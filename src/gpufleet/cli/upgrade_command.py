@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpufleet.cli import completers
 from gpufleet.cli.common_options import (
     INTERRUPTED,
     fleet_command,
@@ -49,10 +50,18 @@ _steal = click.option(
     "--steal", metavar="WHY", help="Take the fleet over from somebody who is not at it any more."
 )
 _outage = click.option(
-    "--accept-outage", metavar="MODEL", multiple=True, help="Accept that it is out meanwhile."
+    "--accept-outage",
+    metavar="MODEL",
+    multiple=True,
+    shell_complete=completers.models,
+    help="Accept that it is out meanwhile.",
 )
 _unknown = click.option(
-    "--accept-unknown-load", metavar="MODEL", multiple=True, help="Count its replicas as full."
+    "--accept-unknown-load",
+    metavar="MODEL",
+    multiple=True,
+    shell_complete=completers.models,
+    help="Count its replicas as full.",
 )
 
 
@@ -89,7 +98,7 @@ def upgrade(
     as_json: bool,
 ) -> int:
     """
-    Bring the fleet of INVENTORY to what is declared while it serves, wave by wave.
+    Bring a serving fleet to what is declared, in waves.
 
     \b
     gpufleet upgrade inventories/prod.py --dry
@@ -158,7 +167,9 @@ def rollback(
     as_json: bool,
 ) -> int:
     """
-    Bring every replica that the last upgrade changed back to what it was. Needs no network.
+    Bring back what the last upgrade changed.
+
+    Every replica becomes what it was; needs no network.
 
     \b
     gpufleet rollback inventories/prod.py --dry

@@ -47,7 +47,7 @@ def validate(
     as_json: bool,
 ) -> int:
     """
-    Check settings, files, flags and plan of INVENTORY without its nodes.
+    Check settings, files, flags and plan without the nodes.
 
     \b
     gpufleet validate inventories/prod.py

@@ -216,7 +216,9 @@ def test_dry_says_what_would_be_written_and_writes_nothing(project: Project) -> 
 def test_our_example_takes_every_set(name: str) -> None:
     """The variables that operators copy are right before a lock, and with it."""
     found = CliRunner().invoke(
-        lock, ["inventories/prod.py", "--set", name, "--dry"], standalone_mode=False
+        lock,
+        ["examples/explained/inventories/prod.py", "--set", name, "--dry"],
+        standalone_mode=False,
     )
 
     assert found.exception is None

@@ -19,6 +19,8 @@ from tests.support.checkout import ROOT
 from tests.support.rows import each_row
 
 NODES = ROOT / "src/gpufleet/catalog/data/nodes"
+EXPLAINED = ROOT / "examples/explained"
+PROD = EXPLAINED / "inventories/prod.py"
 GPUFLEET = Path(sys.executable).with_name("gpufleet")
 
 SERVING = """\
@@ -59,7 +61,7 @@ def serving(tmp_path):
 
 def test_every_value_is_shown_with_the_line_that_sets_it():
     """Checked against the files themselves: the line shown is the one that has the key."""
-    run = gpufleet("inventory", "inventories/prod.py", "gpu-a100-02", "--json")
+    run = gpufleet("inventory", PROD, "gpu-a100-02", "--json")
     assert run.returncode == 0, run.stderr
     values = json.loads(run.stdout)["nodes"]["gpu-a100-02"]["values"]
 
@@ -67,14 +69,14 @@ def test_every_value_is_shown_with_the_line_that_sets_it():
     assert len(set_in) > 10
     for key, place in set_in.items():
         file, line = place.split(":")
-        text = (ROOT / file).read_text().splitlines()[int(line) - 1]
+        text = (EXPLAINED / file).read_text().splitlines()[int(line) - 1]
         assert key.rsplit(".", maxsplit=1)[-1] in text, f"{key} at {place}"
     assert values["gpus.count"]["set_in"].startswith("host_vars/gpu-a100-02.yml:")
     assert values["dcgm.port"] == {"value": 9400, "set_in": "default"}
 
 
 def test_the_table_says_for_which_nodes_a_value_holds():
-    run = gpufleet("inventory", "inventories/prod.py")
+    run = gpufleet("inventory", PROD)
 
     rows = [line.split() for line in run.stdout.splitlines()]
     assert ["gpus.count", "4", "group_vars/gpu_a100.yml:4", "gpu-a100-01"] in rows
@@ -82,7 +84,7 @@ def test_the_table_says_for_which_nodes_a_value_holds():
 
 
 def test_a_table_for_a_program_has_no_folded_lines():
-    run = gpufleet("inventory", "inventories/prod.py", "gpu-a100-01", COLUMNS="40")
+    run = gpufleet("inventory", PROD, "gpu-a100-01", COLUMNS="40")
 
     assert "d2a6b11c096396d868758b86dab1823b25e14d70333f1dfa74da5ddaf6a06dba" in run.stdout
 
@@ -104,8 +106,8 @@ def test_the_plans_table_shows_the_island_that_a_stage_is_in(serving):
     run = gpufleet("plan", "--vars", serving, "--nodes", NODES / "a100x4-pcie.json")
 
     rows = [line.split() for line in run.stdout.splitlines()]
-    assert rows[1] == ["pair", "0", "a100x4-pcie", "0-1", "0-1", "2", "8000"]
-    assert rows[2] == ["pair", "1", "a100x4-pcie", "2-3", "2-3", "2", "8001"]
+    assert rows[1] == ["a100x4-pcie", "pair", "0", "0-1", "0-1", "2", "8000"]
+    assert rows[2] == ["pair", "1", "2-3", "2-3", "2", "8001"]
     assert "pair: 2 replicas" in run.stdout
 
 
@@ -137,7 +139,7 @@ def test_a_mistake_is_one_line_with_file_and_key(serving):
     ("arguments", "says"),
     [
         (("inventory", "inventories/prd.py"), "there is no such inventory file"),
-        (("inventory", "inventories/prod.py", "gpu-a100-1"), "did you mean 'gpu-a100-01'"),
+        (("inventory", PROD, "gpu-a100-1"), "did you mean 'gpu-a100-01'"),
         (
             ("plan", "--vars", "nope.yml", "--nodes", NODES / "t4x1.json"),
             "nope.yml: cannot be read",
@@ -146,8 +148,8 @@ def test_a_mistake_is_one_line_with_file_and_key(serving):
         (("plan", "--vars", "x.yml", "--nodes", "pyproject.toml"), "pyproject.toml:1: is not JSON"),
         (("plan", "--vars", "x.yml", "--nodes", NODES / "t4x1.json", "--json"), "x.yml"),
         (("plan",), "no INVENTORY is named, and there are inventories/lab.py"),
-        (("plan", "--nodes", NODES / "t4x1.json"), "belong together"),
-        (("probe", "inventories/prod.py", "--limit", "gpu_h10"), "did you mean 'gpu_h100'"),
+        (("plan", PROD, "--nodes", NODES / "t4x1.json"), "has no 't4x1'"),
+        (("probe", PROD, "--limit", "gpu_h10"), "did you mean 'gpu_h100'"),
         (("nonsense",), "No such command"),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 from gpufleet.monitoring import output_folder
 from tests.support.checkout import ROOT
 
-PROD = ROOT / "inventories/prod.py"
+PROD = ROOT / "examples/explained/inventories/prod.py"
 
 
 def typed(*words: str | Path) -> tuple[int, str]:

@@ -1,0 +1,104 @@
+"""
+What shells offer behind a command: inventories, nodes, replicas, and names from catalogues.
+
+Each takes what click gives it, and returns names that begin with what is typed. A mistake in an
+inventory completes nothing: the command itself says what is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gpufleet.errors import FleetError
+
+if TYPE_CHECKING:
+    from gpufleet.inventory.loader import Fleet
+
+
+def _beginning(names: Iterable[str], incomplete: str) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def inventories(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the inventories in `inventories/`, or the files and folders of what is typed."""
+    typed = Path(incomplete)
+    if "/" not in incomplete:
+        return _beginning(sorted(map(str, Path("inventories").glob("*.py"))), incomplete)
+    folder = typed if incomplete.endswith("/") else typed.parent
+    found = [str(each) for each in folder.glob("*.py")]
+    found += [f"{each}/" for each in folder.glob("*/") if not each.name.startswith((".", "__"))]
+    return _beginning(sorted(found), incomplete)
+
+
+def nodes(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the nodes of the inventory that is typed."""
+    fleet = _fleet(ctx)
+    return _beginning(fleet.nodes, incomplete) if fleet else []
+
+
+def nodes_and_groups(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Return what --limit takes."""
+    fleet = _fleet(ctx)
+    return _beginning([*fleet.groups.members, *fleet.nodes], incomplete) if fleet else []
+
+
+def replicas(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the first replica of each model that is declared."""
+    return _beginning((f"{model}-0" for model in models(ctx, param, "")), incomplete)
+
+
+def models(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the models that are declared, by their names in `serving`."""
+    declared = fleet.nodes.values() if (fleet := _fleet(ctx)) else ()
+    served = {model for node in declared for model in node.settings.serving}
+    return _beginning(sorted(served), incomplete)
+
+
+def presets(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the presets."""
+    from gpufleet.catalog import presets as catalogue
+
+    return _beginning(catalogue.names(), incomplete)
+
+
+def gpus(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the GPUs that --gpu takes."""
+    from gpufleet.catalog import gpu_models
+
+    return _beginning(gpu_models.names(), incomplete)
+
+
+def hardware(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the hardware that --as takes, also behind `GROUP=`."""
+    from gpufleet.catalog import recorded_nodes
+
+    before, equals, typed = incomplete.rpartition("=")
+    kinds = [f"{before}{equals}{name}" for name in recorded_nodes.names() if name.startswith(typed)]
+    fleet = None if equals else _fleet(ctx)
+    groups = [f"{group}=" for group in fleet.groups.members] if fleet else []
+    return [*kinds, *_beginning(groups, incomplete)]
+
+
+def setting_keys(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the keys of settings."""
+    from gpufleet.settings import lookup
+
+    return _beginning(lookup.all_settings(), incomplete)
+
+
+def _fleet(ctx: click.Context) -> Fleet | None:
+    """Return the fleet of the inventory that is typed, or of the default one; None: of none."""
+    from gpufleet.inventory.loader import read
+    from gpufleet.inventory.pyinfra_command import default_inventory, is_inventory
+
+    # Before an option's value click has words that it has not given to a parameter yet.
+    words = (ctx.params.get("inventory_file"), *(ctx.params.get("targets") or ()), *ctx.args)
+    typed = next((word for word in words if word and is_inventory(word)), None)
+    try:
+        return read(typed or default_inventory())
+    except FleetError:
+        return None

@@ -1,0 +1,34 @@
+"""`gpufleet completion SHELL`: the script by which a shell completes commands, nodes and models."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+from gpufleet.errors import FleetError
+
+# As click names them (click/shell_completion.py).
+SHELLS = ("bash", "fish", "zsh")
+VARIABLE = "_GPUFLEET_COMPLETE"
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(SHELLS))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """
+    Print the script that completes commands in a shell.
+
+    Commands, options, inventories, nodes, replicas, groups, presets, GPUs, hardware and settings.
+
+    \b
+    gpufleet completion bash > ~/.local/share/bash-completion/completions/gpufleet
+    gpufleet completion zsh > ~/.zfunc/_gpufleet       # a directory of fpath, before compinit
+    gpufleet completion fish > ~/.config/fish/completions/gpufleet.fish
+    """
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise FleetError(f"{shell}: click has no completion for it; there are {', '.join(SHELLS)}")
+    # Without asking the shell for its version, as click's own way does: it may not be here.
+    source = kind(ctx.find_root().command, {}, "gpufleet", VARIABLE)
+    click.echo(source.source_template % source.source_vars(), nl=False)
