@@ -1,0 +1,179 @@
+"""From a wheel and two bare nodes to a completion of both, as a new user types it.
+
+In an empty directory, with an empty environment and a home of its own; the checkout is not on the
+path. docs/configure/first-hour.md shows the same lines.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lab import provisioning_sources
+from lab.nodes import Lab
+from lab.state import LabState
+from tests.support.checkout import ROOT, own_lab
+from tests.support.wheel import build_wheel, install_wheel
+
+LAB_ID = own_lab("gffh")
+NODES = ("gpu-01", "gpu-02")
+PAGE = ROOT / "docs/configure/first-hour.md"
+
+
+@dataclass
+class NewUser:
+    """A shell in which lines are typed one after the other."""
+
+    home: Path
+    state: LabState
+    here: Path = field(init=False)
+    typed: list[str] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.here = self.home
+
+    def type(self, line: str) -> str:
+        """Type a line; return what it printed. Fails where it does."""
+        self.typed.append(line)
+        began = time.monotonic()
+        done = subprocess.run(
+            ["bash", "-c", f"{line} && pwd > {shlex.quote(str(self.home / 'here'))}"],
+            cwd=self.here,
+            env={
+                "HOME": str(self.home),
+                "PATH": f"{self.home}/.venv/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+                "LANG": "C.UTF-8",
+            },
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=1500,
+        )
+        self.seconds.append(time.monotonic() - began)
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+        self.here = Path((self.home / "here").read_text().strip())
+        return done.stdout + done.stderr
+
+    def ssh(self, node: str, command: str) -> str:
+        """Return what a command prints on a node."""
+        return subprocess.run(
+            ["ssh", "-F", self.state.ssh_config, node, command],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        ).stdout
+
+
+@pytest.fixture(scope="module")
+def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewUser]:
+    """
+    A new user of the lab's two bare nodes, who can log in there and has gpufleet's wheel.
+
+    Of the lab they have what an operator has of a site: the names in ~/.ssh/config, and a file of
+    settings for its mirror, vLLM's build for CPUs and the model that is there.
+    """
+    lab = Lab.open(LAB_ID, print)
+    keep = bool(os.environ.get("GPUFLEET_KEEP_LAB"))
+    if not keep:
+        lab.purge()
+    lab.up(dict.fromkeys(NODES, "t4x1"), without_driver=NODES)
+    state = LabState.load(LAB_ID)
+    provisioning_sources.provide(state, print)
+    home = tmp_path_factory.mktemp("home")
+    (home / ".ssh").mkdir(mode=0o700)
+    (home / ".ssh/config").write_text(state.ssh_config.read_text())
+    (home / "site.yml").write_text(yaml.safe_dump(site(state), sort_keys=False))
+    install_wheel(build_wheel(tmp_path_factory.mktemp("dist")), home / ".venv")
+    yield NewUser(home, state)
+    if not keep:
+        lab.purge()
+
+
+def site(state: LabState) -> dict[str, object]:
+    """Return what the lab and group_vars/lab.yml have, without keys: `init` makes its own."""
+    written = yaml.safe_load((state.dir / "group_vars/lab.yml").read_text())
+    for key in ("api_key_file", "cluster_key_file"):
+        del written["vllm"][key]
+    model = yaml.safe_load((ROOT / "group_vars/lab.yml").read_text())["serving"]
+    model["tiny"]["tensor_parallel"] = 1
+    return written | {"serving": model}
+
+
+def test_ten_lines_lead_from_bare_nodes_to_a_completion_of_both(user: NewUser) -> None:
+    said = user.type("gpufleet init fleet gpu-01 gpu-02 --settings site.yml --yes")
+    # The keys that are shown are those of the nodes.
+    for node in user.state.nodes:
+        key = user.state.dir / f"nodes/{node.name}/root/etc/ssh/ssh_host_ed25519_key.pub"
+        listed = subprocess.run(
+            ["ssh-keygen", "-lf", key], capture_output=True, text=True, check=True, timeout=10
+        ).stdout
+        assert listed.split()[1] in said
+    assert "no NVIDIA driver is loaded: type `gpufleet deploy node` first" in said
+
+    user.type("cd fleet")
+    user.type("""gpufleet deploy node -y --data 'gpu={"reboot": "when_needed"}'""")
+    user.type("gpufleet plan")
+    user.type("gpufleet deploy vllm -y")
+    key = (user.here / "secrets/vllm-api-key").read_text().strip()
+    for node in user.state.nodes:
+        answer = user.type(
+            "sed 's/^/Authorization: Bearer /' secrets/vllm-api-key | curl -sS --fail -H @- "
+            "-H 'Content-Type: application/json' "
+            """-d '{"model": "tiny", "prompt": "Hello", "max_tokens": 8}' """
+            f"http://{node.address}:8000/v1/completions"
+        )
+        assert json.loads(answer)["usage"]["completion_tokens"] == 8
+    assert key not in said
+
+    for line, seconds in zip(user.typed, user.seconds, strict=True):
+        print(f"{seconds:6.0f} s  {line}")
+    # Three come before: an environment, its activation, pip.
+    assert len(user.typed) + 3 <= 10
+
+
+def test_a_second_init_changes_nothing_and_asks_for_no_key(user: NewUser) -> None:
+    fleet = user.home / "fleet"
+    before = {path: path.read_bytes() for path in fleet.rglob("*") if path.is_file()}
+
+    said = user.type("cd .. && gpufleet init fleet gpu-01 gpu-02 --settings site.yml && cd fleet")
+
+    assert "SHA256:" not in said
+    assert "written" not in said
+    kept = {path: path.read_bytes() for path in fleet.rglob("*") if path.is_file()}
+    assert {path: kept.get(path) for path in before} == before
+
+
+def test_hosts_that_do_not_answer_are_refused_together_and_nothing_is_written(
+    user: NewUser,
+) -> None:
+    with pytest.raises(AssertionError) as failed:
+        user.type("gpufleet init other nowhere.invalid 127.0.0.1:1 --yes")
+
+    lines = re.findall(r"^error: .*", str(failed.value), re.MULTILINE)
+    assert len(lines) == 2
+    assert all("shows no host key" in line for line in lines)
+    assert "Traceback" not in str(failed.value)
+    assert not (user.here / "other").exists()
+
+
+def test_the_page_shows_these_lines(user: NewUser) -> None:
+    page = PAGE.read_text()
+    for line in (
+        "gpufleet init fleet gpu-01 gpu-02",
+        "gpufleet deploy node",
+        "gpufleet deploy vllm",
+    ):
+        assert line in page
