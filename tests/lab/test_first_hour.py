@@ -177,3 +177,61 @@ def test_the_page_shows_these_lines(user: NewUser) -> None:
         "gpufleet deploy vllm",
     ):
         assert line in page
+
+
+# What may stay: models, and what belongs to the driver.
+KEPT = ("/var/lib/vllm/models", "/etc/modprobe.d/", "/etc/modules-load.d/", "/etc/apt/apt.conf.d/")
+LOOK = (
+    "find / -xdev -path /proc -prune -o -path /sys -prune -o -path '*gpufleet-lab*' -prune -o "
+    "\\( -name '*gpufleet*' -o -name '*vllm*' \\) -print"
+)
+
+
+def test_absent_takes_all_that_was_brought_and_leaves_drivers_and_models(user: NewUser) -> None:
+    """Read with find, dpkg and systemctl, on the nodes."""
+    named = user.type("gpufleet deploy absent --dry")
+    assert "stop and remove unit vllm-tiny-0.service" in named
+    assert "remove account vllm" in named
+    models = {node: user.ssh(node, "du -sb /var/lib/vllm/models") for node in NODES}
+    assert user.ssh("gpu-01", "systemctl is-active vllm-tiny-0.service").strip() == "active"
+
+    user.type("gpufleet deploy absent -y")
+
+    for node in NODES:
+        left = [
+            path
+            for path in user.ssh(node, LOOK).splitlines()
+            if not path.startswith(KEPT)
+            and path not in {"/var/lib/vllm", *(str(each) for each in Path(KEPT[0]).parents)}
+            and "nvidia-persistenced.service.d" not in path
+        ]
+        assert left == []
+        assert user.ssh(node, "du -sb /var/lib/vllm/models") == models[node]
+        units = user.ssh(node, "systemctl list-units --all --plain --no-legend 'vllm*' 'gpufleet*'")
+        assert "loaded" not in units
+        assert user.ssh(node, "getent passwd vllm || echo none").strip() == "none"
+        packages = user.ssh(node, "dpkg-query -W -f '${Package} ${db:Status-Status}\\n'")
+        assert "prometheus-node-exporter installed" not in packages
+        assert "datacenter-gpu-manager-exporter installed" not in packages
+        assert "nvidia-driver-cuda installed" in packages
+        assert user.ssh(node, "nft list tables 2>/dev/null || true").strip() == ""
+
+
+def test_a_second_removal_changes_nothing(user: NewUser) -> None:
+    before = {
+        node: user.ssh(node, "find /etc /opt /usr/local /var/lib -xdev | sort") for node in NODES
+    }
+
+    said = user.type("gpufleet deploy absent -y")
+
+    assert "stop and remove" not in said
+    assert {
+        node: user.ssh(node, "find /etc /opt /usr/local /var/lib -xdev | sort") for node in NODES
+    } == before
+
+
+def test_deploys_bring_everything_again(user: NewUser) -> None:
+    user.type("gpufleet deploy node -y")
+    user.type("gpufleet deploy vllm -y")
+
+    assert "2 of 2 replicas serve" in user.type("gpufleet status")

@@ -24,6 +24,7 @@ FORMS: Mapping[str, Any] = {
     "common/unit_journal": shapes.UnitJournal,
     "converge/read_files": shapes.Contents,
     "converge/reload_config": shapes.Server,
+    "converge/remove": shapes.NodeRemains,
     "converge/snapshot": shapes.Snapshot,
     "converge/sysctl": shapes.KernelSettings,
     "converge/validate_config": shapes.Problem,

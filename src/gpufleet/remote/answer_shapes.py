@@ -299,6 +299,19 @@ class KernelSettings(Document):
     settings: dict[str, KernelSetting]
 
 
+class Remains(TypedDict):
+    units: list[str]
+    packages: list[str]
+    tables: list[str]
+    paths: list[str]
+    accounts: list[str]
+
+
+class NodeRemains(Document):
+    error: str
+    found: Remains
+
+
 class Failed(Document):
     """Nothing but why it could not be done."""
 

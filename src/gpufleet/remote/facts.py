@@ -136,6 +136,22 @@ class KernelSettings(_Printed):
     program = "converge/sysctl"
 
 
+class NodeRemains(_Printed):
+    """
+    What is there of gpufleet on a node, as `on_node/converge/remove.py` prints it.
+
+    ```python
+    host.get_fact(NodeRemains, _stdin=payload.program("converge/remove", action="look", ...))
+    {"schema": 1, "error": "", "found": {"units": ["vllm-tiny-0.service"], "packages": [], ...}}
+    ```
+
+    `{}` when there was no answer. It may also remove them: `action` says.
+    """
+
+    what = "the look at what is there of gpufleet"
+    program = "converge/remove"
+
+
 class ReleaseFlags(FactBase[dict[str, Any]]):
     """
     What a release of vLLM on the node takes, as `on_node/flags/schema.py` reads it from its files.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 from ipaddress import IPv4Network
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import (
     Field,
@@ -114,6 +114,31 @@ class Checks(Setting):
     ] = False
 
 
+class Absent(Setting):
+    """What `deploys/absent.py` takes from a node."""
+
+    parts: Annotated[
+        tuple[
+            Literal[
+                "litellm",
+                "gateway",
+                "monitoring",
+                "dcgm",
+                "serving",
+                "exporters",
+                "drivers",
+                "rest",
+            ],
+            ...,
+        ],
+        Field(description="These alone; none: all of them"),
+    ] = ()
+    models: Annotated[bool, Field(description="Models' files, too")] = False
+    drivers: Annotated[bool, Field(description="NVIDIA's driver, CUDA and their settings, too")] = (
+        False
+    )
+
+
 class NodeSettings(Setting):
     """Everything that one node's variables may say, after groups and hosts are merged."""
 
@@ -122,6 +147,7 @@ class NodeSettings(Setting):
     ] = True
     gpus: Gpus = Gpus()
     checks: Checks = Checks()
+    absent: Absent = Absent()
     gpu_lock: Annotated[
         GpuLock | None,
         Field(description="What belongs together on the nodes; null: the driver is not ours"),

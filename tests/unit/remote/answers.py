@@ -26,6 +26,7 @@ from gpufleet.monitoring import silences
 from gpufleet.network import firewall, haproxy
 from gpufleet.node import probe_document
 from gpufleet.node.machine import from_probe
+from gpufleet.operations.remove_parts import remains
 from gpufleet.planning.multinode import reachability
 from gpufleet.progress import Amount
 from gpufleet.remote.answer_forms import reading
@@ -516,6 +517,21 @@ ROWS = (
         "converge/reload_config look",
         {"error": None, "active": True, "in_force": True},
         lambda said: said if isinstance(said, str) else (said["error"], said["in_force"]),
+    ),
+    Row(
+        "converge/remove",
+        {
+            "schema": 1,
+            "error": "",
+            "found": {
+                "units": ["vllm-tiny-0.service"],
+                "packages": ["haproxy"],
+                "tables": ["inet gpufleet"],
+                "paths": ["/opt/vllm"],
+                "accounts": ["vllm"],
+            },
+        },
+        lambda said: said if isinstance(said, str) else list(remains(said["found"])),
     ),
     Row("converge/snapshot", SNAPSHOT, _snapshot),
     Row(

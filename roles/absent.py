@@ -1,0 +1,182 @@
+"""Nothing of gpufleet on a node: what each part has there, and what stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pyinfra import host
+from pyinfra.api import deploy
+from pyinfra.context import ctx_state
+
+from gpufleet import node_paths
+from gpufleet.converge.desired import UNIT_DIRECTORY
+from gpufleet.fleet import deploy_lock
+from gpufleet.fleet.facts_timer import UNITS as FACTS
+from gpufleet.gpu_software import container_toolkit, driver_configuration, kernel_tuning, rdma
+from gpufleet.gpu_software.repository import VENDOR_PACKAGES
+from gpufleet.inventory import loader
+from gpufleet.monitoring import dcgm, node_exporter, prometheus_node
+from gpufleet.network import firewall, gateway_node, haproxy, keepalived, litellm
+from gpufleet.operations.remove_parts import REMOVE_SECONDS, Part, ask_remains, remove_part
+from gpufleet.serving import watchdog_unit
+from gpufleet.settings.node_settings import NodeSettings
+
+
+def parts(settings: NodeSettings) -> list[tuple[str, Part]]:
+    """Return what each part has on a node, in the order in which it goes."""
+    exporter = node_exporter.UNIT
+    found = [
+        (
+            "litellm",
+            Part(
+                marks=(litellm.HOME, node_paths.LITELLM_RELEASES),
+                units=(litellm.UNIT,),
+                paths=(litellm.HOME, node_paths.LITELLM_RELEASES, litellm.STATE, litellm.SERVE),
+                accounts=(litellm.ACCOUNT,),
+            ),
+        ),
+        # The address goes first: its check is of the gateway.
+        (
+            "gateway",
+            Part(
+                marks=(keepalived.CHECK,),
+                units=(keepalived.UNIT,),
+                packages=("keepalived",),
+                paths=(
+                    f"{keepalived.HOME}/{keepalived.CONFIGURATION}",
+                    f"{UNIT_DIRECTORY}/{keepalived.UNIT}.d/gpufleet.conf",
+                    keepalived.CHECK,
+                ),
+                empty=(f"{UNIT_DIRECTORY}/{keepalived.UNIT}.d",),
+            ),
+        ),
+        (
+            "gateway",
+            Part(
+                marks=(haproxy.HOME,),
+                units=(haproxy.UNIT,),
+                packages=("haproxy",),
+                paths=(
+                    haproxy.HOME,
+                    haproxy.STATE,
+                    haproxy.PROGRAM,
+                    haproxy.RUN,
+                    gateway_node.PACKAGES_UNIT,
+                ),
+            ),
+        ),
+        (
+            "monitoring",
+            Part(
+                marks=(node_paths.PROMETHEUS, node_paths.ALERTMANAGER),
+                units=(prometheus_node.UNIT, "prometheus-alertmanager.service"),
+                packages=("prometheus", "prometheus-alertmanager"),
+                paths=(node_paths.PROMETHEUS, node_paths.ALERTMANAGER, node_paths.DASHBOARDS),
+            ),
+        ),
+        (
+            "dcgm",
+            Part(
+                marks=(str(dcgm.COUNTERS), f"{UNIT_DIRECTORY}/{dcgm.ENGINE}.d/gpufleet.conf"),
+                packages=("datacenter-gpu-manager*",),
+                paths=(
+                    f"{UNIT_DIRECTORY}/nvidia-dcgm*.service.d/gpufleet.conf",
+                    dcgm.CREDENTIALS,
+                    str(dcgm.COUNTERS),
+                ),
+                empty=(f"{UNIT_DIRECTORY}/{dcgm.ENGINE}.d", f"{UNIT_DIRECTORY}/{dcgm.EXPORTER}.d"),
+            ),
+        ),
+        ("serving", _serving(settings)),
+        (
+            "exporters",
+            Part(
+                marks=tuple(f"{UNIT_DIRECTORY}/{unit}" for unit in (*FACTS, exporter)),
+                units=(*FACTS, exporter),
+                packages=(node_exporter.PACKAGE,),
+                paths=(node_exporter.CREDENTIALS,),
+                accounts=(node_exporter.ARCHIVED_USER,),
+            ),
+        ),
+        (
+            "drivers",
+            Part(
+                marks=(driver_configuration.MODPROBE,),
+                packages=VENDOR_PACKAGES,
+                paths=(
+                    "/etc/modprobe.d/gpufleet-*.conf",
+                    "/etc/modules-load.d/gpufleet-*.conf",
+                    f"{UNIT_DIRECTORY}/nvidia-*.service.d/gpufleet.conf",
+                    rdma.LIMITS,
+                    driver_configuration.UNATTENDED,
+                    container_toolkit.RULE,
+                ),
+            ),
+        ),
+        (
+            "rest",
+            Part(
+                paths=(
+                    node_paths.CONFIGURATION,
+                    node_paths.STATE,
+                    node_paths.CACHE,
+                    node_paths.PROGRAMS,
+                    node_paths.RUN,
+                    node_paths.ARCHIVES,
+                ),
+            ),
+        ),
+    ]
+    named = settings.absent.parts
+    return [
+        (name, part)
+        for name, part in found
+        if (not named or name in named) and (name != "drivers" or settings.absent.drivers)
+    ]
+
+
+def absent(settings: NodeSettings) -> None:
+    """Take every part away that is there; a node without any is not touched, nor marked."""
+    wanted = parts(settings)
+    remains = (ask_remains(part) for _, part in wanted)
+    if any(found is None or any(found.values()) for found in remains):
+        typed = loader.current().typed
+        dry = bool(typed and typed.dry)
+        deploy_lock.hold(ctx_state.get(), [host], "deploys/absent.py", dry=dry)
+    remove_parts(wanted)
+
+
+@deploy("absent")
+def remove_parts(wanted: Iterable[tuple[str, Part]]) -> None:
+    """Order the operations."""
+    for name, part in wanted:
+        remove_part(part, name=name, _timeout=REMOVE_SECONDS)
+
+
+def _serving(settings: NodeSettings) -> Part:
+    """Return stages with their releases, and what their node was set to; models stay."""
+    models = () if settings.absent.models else (node_paths.MODELS,)
+    return Part(
+        marks=(
+            node_paths.VLLM,
+            node_paths.VLLM_CONFIGURATION,
+            node_paths.VLLM_CACHE,
+            f"{UNIT_DIRECTORY}/vllm-*",
+            kernel_tuning.SYSCTL,
+            node_paths.VLLM_STATE,
+        ),
+        units=("vllm-*.service", watchdog_unit.SERVICE, kernel_tuning.DEVICES, firewall.SERVICE),
+        tables=("inet gpufleet",),
+        paths=(
+            f"{UNIT_DIRECTORY}/vllm-.service.d",
+            node_paths.VLLM,
+            node_paths.VLLM_CACHE,
+            node_paths.VLLM_STATE,
+            node_paths.VLLM_RUN,
+            node_paths.VLLM_CONFIGURATION,
+            kernel_tuning.SYSCTL,
+            firewall.RULES,
+        ),
+        keep=models,
+        accounts=(settings.vllm.user if settings.vllm else "vllm",),
+    )

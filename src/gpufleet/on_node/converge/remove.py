@@ -1,0 +1,206 @@
+"""RUNS ON THE NODE: removes units, packages, tables, files and accounts, or lists those there are.
+
+Takes (`PARAMETERS`):
+  action    "look": change nothing; "remove"
+  marks     shell patterns of paths: where none of them is there, nothing is looked at
+  units     shell patterns of unit names; their files in /etc/systemd/system go too
+  packages  shell patterns of package names
+  tables    tables of nftables: "inet gpufleet"
+  paths     shell patterns of files, links and folders; folders go with all that is in them
+  empty     folders that go when nothing is in them
+  keep      paths that stay, with the folders above them
+  accounts  users, who go with the group of their name
+Prints one JSON document {"schema": 1, "error": "", "found": {"units": [...], "packages": [...],
+"tables": [...], "paths": [...], "accounts": [...]}}: what is there, after a removal what is left.
+Python 3.8, standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import glob
+import grp
+import json
+import os
+import pwd
+import shutil
+import subprocess
+from typing import Any, Dict, List
+
+from gpufleet.on_node.common import deploy_mark
+
+PARAMETERS: Dict[str, Any] = globals().get("PARAMETERS") or {}
+
+UNITS = "/etc/systemd/system"
+# Stages drain before they stop; apt may wait for another run of it.
+STOP_SECONDS = 3700
+PACKAGES_SECONDS = 900
+LOCK_SECONDS = 300
+
+Found = Dict[str, List[str]]
+
+
+def run(*command: str, seconds: float = 60) -> str:
+    """Run a program; return what it printed, "" if there is no such program or it failed."""
+    try:
+        done = subprocess.run(
+            command,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            timeout=seconds,
+            env={**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"},
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else ""
+
+
+def units(patterns: List[str]) -> List[str]:
+    """Return the units that have a file here, or are loaded with one."""
+    names = {os.path.basename(path) for each in patterns for path in glob.glob(UNITS + "/" + each)}
+    listed = run("systemctl", "list-units", "--all", "--plain", "--no-legend", "--no-pager")
+    for line in listed.splitlines():
+        words = line.split()
+        if len(words) > 1 and words[1] == "loaded" and matches(words[0], patterns):
+            names.add(words[0])
+    return sorted(name for name in names if not os.path.isdir(UNITS + "/" + name))
+
+
+def packages(patterns: List[str]) -> List[str]:
+    """Return the installed packages that match."""
+    if not patterns:
+        return []
+    text = run("dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\\n")
+    names = [line.split()[0] for line in text.splitlines() if not line.endswith("not-installed")]
+    if not text:
+        names = run("rpm", "-qa", "--qf", "%{NAME}\\n").split()
+    return sorted({name for name in names if matches(name, patterns)})
+
+
+def tables(wanted: List[str]) -> List[str]:
+    """Return the tables of nftables that are loaded."""
+    listed = [line.strip() for line in run("nft", "list", "tables").splitlines()] if wanted else []
+    return [name for name in wanted if "table " + name in listed]
+
+
+def paths(patterns: List[str], empty: List[str], keep: List[str]) -> List[str]:
+    """Return what is there and may go, without what lies in a folder that is named as a whole."""
+    found = {path for each in patterns for path in glob.glob(each)}
+    found = {below for path in found if left_of(path, keep) for below in goes(path, keep)}
+    found |= {path for path in empty if os.path.isdir(path) and not os.listdir(path)}
+    return sorted(found)
+
+
+def goes(path: str, keep: List[str]) -> List[str]:
+    """Return a path, or of a folder with something that stays all else that is in it."""
+    if not any(inside(each, path) for each in keep):
+        return [path]
+    there = [os.path.join(path, name) for name in os.listdir(path)]
+    return [below for each in there if left_of(each, keep) for below in goes(each, keep)]
+
+
+def left_of(path: str, keep: List[str]) -> bool:
+    """Say whether anything of a path would go: not only what stays, or this run's own mark."""
+    if any(inside(path, each) for each in keep):
+        return False
+    if os.path.islink(path) or not os.path.isdir(path):
+        return path != deploy_mark.DEPLOY
+    if inside(deploy_mark.DEPLOY, path) or any(inside(each, path) for each in keep):
+        there = [os.path.join(path, name) for name in os.listdir(path)]
+        return any(left_of(each, keep) for each in there)
+    return True
+
+
+def inside(path: str, folder: str) -> bool:
+    """Say whether a path is a folder, or in it."""
+    return path == folder or path.startswith(folder + "/")
+
+
+def matches(name: str, patterns: List[str]) -> bool:
+    """Say whether a name matches one of several patterns."""
+    return any(fnmatch.fnmatchcase(name, each) for each in patterns)
+
+
+def accounts(names: List[str]) -> List[str]:
+    """Return the accounts that there are."""
+    found = []
+    for name in names:
+        for known in (pwd.getpwnam, grp.getgrnam):
+            with contextlib.suppress(KeyError):
+                known(name)
+                found.append(name)
+                break
+    return found
+
+
+def look(wanted: Dict[str, Any]) -> Found:
+    """Return what is there."""
+    marks = wanted["marks"]
+    if marks and not any(glob.glob(each) for each in marks):
+        return {"units": [], "packages": [], "tables": [], "paths": [], "accounts": []}
+    return {
+        "units": units(wanted["units"]),
+        "packages": packages(wanted["packages"]),
+        "tables": tables(wanted["tables"]),
+        "paths": paths(wanted["paths"], wanted["empty"], wanted["keep"]),
+        "accounts": accounts(wanted["accounts"]),
+    }
+
+
+def remove(wanted: Dict[str, Any]) -> None:
+    """Take away what is there: what runs first, marks last."""
+    found = look(wanted)
+    if found["units"]:
+        run("systemctl", "disable", "--now", "--", *found["units"], seconds=STOP_SECONDS)
+        run("systemctl", "stop", "--", *found["units"], seconds=STOP_SECONDS)
+    if found["packages"]:
+        remove_packages(found["packages"])
+    for name in found["tables"]:
+        run("nft", "delete", "table", *name.split())
+    for name in found["accounts"]:
+        run("userdel", "--", name)
+        run("groupdel", "--", name)
+    # After what may be interrupted: these are marks, too.
+    for name in found["units"]:
+        with contextlib.suppress(OSError):
+            os.unlink(UNITS + "/" + name)
+    for _ in range(2):  # folders that are empty now
+        for path in paths(wanted["paths"], wanted["empty"], wanted["keep"]):
+            remove_path(path)
+    run("systemctl", "daemon-reload")
+    run("systemctl", "reset-failed")
+
+
+def remove_packages(names: List[str]) -> None:
+    """Remove packages with their settings; what came with them stays."""
+    if shutil.which("apt-get"):
+        wait = "DPkg::Lock::Timeout=%d" % LOCK_SECONDS
+        allowed = ("--allow-change-held-packages", "--no-auto-remove")
+        command = ("apt-get", "-y", "-q", "-o", wait, *allowed, "purge", "--", *names)
+    else:
+        command = ("dnf", "-y", "-q", "--setopt=clean_requirements_on_remove=False", "remove")
+        command += ("--", *names)
+    run(*command, seconds=PACKAGES_SECONDS)
+
+
+def remove_path(path: str) -> None:
+    """Remove a file, a link, or a folder with all that is in it."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+
+
+def main() -> None:
+    """Look, remove if asked, print what is there."""
+    if PARAMETERS["action"] == "remove":
+        remove(PARAMETERS)
+    print(json.dumps({"schema": 1, "error": "", "found": look(PARAMETERS)}))
+
+
+if __name__ == "__main__":
+    main()

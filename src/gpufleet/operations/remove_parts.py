@@ -1,0 +1,89 @@
+"""Take from a node what gpufleet has put there, part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pyinfra import host, logger
+from pyinfra.api import FunctionCommand, Host, State, StringCommand, operation
+
+from gpufleet.operations.converge import announce, refuse
+from gpufleet.remote import payload
+from gpufleet.remote.facts import NodeRemains
+from gpufleet.sanitize import printable
+
+LOOK_SECONDS = 60
+# Stages drain, packages wait for each other: on_node/converge/remove.py.
+REMOVE_SECONDS = 2 * 3700 + 900
+
+Commands = Generator[StringCommand | FunctionCommand]
+
+_WORDS = {
+    "units": "stop and remove unit",
+    "packages": "remove package",
+    "tables": "remove table of nftables",
+    "paths": "remove",
+    "accounts": "remove account",
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """
+    What one purpose has on a node.
+
+    `units`, `packages` and `paths` are shell patterns; `empty` are folders that go when nothing is
+    in them, and `keep` are paths that stay. Of `marks` one has to be there: without it the packages
+    are another's, and nothing is touched.
+    """
+
+    marks: tuple[str, ...] = ()
+    units: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    tables: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
+    empty: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+    accounts: tuple[str, ...] = ()
+
+
+@operation()
+def remove_part(part: Part) -> Commands:
+    """Name all of a part that is there, and take it away."""
+    found = ask_remains(part)
+    if found is None:
+        yield from refuse(("what is on the node could not be read",))
+        return
+    changes = tuple(remains(found))
+    if not changes:
+        host.noop("nothing of it is there")
+        return
+    for change in changes:
+        announce(change)
+    yield FunctionCommand(_remove, (part,), {})
+
+
+def ask_remains(part: Part, action: str = "look") -> Mapping[str, list[str]] | None:
+    """Return what is there of a part; with `remove` what is left of it. None: no answer."""
+    program = payload.program("converge/remove", action=action, **asdict(part))
+    seconds = LOOK_SECONDS if action == "look" else REMOVE_SECONDS
+    said: dict[str, Any] = host.get_fact(NodeRemains, _stdin=program, _timeout=seconds)
+    return said["found"] if said else None
+
+
+def remains(found: Mapping[str, list[str]]) -> Iterator[str]:
+    """Yield what is done about each thing that is there."""
+    for kind, words in _WORDS.items():
+        yield from (f"{words} {printable(name)}" for name in found[kind])
+
+
+def _remove(state: State, host: Host, part: Part) -> bool:  # noqa: ARG001
+    left = ask_remains(part, "remove")
+    if left is None:
+        return False
+    still = tuple(remains(left))
+    for each in still:
+        logger.error("%scould not %s", host.print_prefix, each)
+    return not still
