@@ -102,7 +102,8 @@ def fetch(folder: Path, versions: Sequence[str]) -> None:
         content = _get(url)
         if hashlib.sha256(content).hexdigest() != digest:
             raise FleetError(f"{url} is not what the index says it is: fetch it again")
-        (folder / f"vllm-{version}{'.whl' if url.endswith('.whl') else _SDIST}").write_bytes(content)
+        ending = ".whl" if url.endswith(".whl") else _SDIST
+        (folder / f"vllm-{version}{ending}").write_bytes(content)
 
 
 def links(page: str) -> dict[str, tuple[str, str]]:
