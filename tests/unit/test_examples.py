@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.fleet.validation import validate
+from gpufleet.fleet.inventory_check import validate
 from gpufleet.inventory.loader import read
 from tests.support.checkout import ROOT
 from tests.support.fleet_folder import write_models

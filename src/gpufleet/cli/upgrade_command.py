@@ -121,7 +121,7 @@ def upgrade(
 
     declared = read(inventory_file)
     if not (resume or abort):
-        from gpufleet.fleet.validation import require_valid
+        from gpufleet.fleet.inventory_check import require_valid
 
         require_valid(declared)
     names = _limited_nodes(declared, select_limit(declared, limit))

@@ -21,7 +21,7 @@ from gpufleet.formatting import count_of
 from gpufleet.sanitize import printable
 
 if TYPE_CHECKING:
-    from gpufleet.fleet.validation import Validation
+    from gpufleet.fleet.inventory_check import Validation
 
 MISTAKES, REMARKS = 2, 1
 
@@ -59,7 +59,7 @@ def validate(
 
     Exit status: 0 fine, 1 notes (with --strict), 2 mistakes.
     """
-    from gpufleet.fleet import validation
+    from gpufleet.fleet import inventory_check
     from gpufleet.fleet.declared_hardware import parse_hardware
     from gpufleet.inventory.loader import read
 
@@ -68,14 +68,14 @@ def validate(
         fleet = read(inventory_file)
         nodes = len(fleet.nodes)
         models = len({name for node in fleet.nodes.values() for name in node.settings.serving})
-        found = validation.validate(
+        found = inventory_check.validate(
             fleet,
             hardware=parse_hardware(hardware),
             models_folder=models_folder,
             secret_files=not without_secrets,
         )
     except FleetError as error:
-        found = validation.Validation(problems=error.problems)
+        found = inventory_check.Validation(problems=error.problems)
     if as_json:
         print_json({"inventory": inventory_file, **found.as_json()})
     else:

@@ -22,7 +22,7 @@ from pyinfra.context import ctx_state
 from gpufleet.artifacts.operator_files import release_of
 from gpufleet.checks.finding import Report
 from gpufleet.errors import FleetError
-from gpufleet.fleet import assessment, deploy_lock, fleet_plan, validation
+from gpufleet.fleet import assessment, deploy_lock, fleet_plan, inventory_check
 from gpufleet.fleet.fleet_plan import Assessment
 from gpufleet.fleet.live import gpu_hosts
 from gpufleet.fleet.model_configs import model_directories
@@ -98,7 +98,7 @@ def hold_nodes(*settings: str) -> None:
 
 
 def _validated(state: State) -> None:  # noqa: ARG001
-    validation.require_valid(loader.current())
+    inventory_check.require_valid(loader.current())
 
 
 @cache

@@ -8,7 +8,7 @@ import resource
 import pytest
 
 from tests.support.fleet_folder import REVISION, FleetFolder
-from tests.unit.fleet.test_validation import LOCKS
+from tests.unit.fleet.test_inventory_check import LOCKS
 
 MODELS = ("Qwen/Qwen3-8B", "Qwen/Qwen3-32B", "Qwen/Qwen3-14B", "Qwen/Qwen3-4B")
 # Of the processor, which a busy machine does not change as it does the clock.

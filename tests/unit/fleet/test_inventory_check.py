@@ -7,7 +7,7 @@ import datetime as dt
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.fleet.validation import require_valid, validate
+from gpufleet.fleet.inventory_check import require_valid, validate
 from gpufleet.inventory.loader import read
 from tests.support.checkout import ROOT
 from tests.support.fleet_folder import REVISION, FleetFolder
