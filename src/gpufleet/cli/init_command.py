@@ -61,7 +61,9 @@ def init(
     settings_file: Path | None,
 ) -> int:
     """
-    Write a fleet's own directory: inventory, settings, host keys, keys, a README.
+    Write a fleet's own directory from the names of its hosts.
+
+    It has an inventory, settings, host keys, keys and a README.
 
     \b
     gpufleet init fleet gpu-01.example.net root@192.0.2.12:2222

@@ -99,7 +99,7 @@ COMMANDS = {
     ),
     "recipes": (
         "gpufleet.cli.recipes_command:recipes",
-        "With what others serve a model, as settings to copy.",
+        "Show what others serve a model with, as settings to copy.",
     ),
     "rollback": (
         "gpufleet.cli.upgrade_command:rollback",
@@ -145,7 +145,7 @@ GROUPS = {
         *("inventory", "settings", "presets", "flags", "probe", "check", "topology"),
         *("status", "logs", "drift"),
     ),
-    "Plan": ("import", "size", "lock", "packages", "validate", "plan"),
+    "Plan": ("init", "recipes", "import", "size", "lock", "packages", "validate", "plan"),
     "Change": ("bundle", "deploy", "upgrade", "rollback"),
     "Operate": ("cordon", "uncordon", "drain", "undrain", "reach", "monitoring"),
     "Lab and shell": ("lab", "completion"),

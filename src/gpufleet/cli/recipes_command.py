@@ -43,10 +43,11 @@ def recipes(
     as_json: bool,
 ) -> int:
     """
-    Show with what others serve MODEL, as settings to copy; without MODEL, list the recipes.
+    Show what others serve a model with, as settings to copy.
 
-    Settings go to standard output, and to standard error what was left out, renamed or has to be
-    decided. A model's other checkpoints are named there; each is printed by its own name.
+    Without MODEL, list the recipes. Settings go to standard output, and to standard error what was
+    left out, renamed or has to be decided. A model's other checkpoints are named there; each is
+    printed by its own name.
 
     \b
     gpufleet recipes

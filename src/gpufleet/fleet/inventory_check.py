@@ -9,8 +9,8 @@ is named, the plan on it. Border: reads files of this machine; a plan may ask th
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,22 +63,24 @@ def validate(
     hardware: Mapping[str, str] | None = None,
     models_folder: Path | None = None,
     secret_files: bool = True,
+    only: Collection[str] | None = None,
 ) -> Validation:
     """
     Return what is wrong with an inventory, as far as this machine knows.
 
     With `hardware` ({group or node: its name}), or where every GPU node has `gpus.hardware`, the
-    fleet is planned on it. `secret_files=False`: for machines that have none of the secrets.
+    fleet is planned on it. `secret_files=False`: for machines that have none of the secrets. `only`
+    names the nodes whose files and certificates matter; None: all.
     """
     now = dt.datetime.now(dt.UTC)
     found = Validation(remarks=fleet.remarks)
-    found += _files(fleet, secret_files=secret_files)
+    nodes = {name: node for name, node in fleet.nodes.items() if only is None or name in only}
+    found += _files(nodes.values(), secret_files=secret_files)
     # What reads a file that is not there would say so again.
-    there = replace(fleet, nodes={} if found.problems else fleet.nodes)
-    found += _collected(lambda: judge_models({n: v.settings for n, v in there.nodes.items()}))
-    for node in there.nodes.values():
-        found += _programs(node, there.nodes, now, secret_files=secret_files)
+    for node in () if found.problems else nodes.values():
+        found += _programs(node, fleet.nodes, now, secret_files=secret_files)
         found += _release(node)
+    found += _collected(lambda: judge_models({n: v.settings for n, v in fleet.nodes.items()}))
     gpus = fleet.gpu_nodes
     serving = [node for node in gpus.values() if node.settings.serving]
     if hardware or (serving and all(node.settings.gpus.hardware for node in gpus.values())):
@@ -88,9 +90,9 @@ def validate(
     return found + Validation(declared_problems(settings, origins))
 
 
-def require_valid(fleet: Fleet) -> tuple[str, ...]:
-    """Return the remarks; raises `FleetError` with every problem."""
-    found = validate(fleet)
+def require_valid(fleet: Fleet, only: Collection[str] | None = None) -> tuple[str, ...]:
+    """Return the remarks of `validate`; raises `FleetError` with every problem."""
+    found = validate(fleet, only=only)
     if found.problems:
         raise FleetError(*found.problems)
     return found.remarks
@@ -107,11 +109,11 @@ def _collected(work: Callable[[], tuple[str, ...]]) -> Validation:
 # Files
 
 
-def _files(fleet: Fleet, *, secret_files: bool) -> Validation:
+def _files(nodes: Iterable[NodeVars], *, secret_files: bool) -> Validation:
     """Return which of the files that settings name are not there or have nothing in them."""
     problems: dict[str, None] = {}
-    for name, node in fleet.nodes.items():
-        for named in named_files(node.settings, name):
+    for node in nodes:
+        for named in named_files(node.settings, node.name):
             if named.secret and not secret_files:
                 continue
             if why := _file_problem(named):

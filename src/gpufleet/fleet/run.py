@@ -97,8 +97,9 @@ def hold_nodes(*settings: str) -> None:
         _single_flight(ctx_state.get(), _holding(settings))
 
 
-def _validated(state: State) -> None:  # noqa: ARG001
-    inventory_check.require_valid(loader.current())
+def _validated(state: State) -> None:
+    limited = {each.name for each in state.inventory if state.is_host_in_limit(each)}
+    inventory_check.require_valid(loader.current(), limited)
 
 
 @cache

@@ -117,6 +117,17 @@ def test_hardware_that_every_gpu_node_declares_is_planned_on(fleet):
     assert planned.totals.gpus == 16
 
 
+def test_files_of_nodes_that_a_run_leaves_alone_do_not_stop_it(fleet):
+    (fleet.folder / "host_vars").mkdir()
+    (fleet.folder / "host_vars/g-02.yml").write_text(
+        "exporters: {tls: {certificate_file: c, key_file: k}}"
+    )
+
+    assert require_valid(read(fleet.inventory), only={"g-01"}) is not None
+    with pytest.raises(FleetError, match=r"exporters.tls.certificate_file: c cannot be read"):
+        require_valid(read(fleet.inventory), only={"g-02"})
+
+
 def test_a_certificate_that_has_expired_is_refused(fleet):
     certificate, key = Authority().sign("g-01", since=NOW - dt.timedelta(days=20), days=5)
     (fleet.folder / "secrets/tls.pem").write_bytes(pem(certificate))
