@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpufleet.errors import FleetError
+from gpufleet.sizing import mistral_format
 from gpufleet.sizing.architectures.description import ModelFiles, Stored
 
 CONFIG = "config.json"
@@ -62,15 +63,17 @@ def read(
     """
     Return the files of `model`: a directory, a `config.json`, or a name on the Hub.
 
-    Raises `FleetError` if there is no such model, if it has no `config.json`, if a file is not what
-    its name says, or if the Hub has not answered within `seconds`.
+    Without a `config.json`, Mistral's `params.json` is read. Raises `FleetError` if there is no
+    such model, if it has neither, if a file is not what its name says, or if the Hub has not
+    answered within `seconds`.
     """
     try:
         path = Path(model).expanduser()
         if path.is_dir():
             return _read_directory(path)
         if path.is_file():
-            return _read_directory(path.parent) if path.name == CONFIG else _read_config(path)
+            whole = path.name in {CONFIG, mistral_format.PARAMS}
+            return _read_directory(path.parent) if whole else _read_config(path)
     except (OSError, RuntimeError) as error:  # RuntimeError: ~ of a user that is not there
         raise FleetError(f"{model[:200]}: cannot be read: {_first_line(error)}") from None
     if model.startswith((".", "/", "~")) or not _REPOSITORY.fullmatch(model):
@@ -92,6 +95,9 @@ def _read_config(path: Path) -> ModelFiles:
 
 def _read_directory(folder: Path) -> ModelFiles:
     if not (folder / CONFIG).is_file():
+        if (params := folder / mistral_format.PARAMS).is_file():
+            index = folder / mistral_format.INDEX
+            return _in_mistrals_format(params, index if index.is_file() else None, str(folder))
         raise FleetError(
             f"{folder}: has no {CONFIG}, which says what the model is made of; give the directory "
             "that the checkpoint lies in"
@@ -111,6 +117,16 @@ def _read_directory(folder: Path) -> ModelFiles:
         stored=_merge_headers(_read_local_header(file) for file in files) if complete else None,
         stored_bytes=_total_size(index),
         origin=str(folder),
+    )
+
+
+def _in_mistrals_format(params: Path, index: Path | None, origin: str) -> ModelFiles:
+    """Return what `params.json` says. Its tensors have names of their own: they are not read."""
+    indexed = _parse_json(index.read_bytes(), str(index)) if index else None
+    return ModelFiles(
+        config=mistral_format.config_of(_parse_json(params.read_bytes(), str(params)), origin),
+        stored_bytes=_total_size(indexed),
+        origin=origin,
     )
 
 
@@ -158,6 +174,8 @@ def _read_from_hub(model: str, revision: str | None, hub: Hub, seconds: float) -
             raise _hub_error(error, model, revision, hub) from None
 
     config = file(CONFIG)
+    if config is None and (params := file(mistral_format.PARAMS)) is not None:
+        return _in_mistrals_format(params, file(mistral_format.INDEX), model)
     if config is None:
         raise FleetError(
             f"{model}: has no {CONFIG} on the Hub, which says what the model is made of; GGUF "

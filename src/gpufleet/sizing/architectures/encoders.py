@@ -1,22 +1,24 @@
 """
 Encoders that embed or score: weights, and no KV cache.  Pure.
 
-Every token sees all others at once, so nothing is kept. Source: bert.py and roberta.py in vLLM's
-model_executor/models of 0.31.0. Encoders with rotary positions, or windows, are refused by name in
-`unsized.py`.
+Every token sees all others at once, or those of a window, so nothing is kept. Source: bert.py and
+roberta.py in vLLM's model_executor/models of 0.31.0; bert_with_rope.py, modernbert.py and config.py
+there of 0.23.0. Other encoders are refused by name in `unsized.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from gpufleet.sizing.architectures.building_blocks import (
     attention,
     default_dtype,
+    gated_mlp,
     norm,
     plain_mlp,
+    rotary,
     vector,
 )
 from gpufleet.sizing.architectures.components import (
@@ -63,27 +65,160 @@ def _bert(config: Mapping[str, Any], name: str, *, scores: bool, offset: bool) -
     length = max_model_len(config)
     if offset:
         length -= fields.whole("pad_token_id", default=1) + 1
+    return _encoder(
+        fields, (weights,) * layers, parts, hidden=hidden, heads=heads, inner=inner, length=length
+    )
+
+
+def _encoder(
+    fields: Fields,
+    layers: Sequence[tuple[Weight, ...]],
+    parts: Sequence[Part],
+    *,
+    hidden: int,
+    heads: int,
+    inner: int,
+    length: int,
+    longest: int = 0,
+) -> Architecture:
+    """Return an encoder of these layers. `longest`: more than `length` may be asked for."""
     return Architecture(
-        name=name,
+        name=fields.name,
         hidden_size=hidden,
-        vocab_size=vocab,
+        vocab_size=fields.whole("vocab_size"),
         heads=heads,
         kv_heads=heads,
-        layers=(Layer(weights),) * layers,
+        layers=tuple(map(Layer, layers)),
         parts=tuple(parts),
         max_model_len=length,
         dtype=default_dtype(fields),
         intermediate_size=inner,
-        lengths=(((0,), length, length),),
+        lengths=(((0,), length, max(length, longest)),),
         pooling=True,
         pipeline=False,
         prefix="encoder.layer.",
     )
 
 
-def _score(fields: Fields, hidden: int) -> tuple[Weight, ...]:
+def _rotary_embedding(fields: Fields, hidden: int, head_dim: int, positions: int) -> list[Part]:
+    """Return the words, their types where there are any, and the table of rotary positions."""
+    types = fields.whole("type_vocab_size", default=0)
+    tables = [Weight("word_embeddings", fields.whole("vocab_size"), hidden, Split.VOCABULARY,
+                     linear=False)]  # fmt: skip
+    if types:
+        tables.append(
+            Weight("token_type_embeddings", types, hidden, Split.VOCABULARY, linear=False)
+        )
+    normed = norm("LayerNorm", hidden, bias=True)
+    return [Part("embedding", (*tables, *normed), Where.FIRST), rotary(positions, head_dim)]
+
+
+def _norms(hidden: int) -> tuple[Weight, ...]:
+    return (*norm("attn_ln", hidden, bias=True), *norm("mlp_ln", hidden, bias=True))
+
+
+def _gte(config: Mapping[str, Any], name: str, *, scores: bool) -> Architecture:
+    """Return GTE and Snowflake's Arctic Embed 2: a gated MLP whose first matrix has no bias."""
+    fields = Fields(config, name)
+    hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    inner, head_dim = fields.whole("intermediate_size"), hidden // max(heads, 1)
+    weights = (
+        *attention(hidden, heads, heads, head_dim, bias=True, out_bias=True),
+        *gated_mlp(hidden, inner),
+        vector("mlp.down_proj.bias", hidden),
+        *_norms(hidden),
+    )
+    length = max_model_len(config)
+    parts = _rotary_embedding(fields, hidden, head_dim, length)
+    if scores:
+        parts.append(Part("score", _score(fields, hidden), Where.LAST))
+    layers = (weights,) * fields.whole("num_hidden_layers")
+    return _encoder(fields, layers, parts, hidden=hidden, heads=heads, inner=inner, length=length)
+
+
+def _nomic_bert(config: Mapping[str, Any], name: str) -> Architecture:
+    """
+    Return Nomic BERT: rotary positions, a gated or a plain MLP, experts in every n-th layer.
+
+    The experts' matrices are one weight of each layer, which TP divides and expert parallelism
+    does not (NomicMoE). It was trained for `max_trained_positions`, and may be asked for more.
+    """
+    fields = Fields(config, name)
+    hidden, heads = fields.whole("n_embd"), fields.whole("n_head", "num_attention_heads")
+    inner, head_dim = fields.whole("n_inner"), hidden // max(heads, 1)
+    bias, every = fields.flag("qkv_proj_bias"), fields.whole("moe_every_n_layers", default=0)
+    attend = attention(hidden, heads, heads, head_dim, bias=bias, out_bias=bias)
+    if fields.text("activation_function") == "swiglu":
+        mlp = gated_mlp(hidden, inner, bias=bias)
+    else:
+        mlp = plain_mlp(hidden, inner, bias=bias)
+    layers = []
+    for number in range(fields.whole("n_layer")):
+        chosen = mlp
+        if every and number % every == 1:
+            experts = fields.whole("num_experts")
+            chosen = (
+                Weight("mlp.router", experts, hidden, linear=False),
+                Weight("mlp.w1", inner, hidden, Split.ROWS, count=experts, linear=False),
+                Weight("mlp.w2", hidden, inner, Split.COLUMNS, count=experts, linear=False),
+                vector("mlp.bias", hidden),
+            )
+        layers.append((*attend, *chosen, *_norms(hidden)))
+    longest = max_model_len(config)
+    length = min(longest, fields.whole("max_trained_positions", default=longest))
+    return _encoder(
+        fields, layers, _rotary_embedding(fields, hidden, head_dim, longest),
+        hidden=hidden, heads=heads, inner=inner, length=length, longest=longest,
+    )  # fmt: skip
+
+
+def _modern_bert(config: Mapping[str, Any], name: str, *, scores: bool) -> Architecture:
+    """Return ModernBERT: no biases by default, no norm before the first layer's attention."""
+    fields = Fields(config, name)
+    hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    inner, head_dim = fields.whole("intermediate_size"), hidden // max(heads, 1)
+    fields.texts("layer_types")  # which layers have a window changes no weight
+    biased, normed = fields.flag("attention_bias"), fields.flag("norm_bias")
+    # The first matrix is on every rank whole (nn.Linear).
+    first = Weight("mlp.Wi", 2 * inner, hidden)
+    weights: tuple[Weight, ...] = (
+        *attention(hidden, heads, heads, head_dim, bias=biased, out_bias=biased),
+        first,
+        Weight("mlp.Wo", hidden, inner, Split.COLUMNS),
+        *norm("mlp_norm", hidden, bias=normed),
+    )
+    if fields.flag("mlp_bias"):
+        weights += (vector("mlp.Wi.bias", 2 * inner), vector("mlp.Wo.bias", hidden))
+    following = (*weights, *norm("attn_norm", hidden, bias=normed))
+    words = Weight("tok_embeddings", fields.whole("vocab_size"), hidden, Split.VOCABULARY,
+                   linear=False)  # fmt: skip
+    length = max_model_len(config)
+    parts = [
+        Part("embedding", (words, *norm("norm", hidden, bias=normed)), Where.FIRST),
+        Part("norm", norm("final_norm", hidden, bias=normed), Where.LAST),
+        rotary(length, head_dim, tables=2),  # of all tokens, and of a window's
+    ]
+    if scores:
+        labels = _labels(fields)
+        head = (
+            Weight("head.dense", hidden, hidden, linear=False),
+            *norm("head.norm", hidden, bias=normed),
+            *((vector("head.dense.bias", hidden),) if fields.flag("classifier_bias") else ()),
+            Weight("classifier", labels, hidden, linear=False),
+            vector("classifier.bias", labels),
+        )
+        parts.append(Part("score", head, Where.LAST))
+    layers = (weights, *(following,) * (fields.whole("num_hidden_layers") - 1))
+    return _encoder(fields, layers, parts, hidden=hidden, heads=heads, inner=inner, length=length)
+
+
+def _labels(fields: Fields) -> int:
     names = fields.value("id2label")
-    labels = len(names) if isinstance(names, Mapping) else fields.whole("num_labels", default=2)
+    return len(names) if isinstance(names, Mapping) else fields.whole("num_labels", default=2)
+
+
+def _score(fields: Fields, hidden: int) -> tuple[Weight, ...]:
+    labels = _labels(fields)
     return (
         Weight("pooler.dense", hidden, hidden, linear=False),
         vector("pooler.dense.bias", hidden),
@@ -102,5 +237,16 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
         ("XLMRobertaModel", False, True),
         ("XLMRobertaForSequenceClassification", True, True),
     )
+} | {
+    "GteModel": partial(_gte, name="GteModel", scores=False),
+    "GteNewModel": partial(_gte, name="GteNewModel", scores=False),
+    "GteNewForSequenceClassification": partial(
+        _gte, name="GteNewForSequenceClassification", scores=True
+    ),
+    "ModernBertModel": partial(_modern_bert, name="ModernBertModel", scores=False),
+    "ModernBertForSequenceClassification": partial(
+        _modern_bert, name="ModernBertForSequenceClassification", scores=True
+    ),
+    "NomicBertModel": partial(_nomic_bert, name="NomicBertModel"),
 }
 """Each name that `architectures` may have, with what reads such a config."""

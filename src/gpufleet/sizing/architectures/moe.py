@@ -413,12 +413,48 @@ def cohere(config: Mapping[str, Any]) -> Architecture:
     return build(fields.name, _COHERE, with_values(config, changes))
 
 
+_OF_TEXT = ("moe_num_experts", "moe_intermediate_size", "moe_layer_start_index",
+            "moe_layer_end_index")  # fmt: skip
+
+
+def ernie(config: Mapping[str, Any]) -> Architecture:
+    """
+    Return ERNIE 4.5; where numbers of experts are lists, the second is of experts for images.
+
+    These lie beside those for text in each layer of their own range, with a router and its
+    correction, and the same shared experts. Source: Ernie4_5_VLMoeMoE in ernie45_vl_moe.py.
+    """
+    name = "Ernie4_5_MoeForCausalLM"
+    lists = {key: config[key] for key in _OF_TEXT if isinstance(config.get(key), list)}
+    if not isinstance(lists.get("moe_num_experts"), list):
+        return build(name, FAMILIES[name], config)
+    text, seen = ({key: each[place] for key, each in lists.items()} for place in (0, 1))
+    found = build(name, FAMILIES[name], with_values(config, text))
+    fields = named_fields(with_values(config, seen), name)
+    first = fields.whole("moe_layer_start_index", default=0)
+    last = fields.whole("moe_layer_end_index", default=len(found.layers) - 1)
+    images = routed_experts(
+        found.hidden_size,
+        fields.whole("moe_intermediate_size"),
+        fields.whole("moe_num_experts"),
+        prefix="mlp.vision_",
+        router_dtype="float32",
+        correction="moe_statics.e_score_correction_bias",
+    )
+    layers = tuple(
+        replace(layer, weights=layer.weights + images) if first <= index <= last else layer
+        for index, layer in enumerate(found.layers)
+    )
+    return replace(found, layers=layers)
+
+
 BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     **{name: partial(build, name, family) for name, family in FAMILIES.items()},
     **dict.fromkeys(
         ("BailingMoeForCausalLM", "BailingMoeV2ForCausalLM", "SarvamMoEForCausalLM"), bailing
     ),
     "Cohere2MoeForCausalLM": cohere,
+    "Ernie4_5_MoeForCausalLM": ernie,
     **moe_irregular.BUILDERS,
     **moe_mixed_attention.BUILDERS,
 }

@@ -25,6 +25,76 @@ L4 = Kind("NVIDIA L4", 23034, (8, 9), (1,), "0.32.0")
 POOLER = 1024 * 1024 + 1024
 
 
+NOMIC = {
+    "architectures": ["NomicBertModel"], "n_embd": 768, "n_layer": 12, "n_head": 12,
+    "n_inner": 3072, "vocab_size": 30528, "type_vocab_size": 2, "activation_function": "swiglu",
+    "qkv_proj_bias": False, "n_positions": 8192, "max_trained_positions": 2048,
+}  # fmt: skip
+NOMIC_MOE = {
+    **NOMIC, "vocab_size": 250048, "type_vocab_size": 1, "activation_function": "gelu",
+    "qkv_proj_bias": True, "num_experts": 8, "moe_top_k": 2, "moe_every_n_layers": 2,
+}  # fmt: skip
+MODERN = {
+    "architectures": ["ModernBertModel"], "hidden_size": 768, "num_attention_heads": 12,
+    "num_hidden_layers": 22, "intermediate_size": 1152, "vocab_size": 50368,
+    "max_position_embeddings": 8192, "local_attention": 128, "global_attn_every_n_layers": 3,
+}  # fmt: skip
+MODERN_LARGE = {
+    **MODERN, "hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": 28,
+    "intermediate_size": 2624,
+}  # fmt: skip
+GTE = {
+    "architectures": ["GteNewModel"], "hidden_size": 768, "num_attention_heads": 12,
+    "num_hidden_layers": 12, "intermediate_size": 3072, "vocab_size": 30528,
+    "type_vocab_size": 0, "max_position_embeddings": 8192,
+}  # fmt: skip
+
+
+@each_row(
+    ("config", "published", "digits"),
+    [
+        # As their model cards have them: 137M, 475M, 149M, 395M, 137M, 305M, 305M.
+        (NOMIC, 136_731_648, 0),  # nomic-embed-text-v1.5
+        (NOMIC_MOE, 475_292_928, 0),  # nomic-embed-text-v2-moe
+        (MODERN, 149_000_000, 6),  # ModernBERT-base
+        (MODERN_LARGE, 395_000_000, 6),  # ModernBERT-large
+        (GTE, 136_776_192, 0),  # gte-base-en-v1.5
+        ({**GTE, "vocab_size": 250048, "type_vocab_size": 1}, 305_000_000, 6),  # multilingual
+        ({**GTE, "architectures": ["GteModel"], "vocab_size": 250048, "type_vocab_size": 1},
+         305_000_000, 6),  # snowflake-arctic-embed-m-v2.0
+    ],
+)  # fmt: skip
+def test_encoders_with_rotary_positions_have_as_many_numbers_as_are_published(
+    config, published, digits
+):
+    """To the number, or to the million where no more is published."""
+    assert round(architecture(config).parameters, -digits) == published
+
+
+def test_a_head_that_scores_is_counted():
+    scoring = {**MODERN, "architectures": ["ModernBertForSequenceClassification"], "num_labels": 3}
+
+    more = architecture(scoring).parameters - architecture(MODERN).parameters
+
+    assert more == 768 * 768 + 768 + 3 * 768 + 3
+
+
+def test_an_encoder_may_be_asked_for_more_than_it_was_trained_for():
+    assert architecture(NOMIC).max_model_len == 2048
+    assert architecture(NOMIC).longest_length((0, 32, 0)) == 8192
+
+
+@each_row("config", [NOMIC, NOMIC_MOE, MODERN, GTE])
+def test_an_encoder_with_rotary_positions_fits_by_its_weights(config):
+    options = Options(gpu_memory_gib=22.03, vllm=(0, 32, 0), compute_capability=(8, 9))
+    found = size(describe(ModelFiles({**config, "torch_dtype": "float32"})), options)
+
+    assert found.fits, found.reasons
+    tables = 2 * 8192 * 64 * 4
+    weights = 2 * architecture(config).parameters
+    assert weights < found.weights_bytes_per_gpu < weights + tables + (1 << 20)
+
+
 @each_row(
     ("config", "published"),
     [
