@@ -98,7 +98,7 @@ def test_an_unknown_deploy_is_one_line_and_status_2(fleet: Path) -> None:
 
     assert refused.returncode == 2
     (line,) = refused.stderr.splitlines()
-    assert line.startswith("error: there is no deploy 'hold'; there are check, fails, gateway, ")
+    assert line.startswith("error: there is no deploy 'hold'; there are absent, check, fails, ")
 
 
 def test_commands_take_the_only_inventory_also_where_other_words_follow(fleet: Path) -> None:
@@ -115,4 +115,4 @@ def test_in_a_checkout_with_several_inventories_a_command_without_one_names_them
     refused = run(ROOT, BIN / "gpufleet", "status")
 
     assert refused.returncode == 2
-    assert "inventories/lab.py, inventories/local.py, inventories/prod.py" in refused.stderr
+    assert "inventories/lab.py, inventories/local.py" in refused.stderr
