@@ -7,15 +7,21 @@ has a sentence in place of its description, and the plan says what that means.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
+
 from gpufleet.errors import FleetError
+from gpufleet.formatting import format_duration
 from gpufleet.node.topology import value_or
 from gpufleet.planning.serving_options import config_overrides, draft_model
+from gpufleet.progress import Pace, wait_text
+from gpufleet.sanitize import printable
 from gpufleet.settings.node_variables import NodeVars
 from gpufleet.settings.serving_settings import Served, Vllm
 from gpufleet.sizing.architectures.description import Described, ModelFiles, describe
@@ -24,6 +30,7 @@ from gpufleet.sizing.checkpoint_reader import CONFIG, Hub, read
 
 # The Hub is asked for some kilobytes of each model; a fleet's plan waits no longer for it.
 SECONDS = 60.0
+_LOOK_SECONDS = 1
 
 
 def model_directories(declared: Mapping[str, NodeVars]) -> dict[str, tuple[str, ...]]:
@@ -77,7 +84,21 @@ def describe_models(
             )
             for model, (served, vllm, nodes) in wanted.items()
         }
+        _await(jobs)
         return {model: job.result() for model, job in jobs.items()}
+
+
+def _await(jobs: Mapping[str, Future[Described]]) -> None:
+    """Wait until all models are read; say on stderr, where that takes its time, which are left."""
+    began = time.monotonic()
+    pace = Pace(began)
+    while left := {model: job for model, job in jobs.items() if not job.done()}:
+        wait(left.values(), timeout=_LOOK_SECONDS)
+        now = time.monotonic()
+        if (names := [model for model, job in left.items() if not job.done()]) and pace.is_due(now):
+            text = wait_text("model", len(jobs), names, now - began)
+            longest = format_duration(SECONDS)
+            click.echo(printable(f"reading models: {text}; at most {longest} each"), err=True)
 
 
 def _describe_one(
