@@ -19,6 +19,7 @@ from pathlib import Path
 import yaml
 
 from benchmarks.flags_check.run import ACCEPTED, CHECK, GOAL, GPUFLEET, run
+from gpufleet.fleet.declared_hardware import with_identity
 
 DATA = Path(__file__).parents[2] / "tests/data"
 MODEL = "/srv/Qwen3-32B"
@@ -69,7 +70,8 @@ def plan(folder: Path, count: int) -> list[str]:
         }
     }
     probes, variables = folder / f"{count}.json", folder / "vars.yml"
-    probes.write_text(json.dumps({f"gpu-{number:02}": node for number in range(count)}))
+    names = [f"gpu-{number:02}" for number in range(count)]
+    probes.write_text(json.dumps({name: with_identity(node, name) for name in names}))
     settings = {
         "vllm": {"version": "0.32.0", "lock": "locks/none.txt", "listen": "127.0.0.1"},
         "serving": {"qwen": {"model": MODEL, "replicas": 2 * count}},

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from gpufleet.fleet import assessment
+from gpufleet.fleet.declared_hardware import with_identity
 from gpufleet.fleet.fleet_plan import Assessment
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.node_variables import NodeVars
@@ -46,7 +47,8 @@ def machine(profile: str, number: int, models: dict[str, str]) -> dict[str, Any]
 
 def planned(machines: dict[str, dict[str, Any]], settings: dict[str, dict[str, Any]]) -> Assessment:
     """Plan for machines, each with its own variables."""
-    return assessment.plan_fleet(machines, declared_of({name: settings[name] for name in machines}))
+    own = {name: with_identity(document, name) for name, document in machines.items()}
+    return assessment.plan_fleet(own, declared_of({name: settings[name] for name in own}))
 
 
 def declared_of(settings: dict[str, dict[str, Any]]) -> dict[str, NodeVars]:

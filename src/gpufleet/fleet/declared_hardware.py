@@ -98,17 +98,24 @@ def hardware_documents(
     return found
 
 
-def _node_document(name: str, number: int, kind: str, settings: NodeSettings) -> dict[str, Any]:
-    """Return the recording of a kind of node with an identity of its own."""
-    recorded = recorded_nodes.document(kind)
-    text = json.dumps(recorded)
-    for gpu in recorded["gpus"]:
+def with_identity(document: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a recording as another node of the same hardware would give it: its own UUIDs."""
+    text = json.dumps(document)
+    for gpu in document["gpus"]:
         own = uuid5(NAMESPACE_DNS, f"{gpu['index']}.{name}")
         text = text.replace(gpu["uuid"], f"GPU-{own}")
-    document: dict[str, Any] = json.loads(text)
     identity = uuid5(NAMESPACE_DNS, name)
-    document |= _SYSTEM
-    document |= {"hostname": name, "machine_id": identity.hex, "boot_id": str(identity)}
+    return {
+        **json.loads(text),
+        "hostname": name,
+        "machine_id": identity.hex,
+        "boot_id": str(identity),
+    }
+
+
+def _node_document(name: str, number: int, kind: str, settings: NodeSettings) -> dict[str, Any]:
+    """Return the recording of a kind of node with an identity of its own."""
+    document = with_identity(recorded_nodes.document(kind), name) | _SYSTEM
     _set_address(document, number, settings.cluster_network or _NETWORK)
     document["driver"]["cuda"] = max(document["driver"]["cuda"], _cuda_needed(settings))
     return document

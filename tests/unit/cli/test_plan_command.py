@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from gpufleet.catalog import recorded_nodes
+from gpufleet.fleet.declared_hardware import with_identity
 from gpufleet.planning.stage import Stage
 from gpufleet.serving import unit
 from gpufleet.settings.node_settings import NodeSettings
@@ -36,7 +37,7 @@ def project(tmp_path):
         "bytes": None,
     }
     recorded["models"] = {QWEN: about}
-    return Project(tmp_path, {name: json.loads(json.dumps(recorded)) for name in ("a", "b")})
+    return Project(tmp_path, {name: with_identity(recorded, name) for name in ("a", "b")})
 
 
 class Project:
@@ -138,9 +139,7 @@ def test_a_node_that_goes_moves_its_own_replica_and_no_other(project):
     before = project.plan()
     project.start(before)
     del project.nodes["b"]
-    project.nodes["c"] = json.loads(json.dumps(project.nodes["a"])) | {"stages": []}
-    for gpu in project.nodes["c"]["gpus"]:
-        gpu["uuid"] = gpu["uuid"].replace("GPU-", "GPU-c")
+    project.nodes["c"] = with_identity(project.nodes["a"], "c") | {"stages": []}
     after = {each["id"]: each for each in project.plan()["stages"]}
     for each in before["stages"]:
         if each["node"] == "a":

@@ -10,6 +10,7 @@ import pytest
 
 from gpufleet.errors import FleetError
 from gpufleet.fleet import assessment
+from gpufleet.fleet.declared_hardware import with_identity
 from gpufleet.serving import vllm_node
 from gpufleet.settings.parse import parse_settings
 from tests.support.checkout import ROOT
@@ -59,8 +60,12 @@ def refused(documents: dict[str, Any], *written: dict[str, Any], **more: Any) ->
         )
         for number, name in enumerate(documents)
     }
+    own = {
+        name: said if isinstance(said, str) else with_identity(said, name)
+        for name, said in documents.items()
+    }
     with pytest.raises(FleetError) as error:
-        assessment.plan_fleet(documents, declared, **more)
+        assessment.plan_fleet(own, declared, **more)
     return [*error.value.problems]
 
 
