@@ -16,7 +16,7 @@ from gpufleet.setup.hosts import Host
 from gpufleet.setup.kinds import read_kinds
 from tests.support.checkout import ROOT
 
-NODES = ROOT / "tests/data/nodes"
+NODES = ROOT / "src/gpufleet/catalog/data/nodes"
 HOSTS = (
     Host("gpu-01", "192.0.2.11", "admin"),
     Host("gpu-02", "192.0.2.12", "admin", 2222),

@@ -13,7 +13,7 @@ from gpufleet.errors import FleetError
 from gpufleet.setup.kinds import old_pythons, read_kinds
 from tests.support.checkout import ROOT
 
-NODES = ROOT / "tests/data/nodes"
+NODES = ROOT / "src/gpufleet/catalog/data/nodes"
 
 
 def node(profile: str, change: Callable[[dict[str, Any]], object] = lambda _: None) -> Any:
