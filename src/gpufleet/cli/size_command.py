@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +95,8 @@ _PARALLEL = click.IntRange(min=1)
     "-dcp", "--decode-context-parallel-size", type=_PARALLEL, default=1, show_default=True
 )
 @click.option("-ep", "--enable-expert-parallel", is_flag=True)
+@click.option("--enable-eplb", is_flag=True, help="Balance experts; with -ep.")
+@click.option("--eplb-config", type=_Object(), help="Of it, `num_redundant_experts` counts.")
 @click.option("--max-model-len", type=_Number(auto=True), help="Tokens of one request, or auto.")
 @click.option("--gpu-memory-utilization", type=click.FloatRange(0, 1, min_open=True))
 @click.option("--kv-cache-memory-bytes", type=_Number(), help="Then nothing is estimated.")
@@ -310,6 +312,7 @@ def _options(given: dict[str, Any]) -> Options:
         pipeline_parallel=given["pipeline_parallel_size"],
         data_parallel=given["data_parallel_size"],
         expert_parallel=given["enable_expert_parallel"],
+        redundant_experts=_redundant_experts(given),
         decode_context_parallel=given["decode_context_parallel_size"],
         max_model_len=given["max_model_len"],
         gpu_memory_utilization=given["gpu_memory_utilization"],
@@ -335,6 +338,14 @@ def _options(given: dict[str, Any]) -> Options:
         device=given["device"],
         gpu=product,
     )
+
+
+def _redundant_experts(given: Mapping[str, Any]) -> int | None:
+    """Return the copies of experts that are balanced; None: experts are not balanced."""
+    copies = (given["eplb_config"] or {}).get("num_redundant_experts")
+    if not given["enable_eplb"]:
+        return None
+    return copies if isinstance(copies, int) and not isinstance(copies, bool) else 0
 
 
 def _word(value: Any) -> str | None:

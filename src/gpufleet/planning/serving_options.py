@@ -28,6 +28,7 @@ def sizing_options(served: Served, kind: Kind, division: Division) -> Options:
         pipeline_parallel=division.pipeline_parallel,
         data_parallel=division.data_parallel,
         expert_parallel=division.expert_parallel,
+        redundant_experts=_redundant_experts(flags),
         decode_context_parallel=_integer(flags.get("decode-context-parallel-size")) or 1,
         max_model_len=_length(requested_context(served)),
         gpu_memory_utilization=_fraction(flags.get("gpu-memory-utilization")),
@@ -54,6 +55,15 @@ def sizing_options(served: Served, kind: Kind, division: Division) -> Options:
         compute_capability=kind.compute_capability,
         device="cpu" if kind.device == "cpu" else "cuda",
     )
+
+
+def _redundant_experts(flags: Mapping[str, Any]) -> int | None:
+    """Return the copies of experts that are balanced; None: none are, or over other GPUs, too."""
+    context = _integer(flags.get("prefill-context-parallel-size"))
+    if flags.get("enable-eplb") is not True or context not in {None, 1}:
+        return None
+    of_config = read_object(flags.get("eplb-config")).get("num_redundant_experts")
+    return _integer(of_config) or _integer(flags.get("num-redundant-experts")) or 0
 
 
 def memory_gib(kind: Kind) -> float:

@@ -340,6 +340,7 @@ def _refusals(description: Description, options: Options) -> tuple[str, ...]:
         pipeline=options.pipeline_parallel,
         data=options.data_parallel,
         expert=options.expert_parallel,
+        redundant_experts=options.redundant_experts,
         decode_context=options.decode_context_parallel,
         max_model_len=None if options.max_model_len == AUTO_LENGTH else options.max_model_len,
         dtype=options.dtype,

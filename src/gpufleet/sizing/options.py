@@ -25,6 +25,8 @@ class Options:
     pipeline_parallel: int = 1
     data_parallel: int = 1
     expert_parallel: bool = False
+    redundant_experts: int | None = None
+    """`num_redundant_experts` with `--enable-eplb`; None: experts are not balanced."""
     decode_context_parallel: int = 1
     max_model_len: int | None = None
     """None: what the model's config says."""

@@ -83,6 +83,7 @@ CHOICES = st.builds(
     pipeline=st.sampled_from([1, 2, 4]),
     data=st.sampled_from([1, 2, 3, 8]),
     expert=st.booleans(),
+    redundant_experts=st.sampled_from([None, 0, 3, 32]),
     decode_context=st.sampled_from([1, 2, 3, 4, 8]),
     max_model_len=st.sampled_from([None, 2048, 200_000, 20_000_000]),
     dtype=st.sampled_from(["auto", "bfloat16", "float16", "half", "float32"]),
@@ -525,3 +526,64 @@ def test_every_rule_is_in_the_manual() -> None:
     in_code |= {"decode-context"}
 
     assert set(re.findall(r"^\| `([a-z0-9-]+)` \|", PAGE.read_text(), re.MULTILINE)) == in_code
+
+
+# -- experts that are balanced ---------------------------------------------------------------------
+
+
+@each_row(
+    ("tensor", "data", "copies", "nearest"),
+    [(3, 1, 0, 1), (8, 1, 4, 8), (4, 4, 8, 16), (6, 1, 1, 4)],
+)
+def test_balanced_experts_have_to_divide_evenly(
+    tensor: int, data: int, copies: int, nearest: int
+) -> None:
+    """Qwen3-30B-A3B has 128 experts."""
+    choice = Choice(tensor=tensor, data=data, expert=True, redundant_experts=copies)
+    refused = asked("Qwen3-30B-A3B", choice)["expert-balance"]
+    assert refused.nearest == nearest
+    assert f"num_redundant_experts in --eplb-config to {nearest}" in refused.remedy
+
+
+@each_row(
+    "choice",
+    [
+        Choice(tensor=8, expert=True, redundant_experts=0),
+        Choice(tensor=8, expert=True, redundant_experts=8),
+        Choice(tensor=3, expert=True),
+        Choice(tensor=3, redundant_experts=0),
+        Choice(expert=True, redundant_experts=5),
+    ],
+    ids=["even", "even-with-copies", "not-balanced", "without-ep", "one-gpu"],
+)
+def test_experts_that_need_no_balance_are_taken(choice: Choice) -> None:
+    assert "expert-balance" not in asked("Qwen3-30B-A3B", choice)
+
+
+# -- a latent cache in FP8 -------------------------------------------------------------------------
+
+
+@each_row(
+    ("vllm", "gpu", "refused"),
+    [
+        ((0, 11, 0), AMPERE, False),
+        ((0, 11, 1), AMPERE, True),
+        ((0, 17, 1), AMPERE, True),
+        ((0, 18, 0), AMPERE, False),
+        ((0, 16, 0), ADA, True),
+        ((0, 16, 0), (12, 0), True),
+        ((0, 16, 0), HOPPER, False),
+        ((0, 16, 0), (10, 3), False),
+        ((0, 16, 0), None, False),
+    ],
+)
+def test_a_latent_cache_in_fp8_needs_a_backend_of_the_gpu(
+    vllm: tuple[int, ...], gpu: tuple[int, int] | None, refused: bool
+) -> None:
+    found = asked("DeepSeek-V2-Lite", Choice(kv_cache_dtype="fp8"), gpu=gpu, vllm=vllm)
+    assert ("kv-cache-dtype" in found) is refused
+
+
+def test_a_cache_of_heads_in_fp8_is_read_on_every_gpu() -> None:
+    found = asked("Llama-3.1-8B", Choice(kv_cache_dtype="fp8"), gpu=AMPERE, vllm=(0, 16, 0))
+    assert "kv-cache-dtype" not in found

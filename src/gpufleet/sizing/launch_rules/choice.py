@@ -17,6 +17,8 @@ class Choice:
     pipeline: int = 1
     data: int = 1
     expert: bool = False
+    redundant_experts: int | None = None
+    """`num_redundant_experts` with `--enable-eplb`; None: experts are not balanced."""
     decode_context: int = 1
     max_model_len: int | None = None
     """In tokens; None: the model's."""
@@ -74,6 +76,7 @@ FLAGS = {
     "pipeline": "--pipeline-parallel-size",
     "data": "--data-parallel-size",
     "expert": "--enable-expert-parallel",
+    "redundant_experts": "num_redundant_experts in --eplb-config",
     "decode_context": "--decode-context-parallel-size",
     "max_model_len": "--max-model-len",
     "dtype": "--dtype",
@@ -122,6 +125,8 @@ def _remedy(setting: str, nearest: Any) -> str:
             return "use a checkpoint that is not quantized so"
         case "expert":
             return f"set {flag}" if nearest else f"leave {flag} out"
+        case "redundant_experts":
+            return f"set {flag} to {nearest}"
         case "lora_rank" if nearest is None:
             return "leave --enable-lora out"
         case _ if nearest is None:

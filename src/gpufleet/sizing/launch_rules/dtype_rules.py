@@ -85,6 +85,16 @@ def check_kv_cache_dtype(case: LaunchCase) -> Iterator[Refused]:
             else "vllm/attention/layer.py: Attention",
             "fp8_e4m3",
         )
+    if wanted.startswith("fp8") and case.has_no_fp8_latent_cache:
+        yield Refused(
+            "kv-cache-dtype",
+            "kv_cache_dtype",
+            wanted,
+            f"{case.release} has no backend that reads {case.model}'s latent cache in FP8 on "
+            f"{case.gpu}",
+            "vllm/platforms/cuda.py: get_attn_backend_cls",
+            "auto",
+        )
     nvfp4 = wanted.startswith("nvfp4") and not wanted.endswith("_ds_mla")
     if nvfp4 and case.architecture.has_latent_cache and case.vllm >= (0, 21):
         yield Refused(

@@ -95,12 +95,26 @@ class LaunchCase:
         """Whether the GPU is known to have no bfloat16."""
         return self.capability is not None and self.capability < BFLOAT16_CAPABILITY
 
+    @property
+    def has_no_fp8_latent_cache(self) -> bool:
+        """Whether no backend of the release is known to read a latent cache in FP8 on the GPU."""
+        return (
+            self.architecture.has_latent_cache
+            and self.capability is not None
+            and self.capability // 10 not in _LATENT_FP8_GPUS
+            and _LATENT_FP8[0] <= self.vllm < _LATENT_FP8[1]
+        )
+
     @cached_property
     def refuses_float16(self) -> bool:
         """Whether the release refuses float16 for the model."""
         return bool(vllm_support.refuses_float16(self.model, self.vllm))
 
 
+_LATENT_FP8 = (0, 11, 1), (0, 18)
+"""vllm/v1/attention/backends/mla: from 0.11.1 a backend is chosen by the cache's dtype, and until
+0.17.1 triton_mla.py, the only one for other GPUs than these, has no FP8."""
+_LATENT_FP8_GPUS = {9, 10}
 _ALIASES = {"half": "float16", "float": "float32"}
 BFLOAT16_CAPABILITY = 80
 """supported_dtypes of vllm/platforms/cuda.py: Ampere and newer."""

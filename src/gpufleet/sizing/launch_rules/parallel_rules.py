@@ -118,6 +118,26 @@ def check_expert_parallel(case: LaunchCase) -> Iterator[Refused]:
         )
 
 
+def check_expert_balance(case: LaunchCase) -> Iterator[Refused]:
+    """Refuse balanced experts, copies included, that do not divide evenly over the GPUs."""
+    copies, experts = case.choice.redundant_experts, case.architecture.experts
+    ranks = case.choice.tensor * case.choice.data
+    if copies is None or not case.choice.expert or not experts or ranks == 1:
+        return
+    if (over := (experts + copies) % ranks) == 0:
+        return
+    also = f" and {copies} copies" if copies else ""
+    yield Refused(
+        "expert-balance",
+        "redundant_experts",
+        copies,
+        f"--enable-eplb wants as many experts on each of {ranks} GPUs, which {case.model}'s "
+        f"{experts} experts{also} do not give",
+        "vllm/model_executor/layers/fused_moe/layer.py: FusedMoE",
+        copies + ranks - over,
+    )
+
+
 _CONTEXT_SINCE = (0, 10, 2)
 _CONTEXT_OF_HEADS_SINCE = (0, 11, 1)
 _CONTEXT_WHOLE_UNTIL = (0, 25)

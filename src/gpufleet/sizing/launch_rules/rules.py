@@ -33,6 +33,7 @@ from gpufleet.sizing.launch_rules.length_rules import (
 )
 from gpufleet.sizing.launch_rules.parallel_rules import (
     check_decode_context,
+    check_expert_balance,
     check_expert_parallel,
     check_pipeline,
     check_tensor_parallel,
@@ -80,6 +81,7 @@ _RULES: tuple[Callable[[LaunchCase], Iterator[Refused]], ...] = (
     check_tensor_parallel,
     check_pipeline,
     check_expert_parallel,
+    check_expert_balance,
     check_decode_context,
     check_max_model_len,
     check_batched_tokens,
