@@ -18,11 +18,11 @@ from gpufleet.flags.command_line import CommandLine, GivenFlag, Trouble, Unparse
 from gpufleet.flags.conflicts import Settings, conflicts
 from gpufleet.flags.json_values import field_faults, type_faults
 from gpufleet.flags.problem import By, Kind, Problem, Severity
-from gpufleet.flags.scalar_limits import beyond_limits
-from gpufleet.flags.schema import Flag, Schema, sort_key
+from gpufleet.flags.schema import Field, Flag, Limits, Schema, sort_key
 
 _YAML = (".yaml", ".yml")
 _COLLECTS = {"+", "*"}
+_LOOKED_UP = 20  # words that cannot be parsed: of more, nothing is looked up in other releases
 _WORDS = {"true", "false", "1", "0", "yes", "no", "on", "off"}
 
 # Flags whose value vLLM looks up in a list after parsing, and the flag that adds to the list.
@@ -32,6 +32,17 @@ _LISTED: Mapping[str, tuple[str, str | None]] = {
     "--tool-call-parser": ("tool_call_parser", "--tool-parser-plugin"),
     "--reasoning-parser": ("reasoning_parser", "--reasoning-parser-plugin"),
     "--attention-backend": ("attention_backend", None),
+}
+
+_PLAIN: Mapping[Trouble, Kind] = {
+    Trouble.UNKNOWN: Kind.UNKNOWN,
+    Trouble.PREFIX: Kind.PREFIX,
+    Trouble.AMBIGUOUS: Kind.AMBIGUOUS,
+    Trouble.NO_VALUE: Kind.VALUE,
+    Trouble.SURPLUS_VALUE: Kind.FORM,
+    Trouble.STRAY: Kind.STRAY,
+    Trouble.MODEL: Kind.MODEL,
+    Trouble.HELP: Kind.HELP,
 }
 
 # JSON that vLLM takes as it is and makes a config class of when it starts.
@@ -96,7 +107,9 @@ def check(
     """Return every problem of a command line, in its order, then those of the variables."""
     variables = variables or {}
     line = parse(schema, argv)
-    found = [problem for one in _troubles(line) for problem in _unparsed(schema, line, one)]
+    troubles = list(_troubles(line))
+    found = [each for one in troubles[:_LOOKED_UP] for each in _unparsed(schema, line, one)]
+    found += [_refused(line, one, _PLAIN[one.trouble]) for one in troubles[_LOOKED_UP:]]
     readable: dict[str, Any] = {}
     for given in line.given:
         value, faults = values.read(schema, given)
@@ -108,6 +121,7 @@ def check(
             readable.pop(given.flag.name, None)
         found += _known(schema, line, given, refused=bool(faults))
     settings = Settings(schema, line, readable, variables)
+    found += _beyond_limits(settings)
     found += _conflicts(settings, found)
     found += _repeated(line)
     found += _model(schema, line)
@@ -272,13 +286,25 @@ def _later(schema: Schema, line: CommandLine, given: GivenFlag, value: Any) -> I
         yield from _misspelt(schema, line, given, value)
     elif _wants_object(schema, flag) and not isinstance(value, dict) and value is not None:
         yield _at_start(line, given, Kind.JSON, f"`{given.values[-1]}` is no JSON object")
-    field = (schema.classes.get(flag.group) or {}).get(flag.dest)
-    is_name = field is not None and isinstance(value, str) and "Literal[" in field.type
-    if field is not None and (isinstance(value, int | float) or is_name):
-        for fault in field_faults(schema, field, value, flag.name):
-            yield _at_start(line, given, Kind.CHOICE if is_name else Kind.VALUE, fault.found)
-    for sentence in beyond_limits(schema, flag, value):
-        yield _at_start(line, given, Kind.VALUE, sentence)
+
+
+def _beyond_limits(settings: Settings) -> Iterator[Problem]:
+    """Yield the limits that the start enforces and the value of a flag breaks."""
+    for name, uses in settings.line.by_name.items():
+        limits, value = uses[-1].flag.limits, settings.value(name)
+        if limits is None or value is None or not _is_in_force(settings, limits):
+            continue
+        kind = Kind.CHOICE if limits.type else Kind.VALUE
+        field = Field(uses[-1].flag.dest, limits.type or "Any", None, limits.constraints)
+        for each in value if isinstance(value, list) else [value]:
+            for fault in field_faults(settings.schema, field, each, name):
+                yield _at_start(settings.line, uses[-1], kind, fault.found)
+
+
+def _is_in_force(settings: Settings, limits: Limits) -> bool:
+    """Say whether the config that has the limits is made at all."""
+    switch = None if limits.needs is None else settings.schema.by_dest.get(limits.needs)
+    return limits.needs is None or (switch is not None and settings.on(switch.name))
 
 
 def _misspelt(schema: Schema, line: CommandLine, given: GivenFlag, value: str) -> Iterator[Problem]:
@@ -520,7 +546,7 @@ def _rewritten(
     schema: Schema, argv: Sequence[str], problems: Sequence[Problem]
 ) -> tuple[str, ...] | None:
     """Rewrite one refused thing after the other until nothing is refused."""
-    if not any(problem.refuses and problem.at for problem in problems):
+    if not 0 < sum(problem.refuses and bool(problem.at) for problem in problems) <= _ROUNDS:
         return None
     now = tuple(argv)
     for _ in range(_ROUNDS):

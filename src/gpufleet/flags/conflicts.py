@@ -29,7 +29,7 @@ class Settings:
         self.version = schema.version
         self.line = line
         self.environment = environment
-        self._schema = schema
+        self.schema = schema
         self._values = values
 
     def has(self, *names: str) -> bool:
@@ -44,7 +44,7 @@ class Settings:
         """Return a flag's value; None if it is unreadable, computed at the start, or no flag."""
         if name in self._values:
             return self._values[name]
-        flag = self._schema.flag(name)
+        flag = self.schema.flag(name)
         if flag is None or self.has(name) or isinstance(flag.default, Computed):
             return None
         return flag.default
@@ -52,6 +52,8 @@ class Settings:
     def number(self, name: str, otherwise: int = 1) -> int:
         """Return a whole number, `otherwise` where there is none."""
         value = self.value(name)
+        if isinstance(value, float) and value.is_integer():  # of 0.8's parser some flags are so
+            return int(value)
         return value if isinstance(value, int) and not isinstance(value, bool) else otherwise
 
     def key(self, name: str, key: str) -> Any:
@@ -99,6 +101,7 @@ _EXECUTOR, _ASYNC = "--distributed-executor-backend", "--async-scheduling"
 _SPEC, _COMPILE = "--speculative-config", "--compilation-config"
 _SEQS, _TOKENS, _LENGTH = "--max-num-seqs", "--max-num-batched-tokens", "--max-model-len"
 _GRPC_PORT = "--grpc-port"
+_PARTIAL, _LONG_PARTIAL = "--max-num-partial-prefills", "--max-long-partial-prefills"
 _BY_BATCH = "num_speculative_tokens_per_batch_size"
 
 
@@ -153,6 +156,10 @@ def _ngram_of_no_length(s: Settings) -> bool:
     )
 
 
+def _several_partial_prefills(s: Settings) -> bool:
+    return s.number(_PARTIAL) != 1 or s.number(_LONG_PARTIAL) != 1
+
+
 def _twice(flag: str, config: str, key: str) -> Callable[[Settings], bool]:
     """Return whether a flag and its key in a JSON flag are both set."""
     return lambda s: s.value(flag) is not None and s.key(config, key) is not None
@@ -170,7 +177,7 @@ def _off(s: Settings, name: str) -> bool:
 RULES = (
     Conflict(
         (_HEADLESS, _SERVERS),
-        "0.16.0",
+        "0.15.0",
         lambda s: s.on(_HEADLESS) and s.number(_SERVERS, 0) > 0,
         "`--headless` starts no API server: `--api-server-count` cannot be more than 0",
         "entrypoints/cli/serve.py ServeSubcommand.cmd",
@@ -182,7 +189,7 @@ RULES = (
         lambda s: s.on(_HEADLESS) and s.number(_SERVERS, 0) > 1,
         "`--headless` starts no API server: `--api-server-count` cannot be more than 1",
         "entrypoints/cli/serve.py run_headless",
-        until="0.16.0",
+        until="0.15.0",
         leave_out=_SERVERS,
     ),
     Conflict(
@@ -272,7 +279,7 @@ RULES = (
     ),
     Conflict(
         (_LENGTH,),
-        "0.26.0",
+        "0.23.0",
         lambda s: s.value(_LENGTH) == 0,
         "`--max-model-len` has to be at least 1; -1 or auto takes what fits",
         "config/model.py ModelConfig.__post_init__",
@@ -303,7 +310,7 @@ RULES = (
     ),
     Conflict(
         (_EXTERNAL, _RANK, _LOCAL),
-        "0.10.0",
+        "0.9.2",
         lambda s: _external(s) and s.has(_LOCAL) and s.value(_LOCAL) not in {None, 1},
         "a rank that is balanced from outside is alone in its process: "
         "`--data-parallel-size-local` has to be 1",
@@ -338,6 +345,14 @@ RULES = (
         "`--enable-fault-tolerance` needs ranks that are balanced from outside: "
         "`--data-parallel-external-lb` or `--data-parallel-rank`",
         "engine/arg_utils.py create_engine_config",
+    ),
+    Conflict(
+        ("--enable-fault-tolerance", _SERVERS),
+        "0.27.0",
+        lambda s: s.on("--enable-fault-tolerance") and s.number(_SERVERS) > 1,
+        "`--enable-fault-tolerance` needs one API server: leave `--api-server-count` out",
+        "config/parallel.py ParallelConfig",
+        leave_out=_SERVERS,
     ),
     Conflict(
         (_EPLB, _EP),
@@ -385,6 +400,13 @@ RULES = (
         until="0.33.0",
     ),
     Conflict(
+        (_ELASTIC, _HYBRID),
+        "0.33.0",
+        lambda s: s.on(_ELASTIC) and s.on(_HYBRID),
+        "`--enable-elastic-ep` does not work with `--data-parallel-hybrid-lb`",
+        "config/parallel.py ParallelConfig.__post_init__",
+    ),
+    Conflict(
         ("--elastic-ep-max-dp-size", _DP),
         "0.30.0",
         lambda s: (
@@ -397,12 +419,20 @@ RULES = (
     ),
     Conflict(
         (_DCP, _TP),
-        "0.26.0",
+        "0.10.2",
         lambda s: (
             s.number(_PCP) == 1 and s.number(_DCP) > 0 and s.number(_TP) % s.number(_DCP) != 0
         ),
         "`--decode-context-parallel-size` has to divide `--tensor-parallel-size`: it uses its GPUs",
         "config/parallel.py ParallelConfig",
+    ),
+    Conflict(
+        ("--dcp-comm-backend", _DCP),
+        "0.18.0",
+        lambda s: s.value("--dcp-comm-backend") == "a2a" and s.number(_DCP) <= 1,
+        "`--dcp-comm-backend` a2a needs `--decode-context-parallel-size` above 1",
+        "config/parallel.py ParallelConfig",
+        until="0.29.0",
     ),
     Conflict(
         ("--numa-bind-nodes", "--numa-bind-cpus"),
@@ -604,6 +634,27 @@ RULES = (
         "config/scheduler.py SchedulerConfig",
     ),
     Conflict(
+        (_PARTIAL, _LONG_PARTIAL),
+        "0.8.0",
+        lambda s: (
+            _several_partial_prefills(s)
+            and s.environment.get("VLLM_USE_V1", "0").strip() not in {"", "0"}
+        ),
+        "the V1 engine prefills one long prompt at a time, and VLLM_USE_V1=1 forbids to fall back "
+        "to V0: leave `--max-num-partial-prefills` and `--max-long-partial-prefills` out",
+        "engine/arg_utils.py EngineArgs._is_v1_supported_oracle",
+        until="0.11.1",
+    ),
+    Conflict(
+        (_PARTIAL, _LONG_PARTIAL),
+        "0.11.1",
+        _several_partial_prefills,
+        "this release prefills one long prompt at a time: leave `--max-num-partial-prefills` and "
+        "`--max-long-partial-prefills` out, or at 1",
+        "engine/arg_utils.py EngineArgs._check_feature_supported",
+        until="0.27.0",
+    ),
+    Conflict(
         ("--max-cpu-loras", "--max-loras"),
         "0.8.0",
         lambda s: (
@@ -633,25 +684,19 @@ RULES = (
         "0.4.2",
         lambda s: (
             isinstance(s.value("--gpu-memory-utilization"), float)
-            and not 0 < s.value("--gpu-memory-utilization") <= 1
+            and s.value("--gpu-memory-utilization") > 1
         ),
         "`--gpu-memory-utilization` is a share of the GPU's memory: more than 0, at most 1",
         "config/cache.py CacheConfig",
+        until="0.11.1",
     ),
-    *(
-        Conflict(
-            (flag,),
-            "0.11.0",
-            lambda s, flag=flag: s.has(flag) and s.number(flag) < 1,  # type: ignore[misc]
-            f"`{flag}` has to be at least 1",
-            "config/scheduler.py, config/lora.py, config/cache.py",
-        )
-        for flag in (
-            _SEQS,
-            _TOKENS,
-            "--stream-interval",
-            "--max-loras",
-        )
+    Conflict(
+        ("--max-loras",),
+        "0.8.0",
+        lambda s: s.on("--enable-lora") and s.number("--max-loras") < 1,
+        "`--max-loras` has to be at least 1",
+        "config/lora.py LoRAConfig.__post_init__",
+        until="0.11.1",
     ),
 )
 """All rules. Facts that a model or a GPU decides are left to the plan and to the node."""

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from gpufleet.cli.flags_command import flags
 from gpufleet.errors import FleetError
-from gpufleet.flags import json_keys, scalar_limits, schema
+from gpufleet.flags import json_keys, schema
 from gpufleet.flags.check import Verdict, check, check_command_line
 from gpufleet.flags.conflicts import RULES
 from gpufleet.flags.problem import By, Kind, Problem, Severity
@@ -412,7 +412,12 @@ def test_what_the_start_refuses_before_a_model_is_loaded(line: str, words: str) 
     ("version", "line"),
     [
         ("0.26.0", "M --max-model-len 0"),
-        ("0.26.0", "M --max-num-partial-prefills 0"),
+        ("0.26.0", "M --max-num-partial-prefills 2"),
+        ("0.11.1", "M --max-long-partial-prefills 2"),
+        ("0.23.0", "M --block-size 0"),
+        ("0.23.0", "M -tp 0"),
+        ("0.11.1", "M --max-num-seqs 0"),
+        ("0.11.1", "M --data-parallel-backend nope"),
         ("0.11.1", "M --mamba-block-size 0"),
         ("0.14.0", "M --kv-cache-metrics-sample 0"),
         ("0.11.1", 'M --speculative-config {"method":"ngram"}'),
@@ -432,7 +437,11 @@ def test_older_releases_refuse_it_from_the_first_that_was_read(version: str, lin
         ("0.32.0", "M --block-size 16 --watermark 0 --max-num-queued-reqs 0"),
         ("0.31.0", "M --max-num-scheduled-tokens 0"),
         # Releases before had no such rule.
-        ("0.20.0", "M --block-size 0"),
+        ("0.22.1", "M --block-size 0"),
+        ("0.11.0", "M --max-num-seqs 0"),
+        ("0.11.0", "M --max-num-partial-prefills 2"),
+        ("0.26.0", "M --max-num-partial-prefills 1"),
+        ("0.27.0", "M --max-num-seqs 2"),
         ("0.20.0", "M --long-prefill-token-threshold -1"),
         ("0.32.0", "M --data-parallel-backend ray -dp 2"),
         ("0.32.0", 'M --speculative-config {"method":"ngram"} --spec-tokens 3'),
@@ -447,16 +456,52 @@ def test_what_the_start_takes_is_accepted(version: str, line: str) -> None:
     assert found.accepted, found.problems
 
 
-@each_row("limit", scalar_limits.LIMITS, ids=lambda limit: f"{limit.flag}-{limit.since}")
-def test_a_limit_is_of_a_flag_of_its_class_and_not_in_the_schemas(
-    limit: scalar_limits.Limit,
+# Limits as people read them in vllm/config/*.py: the flag, its bounds, and the releases.
+READ_BY_HAND = [
+    ("--block-size", {"gt": 0}, "0.23.0", "0.33.0"),
+    ("--mamba-block-size", {"gt": 0}, "0.11.1", "0.33.0"),
+    ("--prefix-cache-retention-interval", {"ge": 0}, "0.30.0", "0.33.0"),
+    ("--prefix-match-unit", {"gt": 0}, "0.26.0", "0.33.0"),
+    ("--replayssm-buffer-len", {"gt": 0}, "0.27.0", "0.33.0"),
+    ("--max-lora-cls-labels", {"ge": 1}, "0.31.0", "0.33.0"),
+    ("--kv-cache-metrics-sample", {"gt": 0, "le": 1}, "0.12.0", "0.33.0"),
+    ("--long-prefill-token-threshold", {"ge": 0}, "0.25.0", "0.33.0"),
+    ("--max-long-partial-prefills", {"ge": 1}, "0.11.1", "0.26.0"),
+    ("--max-num-partial-prefills", {"ge": 1}, "0.11.1", "0.26.0"),
+    ("--max-num-active-seqs", {"ge": 1}, "0.31.0", "0.33.0"),
+    ("--max-num-queued-reqs", {"ge": 0}, "0.29.0", "0.33.0"),
+    ("--max-num-scheduled-tokens", {"ge": 0}, "0.26.0", "0.31.0"),
+    ("--max-num-scheduled-tokens", {"ge": 1}, "0.32.0", "0.33.0"),
+    ("--prefill-schedule-interval", {"ge": 1}, "0.24.0", "0.33.0"),
+    ("--watermark", {"ge": 0, "lt": 1}, "0.24.0", "0.33.0"),
+]
+
+
+@each_row(("name", "bounds", "first", "last"), READ_BY_HAND)
+def test_the_extractor_finds_the_limits_that_people_read(
+    name: str, bounds: dict[str, float], first: str, last: str
 ) -> None:
-    for version in filter(limit.is_in_force, schema.versions()):
-        release = schema.load(version)
-        flag = release.flag(limit.flag)
-        assert flag is not None, version
-        assert flag.group == limit.where
-        assert flag.dest not in (release.classes.get(flag.group) or {})
+    found = []
+    for version in schema.versions():
+        flag = schema.load(version).flag(name)
+        if flag is not None and flag.limits is not None and flag.limits.constraints == bounds:
+            found.append(version)
+    assert (found[0], found[-1]) == (first, last)
+
+
+def test_limits_of_a_config_that_is_not_made_refuse_nothing() -> None:
+    assert verdict("0.33.0", "M --max-loras 0").accepted
+    assert "at least 1" in refused("0.33.0", "M --enable-lora --max-loras 0").found
+    assert "at least 1" in refused("0.10.0", "M --enable-lora --max-loras 0").found
+
+
+def test_partial_prefills_are_refused_where_no_engine_can_have_them() -> None:
+    """Up to 0.11.0 V0 is taken instead, unless a variable forbids it."""
+    line = ["M", "--max-num-partial-prefills", "2"]
+    for version in ("0.8.0", "0.11.0"):
+        assert check_command_line(schema.load(version), line).accepted
+        assert check_command_line(schema.load(version), line, {"VLLM_USE_V1": "0"}).accepted
+        assert not check_command_line(schema.load(version), line, {"VLLM_USE_V1": "1"}).accepted
 
 
 @each_row("line", ["M --tp 2", "M --tp=2"])

@@ -102,6 +102,83 @@ def test_variables_are_asked_what_they_take(source):
     assert found["VLLM_ON_TPU"].default == schema.Computed("runtime", "'no'")
 
 
+_CONFIG = """
+
+@dataclass(config=ConfigDict(extra="forbid"))
+class Checked:
+    wide: int = Field(default=1, ge=1, le=8)
+    word: Literal["a", "b"] = "a"
+    choice: Literal["a", "b", "c", "d"] = "a"
+    moved: int = Field(default=1, ge=1)
+    lowered: Literal["x"] = "x"
+    later: int = Field(default=1, gt=0)
+
+    @field_validator("lowered", mode="before")
+    @classmethod
+    def lower(cls, value):
+        return value.lower()
+
+    @field_validator("later", mode="wrap")
+    @classmethod
+    def none_passes(cls, value, handler):
+        if value is None:
+            return value
+        return handler(value)
+
+@plain_dataclass
+class Unchecked:
+    free: int = Field(default=1, ge=1)
+"""
+
+_ENGINE = """
+    def create_engine_config(self):
+        self.shift = 2
+        given = self.later
+        if given is None:
+            self.later = 3
+        unchecked = Unchecked(free=self.free)
+        if self.headless:
+            Checked(lowered=self.name)
+        return Checked(
+            wide=self.width,
+            word=self.backend,
+            choice=self.chance,
+            moved=self.shift,
+            lowered=self.low,
+            later=self.later,
+        ) if self.secret else None
+"""
+
+
+def test_limits_are_those_of_the_field_that_a_value_reaches_unchanged(source):
+    """Not of one that a validator or the engine changes, nor of a class that nothing checks."""
+    config, engine = source / "vllm/config/__init__.py", source / "vllm/engine/arg_utils.py"
+    imported = "from dataclasses import dataclass as plain_dataclass, field\n"
+    text = config.read_text().replace("from dataclasses import field\n", imported)
+    config.write_text(
+        text.replace("import ConfigDict,", "import field_validator, ConfigDict,") + _CONFIG
+    )
+    text = engine.read_text().replace(
+        "import ModelConfig,", "import Checked, Unchecked, ModelConfig,"
+    )
+    arguments = "".join(
+        f'        parser.add_argument("--{name}", type=int)\n'
+        for name in ("shift", "low", "later", "free")
+    )
+    text = text.replace(
+        '        parser.add_argument("--width"', f'{arguments}        parser.add_argument("--width"'
+    )
+    engine.write_text(text + _ENGINE)
+
+    found = extract.flag_document(str(source))
+
+    assert found["unresolved"] == []
+    assert {one["name"]: one["limits"] for one in found["flags"] if "limits" in one} == {
+        "--width": {"ge": 1, "le": 8, "class": "Checked", "needs": "secret"},
+        "--later": {"gt": 0, "class": "Checked", "needs": "secret"},
+    }
+
+
 def test_metrics_are_found_where_they_are_made(source):
     document = extract.flag_document(str(source), metrics=True)
 

@@ -85,7 +85,13 @@ def pydantic_dataclass(cls: Any = None, **options: Any) -> Any:
                 object.__setattr__(self, field.name, given.value())
 
     cls.__init__ = init
+    cls._is_checked = True
     return cls
+
+
+def is_checked(cls: Any) -> bool:
+    """Say whether pydantic checks the fields of a class."""
+    return "_is_checked" in getattr(cls, "__dict__", {})
 
 
 def plain_dataclass(cls: Any = None, **options: Any) -> Any:

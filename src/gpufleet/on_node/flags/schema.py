@@ -26,6 +26,7 @@ from gpufleet.on_node.flags import (
 )
 from gpufleet.on_node.flags.document import document_flags
 from gpufleet.on_node.flags.fakes import order_literals
+from gpufleet.on_node.flags.limits import add_limits
 from gpufleet.on_node.flags.metrics import release_metrics
 from gpufleet.on_node.flags.parser import ParserError, parser_class, serve_parser
 from gpufleet.on_node.flags.partial_import import Modules
@@ -59,6 +60,7 @@ def document(source: str, *, helps: bool = False, metrics: bool = False) -> Dict
         del os.environ[name]
     parser = serve_parser(modules)
     flags = document_flags(parser, helps)
+    add_limits(modules, flags)
     classes, enums = values.classes(modules, flags)
     found = {
         "schema": FORMAT,
