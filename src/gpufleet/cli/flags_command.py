@@ -14,6 +14,7 @@ import click
 
 from gpufleet.cli.default_release import default_release
 from gpufleet.errors import FleetError
+from gpufleet.sanitize import printable
 
 if TYPE_CHECKING:
     from gpufleet.flags.schema import Schema
@@ -57,7 +58,7 @@ def extract(source: str, python: str, *, help_texts: bool, metrics: bool, second
     document = flag_document(
         source, python=python, seconds=seconds, helps=help_texts, metrics=metrics
     )
-    click.echo(json.dumps(document, indent=1, ensure_ascii=False))
+    click.echo(json.dumps(document, indent=1))
     click.echo(
         f"vLLM {document['vllm'] or 'of a version it does not say'}: {len(document['flags'])} "
         f"flags, {len(document['env'])} variables, {len(document['unresolved'])} names not found",
@@ -87,9 +88,9 @@ def explain(name: str, version: str | None, *, as_json: bool) -> None:
 
     found = explain_flag(name, _schema(version or default_release()))
     if as_json:
-        click.echo(json.dumps(found.as_json(), indent=2, ensure_ascii=False))
+        click.echo(json.dumps(found.as_json(), indent=2))
     else:
-        click.echo(explanation_page(found, min(shutil.get_terminal_size().columns, 100)))
+        click.echo(printable(explanation_page(found, min(shutil.get_terminal_size().columns, 100))))
 
 
 @flags.command()
@@ -133,9 +134,9 @@ def diff(
         found = release_diff.overview(before, after)
         if as_json:
             counted = {"old": before.version, "new": after.version, **found.as_json()}
-            click.echo(json.dumps(counted, indent=2, ensure_ascii=False))
+            click.echo(json.dumps(counted, indent=2))
         else:
-            click.echo(pages.overview_page(before.version, after.version, found, width))
+            click.echo(printable(pages.overview_page(before.version, after.version, found, width)))
         return 0
     if file:
         servers = from_settings.from_file(Path(file))
@@ -153,7 +154,7 @@ def diff(
             }
             for server, found in changed
         ]
-        click.echo(json.dumps(told, indent=2, ensure_ascii=False))
+        click.echo(json.dumps(told, indent=2))
     else:
         blocks = (
             pages.diff_page(
@@ -161,7 +162,7 @@ def diff(
             )
             for server, found in changed
         )
-        click.echo("\n\n".join(blocks))
+        click.echo(printable("\n\n".join(blocks)))
     return int(any(one.breaks for _, found in changed for one in found))
 
 
@@ -199,9 +200,11 @@ def check(
         _schema(version or default_release()), words, _variables(environment)
     )
     if as_json:
-        click.echo(json.dumps(verdict.as_json(), indent=2, ensure_ascii=False))
+        click.echo(json.dumps(verdict.as_json(), indent=2))
     else:
-        click.echo(pages.verdict_page(verdict, min(shutil.get_terminal_size().columns, 100)))
+        click.echo(
+            printable(pages.verdict_page(verdict, min(shutil.get_terminal_size().columns, 100)))
+        )
     return int(not verdict.accepted)
 
 

@@ -160,6 +160,6 @@ def _fault(known: Variable, value: str) -> str | None:
         read, what = _FORMS[known.form]
         try:
             read(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return f"`{value}` is no {what.removeprefix('a ')}, and vLLM stops when it reads it"
     return None

@@ -69,12 +69,17 @@ class _Judge:
             yield JsonFault(f"{what} {_spoken(value)} where a JSON object has to be")
             return
         wrong = False
+        looked_up = 0
         for key, item in value.items():
             path = f"{where}.{key}" if where else key
             field = fields.get(key)
             if field is None or not field.init or key.startswith("_"):
                 wrong = True
-                yield self._no_such_key(name, path, key, fields)
+                looked_up += 1
+                if looked_up > _FAR:  # more of them do not help who reads them
+                    yield JsonFault(f"`{path}` is no key of it")
+                else:
+                    yield self._no_such_key(name, path, key, fields)
                 continue
             for fault in self._field(name, field, item, path):
                 wrong = True
@@ -265,7 +270,10 @@ def _number(value: Any) -> float | None:
             return float(value)
         except ValueError:
             return None
-    return float(value) if isinstance(value, bool | int | float) else None
+    try:
+        return float(value) if isinstance(value, bool | int | float) else None
+    except OverflowError:  # a whole number of more than 308 digits
+        return float("inf") if value > 0 else float("-inf")
 
 
 def _is_bool(value: Any) -> bool:

@@ -20,6 +20,8 @@ from gpufleet.flags.schema import Flag, Syntax
 _NAME = re.compile(r"(?<=--)[^.]*")
 _SERVED_NAME = re.compile(r"--served[-_]model[-_]name(=.+|$)")
 _LEVELS = {"0", "1", "2", "3"}  # of optimization: `-O 3` is rewritten, `-O decode` is not
+_DIGITS = 290  # of a number: with a suffix it is a fraction of Python still (1.8e308)
+_DEEP = 50  # keys within keys; no config of any release has more than 5
 _SUFFIXED = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -194,6 +196,10 @@ def _gathered(words: list[Word], syntax: Syntax, unparsed: list[Unparsed]) -> li
         several = syntax.dotted_lists and name.endswith("+")
         value = text.split(",") if several else _json_value(text, syntax)
         option, *path = name.removesuffix("+" if several else "").split(".")
+        if len(path) > _DEEP:
+            found = f"`{option}` has {len(path)} keys within each other"
+            unparsed.append(Unparsed(Trouble.NO_VALUE, name, at, found))
+            continue
         whole, parts = gathered.setdefault(option, ({}, []))
         _merge(whole, _nested(path, value))
         parts.append(Dotted(tuple(path), value, at))
@@ -206,7 +212,7 @@ def _gathered(words: list[Word], syntax: Syntax, unparsed: list[Unparsed]) -> li
 def _json_value(text: str, syntax: Syntax) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         number = human_readable(text) if syntax.dotted_suffixes else None
         return text if number is None else number
 
@@ -220,6 +226,8 @@ def human_readable(text: str) -> int | None:
     >>> human_readable("1k"), human_readable("1K"), human_readable("1.5K")
     (1000, 1024, None)
     """
+    if len(text) > _DIGITS:
+        return None
     match = _SUFFIXED.fullmatch(text.strip())
     if match is None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import textwrap
 from collections.abc import Iterable, Iterator
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 _INDENT = "        "
 _LONGEST = 200  # characters of an argument; JSON can be as long as it likes
+
+_QUOTED = re.compile(f"`([^`]{{{_LONGEST + 1},}})`")
 
 _REFUSED_BY = {
     By.PARSER: "the parser refuses it",
@@ -47,7 +50,7 @@ def _lines(problem: Problem, width: int) -> Iterator[str]:
     if len(argument) > _LONGEST:
         argument = argument[:_LONGEST] + " ..."
     yield f"{problem.severity.value:7} {argument}"
-    sentence = problem.found
+    sentence = _QUOTED.sub(lambda match: f"`{match[1][:_LONGEST]} ...`", problem.found)
     if problem.since:
         sentence += f" (since {problem.since})"
     yield from _wrapped(sentence + ".", width)

@@ -573,7 +573,7 @@ def _lost_keys(given: GivenFlag, now: Flag, old: Schema, new: Schema) -> Iterato
     for text in given.values:
         try:
             keys = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if before and after and isinstance(keys, dict):
             yield from (key for key in keys if key in before and key not in after)

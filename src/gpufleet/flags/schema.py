@@ -427,4 +427,4 @@ def sort_key(version: str) -> tuple[int, ...]:
     >>> sort_key("0.5.3.post1") > sort_key("0.5.3")
     True
     """
-    return tuple(int(number) for number in re.findall(r"\d+", version))
+    return tuple(int(number) for number in re.findall(r"\d{1,9}", version))

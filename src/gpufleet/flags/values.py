@@ -173,8 +173,12 @@ def _human_or_auto(text: str) -> int:
 def _json(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except json.JSONDecodeError as error:
         raise Unfit(Kind.JSON, f"`{text}` is not JSON: {error}", _mended(text)) from None
+    except ValueError:
+        raise Unfit(Kind.JSON, f"`{text}` has a number of too many digits") from None
+    except RecursionError:
+        raise Unfit(Kind.JSON, f"`{text}` is nested too deeply") from None
 
 
 def _json_or_text(text: str) -> Any:
@@ -215,7 +219,7 @@ def _level_or_literal(text: str) -> Any:
         return int(text)
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         found = f"`{text}` is neither a level nor a dictionary as Python writes it"
         raise Unfit(Kind.VALUE, found) from None
 
@@ -253,7 +257,7 @@ def _mended(text: str) -> str | None:
     for candidate in (text.strip("'"), text.replace("'", '"')):
         try:
             return json.dumps(json.loads(candidate))
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
     try:
         literal = ast.literal_eval(text)
