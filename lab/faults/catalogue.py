@@ -281,6 +281,15 @@ OF_STATE = (
         lines="gpu.{gpu}.clocks.reasons = 0x4\ngpu.{gpu}.violation.power = 0+600000000",
     ),
     Fault(
+        "clocks-locked", "somebody has locked a GPU's clocks",
+        {"locked-clocks": WARN}, lines="gpu.{gpu}.clocks.reasons = 0x2",
+    ),
+    Fault(
+        "clocks-lowered", "somebody has lowered a GPU's application clocks",
+        {"locked-clocks": WARN}, has("clocks.app"),
+        lines="gpu.{gpu}.clocks.app_sm = 345\ngpu.{gpu}.clocks.reasons = 0x3",
+    ),
+    Fault(
         "hot", "a GPU is hotter than where it slows down",
         {"temperature": BLOCK}, change=hot,
     ),
@@ -475,6 +484,22 @@ OF_LOG = (
         change=says(
             XID + "79, " + NOBODY + "GPU has fallen off the bus.",
             "NVRM: GPU {bus}: GPU has fallen off the bus.",
+        ),
+    ),
+    Fault(
+        "machine-check", "a CPU reported a hardware error that was not corrected",
+        {"machine-check": WARN},
+        change=says(
+            "mce: [Hardware Error]: Machine check events logged",
+            "mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 5: bea0000000000108",
+        ),
+    ),
+    Fault(
+        "edac-uncorrected", "a memory controller reported an error that was not corrected",
+        {"machine-check": WARN},
+        change=says(
+            "EDAC MC1: 1 UE memory read error on CPU_SrcID#0_MC#1_Chan#0_DIMM#0 (channel:0 slot:0 "
+            "page:0x1f2e3d offset:0x0 grain:64)"
         ),
     ),
     Fault(

@@ -152,6 +152,29 @@ NVML_API nvmlDeviceGetMaxClockInfo(const struct gpu *gpu, unsigned domain, unsig
     return answer_number(gpu, domain == 2 ? "clocks.mem_max" : "clocks.sm_max", out);
 }
 
+/* Boards for desktops have no application clocks, and no line `clocks.app`. */
+static int application_clock(const struct gpu *gpu, const char *key, const char *otherwise,
+                             unsigned *out)
+{
+    if (!gpu_has(gpu, "clocks.app"))
+        return NVML_NOT_SUPPORTED;
+    return answer_number(gpu, gpu_has(gpu, key) ? key : otherwise, out);
+}
+
+NVML_API nvmlDeviceGetApplicationsClock(const struct gpu *gpu, unsigned domain, unsigned *out)
+{
+    ENTER_GPU(gpu);
+    return domain == 2 ? application_clock(gpu, "clocks.app_mem", "clocks.mem_max", out)
+                       : application_clock(gpu, "clocks.app_sm", "clocks.sm_max", out);
+}
+
+NVML_API nvmlDeviceGetDefaultApplicationsClock(const struct gpu *gpu, unsigned domain, unsigned *out)
+{
+    ENTER_GPU(gpu);
+    const char *key = domain == 2 ? "clocks.mem_max" : "clocks.sm_max";
+    return application_clock(gpu, key, key, out);
+}
+
 /* ---- utilisation, in percent ---- */
 
 NVML_API nvmlDeviceGetUtilizationRates(const struct gpu *gpu, struct nvmlUtilization *out)

@@ -36,6 +36,7 @@ CHECKS: dict[str, Check] = {
         Check("recovery-action", "Does the driver itself ask for a reset or a reboot?"),
         Check("hardware-slowdown", "Does the hardware slow the GPU down?"),
         Check("software-throttle", "Does the driver slow the GPU down while it idles?"),
+        Check("locked-clocks", "Are the GPU's clocks free to rise?"),
         Check("temperature", "Is the GPU cooler than its own limits?"),
         Check("pcie-width", "Does the GPU have all its PCIe lanes?"),
         Check("pcie-generation", "Does PCIe run at full speed under load?"),
@@ -70,6 +71,7 @@ CHECKS: dict[str, Check] = {
         Check("sxid", "Has no NVSwitch logged an error?", root="the kernel log"),
         Check("pcie-errors", "Has no PCIe link logged an error?", root="the kernel log"),
         Check("gpu-start", "Did the driver start every GPU?", root="the kernel log"),
+        Check("machine-check", "Has the machine logged no hardware error?", root="the kernel log"),
         # The machine around the GPUs.
         Check("secure-boot", "Will Secure Boot load the driver's module?"),
         Check("nouveau", "Is nouveau away?"),

@@ -1,14 +1,14 @@
-"""What else the kernel logged since boot: errors of PCIe links, GPUs that did not start.  Pure.
+"""What else the kernel logged since boot: PCIe errors, GPUs that did not start, the machine's own.
 
-As with Xids (`checks/kernel_log.py`), what was before the driver was last loaded is history. A log
-that cannot be read, or lost its beginning, is the check xid's.
+As with Xids (`checks/kernel_log.py`), what was before the driver was last loaded is history, but of
+the machine. A log that cannot be read, or lost its beginning, is the check xid's.  Pure.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpufleet.checks.finding import (
@@ -99,14 +99,19 @@ def _pcie_error(seconds: float, text: str) -> PcieError | None:
 
 def _most_in_a_day(errors: Sequence[PcieError]) -> int:
     """Return the most errors of a function within a day, by the line that tells more of them."""
-    most = 0
-    for reported in (True, False):
-        times = sorted(one.seconds for one in errors if one.reported == reported)
-        first = 0
-        for last, seconds in enumerate(times):
-            while times[first] < seconds - DAY:
-                first += 1
-            most = max(most, last - first + 1)
+    return max(
+        _most_within_a_day(one.seconds for one in errors if one.reported == reported)
+        for reported in (True, False)
+    )
+
+
+def _most_within_a_day(times: Iterable[float]) -> int:
+    ordered = sorted(times)
+    most = first = 0
+    for last, seconds in enumerate(ordered):
+        while ordered[first] < seconds - DAY:
+            first += 1
+        most = max(most, last - first + 1)
     return most
 
 
@@ -212,6 +217,82 @@ _START_LADDER = (
 )
 
 
+# What the kernel writes of CPUs and memory: print_mce in arch/x86/kernel/cpu/mce/core.c,
+# drivers/edac/edac_mc.c and mce_amd.c, drivers/firmware/efi/cper.c, mm/memory-failure.c,
+# arch/x86/kernel/cpu/mce/therm_throt.c.
+_BANK = re.compile(
+    r"Machine Check(?: Exception)?: *[0-9a-f]+ Bank \d+: *(?P<status>[0-9a-f]{1,16})"
+)
+_UC = 61  # bit of a bank's status: the error was not corrected
+_MACHINE = (
+    (
+        "uncorrected",
+        re.compile(
+            r"\bEDAC \w+: \d+ UE\b|event severity: (?:fatal|recoverable)"
+            r"|\[Hardware Error\]: (?:Uncorrected|System Fatal)\b|Processor context corrupt"
+            r"|Uncorrected hardware memory error|^Memory failure: .*recovery action",
+            _CASE,
+        ),
+    ),
+    (
+        "corrected",
+        re.compile(
+            r"\bEDAC \w+: \d+ CE\b|event severity: corrected"
+            r"|\[Hardware Error\]: (?:Corrected|Deferred) error|Machine check events logged",
+            _CASE,
+        ),
+    ),
+    ("hot", re.compile(r"\bCPU\d+: .*temperature above threshold", _CASE)),
+)
+_MACHINE_SAID = {
+    "uncorrected": ("hardware errors that were not corrected", "none"),
+    "corrected": ("corrected hardware errors within a day", f"fewer than {FLOOD}"),
+    "hot": ("times within a day, heat slowed a CPU down", f"fewer than {FLOOD}"),
+}
+
+
+def machine_check(node: Reading) -> Iterator[Problem]:
+    """
+    The machine's CPUs and memory reported no error that was not corrected, and few that were.
+
+    A warning, as host-ecc is: the kernel ends the program that met the error, and nothing else.
+    """
+    by_kind: dict[str, list[tuple[float, str]]] = defaultdict(list)
+    for seconds, text in _log(node).lines:
+        if kind := _machine_error(text):
+            by_kind[kind].append((seconds, text))
+    for kind, lines in by_kind.items():
+        count = len(lines) if kind == "uncorrected" else _most_within_a_day(t for t, _ in lines)
+        if kind != "uncorrected" and count < FLOOD:
+            continue
+        said, wanted = _MACHINE_SAID[kind]
+        yield Problem(
+            Severity.WARN,
+            f"{count} {said}: {lines[-1][1][:160]}",
+            wanted,
+            "the kernel's machine checks (MCE, EDAC, APEI)",
+            _MACHINE_LADDER,
+        )
+
+
+def _machine_error(text: str) -> str | None:
+    if bank := _BANK.search(text):
+        return "uncorrected" if int(bank["status"], 16) >> _UC & 1 else "corrected"
+    return next((kind for kind, shape in _MACHINE if shape.search(text)), None)
+
+
+_MACHINE_LADDER = (
+    Step(
+        Action.LOOK,
+        "`journalctl -k -b | grep -E 'mce:|EDAC|Hardware Error'`; the BMC names the part: "
+        "`ipmitool sel elist | tail`",
+    ),
+    STOP,
+    REBOOT_IT,
+    Step(Action.SERVICE, "it comes back: have that DIMM, CPU or its cooling looked at"),
+)
+
+
 def _place(text: str) -> str:
     """Return a PCI address as sysfs writes it; what is none as it stands."""
     return sysfs_bus_id(text) if text.count(":") == 2 else text  # domain:bus:device
@@ -227,4 +308,5 @@ def _log(node: Reading) -> Log:
 WITHOUT_DRIVER: dict[str, Callable[[Reading], Iterator[Problem]]] = {
     "pcie-errors": pcie_errors,
     "gpu-start": gpu_start,
+    "machine-check": machine_check,
 }

@@ -9,6 +9,7 @@ ELSEWHERE: dict[str, str] = {
     "driver.cuda": "driver-minimum",
     "driver.gpu_count": "gpu-count",
     "fabric.": "fabric-state",
+    "gpus.*.application_clocks_mhz": "locked-clocks",
     "gpus.*.compute_capability": "compute-capability",
     "gpus.*.compute_mode": "compute-mode",
     "gpus.*.ecc_corrected_volatile": "ecc-corrected",

@@ -123,6 +123,10 @@ def _watts(value: Any) -> str:
     return f"{value / 1000:.0f} W"
 
 
+def _mhz(value: Any) -> str:
+    return f"{value} MHz"
+
+
 def _memory(value: Any) -> str:
     return f"{value / GIB:.1f} GiB"
 
@@ -208,6 +212,16 @@ JUDGED_OF_GPU: tuple[Fact, ...] = (
             low=_OTHER, high=_OTHER, show=_celsius, among=_part, asked_by="temperature",
         )
         for limit in ("shutdown", "slowdown", "memory_max", "gpu_max")
+    ),
+    *(
+        Fact(
+            f"gpus.*.{fact}.{domain}", f"{{}} as its {words} {called} clock", _told(fact, domain),
+            _MATES, _BOARD, low=_LESS, high=_OTHER, show=_mhz, among=_part,
+        )
+        for fact, words in (
+            ("clocks_max_mhz", "highest"), ("default_application_clocks_mhz", "delivered"),
+        )
+        for domain, called in (("sm", "SM"), ("memory", "memory"))
     ),
     Fact(
         "gpus.*.c2c_links", "{} C2C links to its CPU", _told("c2c_links"), _MATES_AND_TWINS,

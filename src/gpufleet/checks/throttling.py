@@ -19,6 +19,7 @@ from gpufleet.checks.probe_facts import (
 )
 
 # nvmlClocksEventReasons, nvml.h.
+CLOCKS_SETTING = 0x2
 SW_POWER_CAP, HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, HW_POWER_BRAKE = 0x4, 0x8, 0x20, 0x40, 0x80
 # The probe looks so often (0.3 s apart) where a hardware reason is set; seen every time, it is no
 # passing state. nvml.h: a change of clocks or power state may report 0x8 for a moment.
@@ -126,6 +127,46 @@ def software_throttle(gpu: GpuReading) -> Iterator[Problem]:
         )
 
 
+def locked_clocks(gpu: GpuReading) -> Iterator[Problem]:
+    """
+    No setting holds the GPU's clocks below what it is delivered with.
+
+    Application clocks are compared with their defaults (`nvidia-smi -ac`). NVML does not tell
+    locked clocks (`-lgc`, `-lmc`), only that a setting limits the clocks now: reason 0x2. So do
+    clocks that were raised, and defaults below the highest clocks (V100): no problem.
+    """
+    held = bool(_reasons(gpu.get("throttle_reasons")) & CLOCKS_SETTING)
+    lower, by_design = [], False
+    for domain, called in (("sm", "SM"), ("memory", "memory")):
+        now, default, highest = (
+            _told(gpu, name, domain) if name in gpu.facts else None
+            for name in ("application_clocks_mhz", "default_application_clocks_mhz",
+                         "clocks_max_mhz")
+        )  # fmt: skip
+        if now is not None and default is not None:
+            by_design = by_design or now > default or default < (highest or 0)
+            if now < default:
+                lower.append(f"{now} MHz instead of {default} ({called})")
+    if not lower and (not held or by_design):
+        return
+    said = f"its application clocks are lowered: {', '.join(lower)}"
+    yield Problem(
+        Severity.WARN,
+        said if lower else "a setting limits its clocks: they are locked",
+        "clocks as delivered",
+        "the board's default application clocks" if lower else "NVML's clock event reasons",
+        (
+            Step(Action.LOOK, f"`nvidia-smi -q -d CLOCK,PERFORMANCE -i {gpu.index}`"),
+            Step(
+                Action.CONFIGURE,
+                f"`nvidia-smi -i {gpu.index} -rac`, `-rgc` and `-rmc`; find what sets them at boot "
+                "(a unit, a cron job), or accept it (checks.accept)",
+            ),
+        ),
+        gpu.index,
+    )
+
+
 def temperature(gpu: GpuReading) -> Iterator[Problem]:
     """
     GPU and memory are cooler than where the device itself begins to slow down.
@@ -230,6 +271,7 @@ def _power(index: int, enforced: float, wanted: float, source: str) -> Problem:
 OF_GPU: dict[str, Callable[[GpuReading], Iterator[Problem]]] = {
     "hardware-slowdown": hardware_slowdown,
     "software-throttle": software_throttle,
+    "locked-clocks": locked_clocks,
     "temperature": temperature,
     "power-limit": power_limit,
 }

@@ -112,3 +112,46 @@ def test_a_log_that_cannot_be_read_is_said_once(document, judged):
     assert said.worst("pcie-errors").severity.word == "info"
     assert said.worst("gpu-start").severity.word == "info"
     assert said.worst("xid").severity.word == "unknown"
+
+
+# --- machine-check
+
+
+@each_row(
+    "line",
+    [
+        "mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 5: bea0000000000108",
+        "{1}[Hardware Error]: event severity: recoverable",
+        "[Hardware Error]: Uncorrected, software restartable error.",
+        "EDAC MC1: 1 UE memory read error on CPU_SrcID#0_MC#1_Chan#0_DIMM#0 (channel:0 slot:0)",
+        "Memory failure: 0x7f3a1: recovery action for dirty LRU page: Recovered",
+        "mce: Uncorrected hardware memory error in user-access at 7f3a1000",
+    ],
+)
+def test_a_hardware_error_that_was_not_corrected_warns(document, judged, line):
+    said = judged(logged(document("h100x8"), (3.0, line)))
+
+    assert said.troubles == {("machine-check", "warn", None)}
+    assert line in said.worst("machine-check").found
+
+
+@each_row(
+    ("line", "count", "seconds", "warns"),
+    [
+        ("EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#1", 100, 60, True),
+        ("EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#1", 99, 60, False),
+        ("mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 7: 8c00004000010090", 100, 60, True),
+        ("{7}[Hardware Error]: event severity: corrected", 150, 3600, False),
+        ("mce: CPU41: Package temperature above threshold, cpu clock throttled", 100, 60, True),
+        ("mce: CPU supports 32 MCE banks", 200, 1, False),
+        ("EDAC MC0: Giving out device to module i10nm_edac controller Intel", 200, 1, False),
+    ],
+)
+def test_corrected_hardware_errors_warn_where_they_are_many_in_a_day(  # noqa: PLR0917
+    document, judged, line, count, seconds, warns
+):
+    lines = [(9000.0 + number * seconds, line) for number in range(count)]
+
+    said = judged(logged(document("h100x8"), *lines))
+
+    assert (said.worst("machine-check").severity.word == "warn") is warns

@@ -8,6 +8,7 @@ from gpufleet.checks.finding import Severity
 from tests.support.rows import each_row
 
 UNREAD = {"missing": "unknown", "code": 999}
+GONE = {"missing": "function_not_found", "code": 13}
 NOT_SUPPORTED = {"missing": "not_supported", "code": 3}
 IDLE, SW_POWER, HW, SW_THERMAL, HW_THERMAL, BRAKE = 0x1, 0x4, 0x8, 0x20, 0x40, 0x80
 
@@ -52,7 +53,7 @@ def test_a_lasting_hardware_slowdown_stops_and_a_passing_one_warns(
     assert words in said.worst("hardware-slowdown").found
 
 
-@pytest.mark.parametrize("bits", [[IDLE], [0], [SW_POWER | 0x2], [HW, 0, IDLE]])
+@pytest.mark.parametrize("bits", [[IDLE], [0], [SW_POWER | 0x100], [HW, 0, IDLE]])
 def test_no_hardware_slowdown(document, judged, bits):
     """0x8 alone for a moment: a change of the power state reports it."""
     found = samples(document("h100x8"), *bits)
@@ -304,11 +305,75 @@ def test_samples_that_say_nothing_or_nonsense_are_no_answer(document, judged, sa
 
 
 @pytest.mark.parametrize(
-    ("fact", "check"),
-    [("throttle_reasons", "software-throttle"), ("power_limit_milliwatts", "power-limit")],
+    ("fact", "checks"),
+    [
+        ("throttle_reasons", {"software-throttle", "locked-clocks"}),
+        ("power_limit_milliwatts", {"power-limit"}),
+    ],
 )
-def test_a_number_that_cannot_be_is_no_answer(document, judged, fact, check):
+def test_a_number_that_cannot_be_is_no_answer(document, judged, fact, checks):
     found = document("h100x8")
     found["gpus"][3][fact] = -5
 
-    assert judged(found).troubles == {(check, "unknown", 3)}
+    assert judged(found).troubles == {(check, "unknown", 3) for check in checks}
+
+
+# --- locked-clocks
+
+
+@each_row(
+    ("reasons", "facts", "words"),
+    [
+        (IDLE | 0x2, {}, "a setting limits its clocks"),
+        (IDLE, {"application_clocks_mhz": {"sm": 1200, "memory": 2619}}, "1200 MHz instead of"),
+        (0x2, {"application_clocks_mhz": {"sm": 1980, "memory": 1593}}, "2619 (memory)"),
+    ],
+)
+def test_clocks_that_a_setting_holds_down_warn(document, judged, reasons, facts, words):
+    found = samples(document("h100x8"), reasons)
+    found["gpus"][3] |= facts
+
+    said = judged(found)
+
+    assert said.troubles == {("locked-clocks", "warn", 3)}
+    assert words in said.worst("locked-clocks").found
+    assert "nvidia-smi -i 3 -rac" in said.text("locked-clocks")
+
+
+@each_row(
+    ("profile", "reasons", "facts"),
+    [
+        # Raised, or as delivered below the highest, as a V100 is.
+        ("h100x8", 0x2, {"application_clocks_mhz": {"sm": 1980, "memory": 2700}}),
+        ("h100x8", 0x2, {"application_clocks_mhz": {"sm": 1312, "memory": 2619},
+                         "default_application_clocks_mhz": {"sm": 1312, "memory": 2619}}),
+        ("rtx4090x2", IDLE, {}),
+        # CUDA 14's drivers no longer tell them.
+        ("h100x8", IDLE, {
+            name: dict.fromkeys(("sm", "memory"), GONE)
+            for name in ("application_clocks_mhz", "default_application_clocks_mhz")
+        }),
+    ],
+)  # fmt: skip
+def test_clocks_as_delivered_or_raised_are_no_problem(document, judged, profile, reasons, facts):
+    found = document(profile)
+    for gpu in found["gpus"]:
+        gpu.update(throttle_samples=[reasons], throttle_reasons=reasons, **facts)
+
+    assert judged(found).troubles == set()
+
+
+def test_a_document_of_an_older_probe_is_judged_by_the_reasons(document, judged):
+    found = samples(document("h100x8"), 0x2)
+    for gpu in found["gpus"]:
+        for name in ("application_clocks_mhz", "default_application_clocks_mhz", "clocks_max_mhz"):
+            del gpu[name]
+
+    assert judged(found).troubles == {("locked-clocks", "warn", 3)}
+
+
+def test_clocks_that_could_not_be_read_are_unknown(document, judged):
+    found = document("h100x8")
+    found["gpus"][3]["application_clocks_mhz"]["sm"] = UNREAD
+
+    assert judged(found).worst("locked-clocks", 3).severity.word == "unknown"

@@ -1,9 +1,12 @@
 """What adapters take, by the shapes that vLLM makes; what is not known of them is said."""
 
+import json
+
 from gpufleet.sizing.architectures.registry import architecture
 from gpufleet.sizing.fit import size
 from gpufleet.sizing.lora_memory import Lora, lora_bytes, why_not_counted
 from gpufleet.sizing.rank_weights import Sharding
+from tests.support.checkout import ROOT
 from tests.support.rows import each_row
 from tests.unit.sizing.test_fit import model, options
 
@@ -61,6 +64,67 @@ def test_some_classes_have_adapters_of_the_embedding_and_the_head():
         assert adapters(LLAMA, Lora(), tensor) == layers + 2 * own
         assert adapters(LLAMA, Lora(), tensor, last=False) == layers + own
         assert adapters(LLAMA, Lora(), tensor, first=False, last=False) == layers
+
+
+def buffers(name, lora, tensor):
+    """
+    Return the bytes of vLLM's buffers on one rank, class of layer by class of layer.
+
+    After create_lora_weights in vllm/lora/layers of 0.23.0: for each slice of a layer one tensor
+    (max_loras, 1, rank, inputs) and one (max_loras, 1, outputs, rank). What the checkpoint has as
+    one matrix has one slice (packed_modules_mapping).
+    """
+    config = json.loads((ROOT / f"tests/data/models/{name}.json").read_text())["config"]
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    heads = config["num_attention_heads"]
+    kv_heads = config.get("num_key_value_heads", heads)
+    head = config.get("head_dim") or hidden // heads
+    rank, q, kv = lora.max_rank, heads // tensor * head, max(1, kv_heads // tensor) * head
+    split = rank // tensor if lora.fully_sharded else rank  # of ColumnParallelLinear
+    rows = hidden // tensor if lora.fully_sharded else hidden  # of RowParallelLinear
+    fused = config["architectures"][0] == "Phi3ForCausalLM"
+    qkv = [q + 2 * kv] if fused else [q, kv, kv]  # QKV, MergedQKVParallelLinearWithLoRA
+    mlp = [2 * inner // tensor] if fused else [inner // tensor] * 2  # (Merged)ColumnParallel
+    shapes = [
+        *((split, hidden) for _ in (*qkv, *mlp)),
+        *((out, rank) for out in (*qkv, *mlp)),
+        *((rank, inputs) for inputs in (heads // tensor * head, inner // tensor)),  # o, down
+        *((rows, rank) for _ in range(2)),
+    ] * config["num_hidden_layers"]
+    if config["architectures"][0] in {"LlamaForCausalLM", "Qwen3ForCausalLM"}:
+        # VocabParallelEmbeddingWithLoRA and LogitsProcessorWithLoRA, whole on each rank.
+        shapes += [(config["vocab_size"], rank), (hidden, rank)] * 2
+    return sum(a * b for a, b in shapes) * lora.max_loras * 2
+
+
+@each_row(
+    "name",
+    [
+        "meta-llama--Meta-Llama-3.1-8B",
+        "meta-llama--Meta-Llama-3.1-70B",
+        "meta-llama--Llama-3.2-1B",
+        "Qwen--Qwen2.5-7B-Instruct",
+        "Qwen--Qwen3-32B",
+        "mistralai--Mistral-Nemo-Instruct-2407",
+        "google--gemma-2-9b",
+        "microsoft--Phi-3.5-mini-instruct",
+        "microsoft--phi-4",
+    ],
+)
+@each_row(("count", "rank", "sharded"), [(1, 16, False), (8, 64, False), (4, 256, True)])
+@each_row("tensor", [1, 2, 4])
+def test_adapters_take_what_vllms_buffers_take(name, count, rank, sharded, tensor):
+    described = model(name).architecture
+    if described.heads % tensor:
+        return  # vLLM refuses it
+    lora = Lora(count, rank, fully_sharded=sharded)
+
+    found = lora_bytes(
+        described, lora, Sharding(tensor), range(len(described.layers)),
+        dtype="bfloat16", first=True, last=True,
+    )  # fmt: skip
+
+    assert abs(found / buffers(name, lora, tensor) - 1) < 0.005
 
 
 def test_adapters_take_from_the_cache():

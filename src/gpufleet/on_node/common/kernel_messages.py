@@ -18,6 +18,7 @@ SECONDS = {"journal": 10, "dmesg": 4}
 # Lines that are kept. The module loader's refusals name no driver.
 ABOUT = re.compile(
     r"NVRM|[Nn]vidia|NVIDIA|SXid|Xid|nouveau|AER:|module verification failed"
+    r"|\bmce:|\bEDAC\b|\[Hardware Error\]|^Memory failure:"
     r"|Loading of (?:unsigned )?module|Lockdown:|PKCS#7 signature"
 )
 # The kernel's command line names drivers without their being there ("modprobe.blacklist=nouveau").

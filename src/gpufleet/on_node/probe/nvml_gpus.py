@@ -224,6 +224,16 @@ GPU_FACTS: tuple[tuple[str, Ask], ...] = (
     ("power_default_limit_milliwatts", get("PowerManagementDefaultLimit")),
     ("power_limits_milliwatts", get("PowerManagementLimitConstraints", keys=("min", "max"))),
     ("performance_state", get("PerformanceState")),
+    # MHz; nvmlClockType_t: 1 SM, 2 memory. NVML does not tell the clocks of `nvidia-smi -lgc`.
+    ("clocks_max_mhz", ask_all(sm=get("MaxClockInfo", 1), memory=get("MaxClockInfo", 2))),
+    (
+        "application_clocks_mhz",
+        ask_all(sm=get("ApplicationsClock", 1), memory=get("ApplicationsClock", 2)),
+    ),
+    (
+        "default_application_clocks_mhz",
+        ask_all(sm=get("DefaultApplicationsClock", 1), memory=get("DefaultApplicationsClock", 2)),
+    ),
     ("pcie_width", get("CurrPcieLinkWidth")),
     ("pcie_width_max", get("MaxPcieLinkWidth")),
     ("pcie_generation", get("CurrPcieLinkGeneration")),
