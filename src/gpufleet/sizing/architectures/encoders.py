@@ -228,25 +228,32 @@ def _score(fields: Fields, hidden: int) -> tuple[Weight, ...]:
 
 
 BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
-    name: partial(_bert, name=name, scores=scores, offset=offset)
-    for name, scores, offset in (
-        ("BertModel", False, False),
-        ("BertForSequenceClassification", True, False),
-        ("RobertaModel", False, True),
-        ("RobertaForSequenceClassification", True, True),
-        ("XLMRobertaModel", False, True),
-        ("XLMRobertaForSequenceClassification", True, True),
-    )
-} | {
-    "GteModel": partial(_gte, name="GteModel", scores=False),
-    "GteNewModel": partial(_gte, name="GteNewModel", scores=False),
-    "GteNewForSequenceClassification": partial(
-        _gte, name="GteNewForSequenceClassification", scores=True
-    ),
-    "ModernBertModel": partial(_modern_bert, name="ModernBertModel", scores=False),
-    "ModernBertForSequenceClassification": partial(
-        _modern_bert, name="ModernBertForSequenceClassification", scores=True
-    ),
+    **{
+        name: partial(_bert, name=name, scores=scores, offset=offset)
+        for name, scores, offset in (
+            ("BertModel", False, False),
+            ("BertForSequenceClassification", True, False),
+            ("RobertaModel", False, True),
+            ("RobertaForSequenceClassification", True, True),
+            ("XLMRobertaModel", False, True),
+            ("XLMRobertaForSequenceClassification", True, True),
+        )
+    },
+    **{
+        name: partial(_gte, name=name, scores=scores)
+        for name, scores in (
+            ("GteModel", False),
+            ("GteNewModel", False),
+            ("GteNewForSequenceClassification", True),
+        )
+    },
+    **{
+        name: partial(_modern_bert, name=name, scores=scores)
+        for name, scores in (
+            ("ModernBertModel", False),
+            ("ModernBertForSequenceClassification", True),
+        )
+    },
     "NomicBertModel": partial(_nomic_bert, name="NomicBertModel"),
 }
 """Each name that `architectures` may have, with what reads such a config."""
