@@ -103,7 +103,7 @@ def last_words(output: str) -> str:
     ]
     # pyinfra's own last line of an operation says nothing but how many commands it ran.
     of_error = [line for line in lines if ERROR.search(line) and not COUNTED.search(line)]
-    found = dict.fromkeys(of_error or [line for line in lines if NODE.search(line)])
+    found = dict.fromkeys(of_error or [line for line in lines if NODE.search(line)] or lines)
     return " / ".join(list(found)[-3:])[:300]
 
 
