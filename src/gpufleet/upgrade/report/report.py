@@ -17,6 +17,7 @@ from typing import Any
 
 from gpufleet.upgrade.gates.baseline import ITL, TTFT, Traffic
 from gpufleet.upgrade.gates.gates import QUANTILE, quantile
+from gpufleet.upgrade.plan.declare_version import Edit
 from gpufleet.upgrade.plan.wave import Group, Wave
 from gpufleet.upgrade.run.journal_entry import Entry, entries_of
 from gpufleet.upgrade.run.upgrade_state import GroupState, State, fold
@@ -190,7 +191,7 @@ class Report:
     resumed: tuple[float, ...]
     """When it was taken up again."""
     declared: tuple[str, ...]
-    """Lines of variables that it has rewritten."""
+    """Lines of variables that it has rewritten, and not put back."""
 
     @property
     def groups(self) -> tuple[GroupReport, ...]:
@@ -250,6 +251,7 @@ def report(entries: Iterable[Entry]) -> Report:
     state = fold(found)
     ended = found[-1].at if found else 0.0
     waves = tuple(_wave(each, found, state, ended) for each in state.waves)
+    put_back = {_text(each) for each in found if each.what == "noted"}
     return Report(
         id=state.id,
         kind=state.kind,
@@ -267,6 +269,7 @@ def report(entries: Iterable[Entry]) -> Report:
             f"{each.get('file')}:{each.get('line')}: {each.get('key')}: {each.get('before')} -> "
             f"{each.get('after')}"
             for each in state.declared
+            if f"put back: {Edit.from_json(each).inverse}" not in put_back
         ),
     )
 

@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from gpufleet.upgrade.gates.baseline import ITL, TTFT, Traffic
+from gpufleet.upgrade.plan.declare_version import Edit
 from gpufleet.upgrade.plan.wave import Group, Wave
 from gpufleet.upgrade.report.html import report_html
 from gpufleet.upgrade.report.live_progress import Progress, style
@@ -392,3 +393,16 @@ def printed(found: Report) -> str:
     console = Console(width=300, file=io.StringIO(), highlight=False)
     console.print(report_text(found))
     return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_lines_that_were_put_back_are_not_declared() -> None:
+    """An upgrade that was broken off leaves the variables as they were."""
+    edits = [
+        Edit("group_vars/gpu.yml", line, key, "0.31.0", "0.32.0")
+        for line, key in ((3, "version"), (4, "lock"))
+    ]
+    begun = (*HEAD, entry(4, "declared", files=[each.as_json() for each in edits]))
+    assert len(report(begun).declared) == 2
+    back = entry(5, "noted", text=f"put back: {edits[0].inverse}")
+    (left,) = report((*begun, back)).declared
+    assert "group_vars/gpu.yml:4: lock" in left
