@@ -48,9 +48,10 @@ def recorded(tmp_path):
 @pytest.fixture
 def fleet(tmp_path):
     """64 healthy nodes in one file, as `gpufleet probe --json` prints them."""
-    document = json.loads((NODES / "h100x8.json").read_text())
+    recorded = (NODES / "h100x8.json").read_text()
     file = tmp_path / "fleet.json"
-    file.write_text(json.dumps({f"gpu-{n:02}": document for n in range(1, 65)}))
+    nodes = (f'"gpu-{n:02}": {recorded.replace("GPU-", f"GPU-{n:02}")}' for n in range(1, 65))
+    file.write_text(f"{{{', '.join(nodes)}}}")
     return file
 
 
