@@ -26,6 +26,7 @@ from gpufleet.checks.finding import Action, Finding, GpuId, Problem, Report, Sev
 from gpufleet.checks.probe_facts import CannotTell, DoesNotApply, GpuReading, Needs, Reading, Unread
 from gpufleet.node.probe_document import document_problem
 from gpufleet.settings.node_settings import Acceptance, NodeSettings
+from gpufleet.unreadable import answer_fault
 
 # Checks of a node as a whole that can be answered while the driver does not answer.
 WITHOUT_DRIVER: dict[str, Callable[[Reading], Iterator[Problem]]] = {
@@ -202,7 +203,7 @@ def _answers(
     except Unread as why:
         problems.append(_unknown(check, node, str(why)))
     except _NONSENSE as why:
-        said = f"the probe's answer makes no sense ({type(why).__name__}: {why})"
+        said = f"the probe's answer makes no sense: {answer_fault(why)}"
         problems.append(_unknown(check, node, said))
     for problem in problems or [Problem(Severity.OK, "passed", "", "")]:
         about = gpu if problem.gpu is None else node.id_of(problem.gpu)

@@ -15,6 +15,7 @@ import click
 from gpufleet.cli.default_release import default_release
 from gpufleet.errors import FleetError
 from gpufleet.sanitize import printable
+from gpufleet.unreadable import file_fault
 
 if TYPE_CHECKING:
     from gpufleet.flags.schema import Schema
@@ -226,4 +227,6 @@ def _schema(version: str) -> Schema:
     try:
         return schema.from_document(json.loads(Path(version).read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
-        raise FleetError(f"{version}: cannot be read: {error}") from None
+        raise FleetError(f"{version}: cannot be read: {file_fault(error)}") from None
+    except RecursionError:
+        raise FleetError(f"{version}: is nested more deeply than any schema of flags") from None

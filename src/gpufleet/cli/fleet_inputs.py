@@ -18,6 +18,7 @@ from gpufleet.cli.common_options import INTERRUPTED
 from gpufleet.errors import FleetError
 from gpufleet.formatting import suggestion
 from gpufleet.sanitize import printable
+from gpufleet.unreadable import file_fault
 
 if TYPE_CHECKING:
     from gpufleet.fleet.node_records import Samples
@@ -87,7 +88,7 @@ def load_probes(files: tuple[str, ...]) -> Mapping[str, Answer]:
         try:
             text = Path(file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise FleetError(f"{file}: cannot be read: {error}") from None
+            raise FleetError(f"{file}: cannot be read: {file_fault(error)}") from None
         documents |= parse_documents(text, file, Path(file).stem)
     return documents
 

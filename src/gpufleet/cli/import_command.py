@@ -15,6 +15,7 @@ import click
 from gpufleet.cli.default_release import default_release
 from gpufleet.errors import FleetError
 from gpufleet.paths import write_whole
+from gpufleet.unreadable import file_fault
 
 _MOST = 1 << 24
 """Characters that are read: more than any file that is imported has; `detect` says how many."""
@@ -113,7 +114,7 @@ def _text(file: str) -> str:
         with Path(file).open(encoding="utf-8") as opened:
             return opened.read(_MOST)
     except (OSError, UnicodeDecodeError) as error:
-        raise FleetError(f"{file}: cannot be read: {error}") from None
+        raise FleetError(f"{file}: cannot be read: {file_fault(error)}") from None
 
 
 def _name(file: str) -> str:

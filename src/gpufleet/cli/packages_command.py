@@ -16,6 +16,7 @@ from gpufleet.errors import FleetError
 from gpufleet.formatting import count_of, suggestion
 from gpufleet.paths import write_whole
 from gpufleet.sanitize import printable
+from gpufleet.unreadable import file_fault
 
 CHANGED = FOUND = 1
 """Exit status of `lock --dry` where a file would be another; of `audit` with an advisory."""
@@ -141,4 +142,4 @@ def _content(path: Path) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise FleetError(f"{path} cannot be read: {error}") from None
+        raise FleetError(f"{path} cannot be read: {file_fault(error)}") from None

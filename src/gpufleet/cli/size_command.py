@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 
+_MOST = 10**15
+"""Tokens or bytes: a thousand times the memory of a large node."""
+
 
 class _Number(click.ParamType[int]):
     """A number as vLLM's flags take it: 32768, 32k (1000s), 32K (1024s); some also take `auto`."""
@@ -43,6 +46,8 @@ class _Number(click.ParamType[int]):
         if number is None or number <= 0:
             also = ", or auto" if self.auto else ""
             self.fail(f"{value!r} is no number above 0 (32768, 32k, 32K{also})", param, ctx)
+        if number > _MOST:
+            self.fail(f"{str(value)[:40]!r} is more than any node holds", param, ctx)
         return number
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from gpufleet.errors import FleetError
+from gpufleet.unreadable import answer_fault
 
 FORMAT = 1
 """Version of the document that `extract` writes; raised when a key changes its meaning or goes."""
@@ -299,8 +300,8 @@ def from_document(document: Mapping[str, Any]) -> Schema:
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FleetError(
-            f"this is no schema of vLLM's flags ({type(error).__name__}: {error}): extract it "
-            "again with `gpufleet flags extract`"
+            f"this is no schema of vLLM's flags ({answer_fault(error)}): extract it again with "
+            "`gpufleet flags extract`"
         ) from error
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from gpufleet.errors import FleetError
+from gpufleet.unreadable import yaml_fault
 
 _MOST_VALUES = 100_000
 """Values of a YAML text once each alias is the value that it stands for."""
@@ -24,7 +25,10 @@ def load_documents(text: str) -> tuple[Any, ...]:
     Raises `NoYamlError` for a text that is none, and `FleetError` for one that is nested too deeply
     or that aliases blow up.
     """
-    loader = yaml.SafeLoader(text)
+    try:
+        loader = yaml.SafeLoader(text)
+    except yaml.YAMLError as error:  # a character that YAML does not take
+        raise NoYamlError(_where(error)) from None
     found = []
     known: dict[int, int] = {}
     size = 0
@@ -62,7 +66,9 @@ def _size(node: yaml.Node, known: dict[int, int]) -> int:
 def _where(error: yaml.YAMLError | ValueError) -> str:
     """Return what is wrong in which line, without the line: it may have a key in it."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
-        return f"{error.problem} in line {error.problem_mark.line + 1}"
+        return f"line {error.problem_mark.line + 1}: {yaml_fault(error)}"
+    if isinstance(error, yaml.YAMLError):
+        return yaml_fault(error)
     return "it cannot be read as text"
 
 

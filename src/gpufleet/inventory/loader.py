@@ -159,8 +159,9 @@ def read(path: str | Path) -> Fleet:
     Raises FleetError for every mistake, also when the file is missing or is no such inventory.
     """
     file = Path(path)
-    if not file.is_file():
-        raise FleetError(f"{path}: there is no such inventory file{invocation.list_inventories()}")
+    if not _is_file(file):
+        others = invocation.list_inventories()
+        raise FleetError(f"{str(path)[:200]}: there is no such inventory file{others}")
     if str(Path.cwd()) not in sys.path:  # as pyinfra does, for what the inventory imports
         sys.path.append(str(Path.cwd()))
     try:
@@ -173,6 +174,13 @@ def read(path: str | Path) -> Fleet:
     if not isinstance(fleet, Fleet):
         raise FleetError(f"{path}: has no checked variables: {_HOW}")
     return fleet
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long
+        return False
 
 
 def current() -> Fleet:
@@ -371,6 +379,8 @@ def _selectable(fleet: Fleet) -> dict[str, tuple[str, ...]]:
 def _python_error(error: Exception, path: str | Path) -> str:
     """Say what an inventory file did wrong as Python, with its own line."""
     if isinstance(error, SyntaxError):
+        if error.msg.startswith("(unicode error)") and "codec" in error.msg:
+            return f"{error.filename}:{error.lineno}: is not Python: it is no text in UTF-8"
         return f"{error.filename}:{error.lineno}: is not Python: {error.msg}"
     frames = traceback.extract_tb(error.__traceback__)
     line = next((each.lineno for each in reversed(frames) if each.filename == str(path)), 0)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpufleet.errors import FleetError
+from gpufleet.unreadable import json_fault
 
 SCHEMA = 2
 
@@ -83,7 +84,7 @@ def parse_documents(text: str, where: str, alone: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:
-        raise FleetError(f"{where}:{error.lineno}: is not JSON: {error.msg}") from None
+        raise FleetError(f"{where}:{error.lineno}: is not JSON: {json_fault(error)}") from None
     except (RecursionError, ValueError):  # too deep; a number of thousands of digits
         raise FleetError(f"{where}: is no probe: nothing of that depth or length is") from None
     if not isinstance(found, dict):

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from gpufleet.errors import FleetError
 from gpufleet.remote import answer_shapes as shapes
 from gpufleet.sanitize import printable
+from gpufleet.unreadable import answer_fault
 
 FORMS: Mapping[str, Any] = {
     "change/change": shapes.Change,
@@ -52,12 +53,25 @@ here are judged by their reader alone.
 """
 
 
+# By pydantic's names of what it finds.
+_KINDS = {
+    "bool_type": "it has to be true or false",
+    "dict_type": "it has to be an object",
+    "extra_forbidden": "its program writes no such key",
+    "float_type": "it has to be a number",
+    "int_type": "it has to be a whole number",
+    "list_type": "it has to be a list",
+    "missing": "a key is missing in it",
+    "string_type": "it has to be a text",
+}
+
+
 def form_problem(program: str, document: Any) -> str | None:
     """
     Return what is wrong with the form of a program's answer, None if nothing is.
 
     >>> form_problem("monitoring/record", {"schema": 1, "error": 3, "recorded": []})
-    "its answer makes no sense: error is 3: Input should be a valid string"
+    "its answer makes no sense: error is 3: it has to be a text"
     """
     adapter = _adapter(program) or _adapter(program.partition(" ")[0])
     if adapter is None:
@@ -68,10 +82,11 @@ def form_problem(program: str, document: Any) -> str | None:
         first = error.errors(include_url=False, include_context=False)[0]
         where = ".".join(map(str, first["loc"])) or "it"
         found = printable(repr(first["input"])[:80])
-        return f"its answer makes no sense: {printable(where)} is {found}: {first['msg']}"
+        wanted = _KINDS.get(first["type"], "what its program writes is of another kind")
+        return f"its answer makes no sense: {printable(where)} is {found}: {wanted}"
     # Numbers of hundreds of digits.
     except (OverflowError, RecursionError, ValueError) as error:
-        return f"its answer makes no sense: {type(error).__name__}: {printable(str(error))}"
+        return f"its answer makes no sense: {printable(answer_fault(error))}"
     return None
 
 
@@ -94,5 +109,5 @@ def reading(node: str) -> Generator[None]:
         TypeError,
         ValueError,
     ) as error:
-        why = printable(f"{type(error).__name__}: {error}")
-        raise FleetError(f"{node}: its answer makes no sense ({why})") from error
+        why = printable(answer_fault(error))
+        raise FleetError(f"{node}: its answer makes no sense: {why}") from error

@@ -20,6 +20,7 @@ import yaml
 
 from gpufleet.errors import FleetError
 from gpufleet.settings.base import KeyPath
+from gpufleet.unreadable import file_fault, yaml_fault
 
 _SUFFIXES = (".yml", ".yaml")
 
@@ -78,7 +79,7 @@ def load_file(path: Path, root: Path | None = None) -> Variables:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise FleetError(f"{shown}: cannot be read: {error}") from None
+        raise FleetError(f"{shown}: cannot be read: {file_fault(error)}") from None
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
@@ -91,6 +92,8 @@ def load_file(path: Path, root: Path | None = None) -> Variables:
         values: dict[str, Any] = loader.construct_document(node)
     except (yaml.YAMLError, ValueError) as error:  # ValueError: `0b_` and the like
         raise FleetError(_syntax_error(error, shown)) from None
+    except RecursionError:
+        raise FleetError(f"{shown}: is nested more deeply than settings are") from None
     return {key: (value, _origin(key, shown, lines)) for key, value in values.items()}
 
 
@@ -235,16 +238,15 @@ def _origin(key: str, shown: str, lines: Mapping[KeyPath, int]) -> Origin:
     return Origin(shown, lines.get((key,), 0), inner)
 
 
-def _syntax_error(error: Exception, shown: str) -> str:
-    if not isinstance(error, yaml.MarkedYAMLError):
-        return f"{shown}: is not YAML: {' '.join(str(error).split())}"
-    mark = error.problem_mark or error.context_mark
+def _syntax_error(error: yaml.YAMLError | ValueError, shown: str) -> str:
+    if not isinstance(error, yaml.YAMLError):
+        return f"{shown}: has a number or a date that is none"
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     place = f"{shown}:{mark.line + 1}" if mark else shown
-    what = ", ".join(part for part in (error.context, error.problem) if part)
-    if mark and error.context_mark and error.context_mark.line != mark.line:
-        what += f"; it begins in line {error.context_mark.line + 1}"
-    if "'\\t'" in what:
-        what += " (YAML does not indent with tabs: use spaces)"
+    what = yaml_fault(error)
+    begins = getattr(error, "context_mark", None)
+    if mark and begins and begins.line != mark.line:
+        what += f"; what it belongs to begins in line {begins.line + 1}"
     return f"{place}: is not YAML: {what}"
 
 

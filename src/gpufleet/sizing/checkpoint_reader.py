@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 from gpufleet.errors import FleetError
 from gpufleet.sizing import mistral_format
 from gpufleet.sizing.architectures.description import ModelFiles, Stored
+from gpufleet.unreadable import file_fault, json_fault
 
 CONFIG = "config.json"
 HF_QUANT_CONFIG = "hf_quant_config.json"
@@ -336,12 +337,16 @@ def _hub_error(error: Exception, model: str, revision: str | None, hub: Hub) -> 
 def _parse_json(text: bytes, name: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
+    except json.JSONDecodeError as error:
+        why = f"line {error.lineno}, {json_fault(error)}"
+        raise FleetError(f"{name}: is no JSON: {why}") from None
     except ValueError as error:
-        raise FleetError(f"{name}: is no JSON: {error}") from None
+        raise FleetError(f"{name}: is no JSON: {file_fault(error)}") from None
     except RecursionError:
         raise FleetError(f"{name}: is nested more deeply than any model's files are") from None
     if not isinstance(found, dict):
-        raise FleetError(f"{name}: holds a {type(found).__name__}, and not an object with keys")
+        kind = "nothing" if found is None else f"a {type(found).__name__}"
+        raise FleetError(f"{name}: holds {kind}, and not an object with keys")
     return found
 
 

@@ -20,6 +20,7 @@ from gpufleet.paths import shipped_lock, write_whole
 from gpufleet.settings.operator_paths import from_root
 from gpufleet.settings.serving_settings import Vllm
 from gpufleet.settings.variables import Origin
+from gpufleet.unreadable import file_fault
 from gpufleet.upgrade.json_value import JsonValue
 from gpufleet.versions import RELEASE
 
@@ -219,7 +220,7 @@ def _lines(path: Path) -> list[str]:
     try:
         return path.read_bytes().decode().splitlines(keepends=True)
     except (OSError, UnicodeDecodeError) as error:
-        raise FleetError(f"{path}: cannot be read: {error}") from None
+        raise FleetError(f"{path}: cannot be read: {file_fault(error)}") from None
 
 
 def _without_end(line: str) -> str:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from gpufleet.errors import FleetError
+from gpufleet.unreadable import answer_fault, file_fault, json_fault
 from gpufleet.upgrade.run.journal_entry import WORDS, Entry
 from gpufleet.upgrade.run.upgrade_state import apply, fold
 
@@ -210,9 +211,16 @@ def _read(path: Path) -> tuple[int, tuple[Entry, ...]]:
     for number, line in enumerate(data[:whole].splitlines(), 1):
         try:
             entries.append(Entry.from_json(json.loads(line)))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            why = (
+                json_fault(error)
+                if isinstance(error, json.JSONDecodeError)
+                else file_fault(error)
+                if isinstance(error, UnicodeDecodeError)
+                else answer_fault(error)
+            )
             raise FleetError(
-                f"{path}:{number}: is no entry of a journal ({error}): it was changed by hand, or "
+                f"{path}:{number}: is no entry of a journal ({why}): it was changed by hand, or "
                 "by another release of gpufleet; what nodes know is in `gpufleet status`"
             ) from None
     return whole, tuple(entries)

@@ -1,0 +1,61 @@
+"""What a reader of JSON or YAML finds wrong is said in an operator's words."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from gpufleet.unreadable import answer_fault, file_fault, json_fault, yaml_fault
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "it is empty"),
+        ('{"a": ', "ends before it is whole"),
+        ("{a: 1}", "column 2: a name in double quotes"),
+        ('{"a" 1}', "column 6: a `:` is missing"),
+        ('{"a": 1 2}', "a `,` or a closing bracket"),
+        ("{} 1", "column 4: the value ends before it"),
+        ('["a', "has no closing quote"),
+        ('["\\x"]', "JSON has no form"),
+    ],
+)
+def test_json(text: str, says: str) -> None:
+    with pytest.raises(json.JSONDecodeError) as found:
+        json.loads(text)
+    assert says in json_fault(found.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a:\n\tb: 1\n", "use spaces"),
+        ("a: b: c\n", "inside of a value"),
+        ("a: 1\n b: 2\n", "inside of a value"),
+        ("a: [1\nb: 2\n", "closing bracket"),
+        ("a: 'x\n", "ends within a text in quotes"),
+        ("a: *b\n", "refers to a name that no `&` gives"),
+        ("a: @x\n", "put quotes around it"),
+        ("a: \0\n", "a character that YAML does not take"),
+        ('a: "\\d"\n', "single quotes"),
+    ],
+)
+def test_yaml(text: str, says: str) -> None:
+    with pytest.raises(yaml.YAMLError) as found:
+        yaml.safe_load(text)
+    assert says in yaml_fault(found.value)
+
+
+def test_what_is_no_text_and_what_cannot_be_opened() -> None:
+    with pytest.raises(UnicodeDecodeError) as found:
+        b"ab\xff".decode()
+    assert file_fault(found.value) == "its byte 3 is none of a text in UTF-8"
+    assert file_fault(FileNotFoundError(2, "No such file or directory")).startswith("No such file")
+
+
+def test_an_answer_of_another_kind() -> None:
+    assert answer_fault(TypeError("x")) == "a value is of another kind than its program writes"
+    assert answer_fault(RecursionError()).startswith("a number or its depth")
