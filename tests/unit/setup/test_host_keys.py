@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import socket
 import subprocess
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import paramiko
@@ -14,28 +12,6 @@ import pytest
 from gpufleet.errors import FleetError
 from gpufleet.setup.host_keys import fetch_keys, fingerprint, known_keys, known_line, known_text
 from gpufleet.setup.hosts import Host
-
-
-@pytest.fixture
-def key() -> paramiko.PKey:
-    return paramiko.ECDSAKey.generate()
-
-
-@pytest.fixture
-def server(key: paramiko.PKey) -> Iterator[Host]:
-    """An SSH server on this machine that shows `key`, by paramiko's own server."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-
-        def serve() -> None:
-            connection, _ = listening.accept()
-            with paramiko.Transport(connection) as transport:
-                transport.add_server_key(key)
-                transport.start_server(server=paramiko.ServerInterface())
-                transport.join(timeout=10)
-
-        threading.Thread(target=serve, daemon=True).start()
-        yield Host("gpu-01", "127.0.0.1", "root", port)
 
 
 def test_the_key_that_a_server_shows_is_in_known_hosts_as_ssh_keygen_reads_it(
