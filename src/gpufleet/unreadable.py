@@ -10,6 +10,7 @@ import yaml
 _YAML = {
     "found character '\\t'": "it is indented by a tab, which YAML does not take: use spaces",
     "could not determine a constructor": "a value is of a kind (`!name`) that YAML itself has not",
+    "found unhashable key": "a name is a mapping or a list: put quotes around it",
     "found character": "a character stands there that YAML keeps for itself: put quotes around it",
     "mapping values are not allowed": "there is a `: ` inside of a value: put quotes around that",
     "could not find expected ':'": "there is a name without `:`",

@@ -16,6 +16,7 @@ from tests.support.checkout import ROOT
 from tests.support.rows import each_row
 
 NODES = ROOT / "src/gpufleet/catalog/data/nodes"
+PROD = "examples/explained/inventories/prod.py"
 TOPO = ROOT / "tests/data/topo"
 GPUFLEET = Path(sys.executable).with_name("gpufleet")
 
@@ -131,9 +132,9 @@ def test_the_promised_keys_are_there():
         (("tests",), "tests: cannot be read: Is a directory"),
         (("README.md",), "README.md: has no line with the columns"),
         (("uv.lock",), "uv.lock: has no line with the columns"),
-        (("inventories/prod.py",), "inventories/prod.py has several nodes: name one of gpu-"),
-        (("inventories/prod.py", "gpu-a100-1"), "did you mean 'gpu-a100-01'"),
-        (("inventories/prod.py:gpu-a100-1",), "did you mean 'gpu-a100-01'"),
+        ((PROD,), f"{PROD} has several nodes: name one of gpu-"),
+        ((PROD, "gpu-a100-1"), "did you mean 'gpu-a100-01'"),
+        ((f"{PROD}:gpu-a100-1",), "did you mean 'gpu-a100-01'"),
         (("inventories/prd.py", "x"), "no such inventory file"),
         ((TOPO / "t4-single.txt", "--svg", "/nowhere/x.svg"), "/nowhere/x.svg: cannot be written"),
     ],

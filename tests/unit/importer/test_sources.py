@@ -444,7 +444,7 @@ DOUBLED = ", ".join(
         ("all: {hosts: {'gpu-[5:1]': }}", "no range of hosts"),
         (f"all: {{hosts: {{'{'[1:1]' * 150}': }}}}", "more than 8 ranges"),
         ("a: {children: {b: {children: {a: }}}, hosts: {x: }}", "contain each other"),
-        ("{? {a: b} : c}", "unhashable key in line 1"),
+        ("{? {a: b} : c}", "line 1: a name is a mapping or a list"),
         ("{apiVersion: v1, kind: Pod, spec: {containers: [{image: vllm, args: ['$(A59)'], "
          f"env: [{DOUBLED}]}}]}}}}", "its variables become more than"),
         ("--- a\n--- b\n", "nothing in it starts vLLM"),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gpufleet.errors import FleetError
 from gpufleet.fleet import assessment
+from gpufleet.fleet.declared_hardware import with_identity
 from gpufleet.node.topology import Domain, node_from_probe
 from gpufleet.planning.candidates import Verdict
 from gpufleet.planning.explanation import explain
@@ -479,7 +480,7 @@ def assessed(**asked):
             "/srv/q": {"config": config, "hf_quant_config": absent, "bytes": absent}
         }
         document["nics"]["net"] = [nic("eth1", f"10.1.0.{number}/24", pci="0000:02:00.0")]
-        documents[name] = document
+        documents[name] = with_identity(document, name)
         settings = {
             "vllm": {"version": "0.32.0", "lock": "locks/none.txt", "listen": "127.0.0.1"},
             "firewall": {},

@@ -81,7 +81,7 @@ def test_what_has_no_tcp_below_is_left_alone():
 LOADS = """\
 import resource, runpy, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
-runpy.run_path("inventories/prod.py")
+runpy.run_path("examples/explained/inventories/prod.py")
 print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 

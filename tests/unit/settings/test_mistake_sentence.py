@@ -38,7 +38,7 @@ HOSTILE: tuple[Any, ...] = (
 )
 # What only a validator or a programmer says.
 FOREIGN = re.compile(
-    r"[Ii]nput should|valid (string|integer|tuple|dictionary)|match pattern|\^|\$$|parse"
+    r"[Ii]nput should|valid (string|integer|tuple|dictionary)|match pattern|\^|\$$|\bparse(d|r)?\b"
     r"|instance of|validation|Traceback|None|True|False|another form"
 )
 

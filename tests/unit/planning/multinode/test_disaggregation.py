@@ -228,9 +228,13 @@ def test_a_side_over_nodes_is_one_group_that_has_one_fingerprint(lock):
             "serving.llama.prefill: prompts names llama itself, and what computes prompts takes",
         ),
         (
-            {"flags": {"kv-transfer-config": {"kv_connector": "NixlConnector"}}},
+            {
+                "flags": {
+                    "kv-transfer-config": {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+                }
+            },
             {},
-            "serving.prompts.flags.kv-transfer-config: has kv_connector, which `prefill` sets",
+            "serving.prompts.flags.kv-transfer-config: has kv_connector, kv_role, which `prefill` sets",
         ),
         (
             {"environment": {"VLLM_NIXL_SIDE_CHANNEL_PORT": "5600"}},
