@@ -234,7 +234,7 @@ def test_a_side_over_nodes_is_one_group_that_has_one_fingerprint(lock):
                 }
             },
             {},
-            "serving.prompts.flags.kv-transfer-config: has kv_connector, kv_role, which `prefill` sets",
+            "serving.prompts.flags.kv-transfer-config: has kv_connector, kv_role, which",
         ),
         (
             {"environment": {"VLLM_NIXL_SIDE_CHANNEL_PORT": "5600"}},
