@@ -72,6 +72,7 @@ def test_every_page_that_tests_write_takes_rows() -> None:
         "check-matrix.md",
         "driver-upgrade-faults.md",
         "environment-faults.md",
+        "flag-start-rules.md",
         "group-faults.md",
         "interrupted-deploys.md",
         "long-tests.md",
@@ -80,6 +81,7 @@ def test_every_page_that_tests_write_takes_rows() -> None:
         "upgrade-faults.md",
         "upgrade-under-load.md",
         "watchdog.md",
+        "written-faults.md",
     ]
 
 

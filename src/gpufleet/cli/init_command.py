@@ -105,7 +105,15 @@ def init(
         api_key = _own_key(given)
         _check(Path(folder) / "whole", files, api_key=api_key)
     for each in fleet_files.write_files(directory, files, api_key=api_key):
-        state = "written" if each.new else "kept, it differs" if each.differs else "kept"
+        state = (
+            "written"
+            if each.new
+            else "left out, the inventory has no such group:"
+            if each.left_out
+            else "kept, it differs"
+            if each.differs
+            else "kept"
+        )
         click.echo(printable(f"{state:8}  {directory / each.path}"))
     python = None if "lock" in (given.get("vllm") or ()) else kinds.old_pythons(documents)
     for remark in (*findings.remarks, *filter(None, (python,))):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ class Written:
     path: str
     new: bool
     differs: bool = False
+    left_out: bool = False
+    """It is of a group that the inventory that is there does not have."""
 
 
 def inventory_text(groups: Mapping[str, Iterable[Host]], user: str | None) -> str:
@@ -149,18 +152,41 @@ def write_files(root: Path, files: Mapping[str, str], *, api_key: bool) -> Itera
     """
     Write the files that are not there, and yield what became of each.
 
-    A file that is there is kept, whatever it has. `api_key`: make one, if there is none. Raises
-    `FleetError` where something cannot be written.
+    A file that is there is kept, whatever it has; variables of a group that the inventory that is
+    there does not have are left out. `api_key`: make one, if there is none. Raises `FleetError`
+    where something cannot be written.
     """
+    groups = _groups(root / INVENTORY)
     for path, text in files.items():
         file = root / path
         if os.path.lexists(file):
             yield Written(path, new=False, differs=_differs(file, text))
+        elif groups is not None and path.startswith("group_vars/") and _group(path) not in groups:
+            yield Written(path, new=False, left_out=True)
         else:
             write_whole(file, text)
             yield Written(path, new=True)
     if api_key:
         yield Written(API_KEY, new=_write_key(root / API_KEY))
+
+
+def _groups(inventory: Path) -> frozenset[str] | None:
+    """Return the names that an inventory may have as groups; None: there is none yet."""
+    try:
+        text = inventory.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+    return frozenset({*re.findall(r"[\"'](\w+)[\"']", text), inventory.stem})
+
+
+def _group(path: str) -> str:
+    """
+    Return the group whose variables a file has.
+
+    >>> _group("group_vars/gpu_h100x8.lock.yml")
+    'gpu_h100x8'
+    """
+    return Path(path).name.partition(".")[0]
 
 
 def _write_key(file: Path) -> bool:

@@ -89,6 +89,21 @@ def test_a_second_run_keeps_every_file_and_says_which_differ(tmp_path: Path) -> 
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+def test_a_group_that_the_inventory_that_is_there_does_not_have_gets_no_variables(
+    tmp_path: Path,
+) -> None:
+    """Nodes whose driver came meanwhile are of another kind; the inventory stays as it is."""
+    list(write_files(tmp_path, made(), api_key=True))
+    (tmp_path / "group_vars/gpu.yml").unlink()
+    other = {"group_vars/gpu_l4x1.yml": "gpus: {}\n", "group_vars/gpu_l4x1.lock.yml": "a: 1\n"}
+
+    second = list(write_files(tmp_path, made() | other, api_key=True))
+
+    assert [each.path for each in second if each.left_out] == [*other]
+    assert [each.path for each in second if each.new] == ["group_vars/gpu.yml"]
+    assert not [path for path in other if (tmp_path / path).exists()]
+
+
 def test_the_api_key_is_its_owners_alone_and_ignored_by_git(tmp_path: Path) -> None:
     list(write_files(tmp_path, made(), api_key=True))
 
