@@ -1,10 +1,16 @@
-"""The one exception written for operators.
+"""The one exception written for operators, and their words for what readers of files raise.
 
 Its text reaches a terminal as it is, so every problem is a whole sentence: what was found, why it
 is wrong, what to do; with the file and the key where there is one.
 """
 
 from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import yaml
 
 
 class FleetError(Exception):
@@ -22,3 +28,88 @@ class FleetError(Exception):
 
 class NotKnownError(FleetError):
     """Something that may well be right, but that gpufleet cannot judge."""
+
+
+# Beginnings of what PyYAML 6 says (scanner.py, parser.py, composer.py), in an operator's words.
+_YAML = {
+    "found character '\\t'": "it is indented by a tab, which YAML does not take: use spaces",
+    "could not determine a constructor": "a value is of a kind (`!name`) that YAML itself has not",
+    "found unhashable key": "a name is a mapping or a list: put quotes around it",
+    "found character": "a character stands there that YAML keeps for itself: put quotes around it",
+    "mapping values are not allowed": "there is a `: ` inside of a value: put quotes around that",
+    "could not find expected ':'": "there is a name without `:`",
+    "expected <block end>": "it is not indented as the lines before it, or a quote is missing",
+    "expected ',' or": "a `,` or a closing bracket is missing",
+    "expected the node content": "a value is missing",
+    "found unexpected end of stream": "the file ends within a text in quotes",
+    "found undefined alias": "`*` refers to a name that no `&` gives: put quotes around it",
+    "found duplicate anchor": "a name is given twice with `&`",
+    "but found another document": "a second document begins: a file of settings has one",
+    "expected a single document": "a second document begins: a file of settings has one",
+    "found unknown escape character": "`\\` stands before a character for which YAML has no form: "
+    "write the text in single quotes",
+    "special characters are not allowed": "it has a character that YAML does not take",
+}
+_JSON = {
+    "Expecting value": "no value of JSON begins there",
+    "Expecting property name": "a name in double quotes is missing there",
+    "Expecting ':'": "a `:` is missing there",
+    "Expecting ','": "a `,` or a closing bracket is missing there",
+    "Illegal trailing comma": "the `,` there is one too many",
+    "Extra data": "the value ends before it, and something follows",
+    "Unterminated string": "the text that begins there has no closing quote",
+    "Invalid control character": "a text has a character there that is written as `\\n` or such",
+    "Invalid \\": "`\\` stands there before a character for which JSON has no form",
+}
+
+
+def file_fault(error: OSError | ValueError) -> str:
+    """
+    Return why a text file cannot be read.
+
+    >>> file_fault(UnicodeDecodeError("utf-8", b"a\\xff", 1, 2, "invalid start byte"))
+    'its byte 2 is none of a text in UTF-8'
+    """
+    if isinstance(error, UnicodeDecodeError):
+        return f"its byte {error.start + 1} is none of a text in UTF-8"
+    if isinstance(error, json.JSONDecodeError):
+        return f"line {error.lineno}: is not JSON: {json_fault(error)}"
+    if isinstance(error, OSError):
+        return error.strerror or "the system gives no reason"
+    return "it has a number or a text that is too long, or a character that no file name has"
+
+
+def json_fault(error: json.JSONDecodeError) -> str:
+    """
+    Return what is wrong with a text that is no JSON, with the column, without the line.
+
+    >>> json_fault(json.JSONDecodeError("Expecting value", "[1, x]", 4))
+    'column 5: no value of JSON begins there'
+    """
+    if not error.doc.strip("\ufeff \t\r\n"):
+        return "it is empty"
+    if error.pos >= len(error.doc.rstrip()):
+        return "it ends before it is whole"
+    known = (words for begins, words in _JSON.items() if error.msg.startswith(begins))
+    return f"column {error.colno}: {next(known, 'it cannot be read from there on')}"
+
+
+def answer_fault(error: Exception) -> str:
+    """
+    Return what a program's reader could not make sense of in an answer.
+
+    >>> answer_fault(KeyError("gpus"))
+    "it has no 'gpus'"
+    """
+    if isinstance(error, KeyError):
+        return f"it has no {error}"
+    if isinstance(error, OverflowError | RecursionError):
+        return "a number or its depth is beyond what any program writes"
+    return "a value is of another kind than its program writes"
+
+
+def yaml_fault(error: yaml.YAMLError) -> str:
+    """Return what is wrong with a text that is no YAML, without the line and what it has."""
+    said = " ".join(str(each) for each in (getattr(error, "problem", ""), error) if each)
+    known = (words for begins, words in _YAML.items() if begins in said)
+    return next(known, "it cannot be read from there on")

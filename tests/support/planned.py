@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from copy import deepcopy
 from functools import cache
 from typing import Any
 
@@ -36,7 +35,7 @@ def _config(model: str) -> dict[str, Any]:
 
 def machine(profile: str, number: int, models: dict[str, str]) -> dict[str, Any]:
     """A recorded machine at 10.1.0.NUMBER on which models lie: {"/srv/q": "Qwen--Qwen3-0.6B"}."""
-    document = deepcopy(_recorded(profile))
+    document = with_identity(_recorded(profile), f"{profile}-{number}")
     document["models"] = {
         path: {"config": _config(model), "hf_quant_config": ABSENT, "bytes": ABSENT}
         for path, model in models.items()
@@ -47,8 +46,8 @@ def machine(profile: str, number: int, models: dict[str, str]) -> dict[str, Any]
 
 def planned(machines: dict[str, dict[str, Any]], settings: dict[str, dict[str, Any]]) -> Assessment:
     """Plan for machines, each with its own variables."""
-    own = {name: with_identity(document, name) for name, document in machines.items()}
-    return assessment.plan_fleet(own, declared_of({name: settings[name] for name in own}))
+    declared = declared_of({name: settings[name] for name in machines})
+    return assessment.plan_fleet(machines, declared)
 
 
 def declared_of(settings: dict[str, dict[str, Any]]) -> dict[str, NodeVars]:

@@ -24,9 +24,9 @@ from gpufleet.checks import (
 )
 from gpufleet.checks.finding import Action, Finding, GpuId, Problem, Report, Severity, Step
 from gpufleet.checks.probe_facts import CannotTell, DoesNotApply, GpuReading, Needs, Reading, Unread
+from gpufleet.errors import answer_fault
 from gpufleet.node.probe_document import document_problem
 from gpufleet.settings.node_settings import Acceptance, NodeSettings
-from gpufleet.unreadable import answer_fault
 
 # Checks of a node as a whole that can be answered while the driver does not answer.
 WITHOUT_DRIVER: dict[str, Callable[[Reading], Iterator[Problem]]] = {

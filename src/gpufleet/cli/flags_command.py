@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpufleet.cli.default_release import default_release
-from gpufleet.errors import FleetError
+from gpufleet.errors import FleetError, file_fault
 from gpufleet.sanitize import printable
-from gpufleet.unreadable import file_fault
 
 if TYPE_CHECKING:
     from gpufleet.flags.schema import Schema

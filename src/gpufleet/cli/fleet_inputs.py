@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from gpufleet.cli.common_options import INTERRUPTED
-from gpufleet.errors import FleetError
+from gpufleet.errors import FleetError, file_fault
 from gpufleet.formatting import suggestion
 from gpufleet.sanitize import printable
-from gpufleet.unreadable import file_fault
 
 if TYPE_CHECKING:
     from gpufleet.fleet.node_records import Samples

@@ -13,9 +13,8 @@ from pathlib import Path
 import click
 
 from gpufleet.cli.default_release import default_release
-from gpufleet.errors import FleetError
+from gpufleet.errors import FleetError, file_fault
 from gpufleet.paths import write_whole
-from gpufleet.unreadable import file_fault
 
 _MOST = 1 << 24
 """Characters that are read: more than any file that is imported has; `detect` says how many."""

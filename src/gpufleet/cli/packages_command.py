@@ -12,11 +12,10 @@ import click
 
 from gpufleet.artifacts import package_lock
 from gpufleet.cli.common_options import json_option, print_json
-from gpufleet.errors import FleetError
+from gpufleet.errors import FleetError, file_fault
 from gpufleet.formatting import count_of, suggestion
 from gpufleet.paths import write_whole
 from gpufleet.sanitize import printable
-from gpufleet.unreadable import file_fault
 
 CHANGED = FOUND = 1
 """Exit status of `lock --dry` where a file would be another; of `audit` with an advisory."""

@@ -21,8 +21,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from gpufleet.errors import FleetError
-from gpufleet.unreadable import answer_fault
+from gpufleet.errors import FleetError, answer_fault
 
 FORMAT = 1
 """Version of the document that `extract` writes; raised when a key changes its meaning or goes."""

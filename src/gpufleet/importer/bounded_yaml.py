@@ -7,8 +7,7 @@ from typing import Any
 
 import yaml
 
-from gpufleet.errors import FleetError
-from gpufleet.unreadable import yaml_fault
+from gpufleet.errors import FleetError, yaml_fault
 
 _MOST_VALUES = 100_000
 """Values of a YAML text once each alias is the value that it stands for."""

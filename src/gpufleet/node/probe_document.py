@@ -11,8 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from gpufleet.errors import FleetError
-from gpufleet.unreadable import json_fault
+from gpufleet.errors import FleetError, json_fault
 
 SCHEMA = 2
 

@@ -14,10 +14,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from gpufleet.errors import FleetError
+from gpufleet.errors import FleetError, answer_fault
 from gpufleet.remote import answer_shapes as shapes
 from gpufleet.sanitize import printable
-from gpufleet.unreadable import answer_fault
 
 FORMS: Mapping[str, Any] = {
     "change/change": shapes.Change,

@@ -18,9 +18,8 @@ from typing import Any, TypeAlias
 
 import yaml
 
-from gpufleet.errors import FleetError
+from gpufleet.errors import FleetError, file_fault, yaml_fault
 from gpufleet.settings.base import KeyPath
-from gpufleet.unreadable import file_fault, yaml_fault
 
 _SUFFIXES = (".yml", ".yaml")
 

@@ -23,10 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpufleet.errors import FleetError
+from gpufleet.errors import FleetError, file_fault, json_fault
 from gpufleet.sizing import mistral_format
 from gpufleet.sizing.architectures.description import ModelFiles, Stored
-from gpufleet.unreadable import file_fault, json_fault
 
 CONFIG = "config.json"
 HF_QUANT_CONFIG = "hf_quant_config.json"

@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpufleet.errors import FleetError
+from gpufleet.errors import FleetError, file_fault
 from gpufleet.formatting import join_names
 from gpufleet.gpu_software.lock_file import SUFFIX
 from gpufleet.paths import shipped_lock, write_whole
 from gpufleet.settings.operator_paths import from_root
 from gpufleet.settings.serving_settings import Vllm
 from gpufleet.settings.variables import Origin
-from gpufleet.unreadable import file_fault
 from gpufleet.upgrade.json_value import JsonValue
 from gpufleet.versions import RELEASE
 

@@ -23,8 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpufleet.errors import FleetError
-from gpufleet.unreadable import answer_fault, file_fault, json_fault
+from gpufleet.errors import FleetError, answer_fault, file_fault, json_fault
 from gpufleet.upgrade.run.journal_entry import WORDS, Entry
 from gpufleet.upgrade.run.upgrade_state import apply, fold
 

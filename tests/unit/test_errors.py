@@ -7,7 +7,7 @@ import json
 import pytest
 import yaml
 
-from gpufleet.unreadable import answer_fault, file_fault, json_fault, yaml_fault
+from gpufleet.errors import answer_fault, file_fault, json_fault, yaml_fault
 
 
 @pytest.mark.parametrize(
