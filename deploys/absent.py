@@ -10,10 +10,9 @@ from which nodes. What other deploys bring can be brought again.
 
 from pyinfra import host
 
-from gpufleet.fleet.run import hold_nodes, refusals
+from gpufleet.fleet.run import refusals
 from gpufleet.inventory import loader
 from roles.absent import absent
 
 with refusals():
-    hold_nodes("absent")
     absent(loader.current().nodes[host.name].settings)

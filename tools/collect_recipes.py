@@ -1,4 +1,4 @@
-"""Makes the package's table of recipes anew from a checkout of vLLM's recipes.
+"""Rewrites the package's table of recipes from a checkout of vLLM's recipes.
 
     python -m tools.collect_recipes CHECKOUT
 

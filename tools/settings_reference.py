@@ -27,9 +27,9 @@ Written by `python -m tools.settings_reference` from the settings' own models; `
 KEY` prints the same for one key. What they are for: [inventories](../configure/inventory.md),
 [what is served](../configure/serving.md).
 
-A `*` stands for a name of yours, or for each item of a list. "required": there is no default, and
-the key has to be there where its section is. Settings in seconds also take units (`10m`, `1h30m`),
-those in tokens `32K` or `32k`.
+A `*` stands for a name that you choose, or for each item of a list. "required": there is no
+default, and the key has to be there where its section is. Settings in seconds
+also take units (`10m`, `1h30m`), those in tokens `32K` or `32k`.
 
 ## Completion in editors
 
@@ -87,7 +87,7 @@ def schema() -> str:
     """Return the JSON Schema of one file of variables."""
     found: dict[str, Any] = NodeSettings.model_json_schema(mode="validation")
     for each in (found, *found["$defs"].values()):
-        # A lock fills in keys that nobody has to write, and null is no value anywhere.
+        # A lock fills in keys that need not be written, and null is no value anywhere.
         each.pop("required", None)
     found["properties"] |= {
         name: {"description": "pyinfra's own: https://docs.pyinfra.com"}

@@ -31,7 +31,7 @@ def display(what: RenderableType) -> None:
 
 def new_table(*columns: str, whole: Collection[str] = ()) -> Table:
     """
-    Return an empty table as all of ours look.
+    Return an empty table in gpufleet's style.
 
     Columns that are `whole` are never folded: what is in them is copied, as a flag.
     """

@@ -3,7 +3,7 @@ Nodes by name, as `--as` takes them: what the probe finds on healthy hardware of
 
 `data/nodes/*.json` are documents that the probe printed on the lab's machines, whose profiles
 (`lab/profiles/*.conf`) name what of the hardware is documented and what is assumed. `python -m
-tests.support.record_node` writes them anew.
+tests.support.record_node` rewrites them.
 """
 
 from __future__ import annotations

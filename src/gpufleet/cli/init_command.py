@@ -196,7 +196,7 @@ def _probe(
 
     reached = fleet_files.connection(hosts, fleet_files.KNOWN_HOSTS, given)
     texts = {
-        fleet_files.INVENTORY: fleet_files.inventory_text(
+        fleet_files.INVENTORY: fleet_files.inventory_of(
             {"all_hosts": hosts}, reached.get("ssh_user")
         ),
         fleet_files.KNOWN_HOSTS: known,

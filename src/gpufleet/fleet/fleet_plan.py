@@ -36,6 +36,7 @@ from gpufleet.serving import flag_check
 from gpufleet.serving.declared_flags import declared_problems, refused_flags
 from gpufleet.serving.restarts import find_restarts
 from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.serving_settings import Served
 from gpufleet.sizing.architectures.description import Described
 from gpufleet.sizing.fit import size
 
@@ -119,18 +120,11 @@ class PlanInputs:
 
     def without(self, models: Collection[str]) -> PlanInputs:
         """Return the same nodes, without models that are not to be planned."""
-        settings = {
-            name: wanted.model_copy(
-                update={
-                    "serving": {
-                        model: served
-                        for model, served in wanted.serving.items()
-                        if model not in models
-                    }
-                }
-            )
-            for name, wanted in self.settings.items()
-        }
+        return self.changed(lambda model, served: None if model in models else served)
+
+    def changed(self, change: Callable[[str, Served], Served | None]) -> PlanInputs:
+        """Return the same nodes, with each model as `change` gives it; with None it is left out."""
+        settings = {name: wanted.with_serving(change) for name, wanted in self.settings.items()}
         return replace(self, settings=settings)
 
 
@@ -199,27 +193,14 @@ def _problems_without(there: PlanInputs, wrong: Mapping[str, frozenset[str]]) ->
     A model whose size rests on one of them is not judged.
     """
     unsure = tuple(f"serving.{model}: " for model, names in wrong.items() if names & _COUNTED)
-    settings = {
-        name: wanted.model_copy(
-            update={
-                "serving": {
-                    model: served.model_copy(
-                        update={
-                            "flags": {
-                                flag: value
-                                for flag, value in served.flags.items()
-                                if flag not in wrong.get(model, ())
-                            }
-                        }
-                    )
-                    for model, served in wanted.serving.items()
-                }
-            }
-        )
-        for name, wanted in there.settings.items()
-    }
+
+    def accepted(model: str, served: Served) -> Served:
+        flags = {flag: value for flag, value in served.flags.items()
+                 if flag not in wrong.get(model, ())}  # fmt: skip
+        return served.model_copy(update={"flags": flags})
+
     try:
-        _placed(replace(there, settings=settings), judged=True)
+        _placed(there.changed(accepted), judged=True)
     except FleetError as error:
         return tuple(each for each in error.problems if not each.startswith(unsure))
     return ()

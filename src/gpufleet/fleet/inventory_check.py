@@ -16,7 +16,7 @@ from typing import Any
 
 from gpufleet.artifacts import release
 from gpufleet.artifacts.model_lock import judge_models
-from gpufleet.artifacts.operator_files import read, release_of
+from gpufleet.artifacts.operator_files import read
 from gpufleet.errors import FleetError
 from gpufleet.fleet.assessment import plan_fleet
 from gpufleet.fleet.declared_hardware import hardware_documents
@@ -24,6 +24,7 @@ from gpufleet.inventory.loader import Fleet
 from gpufleet.monitoring import exporters
 from gpufleet.network import gateway_node, haproxy, keepalived, litellm, litellm_node
 from gpufleet.planning.gpu_totals import Totals
+from gpufleet.serving import vllm_node
 from gpufleet.serving.declared_flags import declared_problems
 from gpufleet.settings.node_variables import NodeVars
 from gpufleet.settings.operator_paths import NamedFile, named_files
@@ -75,11 +76,13 @@ def validate(
     now = dt.datetime.now(dt.UTC)
     found = Validation(remarks=fleet.remarks)
     nodes = {name: node for name, node in fleet.nodes.items() if only is None or name in only}
-    found += _files(nodes.values(), secret_files=secret_files)
-    # What reads a file that is not there would say so again.
-    for node in () if found.problems else nodes.values():
+    for node in nodes.values():
+        files = _files([node], secret_files=secret_files)
+        found += files
+        if files.problems:  # what reads a file that is not there would say so again
+            continue
         found += _programs(node, fleet.nodes, now, secret_files=secret_files)
-        found += _release(node)
+        found += Validation(vllm_node.file_problems(node.settings, secrets=secret_files))
     found += _collected(lambda: judge_models({n: v.settings for n, v in fleet.nodes.items()}))
     gpus = fleet.gpu_nodes
     serving = [node for node in gpus.values() if node.settings.serving]
@@ -138,19 +141,6 @@ def _place(node: NodeVars, named: NamedFile) -> str:
 
 
 # Programs
-
-
-def _release(node: NodeVars) -> Validation:
-    """Return what is wrong with the locks of the releases that a node gets."""
-    if node.settings.vllm is None or not node.settings.serving:
-        return Validation()
-    vllm = node.settings.vllm
-
-    def locks() -> tuple[str, ...]:
-        release_of(vllm)
-        return ()
-
-    return _collected(locks)
 
 
 def _programs(

@@ -40,7 +40,7 @@ from gpufleet.planning.planner import FleetPlan
 from gpufleet.planning.stage import Running, Stage
 from gpufleet.remote.answer_forms import reading
 from gpufleet.remote.query import Answer, probe_all
-from gpufleet.serving import servers, vllm_node
+from gpufleet.serving import servers
 from gpufleet.serving.restarts import partial_restarts
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.variables import Origin
@@ -367,7 +367,6 @@ def _plan(state: State) -> Assessment:
     if state not in _DRY_RUNS:
         problems += lock_problems(documents(state), os.environ.get(VARIABLE))
         problems += deploy_lock.unknown(state, documents(state))
-    problems += vllm_node.file_problems(settings.values())
     try:
         found = assessment.plan_fleet(documents(state), declared)
         refuse_unstartable(found.plan, settings)

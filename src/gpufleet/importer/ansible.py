@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -225,7 +225,7 @@ def _source(found: _Inventory) -> Source:
     return Source(
         (),
         tuple(notes.values()),
-        inventory=_text(groups, children),
+        inventory=inventory_text("Written by `gpufleet import`.", groups, children),
         hosts=tuple(reached.values()),
     )
 
@@ -269,9 +269,12 @@ def _dropped(key: str) -> Note:
     )
 
 
-def _text(groups: Mapping[str, list[Any]], children: Mapping[str, list[str]]) -> str:
+def inventory_text(
+    about: str, groups: Mapping[str, Iterable[Any]], children: Mapping[str, Iterable[str]]
+) -> str:
+    """Return an inventory file: `groups` have names, or pairs of a name and its variables."""
     lines = [
-        '"""Written by `gpufleet import`."""',
+        f'"""{about}"""',
         "",
         "from gpufleet import inventory",
         "",
@@ -281,10 +284,28 @@ def _text(groups: Mapping[str, list[Any]], children: Mapping[str, list[str]]) ->
         "        groups={",
     ]
     for name, hosts in groups.items():
-        lines.append(f"            {name!r}: [")
-        lines += (f"                {host!r}," for host in hosts)
+        lines.append(f"            {_literal(name)}: [")
+        lines += (f"                {_literal(host)}," for host in hosts)
         lines.append("            ],")
     lines.append("        },")
     if children:
-        lines.append(f"        children={dict(children)!r},")
+        lines.append(f"        children={_literal(children)},")
     return "\n".join([*lines, "    )", ")", ""])
+
+
+def _literal(value: Any) -> str:
+    """
+    Write a value as Python has it, with double quotes where that needs no escapes.
+
+    >>> _literal(("gpu-01", {"ssh_port": 22}))
+    '("gpu-01", {"ssh_port": 22})'
+    """
+    if isinstance(value, str):
+        plain = value.isprintable() and not {'"', "\\"} & {*value}
+        return f'"{value}"' if plain else repr(value)
+    if isinstance(value, Mapping):
+        pairs = (f"{_literal(key)}: {_literal(each)}" for key, each in value.items())
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_literal, value))})"
+    return f"[{', '.join(map(_literal, value))}]" if isinstance(value, list) else repr(value)

@@ -131,23 +131,16 @@ def apply_layers(
     layers: Mapping[tuple[str, str], tuple[LayeredFlag, ...]],
 ) -> dict[str, NodeSettings]:
     """Return the settings as the plan has to take them: with what presets set in `flags`."""
+
+    def layered(wanted: NodeSettings) -> NodeSettings:
+        def with_flags(model: str, served: Served) -> Served:
+            flags = {each.name: each.value for each in layers[model, vllm_version(wanted)]}
+            return served.model_copy(update={"flags": flags, "objective": objective(served)})
+
+        return wanted.with_serving(with_flags)
+
     return {
-        name: wanted.model_copy(
-            update={
-                "serving": {
-                    model: served.model_copy(
-                        update={
-                            "flags": {
-                                each.name: each.value
-                                for each in layers[model, vllm_version(wanted)]
-                            },
-                            "objective": objective(served),
-                        }
-                    )
-                    for model, served in wanted.serving.items()
-                }
-            }
-        )
+        name: layered(wanted)
         if any(served.presets for served in wanted.serving.values())
         else wanted
         for name, wanted in settings.items()

@@ -232,17 +232,17 @@ def credentials(stages: Iterable[Stage], settings: NodeSettings) -> dict[str, by
     return node_credentials(contents, stages, settings.serving)
 
 
-def file_problems(settings: Iterable[NodeSettings]) -> tuple[str, ...]:
-    """Return what is wrong with the locks and secrets of this machine that nodes are to get."""
-    problems: dict[str, None] = {}
-    for wanted in settings:
-        if wanted.vllm is None:
-            continue
-        try:
-            release_of(wanted.vllm)
-        except FleetError as error:
-            problems |= dict.fromkeys(error.problems)
-        problems |= dict.fromkeys(_secrets(wanted)[1])
+def file_problems(settings: NodeSettings, *, secrets: bool = True) -> tuple[str, ...]:
+    """Return what is wrong with the locks and, if asked, the secrets that a node is to get."""
+    if settings.vllm is None or not settings.serving:
+        return ()
+    problems: list[str] = []
+    try:
+        release_of(settings.vllm)
+    except FleetError as error:
+        problems += error.problems
+    if secrets:
+        problems += _secrets(settings)[1]
     return tuple(problems)
 
 

@@ -34,7 +34,7 @@ PortRange = Annotated[
 
 
 class Open(Setting):
-    """Ports of a service of yours that the firewall leaves open."""
+    """Ports of your own services that the firewall leaves open."""
 
     ports: Annotated[PortRange, Field(description="A port, or the first and last of a range")]
     protocol: Annotated[Literal["tcp", "udp"], Field(description="Transport")] = "tcp"

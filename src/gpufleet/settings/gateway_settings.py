@@ -182,7 +182,7 @@ class Gateway(Setting):
 
 
 class Balancer(Setting):
-    """A balancer of yours in place of our gateway: two commands, run on this machine.
+    """Your own balancer in place of our gateway: two commands, run on this machine.
 
     Each is a list of words, run without a shell; `{node}`, `{address}`, `{port}`, `{model}` and
     `{replica}` stand for the server that is meant. Status 0: done.

@@ -1,7 +1,7 @@
 """
 Every setting by its dotted key: what `gpufleet settings` and the reference page print.  Pure.
 
-Keys below a name of yours have a `*` for it, `serving.*.context`; so have items of a list,
+Keys below a name that you choose have a `*` for it, `serving.*.context`; so have items of a list,
 `gateway.clients.*.name`. Descriptions, limits and defaults are those of the models themselves;
 examples of settings without a default are in `data/examples.yml`.
 """
@@ -113,7 +113,7 @@ def find_settings(key: str) -> tuple[SettingEntry, ...]:
     """
     Return the setting of a key, or the section of that key with all settings below it.
 
-    Names of yours may stand where a key has `*`. Raises `FleetError` for a key that no setting
+    Your own names may stand where a key has `*`. Raises `FleetError` for a key that no setting
     has, with near ones.
     """
     known = all_settings()

@@ -53,7 +53,9 @@ class Exporters(Setting):
     """How the exporters of a node are reached."""
 
     tls: Annotated[Tls | None, Field(description="null: plain HTTP")] = None
-    basic_auth: Annotated[BasicAuth | None, Field(description="null: whoever reaches them")] = None
+    basic_auth: Annotated[
+        BasicAuth | None, Field(description="null: every client that reaches them")
+    ] = None
     listen: Annotated[
         IPvAnyAddress | None,
         Field(description="Address of the node that they bind; null: all of its addresses"),
@@ -183,13 +185,15 @@ class Alertmanager(Setting):
     ] = None
     port: Port = 9093
     listen: BindAddress = "127.0.0.1"
-    page: Annotated[Receiver | None, Field(description="null: shown, sent to nobody")] = None
-    ticket: Annotated[Receiver | None, Field(description="null: shown, sent to nobody")] = None
+    page: Annotated[Receiver | None, Field(description="null: shown on the page, not sent")] = None
+    ticket: Annotated[Receiver | None, Field(description="null: shown on the page, not sent")] = (
+        None
+    )
     heartbeat: Annotated[
         Receiver | None,
         Field(
             description="Told every minute that alerts arrive: a service that calls you when it "
-            "hears nothing; null: nobody notices when monitoring is dead"
+            "hears nothing; null: a dead monitoring node goes unnoticed"
         ),
     ] = None
     mail: Annotated[Mail | None, Field(description="null: no receiver has `email_to`")] = None

@@ -9,6 +9,7 @@ Units are in the names (`_mib`, `_seconds`) or in the description.
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Callable
 from ipaddress import IPv4Network
 from typing import Annotated, ClassVar, Literal
 
@@ -157,9 +158,9 @@ class NodeSettings(Setting):
     dcgm: Dcgm | None = None
     node_exporter: NodeExporter = NodeExporter()
     exporters: Exporters = Exporters()
-    monitoring: Annotated[
-        Monitoring | None, Field(description="null: this node watches nobody")
-    ] = None
+    monitoring: Annotated[Monitoring | None, Field(description="null: not a monitoring node")] = (
+        None
+    )
     gateway: Annotated[
         Gateway | None, Field(description="null: clients do not come to this node")
     ] = None
@@ -167,13 +168,14 @@ class NodeSettings(Setting):
         Litellm | None, Field(description="null: no LiteLLM in front of the gateway on this node")
     ] = None
     balancer: Annotated[
-        Balancer | None, Field(description="A balancer of yours; null: our gateways, or none")
+        Balancer | None, Field(description="Your own balancer; null: our gateways, or none")
     ] = None
     upgrade: Annotated[
         Upgrade, Field(description="How the fleet is changed; the same for all of its nodes")
     ] = Upgrade()
     firewall: Annotated[
-        Firewall | None, Field(description="null: none of ours, and one of before is removed")
+        Firewall | None,
+        Field(description="null: no firewall from gpufleet, and an earlier one is removed"),
     ] = None
     vllm: Vllm | None = None
     cluster_network: Annotated[
@@ -212,6 +214,12 @@ class NodeSettings(Setting):
         ]:
             raise ValueError("; ".join(clashes))
         return self
+
+    def with_serving(self, change: Callable[[str, Served], Served | None]) -> NodeSettings:
+        """Return the settings with each model as `change` gives it; with None it is left out."""
+        found = {model: change(model, served) for model, served in self.serving.items()}
+        kept = {model: served for model, served in found.items() if served is not None}
+        return self.model_copy(update={"serving": kept})
 
     @property
     def watchdog_port(self) -> int | None:

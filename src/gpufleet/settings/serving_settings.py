@@ -120,7 +120,7 @@ class Distribution(Setting):
     """How nodes hand each other releases and models: docs/gpu-nodes/distribution.md."""
 
     enabled: Annotated[
-        bool, Field(description="false: this node builds and downloads itself, and gives nobody")
+        bool, Field(description="false: build and download on this node alone, share nothing")
     ] = True
     port: Annotated[
         int,
@@ -377,7 +377,8 @@ class Served(Setting):
         Literal["refuse", "replan"],
         Field(
             description="A node that a replica over several nodes needs leaves the inventory, or "
-            "its GPUs may not be used any more: refuse the plan, or place the replica anew"
+            "its GPUs may not be used any more: refuse the plan, or place the replica "
+            "on other nodes"
         ),
     ] = "refuse"
     allow_pcie: Annotated[

@@ -14,6 +14,7 @@ import yaml
 
 from gpufleet.errors import FleetError
 from gpufleet.gpu_software.lock_file import lock_path, lock_text
+from gpufleet.importer.ansible import inventory_text
 from gpufleet.paths import write_whole
 from gpufleet.setup.first_model import CONTEXT, FirstModel
 from gpufleet.setup.hosts import Host
@@ -42,34 +43,21 @@ class Written:
     """It is of a group that the inventory that is there does not have."""
 
 
-def inventory_text(groups: Mapping[str, Iterable[Host]], user: str | None) -> str:
+def inventory_of(groups: Mapping[str, Iterable[Host]], user: str | None) -> str:
     """Return the inventory file; `user` is the one that `ssh_user` in group_vars names."""
-    lines = [
-        '"""The fleet. Its variables are in group_vars/: `gpufleet inventory` shows them all."""',
-        "",
-        "from gpufleet import inventory",
-        "",
-        "globals().update(",
-        "    inventory.load(",
-        "        __file__,",
-        "        groups={",
-    ]
-    for group, hosts in groups.items():
-        lines.append(f'            "{group}": [')
-        for host in hosts:
-            said = host.variables | ({} if host.user == user else {"ssh_user": host.user})
-            if said and host.user not in {user, "root"}:
-                said["_sudo"] = True
-            pairs = ", ".join(f'"{key}": {_literal(value)}' for key, value in said.items())
-            name = _literal(host.name)
-            lines.append(
-                f"                ({name}, {{{pairs}}})," if said else f"                {name},"
-            )
-        lines.append("            ],")
-    lines.append("        },")
-    if kinds := [group for group in groups if group.startswith("gpu_")]:
-        lines.append(f'        children={{"{GPU}": [{", ".join(map(_literal, kinds))}]}},')
-    return "\n".join([*lines, "    )", ")", ""])
+
+    def entry(host: Host) -> Any:
+        said = host.variables | ({} if host.user == user else {"ssh_user": host.user})
+        if said and host.user not in {user, "root"}:
+            said["_sudo"] = True
+        return (host.name, said) if said else host.name
+
+    kinds = [group for group in groups if group.startswith("gpu_")]
+    return inventory_text(
+        "The fleet. Its variables are in group_vars/: `gpufleet inventory` shows them all.",
+        {group: [*map(entry, hosts)] for group, hosts in groups.items()},
+        {GPU: kinds} if kinds else {},
+    )
 
 
 def connection(hosts: Iterable[Host], known_hosts: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,7 +91,7 @@ def render(
     groups = {kind.group: [by_name[name] for name in kind.nodes] for kind in kinds}
     reached = connection(by_name.values(), KNOWN_HOSTS, given)
     files = {
-        INVENTORY: inventory_text(groups, reached.get("ssh_user")),
+        INVENTORY: inventory_of(groups, reached.get("ssh_user")),
         ".gitignore": _IGNORED,
     }
     derived: dict[str, Any] = {"cuda": {"repository": dict(found.repository)}}
@@ -235,11 +223,3 @@ def _serving(given: Any, model: FirstModel | None, nodes: int) -> str:
 
 def _yaml(values: Mapping[str, Any]) -> str:
     return yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True, width=100)
-
-
-def _literal(value: Any) -> str:
-    return (
-        f'"{value}"'
-        if isinstance(value, str) and '"' not in value and "\\" not in value
-        else repr(value)
-    )

@@ -166,13 +166,14 @@ def test_locks_and_secrets_are_judged_all_at_once(tmp_path: Any) -> None:
         names = {key: str(tmp_path / name) for key, name in files.items()}
         return parse_settings({"vllm": {**VLLM, **names}, **serving()})
 
-    found = vllm_node.file_problems(
-        [
+    found = [
+        problem
+        for each in (
             settings(api_key_file="empty", lock="lock"),
             settings(api_key_file="lines", hf_token_file="none", lock="gone"),
-            settings(api_key_file="empty"),
-        ]
-    )
+        )
+        for problem in vllm_node.file_problems(each)
+    ]
     assert [sum(name in each for each in found) for name in ("empty", "lines", "none", "gone")] == [
         1
     ] * 4

@@ -21,6 +21,7 @@ from tests.support.checkout import ROOT
 
 NODES = ("gpu-01", "gpu-02", "gpu-03")
 READS_ONLY = {"check.py", "verify.py"}
+REMOVAL = "absent.py"
 
 
 class Nodes:
@@ -160,4 +161,13 @@ def test_a_connection_that_is_no_sshds_is_remarked_on(nodes: Nodes) -> None:
 def test_every_deploy_that_changes_nodes_takes_them_before_all_else(path: Path) -> None:
     (block,) = [each for each in ast.parse(path.read_text()).body if isinstance(each, ast.With)]
     first = ast.unparse(block.body[0])
-    assert first.startswith("hold_nodes(") == (path.name not in READS_ONLY)
+    assert first.startswith("hold_nodes(") == (path.name not in {*READS_ONLY, REMOVAL})
+
+
+def test_a_removal_takes_the_nodes_that_have_something_to_remove_before_it_removes() -> None:
+    """A missing file must not keep gpufleet on a node; an empty node gets no mark."""
+    tree = ast.parse((ROOT / "roles/absent.py").read_text())
+    (role,) = [each for each in tree.body if getattr(each, "name", "") == "absent"]
+    text = ast.unparse(role)
+    assert text.index("any(found.values())") < text.index("deploy_lock.hold(")
+    assert text.index("deploy_lock.hold(") < text.index("remove_parts(wanted)")

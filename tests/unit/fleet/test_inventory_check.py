@@ -66,6 +66,13 @@ def test_a_secret_file_that_is_missing_or_empty_is_named_with_its_line_once(flee
         require_valid(read(fleet.inventory))
 
 
+def test_a_key_that_no_header_can_have_is_a_problem_where_secrets_are_read(fleet):
+    (fleet.folder / "secrets/key").write_text("one\ntwo\n")
+    (said,) = found(fleet).problems
+    assert "more than one line" in said
+    assert found(fleet, secret_files=False).problems == ()
+
+
 def test_a_secret_file_that_others_can_read_is_a_remark(fleet):
     (fleet.folder / "secrets/key").chmod(0o644)
 

@@ -245,7 +245,7 @@ def said(document: dict[str, Any], written: dict[str, Any], key: Path) -> list[s
         everything["vllm"] = {**everything["vllm"], "api_key_file": str(key)}
     try:
         settings = parse_settings(everything)
-        if problems := vllm_node.file_problems([settings]):
+        if problems := vllm_node.file_problems(settings):
             return [*problems]
         declared: Any = {"a": SimpleNamespace(groups=(), settings=settings, origins={})}
         report = assessment.check_nodes({"a": document}, declared)

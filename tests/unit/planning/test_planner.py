@@ -142,6 +142,16 @@ def test_no_other_placement_holds_more_groups(drawn, size):
     assert placed == most == layout.most_groups(size)
 
 
+def test_sixteen_gpus_with_a_dead_pair_are_counted_in_few_steps():
+    """Without an end at what fits by number, the subsets of sixteen GPUs take seconds."""
+    pairs = dict.fromkeys(combinations(range(16), 2), 12)
+    del pairs[0, 1]
+    layout = Layout(replace(machine("gpu-01", *[1] * 16), nvlink=pairs), {})
+
+    assert layout.more_groups == {2: 8, 4: 4, 8: 2}
+    assert len(layout._most) < 100
+
+
 def test_the_smallest_sufficient_remainder_is_taken():
     """A single GPU goes to the island of two, so that the island of four stays whole."""
     found = plan([machine("gpu-01", 4, 2)], {"gpu-01": declare({"m": model(replicas=2)})})

@@ -161,9 +161,9 @@ def test_users_that_differ_stand_beside_the_nodes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ['gpu"01', "gpu\\01"])
 def test_a_name_with_a_quote_cannot_leave_its_text(name: str) -> None:
-    from gpufleet.setup.fleet_files import inventory_text
+    from gpufleet.setup.fleet_files import inventory_of
 
-    text = inventory_text({"gpu_x": [Host(name, "192.0.2.1", "root")]}, "root")
+    text = inventory_of({"gpu_x": [Host(name, "192.0.2.1", "root")]}, "root")
 
     compile(text, "fleet.py", "exec")
     assert repr(name) in text

@@ -114,7 +114,8 @@ def _places(stages: Iterable[Stage]) -> dict[tuple[str, str], tuple[object, ...]
 
 
 def _with(settings: NodeSettings, model: str, replicas: int) -> NodeSettings:
-    if model not in settings.serving:
-        return settings
-    served = settings.serving[model].model_copy(update={"replicas": replicas})
-    return settings.model_copy(update={"serving": {**settings.serving, model: served}})
+    return settings.with_serving(
+        lambda name, served: (
+            served.model_copy(update={"replicas": replicas}) if name == model else served
+        )
+    )
