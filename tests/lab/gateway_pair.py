@@ -24,6 +24,7 @@ from lab import node_power, run_command
 from lab.nodes import Lab
 from lab.state import LabState, write
 from tests.lab.conftest import Fleet, Run
+from tests.support.checkout import ROOT
 
 GPU_NODES = ("gpu-01", "gpu-02")
 GATEWAYS = ("mon-03", "mon-04")
@@ -104,7 +105,11 @@ class Pair(Fleet):
         }
         self._declare("gateway", {"gpu_node": False, "gateway": gateway})
         model = {"model": "/srv/tiny", "tensor_parallel": 1, "replicas": 2, "drain_seconds": 5}
-        vllm = {"version": "0.32.0", "lock": "none.txt", "allow_unauthenticated": True}
+        vllm = {
+            "version": "0.32.0",
+            "lock": str(ROOT / "locks/vllm-0.32.0.txt"),
+            "allow_unauthenticated": True,
+        }
         self._declare("gpu", {"vllm": vllm, "serving": {"tiny": model}})
 
     def _declare(self, group: str, values: dict[str, Any]) -> None:
