@@ -24,6 +24,7 @@ from lab import (
     cgroup,
     gpu_simulator,
     network,
+    node_disk,
     node_machine,
     node_power,
     root_filesystem,
@@ -289,6 +290,7 @@ class Lab:
                 without_driver=without_driver,
             )
             self.facts.save()
+        node_disk.mount(self.facts, self.say)
         # Of a removal that was killed.
         for rest in self.state.glob("nodes/.*.gone"):
             shutil.rmtree(rest)
@@ -402,6 +404,7 @@ class Lab:
         for home in self._homes():
             node_power.off(self.facts, home.name)
             root_filesystem.unmount(home)
+        node_disk.unmount(self.facts)
         cgroup.remove(self.facts.prefix)
         network.remove(self.facts)
 

@@ -97,7 +97,7 @@ def below(root: str) -> Iterator[Path]:
 
 def left_on_machine(lab_id: str) -> set[str]:
     """
-    Return every interface, namespace, route, nft table, mount, cgroup and process there is.
+    Return every interface, namespace, route, nft table, mount, disk, cgroup and process there is.
 
     Those of other labs, which may come and go meanwhile, are left out.
     """
@@ -111,6 +111,8 @@ def left_on_machine(lab_id: str) -> set[str]:
     found |= {f"route {line}" for line in lines("ip", "route") if "linkdown" not in line}
     found |= {f"nft {line}" for line in lines("nft", "list", "tables")}
     found |= {f"mount {line}" for line in Path("/proc/mounts").read_text().splitlines()}
+    disks = Path("/sys/block").glob("loop*/loop/backing_file")
+    found |= {f"disk {disk.read_text().strip()}" for disk in disks}
     found |= {f"cgroup {path}" for path in below("/sys/fs/cgroup") if path.name[:3] == "gf-"}
     found |= {f"shm {path}" for path in Path("/dev/shm").iterdir()}
     found |= {f"nspawn {path}" for path in below("/run/systemd/nspawn") if "-" in path.name}
@@ -288,6 +290,10 @@ def _bridge_is_there() -> bool:
     return Path(f"/sys/class/net/gf-{DOOMED_ID}").exists()
 
 
+def _disk_is_made() -> bool:
+    return (STATE / DOOMED_ID / "nodes.img").exists()
+
+
 def _root_is_mounted() -> bool:
     return (STATE / DOOMED_ID / "nodes/gpu-01/root").is_mount()
 
@@ -296,7 +302,7 @@ def _node_is_booting() -> bool:
     return (STATE / DOOMED_ID / "nodes/gpu-01/console.log").exists()
 
 
-MOMENTS = [_bridge_is_there, _root_is_mounted, _node_is_booting]
+MOMENTS = [_disk_is_made, _bridge_is_there, _root_is_mounted, _node_is_booting]
 
 
 def kill_up_when(moment: Callable[[], bool]) -> None:
@@ -331,7 +337,8 @@ def test_down_keeps_what_nodes_have_written(doomed: Lab) -> None:
     before = left_on_machine(DOOMED_ID)
     doomed.up({"gpu-01": NODES["gpu-01"]})
     there = {each.split()[0] for each in left_on_machine(DOOMED_ID) - before}
-    assert there >= {"cgroup", "link", "mount", "netns", "nft", "nspawn", "process", "route"}
+    kinds = {"cgroup", "disk", "link", "mount", "netns", "nft", "nspawn", "process", "route"}
+    assert there >= kinds
     said(doomed, "gpu-01", "echo kept >/root/note && sync")
     doomed.down()
     assert left_on_machine(DOOMED_ID) - before == set()
