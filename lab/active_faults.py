@@ -93,7 +93,7 @@ def checked(name: str, gpu: int | None, profile: str, *, driver: bool = True) ->
     if reason := OFFLINE.get(name):
         raise FleetError(
             f"The fault {name} cannot be put on a live node: {reason}. Tests have it in documents "
-            "of simulated machines (docs/develop/lab-profiles.md)."
+            "of simulated machines (docs/develop/lab-faults.md)."
         )
     if not driver and name in BY_HAND:
         raise FleetError(

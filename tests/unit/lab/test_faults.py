@@ -25,7 +25,8 @@ from tests.support.checkout import ROOT
 
 pytestmark = pytest.mark.slow
 
-DOCUMENT = ROOT / "docs/develop/lab-profiles.md"
+DOCUMENT = ROOT / "docs/develop/lab-faults.md"
+KEYS = ROOT / "docs/develop/lab-profiles.md"
 INTERVIEW = ROOT / "tests/unit/lab/nvml/interview.py"
 ON = {
     name: next(at for at in ("h100x8", "b200x8", "t4x1", "gb200x4") if each.applies(Profile.of(at)))
@@ -212,7 +213,8 @@ def test_nvml_answers_otherwise_with_the_fault(name, answers, healthy_answers):
 
 def test_lines_name_keys_that_the_library_reads():
     """A key that no document knows is a typing mistake: it would change nothing."""
-    patterns = re.findall(r"^\| `([^`]+)`", DOCUMENT.read_text(), re.MULTILINE)
+    text = DOCUMENT.read_text() + KEYS.read_text()
+    patterns = re.findall(r"^\| `([^`]+)`", text, re.MULTILINE)
     known = re.compile("|".join(re.sub(r"[A-Z]+", r"[^.]+", re.escape(p)) for p in patterns))
 
     for name in FAULTS:
