@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from gpufleet.checks.finding import Finding, Report
+from gpufleet.formatting import node_ranges
 from gpufleet.node.topology import Node
 from gpufleet.sanitize import printable
 from gpufleet.settings.node_settings import NodeSettings
@@ -56,7 +57,7 @@ def admit(report: Report, nodes: Iterable[Node], settings: Mapping[str, NodeSett
     for, and neither stops anything; what concerns the whole node always does.
     """
     found: dict[str, Node] = {}
-    everything: list[str] = []
+    everything: list[Finding | str] = []
     hidden = set()
     for node in nodes:
         wanted = settings.get(node.name, NodeSettings())
@@ -64,17 +65,15 @@ def admit(report: Report, nodes: Iterable[Node], settings: Mapping[str, NodeSett
             found[node.name] = node
             continue
         # What was not asked because of another finding is right again with that one.
-        problems = [
-            finding_sentence(finding)
-            for finding in report.stopping(node.name)
-            if finding.cause is None
+        problems: list[Finding | str] = [
+            finding for finding in report.stopping(node.name) if finding.cause is None
         ]
         reserved = set(wanted.gpus.reserved)
         # What is wrong with GPUs that others use is theirs to put right.
         unfit = {gpu: each for gpu, each in report.unfit(node.name).items() if gpu not in reserved}
         gone = report.missing_gpu_findings(node.name)
         if (unfit or gone) and not wanted.checks.degraded:
-            problems += map(finding_sentence, (*gone, *(each[0] for each in unfit.values())))
+            problems += (*gone, *(each[0] for each in unfit.values()))
             rest = len(node.gpus) - len({gpu.index for gpu in node.gpus} & set(unfit))
             problems.append(
                 f"{node.name}: {rest} of its GPUs are fit: set `checks.degraded: true` in "
@@ -84,7 +83,22 @@ def admit(report: Report, nodes: Iterable[Node], settings: Mapping[str, NodeSett
         if problems and (gone or not node.gpus or _hides_hardware(report, node.name)):
             hidden.add(node.name)
         found[node.name] = node if problems else _without(node, unfit)
-    return Admission(found, tuple(everything), frozenset(hidden))
+    return Admission(found, tuple(_sentences(everything)), frozenset(hidden))
+
+
+def _sentences(problems: Iterable[Finding | str]) -> Iterator[str]:
+    """Yield each problem once: equal findings about whole nodes in one line for all of them."""
+    nodes: dict[Finding | str, list[str]] = {}
+    for each in problems:
+        whole = isinstance(each, Finding) and each.gpu is None
+        nodes.setdefault(replace(each, node="") if whole else each, []).append(
+            each.node if isinstance(each, Finding) else ""
+        )
+    for each, names in nodes.items():
+        if isinstance(each, Finding):
+            yield finding_sentence(replace(each, node=node_ranges(names)))
+        else:
+            yield each
 
 
 def _hides_hardware(report: Report, node: str) -> bool:

@@ -102,15 +102,8 @@ _SILENCES: dict[str, _Ladder] = {
 }
 _SILENCE: _Ladder = ("NVML does not start", (_SEE_LOG, _RELOAD, _REBOOT))
 
-_PROVISION = Step(
-    Action.CONFIGURE,
-    "name a driver and install it: `gpufleet lock INVENTORY --set r580-lts`, then `pyinfra "
-    "INVENTORY deploys/node.py`",
-)
-_NO_DRIVER = (
-    _PROVISION,
-    Step(Action.CONFIGURE, "or install the driver of your choice, and check again"),
-)
+_INSTALL = "`gpufleet deploy node INVENTORY` (or `pyinfra INVENTORY deploys/node.py`)"
+_OWN_DRIVER = Step(Action.CONFIGURE, "or install the driver of your choice, and check again")
 _NO_DEVICE_FILES = (
     Step(Action.CONFIGURE, "make the device files: `nvidia-modprobe -c0 -u; ls -l /dev/nvidia*`"),
     _RELOAD,
@@ -162,10 +155,11 @@ def driver_loaded(node: Reading) -> Iterator[Problem]:
     why = init["missing"]
     # Others may well be answered.
     severity = Severity.UNKNOWN if why in {"no_ctypes", "no_permission"} else Severity.BLOCK
+    if why == "library_not_found" and _has_no_driver(node):
+        yield Problem(severity, "no NVIDIA driver is installed", "", "", _provision(node))
+        return
     if why == "driver_not_loaded":
         said, remedy = _not_loaded(node)
-    elif why == "library_not_found" and _has_no_driver(node):
-        said, remedy = "no NVIDIA driver is installed", _NO_DRIVER
     else:
         said, remedy = _SILENCES.get(why, _SILENCE)
     yield Problem(severity, f"{said} ({reason(init)})", "NVML starts", "the device", remedy)
@@ -176,6 +170,14 @@ def _has_no_driver(node: Reading) -> bool:
     disk = node.document["driver"].get("disk", {})
     absent = is_missing(disk) and disk["missing"] == "absent"
     return absent and not node.known("driver", "module")
+
+
+def _provision(node: Reading) -> tuple[Step, ...]:
+    """Return what gives a bare node its driver: the lock that it has, or one to write first."""
+    if lock := node.settings.gpu_lock:
+        return (Step(Action.CONFIGURE, f"install driver {lock.driver} of gpu_lock: {_INSTALL}"),)
+    first = f"name a driver: `gpufleet lock INVENTORY --set r580-lts`; then install it: {_INSTALL}"
+    return (Step(Action.CONFIGURE, first), _OWN_DRIVER)
 
 
 def _not_loaded(node: Reading) -> _Ladder:

@@ -80,12 +80,15 @@ def plan(
     The files of --nodes are what `gpufleet probe --json` prints, or one node's probe each, named
     after the node. With --as, too, it plans for those and assumes the other nodes.
     """
-    answers, declared = _nodes(targets, nodes, vars_file, hardware)
+    if len(targets) > 1 and not (nodes or vars_file):
+        raise click.UsageError("Give one INVENTORY, or --nodes and --vars.")
+    inventory = "INVENTORY" if vars_file else (targets or (default_inventory(),))[0]
+    answers, declared = _nodes(inventory, targets, nodes, vars_file, hardware)
 
     from gpufleet.fleet.assessment import plan_fleet
     from gpufleet.planning.explanation import explain
 
-    found = plan_fleet(answers, declared, models_folder=models_folder)
+    found = plan_fleet(answers, declared, models_folder=models_folder, inventory=inventory)
     for remark in found.remarks:
         click.echo(printable(f"note: {remark}"), err=True)
     if as_json:
@@ -109,6 +112,7 @@ def plan(
 
 
 def _nodes(
+    inventory: str,
     targets: tuple[str, ...],
     nodes: tuple[str, ...],
     vars_file: str | None,
@@ -121,11 +125,8 @@ def _nodes(
             raise click.UsageError("--vars is for the probes of --nodes, without an inventory.")
         answers = load_probes(files)
         return answers, load_variables(vars_file, answers)
-    if len(targets) > 1 and not nodes:
-        raise click.UsageError("Give one INVENTORY, or --nodes and --vars.")
-    inventory, *more = targets or (default_inventory(),)
     if nodes or hardware:
-        return read_saved(inventory, (*nodes, *more), hardware)
+        return read_saved(inventory, (*nodes, *targets[1:]), hardware)
     return probe_live(inventory)
 
 

@@ -78,11 +78,13 @@ def plan_fleet(
     *,
     unfit_stops: bool = True,
     models_folder: Path | None = None,
+    inventory: str = "INVENTORY",
 ) -> Assessment:
     """
     Return the plan for all nodes.
 
     Models that `models_folder` of this machine has are read from there, not from the Hub.
+    `inventory` is the inventory's file, for the commands that sentences name.
 
     Raises `FleetError` naming, all at once, nodes without an answer, everything that checks find
     unfit, what does not fit even if that is put right, and what vLLM would refuse. With
@@ -120,7 +122,7 @@ def plan_fleet(
     unserved = (
         *_missing_documents(answers),
         *vllm_node.system_problems(documents, there.settings),
-        *admission.problems,
+        *(each.replace("INVENTORY", inventory) for each in admission.problems),
     )
     if unserved:
         hidden = admission.hidden | (answers.keys() - documents.keys())

@@ -361,14 +361,17 @@ def _check_report(state: State) -> Report:
 
 
 def _plan(state: State) -> Assessment:
-    declared = loader.current().gpu_nodes
+    fleet = loader.current()
+    declared = fleet.gpu_nodes
     settings = {name: each.settings for name, each in declared.items()}
     problems: list[str] = []
     if state not in _DRY_RUNS:
         problems += lock_problems(documents(state), os.environ.get(VARIABLE))
         problems += deploy_lock.unknown(state, documents(state))
     try:
-        found = assessment.plan_fleet(documents(state), declared)
+        found = assessment.plan_fleet(
+            documents(state), declared, inventory=fleet.inventory
+        )
         refuse_unstartable(found.plan, settings)
     except FleetError as error:
         raise FleetError(*dict.fromkeys((*problems, *error.problems))) from None

@@ -68,6 +68,19 @@ def test_what_was_not_asked_because_of_another_finding_adds_no_line():
     assert said.startswith("gpu-01: driver-loaded (block)")
 
 
+def test_equal_findings_about_whole_nodes_are_one_line_and_those_about_gpus_are_not():
+    names = ("gpu-01", "gpu-02", "gpu-03")
+    whole = [replace(finding(Severity.BLOCK), node=name) for name in names]
+    of_gpus = [replace(finding(Severity.BLOCK, GpuId(1)), node=name) for name in names]
+    nodes = [replace(node(), name=name) for name in names]
+    settings = dict.fromkeys(names, NodeSettings.model_validate(MODELS))
+
+    (said,) = admission.admit(Report(tuple(whole), {}, names), nodes, settings).problems
+    assert said.startswith("gpu-[01-03]: ecc-uncorrected (block): 2 uncorrectable errors")
+    apart = admission.admit(Report(tuple(of_gpus), {}, names), nodes, settings).problems
+    assert [each[:13] for each in apart if "GPU 1" in each] == [f"{name} GPU 1:" for name in names]
+
+
 @pytest.mark.parametrize("severity", [Severity.OK, Severity.INFO, Severity.WARN])
 def test_what_only_deserves_a_look_stops_nothing(severity):
     found = admit(finding(severity), finding(severity, GpuId(1)))

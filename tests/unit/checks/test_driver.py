@@ -7,33 +7,10 @@ import pytest
 from gpufleet.checks.finding import Severity
 from gpufleet.checks.probe_facts import Needs
 from tests.support.rows import each_row
+from tests.support.silent_driver import GONE, silent, without_driver, without_module
 
 CUDA_12_8 = Needs((12, 8), "the wheels of vLLM 0.20.0")
 CUDA_13 = Needs((13, 0), "the wheels of vLLM 0.33.0")
-
-GONE = {"missing": "absent"}
-
-
-def silent(document, missing, **more):
-    """NVML does not start: no fact that it would tell is there."""
-    why = {"missing": missing, **more}
-    document["driver"].update(init=why, version=why, branch=why, cuda=why, gpu_count=why)
-    document["driver"]["excluded"] = why
-    for section in ("gpus", "nvlink", "numa", "fabric", "pcie"):
-        document[section] = []
-    document["p2p"] = {"read": [], "write": [], "nvlink": []}
-    document["errors"] = [{"about": "driver", **why}]
-    return document
-
-
-def without_module(document):
-    """No kernel module runs, so none of its files is there either."""
-    document["driver"].update(module=GONE, proc=GONE, proc_gpus=GONE)
-    for function in document["pci"]:
-        function["driver"] = GONE
-    modules = document["system"]["modules"]
-    document["system"]["modules"] = [name for name in modules if not name.startswith("nvidia")]
-    return silent(document, "driver_not_loaded", code=9)
 
 
 def about_the_driver(judged):
@@ -67,8 +44,7 @@ def test_a_silent_driver_is_explained_and_stops_the_node(
 
 
 def test_a_bare_node_is_told_what_installs_a_driver(document, judged):
-    bare = silent(without_module(document("h100x8")), "library_not_found")
-    bare["driver"]["disk"] = GONE
+    bare = without_driver(document("h100x8"))
 
     said = judged(bare)
 
@@ -76,7 +52,17 @@ def test_a_bare_node_is_told_what_installs_a_driver(document, judged):
     text = said.text("driver-loaded")
     assert "no NVIDIA driver is installed" in text
     assert "gpufleet lock INVENTORY" in text
+    assert "gpufleet deploy node INVENTORY" in text
     assert "pyinfra INVENTORY deploys/node.py" in text
+
+
+def test_a_bare_node_with_a_lock_is_told_to_install_the_driver_of_that(document, judged):
+    bare = without_driver(document("h100x8"))
+
+    text = judged(bare, {"gpu_lock": {"driver": "580.95.05"}}).text("driver-loaded")
+
+    assert "install driver 580.95.05 of gpu_lock: `gpufleet deploy node INVENTORY`" in text
+    assert "gpufleet lock" not in text
 
 
 def test_what_a_silent_driver_was_not_asked_is_unknown_and_not_passed(document, judged):

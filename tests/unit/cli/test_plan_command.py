@@ -17,6 +17,7 @@ from gpufleet.serving import unit
 from gpufleet.settings.node_settings import NodeSettings
 from tests.support.checkout import ROOT
 from tests.support.fleet_folder import REVISION, VLLM, FleetFolder
+from tests.support.silent_driver import without_driver
 
 DATA = ROOT / "tests/data"
 GPUFLEET = str(Path(sys.executable).with_name("gpufleet"))
@@ -93,6 +94,27 @@ class Project:
                     "arguments": unit.argument_lines(stage, here.serving["qwen"], here.vllm),
                 }
             )
+
+
+def test_nodes_without_a_driver_are_one_line_that_names_what_to_type(tmp_path):
+    names = ("gpu-01", "gpu-02", "gpu-03")
+    about = {
+        "vllm": VLLM,
+        "serving": {"qwen": {"model": QWEN}},
+        "gpu_lock": {"driver": "580.95.05"},
+        "cuda": {"repository": {"url": "https://mirror.example/x", "keyring_sha256": "0" * 64}},
+    }
+    fleet = FleetFolder(tmp_path, {"gpu": names}, {"gpu": about})
+    bare = without_driver(recorded_nodes.document("h100x8"))
+    probes = tmp_path / "probes.json"
+    probes.write_text(json.dumps({name: with_identity(bare, name) for name in names}))
+
+    said = fleet.run("plan", "--nodes", str(probes)).stderr.splitlines()
+
+    (line,) = (each for each in said if "driver" in each)
+    assert line.startswith("error: gpu-[01-03]: driver-loaded (block): no NVIDIA driver is installed")
+    for command in ("gpufleet deploy node {}", "pyinfra {} deploys/node.py"):
+        assert f"`{command.format(fleet.inventory)}`" in line
 
 
 def test_what_an_operator_leaves_open_is_planned_from_the_models_own_config(project):

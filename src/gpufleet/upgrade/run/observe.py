@@ -122,7 +122,9 @@ def view_fleet(
     """
     documents = survey(nodes, declared)
     looks = look(nodes, declared.gpu_nodes)
-    found = assessment.plan_fleet(documents, declared.gpu_nodes, unfit_stops=unfit_stops)
+    found = assessment.plan_fleet(
+        documents, declared.gpu_nodes, unfit_stops=unfit_stops, inventory=declared.inventory
+    )
     report = assessment.check_nodes(documents, declared.gpu_nodes)
     return FleetView(
         found, looks, Findings.unaccepted(report), below or {}, found.remarks, documents
