@@ -28,19 +28,20 @@ if TYPE_CHECKING:
 @fleet_command()
 @inventory_argument
 @click.argument("node", required=False, shell_complete=completers.nodes)
+@click.option("--changed", is_flag=True, help="Only what is set, and differs from the default.")
 @json_option
-def inventory(inventory_file: str, node: str | None, as_json: bool) -> None:
+def inventory(inventory_file: str, node: str | None, *, changed: bool, as_json: bool) -> None:
     """Show every value of the nodes, and the line that set it."""
     from gpufleet.inventory.loader import read
 
     fleet = read(inventory_file)
     names = select_names(list(fleet.nodes), (node,) if node else (), inventory_file)
     if as_json:
-        print_json(fleet.as_json(names))
+        print_json(fleet.as_json(names, changed=changed))
         return
     display(nodes_table(fleet, names))
     click.echo()
-    display(values_table(fleet, names))
+    display(values_table(fleet, names, changed=changed))
     for remark in fleet.remarks:
         click.echo(f"note: {remark}", err=True)
 
@@ -55,13 +56,17 @@ def nodes_table(fleet: Fleet, names: Iterable[str]) -> Table:
     return table
 
 
-def values_table(fleet: Fleet, names: Iterable[str]) -> Table:
-    """Return every value with the place that set it, and for which nodes it holds."""
+def values_table(fleet: Fleet, names: Iterable[str], *, changed: bool = False) -> Table:
+    """
+    Return every value with the place that set it, and for which nodes it holds.
+
+    With `changed` only the values that were set, and differ from the default.
+    """
     found: dict[tuple[str, str, str], list[str]] = {}
     total = 0
     for name in names:
         total += 1
-        for key, value, origin in fleet.nodes[name].leaves():
+        for key, value, origin in fleet.nodes[name].leaves(changed=changed):
             where = str(origin or "default")
             found.setdefault((key, show_value(value), where), []).append(name)
     table = new_table(

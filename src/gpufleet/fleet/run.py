@@ -369,9 +369,7 @@ def _plan(state: State) -> Assessment:
         problems += lock_problems(documents(state), os.environ.get(VARIABLE))
         problems += deploy_lock.unknown(state, documents(state))
     try:
-        found = assessment.plan_fleet(
-            documents(state), declared, inventory=fleet.inventory
-        )
+        found = assessment.plan_fleet(documents(state), declared, inventory=fleet.inventory)
         refuse_unstartable(found.plan, settings)
     except FleetError as error:
         raise FleetError(*dict.fromkeys((*problems, *error.problems))) from None

@@ -90,9 +90,11 @@ class Fleet:
             "_fleet": self,  # pyinfra passes over it, `read` finds it
         }
 
-    def as_json(self, names: Iterable[str]) -> dict[str, Any]:
+    def as_json(self, names: Iterable[str], *, changed: bool = False) -> dict[str, Any]:
         """
         Return nodes with every value and the place that set it, as plain data.
+
+        With `changed` only the values that were set, and differ from the default.
 
             {"nodes": {"gpu-01": {"values": {"vllm.version": {"value": "0.32.0",
                                              "set_in": "group_vars/prod.yml:30"}}, ...}}, ...}
@@ -105,7 +107,7 @@ class Fleet:
                     "groups": list(self.nodes[name].groups),
                     "values": {
                         key: {"value": value, "set_in": str(origin or "default")}
-                        for key, value, origin in self.nodes[name].leaves()
+                        for key, value, origin in self.nodes[name].leaves(changed=changed)
                     },
                 }
                 for name in names

@@ -130,6 +130,23 @@ def find_settings(key: str) -> tuple[SettingEntry, ...]:
     )
 
 
+@cache
+def default_text(key: str) -> str | None:
+    """
+    Return the default of a key as YAML has it, "required" of one without; None: no such setting.
+
+    >>> default_text("serving.qwen3-32b.port"), default_text("ssh_user")
+    ('8000', None)
+    """
+    known = _known_key(key.split("."))
+    return all_settings()[known].default if known in all_settings() else None
+
+
+def is_default(key: str, value: Any) -> bool:
+    """Say whether a value is what the setting of this key is where it is not written."""
+    return default_text(key) == _yaml(value)
+
+
 def _known_key(parts: list[str]) -> str | None:
     found = ""
     for part in parts:

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from gpufleet.errors import FleetError
 from gpufleet.formatting import suggestion
 from gpufleet.paths import PROJECT
-from gpufleet.settings import lock_defaults, operator_paths
+from gpufleet.settings import lock_defaults, lookup, operator_paths
 from gpufleet.settings.base import KeyPath
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.open_secrets import open_secrets
@@ -78,12 +78,21 @@ class NodeVars:
             return "localhost"
         return str(self.values.get("ssh_hostname", self.name))
 
-    def leaves(self) -> Iterator[tuple[str, Any, Origin | None]]:
+    def leaves(self, *, changed: bool = False) -> Iterator[tuple[str, Any, Origin | None]]:
         """
         Yield every value that is no mapping: its dotted key, itself, and where it was set.
 
-        None for the place of a value that nobody set: a default. What the lock filled in, it set.
+        None for the place of a value that is not set: a default. What the lock filled in, it set.
+        With `changed` only values that are set, and to something else than the default.
         """
+        for key, value, origin in self._leaves():
+            if not changed or (origin and not _is_default(key, value)):
+                yield key, value, origin
+        for key, (value, origin) in self.variables.items():
+            if changed and value == {}:  # `monitoring: {}` switches a part on
+                yield key, value, origin
+
+    def _leaves(self) -> Iterator[tuple[str, Any, Origin | None]]:
         settings = self.settings.model_dump(mode="json")
         for key in sorted({*self.variables, *DEFAULTS, *settings}):
             value, origin = self.variables.get(key, ({}, Origin("")))
@@ -173,6 +182,10 @@ def _unknown_groups(nodes: Collection[NodeVars]) -> Iterator[tuple[Origin, str]]
                         f"serving.{model}.prefer: no node of this inventory is in a group "
                         f"{group!r}{suggestion(group, known)}; groups are {', '.join(known)}",
                     )
+
+
+def _is_default(key: str, value: Any) -> bool:
+    return lookup.is_default(key, value) or (key in DEFAULTS and DEFAULTS[key] == value)
 
 
 def _flat(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

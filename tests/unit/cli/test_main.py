@@ -75,6 +75,19 @@ def test_every_value_is_shown_with_the_line_that_sets_it():
     assert values["dcgm.port"] == {"value": 9400, "set_in": "default"}
 
 
+def test_changed_shows_only_what_is_written_with_its_line():
+    whole = gpufleet("inventory", PROD, "gpu-a100-02", "--json")
+    run = gpufleet("inventory", PROD, "gpu-a100-02", "--changed", "--json")
+    assert run.returncode == 0, run.stderr
+    values = json.loads(run.stdout)["nodes"]["gpu-a100-02"]["values"]
+    every = json.loads(whole.stdout)["nodes"]["gpu-a100-02"]["values"]
+
+    assert "default" not in {each["set_in"] for each in values.values()}
+    assert values.items() <= every.items()
+    assert values["gpus.count"]["set_in"].startswith("host_vars/gpu-a100-02.yml:")
+    assert " default" not in gpufleet("inventory", PROD, "--changed").stdout
+
+
 def test_the_table_says_for_which_nodes_a_value_holds():
     run = gpufleet("inventory", PROD)
 

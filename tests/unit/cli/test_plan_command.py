@@ -112,7 +112,9 @@ def test_nodes_without_a_driver_are_one_line_that_names_what_to_type(tmp_path):
     said = fleet.run("plan", "--nodes", str(probes)).stderr.splitlines()
 
     (line,) = (each for each in said if "driver" in each)
-    assert line.startswith("error: gpu-[01-03]: driver-loaded (block): no NVIDIA driver is installed")
+    assert line.startswith(
+        "error: gpu-[01-03]: driver-loaded (block): no NVIDIA driver is installed"
+    )
     for command in ("gpufleet deploy node {}", "pyinfra {} deploys/node.py"):
         assert f"`{command.format(fleet.inventory)}`" in line
 

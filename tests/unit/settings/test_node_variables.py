@@ -23,6 +23,30 @@ def checked(**settings: dict[str, Any]) -> dict[str, NodeVars]:
     return node_variables.check(merged, dict.fromkeys(merged, ()))
 
 
+def test_changed_values_are_those_that_are_written_and_are_not_the_default() -> None:
+    written = {
+        "serving": {"m": {"model": "/srv/m", "port": 8000, "context": 8192, "flags": {"seed": 0}}},
+        "vllm": {"version": "0.32.0", "lock": "locks/x.txt", "listen": "127.0.0.1"},
+        "node_exporter": {"port": 9100},
+        "monitoring": {},
+        "ssh_strict_host_key_checking": "yes",
+        "ssh_user": "root",
+    }
+    found = {key: (value, str(where)) for key, value, where in checked(a=written)["a"].leaves(
+        changed=True
+    )}  # fmt: skip
+    assert found == {
+        "serving.m.model": ("/srv/m", "a.yml:1"),
+        "serving.m.context": (8192, "a.yml:1"),
+        "serving.m.flags.seed": (0, "a.yml:1"),
+        "vllm.version": ("0.32.0", "a.yml:1"),
+        "vllm.lock": ("locks/x.txt", "a.yml:1"),
+        "vllm.listen": ("127.0.0.1", "a.yml:1"),
+        "monitoring": ({}, "a.yml:1"),
+        "ssh_user": ("root", "a.yml:1"),
+    }
+
+
 def test_equal_variables_are_validated_once() -> None:
     found = checked(a=GPUS, b={"gpus": {"count": 1}}, c={"gpus": {"count": 2}}, d={})
     assert found["a"].settings is found["b"].settings
