@@ -3,12 +3,14 @@
 pyinfra inventories/prod.py deploys/monitoring.py           # asks before it changes anything
 pyinfra --dry inventories/prod.py deploys/monitoring.py     # only shows what would change
 
-All other nodes are asked what runs on them, and left alone. One that does not answer keeps nobody
-from being watched: docs/monitor/monitoring.md.
+A node that has them and no `monitoring` in its variables any more loses them, last of all, but for
+what is recorded: docs/operate/removal.md. All other nodes are asked what runs on them, and left
+alone. One that does not answer keeps nobody from being watched: docs/monitor/monitoring.md.
 """
 
 from gpufleet.fleet.exporter_access import access_to_exporters
 from gpufleet.fleet.run import hold_nodes, monitoring_targets, refusals
+from roles.absent import remove_undeclared, undeclared
 from roles.alertmanager import alertmanager
 from roles.grafana import grafana
 from roles.node_exporter import node_exporter
@@ -17,7 +19,8 @@ from roles.prometheus import prometheus
 
 with refusals():
     hold_nodes("monitoring")
-    node = monitoring_targets()
+    left = undeclared("monitoring")
+    node = monitoring_targets(required=not left)
     if node:
         # Nodes with GPUs have them of the deploys that probe those.
         if not node.settings.gpu_node:
@@ -26,3 +29,4 @@ with refusals():
         alertmanager(node)
         prometheus(node)
         grafana(node)
+    remove_undeclared("monitoring", left, last=True)

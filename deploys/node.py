@@ -12,6 +12,7 @@ from gpufleet.fleet.run import bare_node, hold_nodes, refusals
 from gpufleet.gpu_software.driver_packages import dcgm_packages
 from gpufleet.monitoring.dcgm import has_profiling
 from gpufleet.operations.record_deploy import record_deploy
+from roles.absent import remove_undeclared, undeclared
 from roles.container_toolkit import container_toolkit
 from roles.cuda import cuda
 from roles.dcgm import dcgm
@@ -44,6 +45,7 @@ with refusals():
             dcgm(
                 node.settings.dcgm, node.repository, access, profiling=profiling, packages=packages
             )
+        remove_undeclared("dcgm", undeclared("dcgm"))
         rdma(node.settings.gpu.rdma, node.system.id)
         container_toolkit(node.settings.gpu.container_toolkit)
         check_driver(node)

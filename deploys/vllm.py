@@ -19,6 +19,7 @@ from gpufleet.monitoring.dcgm import has_profiling, require_published
 from gpufleet.operations.apply_firewall import is_narrowed
 from gpufleet.operations.record_deploy import record_deploy
 from gpufleet.operations.reload_haproxy import wait_for_nodes
+from roles.absent import remove_undeclared, undeclared
 from roles.cuda import cuda
 from roles.dcgm import dcgm
 from roles.driver_activation import require_in_service
@@ -53,6 +54,7 @@ with refusals():
                 require_published(known[0], node.node.name)
                 profiling = has_profiling(node.settings.dcgm, known[1])
             dcgm(node.settings.dcgm, node.settings.cuda.repository, access, profiling=profiling)
+        remove_undeclared("dcgm", undeclared("dcgm"))
         # What is planned is reachable before it starts, and what runs until it is replaced.
         firewall(node, node.running)
         vllm(node)

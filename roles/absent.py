@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
 
 from pyinfra import host
 from pyinfra.api import deploy
@@ -12,12 +14,20 @@ from gpufleet import node_paths
 from gpufleet.converge.desired import UNIT_DIRECTORY
 from gpufleet.fleet import deploy_lock
 from gpufleet.fleet.facts_timer import UNITS as FACTS
+from gpufleet.fleet.run import undeclared_nodes
 from gpufleet.gpu_software import container_toolkit, driver_configuration, kernel_tuning, rdma
 from gpufleet.gpu_software.repository import VENDOR_PACKAGES
 from gpufleet.inventory import loader
 from gpufleet.monitoring import dcgm, node_exporter, prometheus_node
 from gpufleet.network import firewall, gateway_node, haproxy, keepalived, litellm
-from gpufleet.operations.remove_parts import REMOVE_SECONDS, Part, ask_remains, remove_part
+from gpufleet.operations.reload_haproxy import nothing_failed, wait_for_nodes
+from gpufleet.operations.remove_parts import (
+    REMOVE_SECONDS,
+    Part,
+    ask_remains,
+    look_program,
+    remove_part,
+)
 from gpufleet.serving import watchdog_unit
 from gpufleet.settings.node_settings import NodeSettings
 
@@ -140,10 +150,44 @@ def absent(settings: NodeSettings) -> None:
     wanted = parts(settings)
     remains = (ask_remains(part) for _, part in wanted)
     if any(found is None or any(found.values()) for found in remains):
-        typed = loader.current().typed
-        dry = bool(typed and typed.dry)
-        deploy_lock.hold(ctx_state.get(), [host], "deploys/absent.py", dry=dry)
+        _hold("deploys/absent.py")
     remove_parts(wanted)
+
+
+def undeclared(setting: str) -> frozenset[str]:
+    """
+    Return the nodes of this run that have a part which their variables do not declare any more.
+
+    One question to the nodes that do not declare it. Raises `Refusal` where it may not go.
+    """
+    return undeclared_nodes(setting, look_program(_undeclared_parts(setting)))
+
+
+def remove_undeclared(setting: str, nodes: frozenset[str], *, last: bool = False) -> None:
+    """
+    Take a part from nodes that do not declare it any more. A Prometheus leaves what it recorded.
+
+    With `last` after all nodes that declare it have it, and only if no node of the run has failed.
+    """
+    declares = getattr(loader.current().nodes[host.name].settings, setting)
+    if last and nodes and (declares or host.name in nodes):
+        wait_for_nodes(name=f"nodes with {setting} are done")
+    if host.name in nodes:
+        _hold(f"the removal of {setting}")
+        title = f"{setting}, not declared any more"
+        also: dict[str, Any] = {"_if": nothing_failed} if last else {}
+        remove_parts([(title, each) for each in _undeclared_parts(setting)], **also)
+
+
+def _undeclared_parts(setting: str) -> tuple[Part, ...]:
+    named = NodeSettings.model_validate({"absent": {"parts": [setting]}})
+    return tuple(replace(part, purge=setting != "monitoring") for _, part in parts(named))
+
+
+def _hold(what: str) -> None:
+    """Take the current node for this run; --dry only says who has it."""
+    typed = loader.current().typed
+    deploy_lock.hold(ctx_state.get(), [host], what, dry=bool(typed and typed.dry))
 
 
 @deploy("absent")

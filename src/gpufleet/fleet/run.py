@@ -26,6 +26,7 @@ from gpufleet.fleet import assessment, deploy_lock, fleet_plan, inventory_check
 from gpufleet.fleet.fleet_plan import Assessment
 from gpufleet.fleet.live import gpu_hosts
 from gpufleet.fleet.model_configs import model_directories
+from gpufleet.fleet.undeclared import removal_problem
 from gpufleet.fleet.upgrade_lock import VARIABLE, lock_problems
 from gpufleet.gpu_software import lock_check
 from gpufleet.gpu_software.provisioning import BareNode, read_provisioning
@@ -39,7 +40,7 @@ from gpufleet.node.topology import Node, value_or
 from gpufleet.planning.planner import FleetPlan
 from gpufleet.planning.stage import Running, Stage
 from gpufleet.remote.answer_forms import reading
-from gpufleet.remote.query import Answer, probe_all
+from gpufleet.remote.query import Answer, probe_all, query
 from gpufleet.serving import servers
 from gpufleet.serving.restarts import partial_restarts
 from gpufleet.settings.node_settings import NodeSettings
@@ -67,6 +68,8 @@ T = TypeVar("T")
 ServersAndSilentNodes: TypeAlias = tuple[tuple[servers.Server, ...], frozenset[str]]
 _FLIGHTS: WeakKeyDictionary[State, dict[object, AsyncResult]] = WeakKeyDictionary()
 """By run: the work that is done once for all of its nodes."""
+LOOK_SECONDS = 60
+"""A few patterns of files; on a node that is busy."""
 _DRY_RUNS: WeakKeyDictionary[State, list[str]] = WeakKeyDictionary()
 
 
@@ -191,17 +194,18 @@ def check() -> Report:
     return _single_flight(ctx_state.get(), _check_report)
 
 
-def monitoring_targets(*, planned: bool = False) -> MonitoringTargets | None:
+def monitoring_targets(*, planned: bool = False, required: bool = True) -> MonitoringTargets | None:
     """
     Return what the current node watches; None if it watches nobody.
 
     Of vLLM that is what nodes are found to run; with `planned` what the plan says, for deploys
     that are about to carry it out. A node that gives no answer costs itself only: its servers stay
-    as they were. Raises `Refusal` when none of the nodes that this run is about has `monitoring`.
+    as they were. Raises `Refusal` when none of the nodes that this run is about has `monitoring`,
+    unless with `required=False`.
     """
     declared = loader.current().nodes
     if declared[host.name].settings.monitoring is None:
-        if not planned:
+        if required and not planned:
             _single_flight(ctx_state.get(), _require_monitoring)
         return None
     watched, silent = _single_flight(
@@ -211,7 +215,7 @@ def monitoring_targets(*, planned: bool = False) -> MonitoringTargets | None:
 
 
 def gateway_targets(
-    *, planned: bool = False, and_running: bool = False
+    *, planned: bool = False, and_running: bool = False, required: bool = True
 ) -> MonitoringTargets | None:
     """
     Return what the current node is a gateway of; None if it is none.
@@ -219,11 +223,11 @@ def gateway_targets(
     Of vLLM that is what nodes are found to run; with `planned` what the plan says, and with
     `and_running`, until it is carried out, what runs besides. A node that gives no answer costs
     itself only: its servers stay as they were. Raises `Refusal` when none of the nodes that this
-    run is about has `gateway`.
+    run is about has `gateway`, unless with `required=False`.
     """
     declared = loader.current().nodes
     if declared[host.name].settings.gateway is None:
-        if not planned:
+        if required and not planned:
             _single_flight(ctx_state.get(), _require_gateway)
         return None
     fronted, silent = _single_flight(
@@ -238,6 +242,42 @@ def gateway_targets(
             if (each.node, each.stage, each.number, each.model) not in named
         )
     return MonitoringTargets(host.name, declared, fronted, silent)
+
+
+def undeclared_nodes(setting: str, look: str) -> frozenset[str]:
+    """
+    Return the nodes of this run that do not declare a setting, and still have what it brought.
+
+    `look` is the program that looks for that (`operations/remove_parts.py`); all of them are asked
+    at once. Raises `Refusal` where it may not go: `fleet/undeclared.py`.
+    """
+    return _single_flight(ctx_state.get(), _undeclared(setting, look))
+
+
+@cache
+def _undeclared(setting: str, look: str) -> Callable[[State], frozenset[str]]:
+    def found(state: State) -> frozenset[str]:
+        declared = loader.current().nodes
+        asked = [
+            each
+            for each in state.inventory
+            if state.is_host_in_limit(each)
+            and each not in state.failed_hosts
+            and not getattr(declared[each.name].settings, setting)
+        ]
+        answers = query(
+            state, asked, lambda _: look, LOOK_SECONDS, f"the look at {setting}", short=True
+        )
+        nodes = frozenset(
+            name
+            for name, said in answers.items()
+            if not isinstance(said, str) and any(said["found"].values())
+        )
+        if problem := removal_problem(setting, nodes, declared):
+            raise FleetError(problem)
+        return nodes
+
+    return found
 
 
 def has_gateways() -> bool:

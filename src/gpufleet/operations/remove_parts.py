@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -36,7 +36,8 @@ class Part:
 
     `units`, `packages` and `paths` are shell patterns; `empty` are folders that go when nothing is
     in them, and `keep` are paths that stay. Of `marks` one has to be there: without it the packages
-    are another's, and nothing is touched.
+    are another's, and nothing is touched. With `purge=False` packages leave their settings and
+    data.
     """
 
     marks: tuple[str, ...] = ()
@@ -47,6 +48,7 @@ class Part:
     empty: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
     accounts: tuple[str, ...] = ()
+    purge: bool = True
 
 
 @operation()
@@ -71,6 +73,12 @@ def ask_remains(part: Part, action: str = "look") -> Mapping[str, list[str]] | N
     seconds = LOOK_SECONDS if action == "look" else REMOVE_SECONDS
     said: dict[str, Any] = host.get_fact(NodeRemains, _stdin=program, _timeout=seconds)
     return said["found"] if said else None
+
+
+def look_program(parts: Iterable[Part]) -> str:
+    """Return the program that looks whether any of these parts is there: at their marks alone."""
+    marks = tuple(mark for part in parts for mark in part.marks)
+    return payload.program("converge/remove", action="look", **asdict(Part(marks, paths=marks)))
 
 
 def remains(found: Mapping[str, list[str]]) -> Iterator[str]:

@@ -10,6 +10,7 @@ Takes (`PARAMETERS`):
   empty     folders that go when nothing is in them
   keep      paths that stay, with the folders above them
   accounts  users, who go with the group of their name
+  purge     False: packages leave their settings and data
 Prints one JSON document {"schema": 1, "error": "", "found": {"units": [...], "packages": [...],
 "tables": [...], "paths": [...], "accounts": [...]}}: what is there, after a removal what is left.
 Python 3.8, standard library.
@@ -157,7 +158,7 @@ def remove(wanted: Dict[str, Any]) -> None:
         run("systemctl", "disable", "--now", "--", *found["units"], seconds=STOP_SECONDS)
         run("systemctl", "stop", "--", *found["units"], seconds=STOP_SECONDS)
     if found["packages"]:
-        remove_packages(found["packages"])
+        remove_packages(found["packages"], purge=wanted["purge"])
     for name in found["tables"]:
         run("nft", "delete", "table", *name.split())
     for name in found["accounts"]:
@@ -174,12 +175,13 @@ def remove(wanted: Dict[str, Any]) -> None:
     run("systemctl", "reset-failed")
 
 
-def remove_packages(names: List[str]) -> None:
-    """Remove packages with their settings; what came with them stays."""
+def remove_packages(names: List[str], purge: bool) -> None:
+    """Remove packages, with `purge` with their settings and data; what came with them stays."""
     if shutil.which("apt-get"):
         wait = "DPkg::Lock::Timeout=%d" % LOCK_SECONDS
         allowed = ("--allow-change-held-packages", "--no-auto-remove")
-        command = ("apt-get", "-y", "-q", "-o", wait, *allowed, "purge", "--", *names)
+        command = ("apt-get", "-y", "-q", "-o", wait, *allowed)
+        command += ("purge" if purge else "remove", "--", *names)
     else:
         command = ("dnf", "-y", "-q", "--setopt=clean_requirements_on_remove=False", "remove")
         command += ("--", *names)

@@ -1,0 +1,39 @@
+"""Parts of a node that its variables do not declare any more: may they go?  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from gpufleet.formatting import node_ranges
+from gpufleet.settings.node_variables import NodeVars
+
+# What a fleet that serves would be without: these go from its last node by an explicit word only.
+_LAST = {
+    "gateway": "clients would have no address",
+    "monitoring": "nothing would watch it, and no alert would be sent",
+}
+
+
+def removal_problem(
+    setting: str, nodes: Collection[str], declared: Mapping[str, NodeVars]
+) -> str | None:
+    """
+    Return why `setting`'s part may not be taken from `nodes`, which have it and do not declare it.
+
+    A misspelt group or file takes the setting from all nodes at once: then it is kept, unless
+    `absent.parts` of each of them names it.
+    """
+    serves = any(each.settings.serving for each in declared.values())
+    has_other = any(
+        getattr(each.settings, setting) or (setting == "gateway" and each.settings.balancer)
+        for each in declared.values()
+    )
+    unsaid = [name for name in nodes if setting not in declared[name].settings.absent.parts]
+    if setting not in _LAST or not serves or has_other or not unsaid:
+        return None
+    return (
+        f"{node_ranges(unsaid)}: `{setting}` runs there, no node of the inventory declares it any "
+        f"more, and models are served: without it {_LAST[setting]}. Write `{setting}` into the "
+        "variables again (is a group or a file in group_vars misspelt?); if it is to go, write "
+        f"`absent: {{parts: [{setting}]}}` there"
+    )
