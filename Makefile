@@ -37,6 +37,7 @@ lint: .venv/.ready
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
 	$(RUN)/lint-imports
+	$(RUN)/python -m tools.check_words
 
 # What failed is run once more, alone, and named in the last line; the run fails even if that passes,
 # unless CI is set: tests/support/retry.py.
