@@ -222,3 +222,22 @@ def test_a_changed_setting_comes_into_force_on_both(gateways: Pair) -> None:
     until(lambda: len(gateways.holders()) == 1, "one has the address")
     until(lambda: ask(gateways.shared) == "ok", "it answers")
     assert gateways.deploy("-y", "--json").changed == {}
+
+
+def test_one_that_is_not_declared_any_more_goes_and_the_other_answers(gateways: Pair) -> None:
+    stays, goes = GATEWAYS
+    (gateways.project / "host_vars").mkdir()
+    (gateways.project / f"host_vars/{goes}.yml").write_text("gateway: null\n")
+    there = f"systemctl is-active -q {UNIT} keepalived || test -e /etc/systemd/system/{UNIT}"
+
+    dry = gateways.deploy("--dry", "--json")
+    assert dry.status == 0, dry.output
+    assert gateways.ssh(goes, f"({there}) && echo there").strip() == "there"
+    run = gateways.deploy("-y", "--json")
+
+    assert run.status == 0, run.output
+    assert sorted(dry.changed) == sorted(run.changed)
+    assert gateways.ssh(goes, f"({there}) || echo gone").strip() == "gone"
+    until(lambda: gateways.holders() == [stays], "the one that stays has the address")
+    until(lambda: ask(gateways.shared) == "ok", "it answers")
+    assert gateways.deploy("-y", "--json").changed == {}
