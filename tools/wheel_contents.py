@@ -11,7 +11,8 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 # `gpufleet.paths.PROJECT` is this folder in an installed package. Not in it: the lab, tests,
-# benchmarks and tools, which a checkout runs, and the inventories and variables of examples.
+# benchmarks and tools, which a checkout runs, the inventories and variables of examples, and
+# pictures.
 FOLDER = "gpufleet/_project"
 CONTENTS = ("config.py", "deploys", "locks", "roles", "templates")
 
@@ -24,5 +25,10 @@ class WheelContents(BuildHookInterface[Any]):
         if version == "standard":
             root = Path(self.root)
             build_data["force_include"] |= {
-                str(root / name): f"{FOLDER}/{name}" for name in CONTENTS
+                str(root / name): f"{FOLDER}/{name}" for name in (*CONTENTS, *_pages(root))
             }
+
+
+def _pages(root: Path) -> list[str]:
+    """Return the pages that messages name, with those that these link to: `gpufleet docs`."""
+    return sorted(str(page.relative_to(root)) for page in root.glob("docs/**/*.md"))

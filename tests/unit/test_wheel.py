@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import zipfile
 from pathlib import Path
@@ -15,7 +16,7 @@ from tests.support.wheel import build_wheel, install_wheel
 
 NODES = ROOT / "src/gpufleet/catalog/data/nodes"
 MODEL = ROOT / "tests/data/models/Qwen--Qwen3-8B.json"
-SHIPPED = ("config.py", "deploys", "locks", "roles", "templates")
+SHIPPED = ("config.py", "deploys", "docs/*.md", "locks", "roles", "templates")
 PROJECT = "gpufleet/_project/"
 
 VARIABLES = """\
@@ -66,12 +67,27 @@ def test_it_has_every_file_of_deploys_roles_templates_and_locks(wheel: Path) -> 
     assert set(tracked) - brought == set()
 
 
+def test_every_page_that_a_message_names_is_in_it(wheel: Path) -> None:
+    """`gpufleet docs` prints them: no message of an installed package names a file it lacks."""
+    rooms = ("src", "roles", "deploys")
+    sources = [file for room in rooms for file in (ROOT / room).rglob("*.py")]
+    named = {
+        page
+        for file in sources
+        for page in re.findall(r"(?<![\w/])docs/[\w/-]+\.md", file.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 20
+    with zipfile.ZipFile(wheel) as archive:
+        missing = {page for page in named if f"{PROJECT}{page}" not in archive.namelist()}
+    assert missing == {"docs/web-configuration.md"}  # the exporter toolkit's own
+
+
 def test_it_has_nothing_of_the_lab_the_tests_and_example_inventories(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
 
     inside = {name.removeprefix(PROJECT).split("/")[0] for name in names if PROJECT in name}
-    assert inside == set(SHIPPED)
+    assert inside == {each.split("/")[0] for each in SHIPPED}
     assert {name.split("/")[0].partition("-")[0] for name in names} == {"gpufleet"}
     assert [name for name in names if "__pycache__" in name] == []
 
@@ -91,6 +107,7 @@ def empty(tmp_path: Path) -> Path:
         ("presets",),
         ("size", "model.json", "--gpu", "H100"),
         ("flags", "explain", "dtype"),
+        ("docs", "docs/checks/driver-loaded.md"),
         ("plan", "--vars", "serving.yml", "--nodes", NODES / "h100x8.json"),
     ],
     ids=lambda command: command[0],

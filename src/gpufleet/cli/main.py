@@ -40,6 +40,10 @@ COMMANDS = {
         "gpufleet.cli.deploy_command:deploy",
         "Run a deploy: vllm, node, gateway, monitoring ...",
     ),
+    "docs": (
+        "gpufleet.cli.docs_command:docs",
+        "Print a page of the documentation, as messages name it.",
+    ),
     "drain": (
         "gpufleet.cli.drain_command:drain",
         "Cordon a node, and wait until its requests are done.",
@@ -143,7 +147,7 @@ COMMANDS = {
 GROUPS = {
     "Look": (
         *("inventory", "settings", "presets", "flags", "probe", "check", "topology"),
-        *("status", "logs", "drift"),
+        *("status", "logs", "drift", "docs"),
     ),
     "Plan": ("init", "recipes", "import", "size", "lock", "packages", "validate", "plan"),
     "Change": ("bundle", "deploy", "upgrade", "rollback"),

@@ -70,7 +70,7 @@ def test_the_help_fits_eighty_columns_and_has_the_groups_in_their_order():
 
 # Commands that change something, run a program, or print a document for programs as it is.
 NOT_READ = {
-    *("bundle", "completion", "deploy", "flags extract", "import", "init", "lock"),
+    *("bundle", "completion", "deploy", "docs", "flags extract", "import", "init", "lock"),
     *("monitoring render", "monitoring silence", "monitoring unsilence", "packages lock"),
     *("lab clean", "lab demo", "lab down", "lab fault", "lab net", "lab power", "lab purge"),
     *("lab require-root", "lab ssh", "lab up", "lab vendor"),

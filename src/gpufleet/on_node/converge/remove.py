@@ -179,13 +179,11 @@ def remove_packages(names: List[str], purge: bool) -> None:
     """Remove packages, with `purge` with their settings and data; what came with them stays."""
     if shutil.which("apt-get"):
         wait = "DPkg::Lock::Timeout=%d" % LOCK_SECONDS
-        allowed = ("--allow-change-held-packages", "--no-auto-remove")
-        command = ("apt-get", "-y", "-q", "-o", wait, *allowed)
-        command += ("purge" if purge else "remove", "--", *names)
+        allowed = ["--allow-change-held-packages", "--no-auto-remove"]
+        command = ["apt-get", "-y", "-q", "-o", wait, *allowed, "purge" if purge else "remove"]
     else:
-        command = ("dnf", "-y", "-q", "--setopt=clean_requirements_on_remove=False", "remove")
-        command += ("--", *names)
-    run(*command, seconds=PACKAGES_SECONDS)
+        command = ["dnf", "-y", "-q", "--setopt=clean_requirements_on_remove=False", "remove"]
+    run(*command, "--", *names, seconds=PACKAGES_SECONDS)
 
 
 def remove_path(path: str) -> None:
