@@ -90,10 +90,11 @@ def _sentences(problems: Iterable[Finding | str]) -> Iterator[str]:
     """Yield each problem once: equal findings about whole nodes in one line for all of them."""
     nodes: dict[Finding | str, list[str]] = {}
     for each in problems:
-        whole = isinstance(each, Finding) and each.gpu is None
-        nodes.setdefault(replace(each, node="") if whole else each, []).append(
-            each.node if isinstance(each, Finding) else ""
-        )
+        if isinstance(each, Finding):
+            key = replace(each, node="") if each.gpu is None else each
+            nodes.setdefault(key, []).append(each.node)
+        else:
+            nodes.setdefault(each, [])
     for each, names in nodes.items():
         if isinstance(each, Finding):
             yield finding_sentence(replace(each, node=node_ranges(names)))

@@ -32,7 +32,7 @@ from gpufleet.checks.probe_facts import (
     is_missing,
     reason,
 )
-from gpufleet.formatting import join_names, ranges
+from gpufleet.formatting import node_ranges
 
 # What a GPU that serves has to tell: without one of these it cannot be planned on.
 NEEDED = ("uuid", "name", "pci", "memory", "compute_capability")
@@ -118,29 +118,31 @@ def _same_uuid(node: Reading) -> Iterator[Problem]:
 
 
 def _uuid_of_another_node(node: Reading) -> Iterator[Problem]:
-    """Yield one problem for each set of GPUs that other nodes of the inventory answer with too."""
+    """
+    Yield one problem for each set of GPUs that other nodes of the inventory answer with too.
+
+    It is the same for each of these nodes, so that reports have one line for all of them.
+    """
     shared: dict[tuple[str, ...], list[GpuReading]] = {}
     for gpu in node.gpus:
         if others := node.claimed.get(str(gpu.known("uuid"))):
             shared.setdefault(others, []).append(gpu)
     for others, gpus in shared.items():
-        names = join_names(others)
-        every = len(gpus) == len(node.gpus) > 1
-        which = f"GPU{'s' * (len(gpus) > 1)} {ranges(gpu.index for gpu in gpus)}"
-        verb = "answers" if len(others) == 1 else "answer"
+        names = node_ranges((node.name, *others))
+        first, *more = sorted(str(gpu.known("uuid")) for gpu in gpus)
+        which = f"UUIDs of {len(gpus)} GPUs ({first}, ...)" if more else f"UUID of a GPU ({first})"
         yield Problem(
             Severity.BLOCK,
-            f"{names} {verb} with the same UUIDs as {'all of its GPUs' if every else which} "
-            f"({gpus[0].known('uuid')}{', ...' * (len(gpus) > 1)})",
+            f"{names} answer with the same {which}",
             "UUIDs that no other node has",
             "the inventory's other nodes",
             (
                 Step(
                     Action.LOOK,
-                    f"`cat /etc/machine-id` and `nvidia-smi -L` on {node.name} and on {names}: one "
-                    "machine under two names?",
+                    f"`cat /etc/machine-id` and `nvidia-smi -L` on {names}: one machine under "
+                    "several names?",
                 ),
-                Step(Action.CONFIGURE, "take the other name, or its address, out of the inventory"),
+                Step(Action.CONFIGURE, "leave one of the names in the inventory"),
             ),
         )
 

@@ -133,7 +133,9 @@ class _Judge:
             return
         for name, limit in field.constraints.items():
             if name in _LIMITS and not _LIMITS[name][0](number, limit):
-                yield JsonFault(f"`{where}` is {value}; it has to be {_LIMITS[name][1]} {limit}")
+                share = ": it is a share between 0 and 1, as 0.9" if _is_share(field) else ""
+                must = f"{_LIMITS[name][1]} {limit}{share}"
+                yield JsonFault(f"`{where}` is {value}; it has to be {must}")
 
     def type(self, kind: _Type, value: Any, where: str) -> Iterator[JsonFault]:
         """Yield what keeps `value` from being of a type."""
@@ -291,6 +293,14 @@ _PLAIN: Mapping[str, Callable[[Any], bool]] = {
     "None": lambda value: value is None,
 }
 _CONTAINERS = {"dict", "list", "set", "tuple"}
+
+
+def _is_share(field: Field) -> bool:
+    """Say whether a number is a part of a whole: a fraction from 0 to 1."""
+    least = field.constraints.get("gt", field.constraints.get("ge"))
+    return field.type != "int" and least == 0 and field.constraints.get("le") == 1
+
+
 _LIMITS: Mapping[str, tuple[Callable[[float, float], bool], str]] = {
     "gt": (lambda number, limit: number > limit, "more than"),
     "ge": (lambda number, limit: number >= limit, "at least"),

@@ -139,7 +139,7 @@ def default_text(key: str) -> str | None:
     ('8000', None)
     """
     known = _known_key(key.split("."))
-    return all_settings()[known].default if known in all_settings() else None
+    return all_settings()[known].default if known and known in all_settings() else None
 
 
 def is_default(key: str, value: Any) -> bool:

@@ -22,7 +22,7 @@ from gpufleet.settings import lock_defaults, lookup, operator_paths
 from gpufleet.settings.base import KeyPath
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.open_secrets import open_secrets
-from gpufleet.settings.parse import SettingsError, parse_settings
+from gpufleet.settings.parse import SettingsError, parse_settings, with_key
 from gpufleet.settings.variables import Origin, Variables
 
 # No command may wait for ever. This is a ceiling for the commands that name no deadline of their
@@ -149,8 +149,7 @@ def check(
             nodes[name] = NodeVars(name, groups[name], settings[written], layers)
         except SettingsError as mistake:
             for at, what in mistake.mistakes:
-                dotted = ".".join(map(str, at))
-                sentence = f"{dotted}: {what}{_hint(at, what)}" if at else what
+                sentence = with_key(at, what) + (_hint(at, what) if at else "")
                 sentence += _also_at(layers, mistake.against.get(at))
                 if at and at[0] in layers:
                     origin = layers[str(at[0])][1].place_of(*at[1:])

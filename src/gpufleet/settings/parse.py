@@ -7,6 +7,7 @@ every mistake found here.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import starmap
 from typing import Any
 
 from pydantic import ValidationError
@@ -37,7 +38,12 @@ class SettingsError(Exception):  # it is a list of mistakes, not an error of our
     ) -> None:
         self.mistakes = mistakes
         self.against = against or {}
-        super().__init__("; ".join(f"{'.'.join(map(str, at))}: {what}" for at, what in mistakes))
+        super().__init__("; ".join(starmap(with_key, mistakes)))
+
+
+def with_key(at: KeyPath, what: str) -> str:
+    """Return a mistake with its key in front; what is wrong with the whole has none."""
+    return f"{'.'.join(map(str, at))}: {what}" if at else what
 
 
 def parse_settings(data: Mapping[str, Any]) -> NodeSettings:

@@ -11,6 +11,7 @@ identifiers, `NAME.yml` beside `NAME.yaml`, and values that JSON does not have.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,12 @@ _SUFFIXES = (".yml", ".yaml")
 # on the way to a node.
 _JSON_TAGS = frozenset(
     f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map")
+)
+# `{{ name }}`, with filters: as Ansible has it. Flags may have templates, of chats.
+_TEMPLATE = re.compile(r"\{\{[^{}]*\}\}")
+_NO_TEMPLATES = (
+    "is a Jinja template, as Ansible takes it: variables are not filled in here; write the value "
+    "itself, or have the inventory file, which is Python, set it beside the node's name"
 )
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 
@@ -188,6 +195,8 @@ def _walk(
             yield f"{shown}:{_line(node)}: this value contains itself: write it out"
         return
     seen[id(node)] = True
+    if _is_text(node) and "flags" not in path and _TEMPLATE.fullmatch(_text(node)):
+        yield f"{shown}:{_line(node)}: {_dotted(path)} {_NO_TEMPLATES}"
     if node.tag not in _JSON_TAGS:
         yield (
             f"{shown}:{_line(node)}: {_dotted(path)} has a value of YAML's kind {_kind(node.tag)}, "
@@ -213,6 +222,10 @@ def _walk_mapping(
     for key, value in node.value:
         if key.tag == _MERGE_TAG:
             yield from _walk(value, shown, path, {}, seen)
+            continue
+        # `{{ x }}` is a mapping whose only key is a mapping.
+        if isinstance(key, yaml.MappingNode) and key.flow_style and value.value == "":
+            yield f"{shown}:{_line(key)}: {_dotted(path)} {_NO_TEMPLATES}"
             continue
         if not _is_text(key):
             yield (

@@ -287,7 +287,7 @@ def test_level_of_old_guides() -> None:
         ("M --enable-auto-tool-choice", "--tool-call-parser"),
         ("M --lora-modules a=/b", "--enable-lora"),
         ("M --max-num-seqs 512 --max-num-batched-tokens 256", "--max-num-seqs"),
-        ("M --gpu-memory-utilization 90", "at most 1"),
+        ("M --gpu-memory-utilization 90", "at most 1: it is a share between 0 and 1, as 0.9"),
         ("M -tp 0", "at least 1"),
         ("M --quantization int9", "int9"),
         ("M --reasoning-parser deepseek", "deepseek_r1"),

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from gpufleet.settings.base import KeyPath
 from gpufleet.settings.mistake_sentence import mistake
 from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.parse import SettingsError, parse_settings
 from gpufleet.settings.serving_settings import Served
 
 HOSTILE: tuple[Any, ...] = (
@@ -162,3 +163,9 @@ def test_other_units_are_refused_with_those_that_there_are(
 ) -> None:
     found = dict(said({"serving": {"m": {"model": "/srv/m", key: written}}}))
     assert found["serving", "m", key].startswith(wanted)
+
+
+def test_a_mistake_of_the_settings_as_a_whole_has_no_key_in_front() -> None:
+    with pytest.raises(SettingsError) as error:
+        parse_settings({"serving": {"m": {"model": "/srv/m"}}})
+    assert str(error.value).startswith("`serving` is declared, but `vllm` is not")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gpufleet.errors import FleetError
 from gpufleet.settings import variables
+from tests.support.rows import each_row
 
 
 @pytest.fixture
@@ -203,3 +204,34 @@ def test_a_date_is_its_text(tmp_path):
     found = variables.load_file(tmp_path / "gpu.yml")
 
     assert [value for value, _ in found.values()] == ["2026-11-21", "2026-11-21 10:00:00"]
+
+
+@each_row(
+    "text",
+    [
+        "gpus: {name: {{ x }}}\n",
+        "gpus:\n  name: {{ x }}\n",
+        "ssh_user: {{ user }}\n",
+        "gpus: {name: '{{ x | default(1) }}'}\n",
+        "also: [{{ b }}]\n",
+    ],
+)
+def test_a_jinja_template_is_named_as_one(tmp_path: Path, text: str) -> None:
+    """Ansible fills in templates; unquoted ones are mappings as keys to YAML."""
+    file = tmp_path / "gpu.yml"
+    file.write_text(text)
+
+    with pytest.raises(FleetError, match="is a Jinja template, as Ansible takes it") as refused:
+        variables.load_file(file)
+
+    (said,) = refused.value.problems
+    assert "write the value itself" in said
+
+
+def test_a_template_of_a_flag_is_text(tmp_path: Path) -> None:
+    file = tmp_path / "gpu.yml"
+    file.write_text("serving: {m: {flags: {chat-template: '{{ messages }}'}}}\n")
+
+    assert variables.load_file(file)["serving"][0]["m"]["flags"] == {
+        "chat-template": "{{ messages }}"
+    }

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
+from gpufleet.errors import FleetError
+
 WORDS: Mapping[str, str] = MappingProxyType(
     {
         # Of the whole upgrade. Those that end in -ing come before their step, the others after.
@@ -102,9 +104,14 @@ class Entry:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Entry:
-        """Return what `as_json` has written. Raises `ValueError` and the like for anything else."""
+        """
+        Return what `as_json` has written.
+
+        Raises `FleetError` for an event that this release does not know, `ValueError` and the like
+        for anything else.
+        """
         if found["what"] not in WORDS:
-            raise ValueError(f"{found['what']!r} is no word of this release's journals")
+            raise FleetError(f"unknown event {str(found['what'])[:40]!r}")
         return cls(
             float(found["at"]),
             found["what"],

@@ -210,19 +210,24 @@ def _read(path: Path) -> tuple[int, tuple[Entry, ...]]:
     for number, line in enumerate(data[:whole].splitlines(), 1):
         try:
             entries.append(Entry.from_json(json.loads(line)))
+        except FleetError as error:
+            raise FleetError(_no_entry(path, number, str(error))) from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            why = (
-                json_fault(error)
-                if isinstance(error, json.JSONDecodeError)
-                else file_fault(error)
-                if isinstance(error, UnicodeDecodeError)
-                else answer_fault(error)
-            )
-            raise FleetError(
-                f"{path}:{number}: is no entry of a journal ({why}): it was changed by hand, or "
-                "by another release of gpufleet; what nodes know is in `gpufleet status`"
-            ) from None
+            if isinstance(error, json.JSONDecodeError):
+                why = json_fault(error)
+            elif isinstance(error, UnicodeDecodeError):
+                why = file_fault(error)
+            else:
+                why = answer_fault(error)
+            raise FleetError(_no_entry(path, number, why)) from None
     return whole, tuple(entries)
+
+
+def _no_entry(path: Path, number: int, why: str) -> str:
+    return (
+        f"{path}:{number}: is no entry of a journal ({why}): it was changed by hand, or by another "
+        "release of gpufleet; what nodes know is in `gpufleet status`"
+    )
 
 
 def _lock_file(path: Path, file: int) -> None:
