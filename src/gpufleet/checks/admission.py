@@ -95,11 +95,11 @@ def _sentences(problems: Iterable[Finding | str]) -> Iterator[str]:
             nodes.setdefault(key, []).append(each.node)
         else:
             nodes.setdefault(each, [])
-    for each, names in nodes.items():
-        if isinstance(each, Finding):
-            yield finding_sentence(replace(each, node=node_ranges(names)))
+    for problem, names in nodes.items():
+        if isinstance(problem, Finding):
+            yield finding_sentence(replace(problem, node=node_ranges(names)))
         else:
-            yield each
+            yield problem
 
 
 def _hides_hardware(report: Report, node: str) -> bool:

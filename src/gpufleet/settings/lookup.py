@@ -138,8 +138,8 @@ def default_text(key: str) -> str | None:
     >>> default_text("serving.qwen3-32b.port"), default_text("ssh_user")
     ('8000', None)
     """
-    known = _known_key(key.split("."))
-    return all_settings()[known].default if known and known in all_settings() else None
+    known = all_settings().get(_known_key(key.split(".")) or "")
+    return known.default if known else None
 
 
 def is_default(key: str, value: Any) -> bool:

@@ -263,8 +263,8 @@ def test_the_pages_show_what_is_started():
             re.findall(r"^## (.+?)\n(?:(?!^#).)*?^```\n(.*?)\n```", page, re.MULTILINE | re.DOTALL)
         )
         if os.environ.get("UPDATE_GOLDEN"):
-            for name in blocks:
-                page = page.replace(f"```\n{blocks[name]}\n```", f"```\n{block(name)}\n```", 1)
+            for name, shown in blocks.items():
+                page = page.replace(f"```\n{shown}\n```", f"```\n{block(name)}\n```", 1)
                 blocks[name] = block(name)
             path.write_text(page)
         found |= blocks
