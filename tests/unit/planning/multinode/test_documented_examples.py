@@ -263,10 +263,10 @@ def test_the_pages_show_what_is_started():
             re.findall(r"^## (.+?)\n(?:(?!^#).)*?^```\n(.*?)\n```", page, re.MULTILINE | re.DOTALL)
         )
         if os.environ.get("UPDATE_GOLDEN"):
-            for name, shown in blocks.items():
-                page = page.replace(f"```\n{shown}\n```", f"```\n{block(name)}\n```", 1)
-                blocks[name] = block(name)
+            for name, old in blocks.items():
+                page = page.replace(f"```\n{old}\n```", f"```\n{block(name)}\n```", 1)
             path.write_text(page)
+            blocks = {name: block(name) for name in blocks}
         found |= blocks
 
     assert found == {name: block(name) for name in EXAMPLES}

@@ -1,0 +1,66 @@
+"""The pages of docs/: a reader gets to each of them, and no link leads nowhere."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+from tests.support.checkout import ROOT
+
+BESIDE = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md", "locks/README.md")
+PAGES = [*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in BESIDE)]
+# Tables that tools write, and the lab's profiles.
+LONG = {"settings.md", "known-models.md", "lab-profiles.md"}
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+@cache
+def headings(page: Path) -> set[str]:
+    """The anchors that a hosting site gives a page's headings."""
+    found = re.findall(r"^#+ (.+)$", without_code(page.read_text()), re.MULTILINE)
+    plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", each) for each in found)
+    return {re.sub(r"[^\w\- ]", "", each.strip().lower()).replace(" ", "-") for each in plain}
+
+
+def links(page: Path) -> list[tuple[Path, str]]:
+    """The files of this project that a page names, each with the anchor."""
+    found = re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text()))
+    parts = [each.partition("#") for each in found if not re.match(r"[a-z]+:", each)]
+    return [((page.parent / path).resolve() if path else page, anchor) for path, _, anchor in parts]
+
+
+def test_a_link_leads_to_a_file_and_to_a_heading_of_it() -> None:
+    broken = [
+        f"{page.relative_to(ROOT)}: {target.name}#{anchor}"
+        for page in PAGES
+        for target, anchor in links(page)
+        if not target.exists()
+        or (anchor and target.suffix == ".md" and anchor not in headings(target))
+    ]
+    assert broken == []
+
+
+def test_each_page_is_reached_from_the_first_one() -> None:
+    reached, waiting = set(), [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        if page not in reached:
+            reached.add(page)
+            waiting += [target for target, _ in links(page) if target.suffix == ".md"]
+    assert [str(page.relative_to(ROOT)) for page in PAGES if page not in reached] == []
+
+
+def test_a_page_has_at_most_three_hundred_lines() -> None:
+    long = {page.name for page in PAGES if len(page.read_text().splitlines()) > 300}
+    assert long - LONG == set()
+
+
+def test_the_first_page_fits_a_screen_and_begins_with_two_commands() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 80
+    first = text[text.index("```sh\n") + 6 :].splitlines()[:2]
+    assert [line.split("  ")[0] for line in first] == ["make lab", "make test"]
