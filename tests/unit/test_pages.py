@@ -10,8 +10,8 @@ from tests.support.checkout import ROOT
 
 BESIDE = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md", "locks/README.md")
 PAGES = [*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in BESIDE)]
-# Tables that tools write, and the lab's profiles.
-LONG = {"settings.md", "known-models.md", "lab-profiles.md"}
+# Tables that tools write.
+LONG = {"settings.md", "known-models.md"}
 
 
 def without_code(text: str) -> str:
