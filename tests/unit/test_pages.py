@@ -6,6 +6,9 @@ import re
 from functools import cache
 from pathlib import Path
 
+import click
+
+from gpufleet.cli.main import gpufleet
 from tests.support.checkout import ROOT
 
 BESIDE = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md", "locks/README.md")
@@ -64,3 +67,37 @@ def test_the_first_page_fits_a_screen_and_begins_with_two_commands() -> None:
     assert len(text.splitlines()) <= 80
     first = text[text.index("```sh\n") + 6 :].splitlines()[:2]
     assert [line.split("  ")[0] for line in first] == ["make lab", "make test"]
+
+
+def typed_commands() -> list[tuple[str, list[str]]]:
+    """Each `gpufleet ...` line of a code block, with its page; without comments."""
+    found = []
+    for page in PAGES:
+        for line in page.read_text().splitlines():
+            text = line.removeprefix("    ").removeprefix("$ ")
+            if text.startswith("gpufleet ") and (text != line or "sh\n" in page.read_text()):
+                words = re.split(r"\s(?:#|&&|\||>)\s", text)[0].split()
+                found.append((f"{page.relative_to(ROOT)}: {text}", words[1:]))
+    return found
+
+
+def test_commands_and_options_that_pages_show_exist() -> None:
+    """Options of `gpufleet deploy` are pyinfra's."""
+    wrong = []
+    for shown, typed in typed_commands():
+        command: click.Command | None = gpufleet
+        words = list(typed)
+        while isinstance(command, click.Group) and words:
+            command = command.get_command(click.Context(command), words.pop(0))
+        if command is None:
+            wrong.append(shown)
+            continue
+        known = {each for param in command.params for each in [*param.opts, *param.secondary_opts]}
+        own = words[: words.index("--")] if "--" in words else words
+        options = {word.partition("=")[0] for word in own if re.match(r"--[a-z]", word)}
+        if command.name == "deploy":
+            wrong += [shown] * (not (ROOT / f"deploys/{words[0]}.py").is_file())
+        elif not command.context_settings.get("ignore_unknown_options") and options - known:
+            wrong.append(shown)
+    assert len(typed_commands()) > 100
+    assert wrong == []
