@@ -57,8 +57,8 @@ def drift(
 
     With --record each node is told how far it has moved, one small file, for alerts.
 
-    What deploys/node.py and deploys/vllm.py would change, and what is fine now and broken after
-    the next reboot or upgrade.
+    What deploys/node.py, deploys/vllm.py and those of gateways, LiteLLM and monitoring would
+    change, and what is fine now and broken after the next reboot or upgrade.
 
     Exit status: 0 no drift, 1 drift, 2 something is unknown, or it could not run.
     """

@@ -29,6 +29,7 @@ SCHEMA = 1
 """Version of `Drift.as_json()`; raised when a key changes its meaning or goes."""
 
 NODE, SERVE, WATCH = "deploys/node.py", "deploys/vllm.py", "deploys/monitoring.py"
+GATEWAY, LITELLM = "deploys/gateway.py", "deploys/litellm.py"
 
 
 class Urgency(StrEnum):
@@ -166,7 +167,8 @@ def deploy_files(settings: NodeSettings) -> tuple[str, ...]:
     found = []
     if settings.gpu_node:
         found = [NODE, SERVE] if settings.gpu_lock else [SERVE]
-    return (*found, WATCH) if settings.monitoring else tuple(found)
+    parts = ((settings.gateway, GATEWAY), (settings.litellm, LITELLM), (settings.monitoring, WATCH))
+    return (*found, *(file for part, file in parts if part))
 
 
 def urgency_of(change: str) -> Urgency:

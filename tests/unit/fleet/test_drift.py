@@ -323,3 +323,12 @@ def test_the_json_has_all_that_was_found() -> None:
     assert moved["matters"] == "next boot"
     assert "570.133.20" in moved["what"]
     assert said["nodes"][NODE]["unread"] == [{"source": "check: probe", "why": "no answer"}]
+
+
+def test_each_part_of_a_node_is_compared_by_its_own_deploy() -> None:
+    vllm = {"version": "0.32.0", "lock": "locks/vllm.txt", "listen": "127.0.0.1"}
+    served = {"vllm": vllm, "gateway": {"allow_unauthenticated": True, "allow_plain_http": True}}
+    assert drift.deploy_files(parse_settings({"gpu_node": False})) == ()
+    assert drift.deploy_files(parse_settings(served)) == ("deploys/vllm.py", "deploys/gateway.py")
+    watcher = parse_settings({**served, "gpu_node": False, "monitoring": {}})
+    assert drift.deploy_files(watcher) == ("deploys/gateway.py", "deploys/monitoring.py")

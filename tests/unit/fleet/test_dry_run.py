@@ -149,6 +149,20 @@ def test_each_thing_that_somebody_moved_is_named_once_and_not_mended(
         assert moved["remedy"].startswith("pyinfra INVENTORY ")
 
 
+def test_a_gateway_whose_files_are_not_there_has_moved(ask: Ask, tmp_path: Path) -> None:
+    """Drift executes the gateway's own deploy, as it does vLLM's."""
+    variables = tmp_path / "project/group_vars/here.yml"
+    variables.parent.mkdir(parents=True)
+    variables.write_text("gateway: {allow_unauthenticated: true, allow_plain_http: true}\n")
+
+    found = ask((ROOT / "deploys/gateway.py").read_text())
+
+    assert found["refused"] == []
+    said = whats(found)
+    assert any("/etc/gpufleet/gateway/haproxy.cfg" in each for each in said), found
+    assert any("gpufleet-gateway.service" in each for each in said)
+
+
 def test_an_operation_that_says_nothing_is_named(ask: Ask) -> None:
     """Some only run a command when it is needed: that they would is what there is to say."""
     found = ask(
