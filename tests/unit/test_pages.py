@@ -101,3 +101,18 @@ def test_commands_and_options_that_pages_show_exist() -> None:
             wrong.append(shown)
     assert len(typed_commands()) > 100
     assert wrong == []
+
+
+def test_modules_and_tests_that_pages_name_exist() -> None:
+    missing = set()
+    for page in PAGES:
+        text = page.read_text()
+        for module in re.findall(r"python -m ((?:tests|tools|benchmarks)(?:\.[a-z_]+)+)", text):
+            path = ROOT / module.replace(".", "/")
+            if not (path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()):
+                missing.add(f"{page.name}: {module}")
+        for path in re.findall(r"`((?:tests|benchmarks|tools)/[a-z0-9_./-]+)`", text):
+            # vLLM has a folder of this name, too.
+            if not (ROOT / path).exists() and not path.startswith("tests/v1/"):
+                missing.add(f"{page.name}: {path}")
+    assert missing == set()

@@ -1,6 +1,6 @@
 """Records what a real vLLM's parser says of the command lines of `lines.py`.
 
-    python -m tests.flags.record_verdicts PYTHON
+    python -m tests.unit.flags.record_verdicts PYTHON
 
 PYTHON is that of an environment with vLLM in it, such as `make lab` builds. Writes
 verdicts-VERSION.json.xz beside this file; the tests compare ours with it and need no vLLM.
