@@ -160,7 +160,7 @@ def test_what_runs_is_asked_for_the_ports_that_it_does_not_use(pair: Fleet) -> N
     status, found = reach(pair)
 
     assert (status, found["problems"]) == (0, [])
-    assert any("what runs there now has port" in each for each in found["remarks"])
+    assert any("in use by what runs there now" in each for each in found["remarks"])
     assert pair.pids() == before
 
 
@@ -183,7 +183,7 @@ def test_a_restart_is_refused_on_both_nodes_and_what_runs_runs_on(pair: Fleet, f
     elif fault == "model":
         pair.ssh("gpu-02", "echo others > /srv/tiny/model.safetensors")
         said = "gpu-01 and gpu-02 have different models in /srv/tiny: model.safetensors"
-        more = "bring the same files to both"
+        more = "copy the same files to both"
     else:
         # Nodes share this machine's clock: this one's Pythons are told another time.
         ahead = "import time; time.time = (lambda real: lambda: real() + 5)(time.time)"

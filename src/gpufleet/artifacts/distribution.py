@@ -109,7 +109,7 @@ def plan_distribution(
     gives it to no other node, and keeps it.
     """
     alone = {
-        node: said if isinstance(said := looks.get(node), str) else "it was not asked"
+        node: said if isinstance(said := looks.get(node), str) else "it was not queried"
         for node in wanting
         if not isinstance(looks.get(node), TreeState)
     }

@@ -25,9 +25,15 @@ if TYPE_CHECKING:
 
 @fleet_command()
 @inventory_argument
-@click.option("-o", "--output", metavar="DIR", required=True, help="The bundle; may be one of ago.")
 @click.option(
-    "--nodes", multiple=True, metavar="FILE", help="Saved probes of the nodes; else they are asked."
+    "-o",
+    "--output",
+    metavar="DIR",
+    required=True,
+    help="Directory to write; an existing bundle is updated.",
+)
+@click.option(
+    "--nodes", multiple=True, metavar="FILE", help="Saved probes; default: probe the nodes."
 )
 @limit_option
 @click.option("--only", multiple=True, type=click.Choice(KINDS), help="May be repeated.")
@@ -35,7 +41,7 @@ if TYPE_CHECKING:
     "--index-url",
     metavar="URL",
     envvar="PIP_INDEX_URL",
-    help="Package index, where `vllm.index_url` names none.  [default: PyPI]",
+    help="Package index if `vllm.index_url` is not set.  [default: PyPI]",
 )
 def bundle(
     inventory_file: str,
@@ -47,19 +53,19 @@ def bundle(
     index_url: str | None,
 ) -> int:
     """
-    Mirror all downloads, for a network without the internet.
+    Mirror all downloads, for networks without internet access.
 
-    It is what the nodes of INVENTORY download.
+    Mirrors what the nodes of INVENTORY download.
 
     \b
     gpufleet probe inventories/prod.py --json > probes.json     # inside
     gpufleet bundle inventories/prod.py -o bundle --nodes probes.json
 
-    Packages with what they depend on and their signed indexes, wheels of the locks, models at their
-    revisions, programs by their hash. Run again, it downloads what has changed.
+    Contains packages with their dependencies and signed indexes, the locks' wheels, models at their
+    revisions, programs by hash. A second run downloads only changes.
     docs/gpu-nodes/air-gap.md says how to use it.
 
-    Exit status: 0 the bundle is whole, 2 it is not.
+    Exit status: 0 the bundle is complete, 2 it is not.
     """
     from gpufleet.bundle import apt, collect, wheels
     from gpufleet.bundle.download import open_folder
@@ -83,7 +89,7 @@ def bundle(
             click.echo(f"{kind}: {len(paths)} files, {size / 1e6:.1f} MB")
         click.echo(f"downloaded in this run: {folder.downloaded / 1e6:.1f} MB")
         if old:
-            click.echo(f"note: {len(old)} files of earlier runs are needed no more", err=True)
+            click.echo(f"note: {len(old)} files of earlier runs are no longer needed", err=True)
     return 0
 
 
@@ -109,7 +115,7 @@ def _nodes(inventory_file: str, files: tuple[str, ...], limit: tuple[str, ...]) 
     probes: dict[str, Mapping[str, Any]] = {}
     problems = []
     for name in wanted:
-        answer = answers.get(name, "is in none of the files of --nodes")
+        answer = answers.get(name, "none of the --nodes files has it")
         if isinstance(answer, str):
             problems.append(f"{name}: {answer}")
         else:
@@ -117,8 +123,9 @@ def _nodes(inventory_file: str, files: tuple[str, ...], limit: tuple[str, ...]) 
     if problems:
         raise FleetError(
             *problems,
-            "what a node needs follows from its probe: where nodes cannot be reached from here, "
-            "take `gpufleet probe INVENTORY --json` where they can, and give the file to --nodes",
+            "what a node needs depends on its probe: if this machine cannot reach the nodes, "
+            "run `gpufleet probe INVENTORY --json` where they can be reached, and pass the file "
+            "with --nodes",
         )
     packages = _packages()
     found = []

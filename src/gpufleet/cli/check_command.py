@@ -36,18 +36,24 @@ if TYPE_CHECKING:
 )
 @limit_option
 @click.option(
-    "--from", "files", multiple=True, metavar="FILE", help="Judge recorded probes, not live nodes."
+    "--from",
+    "files",
+    multiple=True,
+    metavar="FILE",
+    help="Check recorded probes instead of live nodes.",
 )
-@click.option("--vars", "vars_file", metavar="FILE", help="With --from: the variables of all.")
-@click.option("--all", "everything", is_flag=True, help="Show the checks that passed, too.")
+@click.option(
+    "--vars", "vars_file", metavar="FILE", help="With --from: a file of variables for all nodes."
+)
+@click.option("--all", "everything", is_flag=True, help="Also show checks that passed.")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=1, max=3600),
     default=60,
     show_default=True,
-    help="Deadline for every node.",
+    help="Seconds to wait for each node.",
 )
-@click.option("--list", "listing", is_flag=True, help="Name every check, and do nothing.")
+@click.option("--list", "listing", is_flag=True, help="List every check and exit.")
 @record_option
 @json_option
 def check(
@@ -63,7 +69,7 @@ def check(
     as_json: bool,
 ) -> int:
     """
-    Say whether the nodes are fit to serve. Reads only.
+    Check whether the nodes are fit to serve. Read-only.
 
     \b
     gpufleet check inventories/prod.py
@@ -71,9 +77,9 @@ def check(
     gpufleet check inventories/prod.py --record
     gpufleet check --from report.json
 
-    With --record each node is told what was found on it, one small file, for alerts.
+    --record writes each node's results to a small file on it, for alerts.
 
-    Exit status: 0 fit, 1 something is blocked or could not be checked, 2 could not run.
+    Exit status: 0 fit, 1 a check blocks or could not run, 2 error.
     """
     from gpufleet.fleet.assessment import check_nodes
 

@@ -31,24 +31,24 @@ inventory_argument = click.argument(
 nodes_argument = click.argument(
     "names", metavar="NODE...", nargs=-1, required=True, shell_complete=completers.nodes
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 hardware_option = click.option(
     "--as",
     "hardware",
     multiple=True,
     metavar="HARDWARE",
     shell_complete=completers.hardware,
-    help="Plan for hardware by name, not for live nodes: h100x8, or gpu_a100=a100x8 for a group.",
+    help="Plan for named hardware instead of live nodes: h100x8, or gpu_a100=a100x8 for a group.",
 )
 models_option = click.option(
     "--models",
     "models_folder",
     metavar="DIR",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Read models that DIR has (DIR/owner/name/config.json) from there, not from the Hub.",
+    help="Read models from DIR (DIR/owner/name/config.json) before the Hub.",
 )
 record_option = click.option(
-    "--record", is_flag=True, help="Write on each node what was found there, for alerts."
+    "--record", is_flag=True, help="Write each node's results to it, for alerts."
 )
 
 

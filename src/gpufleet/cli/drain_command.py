@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 # How long gateways are tried, where one does not answer at once.
 TELL_SECONDS = 60
 
-_why = click.option("--why", metavar="TEXT", required=True, help="For whoever finds it so.")
+_why = click.option("--why", metavar="TEXT", required=True, help="Reason; shown to others.")
 _force_mark = click.option(
-    "--force", is_flag=True, help="Lift the mark of an upgrade, too, that is at no end."
+    "--force", is_flag=True, help="Also lift the mark of an unfinished upgrade."
 )
 
 
@@ -49,14 +49,14 @@ _force_mark = click.option(
 @json_option
 def cordon(inventory_file: str, names: tuple[str, ...], why: str, *, as_json: bool) -> int:
     """
-    Place nothing new on a node; what runs there stays.
+    Stop placing replicas on a node; running ones stay.
 
     \b
     gpufleet cordon inventories/prod.py gpu-07 --why "disk makes noises"
 
-    No upgrade lifts it. A node that is cordoned already stays so, for the reason that it has.
+    Upgrades do not lift it. A node that is already cordoned keeps its reason.
 
-    Exit status: 0 they are cordoned, 2 one is not, or it is not known.
+    Exit status: 0 all are cordoned, 2 one is not, or is unknown.
     """
     from gpufleet.upgrade.run import node_questions
 
@@ -71,14 +71,14 @@ def cordon(inventory_file: str, names: tuple[str, ...], why: str, *, as_json: bo
 @json_option
 def uncordon(inventory_file: str, names: tuple[str, ...], *, force: bool, as_json: bool) -> int:
     """
-    Let new replicas be placed on a node again.
+    Allow replicas to be placed on a node again.
 
     Nodes that are drained stay drained.
 
     \b
     gpufleet uncordon inventories/prod.py gpu-07
 
-    Exit status: 0 they are free, 1 a mark stays (an upgrade's: see --force), 2 could not run.
+    Exit status: 0 uncordoned, 1 a mark stays (an upgrade's: see --force), 2 error.
     """
     from gpufleet.upgrade.run import node_questions
 
@@ -93,25 +93,25 @@ def uncordon(inventory_file: str, names: tuple[str, ...], *, force: bool, as_jso
 @click.option(
     "--seconds",
     type=click.IntRange(min=0, max=86400),
-    help="Wait so long for requests to end.  [default: the longest `drain_seconds` of its models]",
+    help="Seconds to wait for requests.  [default: the longest `drain_seconds` of its models]",
 )
-@click.option("--force", is_flag=True, help="Also where nothing else serves a model.")
+@click.option("--force", is_flag=True, help="Drain even if no other replica serves a model.")
 @json_option
 def drain(
     inventory_file: str, name: str, why: str, *, seconds: int | None, force: bool, as_json: bool
 ) -> int:
     """
-    Cordon a node, and wait until its requests are done.
+    Cordon a node and wait for its requests to finish.
 
-    Gateways send the replicas of NODE nothing.
+    Gateways stop sending requests to the replicas of NODE.
 
     \b
     gpufleet drain inventories/prod.py gpu-07 --why "new power supply"
 
-    Nothing is stopped. Of a replica over nodes all of it is drained. Requests that do not end in
-    time are counted; they go on.
+    No process is stopped. A replica that spans nodes is drained on all of them. Requests that do
+    not finish in time are counted and continue.
 
-    Exit status: 0 nothing is left, 1 requests are, or that is not known, 2 could not run.
+    Exit status: 0 no request is left, 1 some are, or it is unknown, 2 error.
     """
     with _Session(inventory_file, (name,)) as session:
         found = session.drain(name, why, seconds, force=force)
@@ -128,14 +128,14 @@ def undrain(inventory_file: str, name: str, *, force: bool, as_json: bool) -> in
     """
     Send requests to a node's replicas again.
 
-    Gateways do so, and the cordon of its drain is lifted.
+    Gateways use them again, and the drain's cordon is lifted.
 
     \b
     gpufleet undrain inventories/prod.py gpu-07
 
-    A cordon that was there before the drain stays: `gpufleet uncordon` lifts it.
+    A cordon from before the drain stays: lift it with `gpufleet uncordon`.
 
-    Exit status: 0 all get requests, 1 a mark stays (an upgrade's: see --force), 2 could not run.
+    Exit status: 0 all receive requests, 1 a mark stays (an upgrade's: see --force), 2 error.
     """
     with _Session(inventory_file, (name,)) as session:
         found = session.undrain(name, force=force)
@@ -292,9 +292,7 @@ class _Session:
         return left, sorted(url for each in answers.values() for url in each.unknown)
 
 
-_NOBODY = (
-    "no gateway and no `balancer` is declared: whoever sends requests to this node goes on doing so"
-)
+_NOBODY = "no gateway and no `balancer` is declared: clients keep sending requests to this node"
 
 
 def _is_of_drain(cordon: Mark, drained: Any) -> bool:
@@ -321,7 +319,7 @@ def _change_marks(
         answers = ask(lambda _: asked.program, asked.seconds, asked.what)
     for name in dict.fromkeys(names):
         try:
-            found[name] = Marks.read(name, answers.get(name, "it was not asked"))
+            found[name] = Marks.read(name, answers.get(name, "it was not queried"))
         except FleetError as error:
             problems += error.problems
     if as_json:

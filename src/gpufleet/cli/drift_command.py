@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     type=click.FloatRange(min=1, max=3600),
     default=300,
     show_default=True,
-    help="Deadline for every node.",
+    help="Seconds to wait for each node.",
 )
 @record_option
 @json_option
@@ -47,7 +47,7 @@ def drift(
     inventory_file: str, *, limit: tuple[str, ...], seconds: float, record: bool, as_json: bool
 ) -> int:
     """
-    Show what on the nodes is not as declared. Reads only.
+    Show where nodes differ from what is declared. Read-only.
 
     \b
     gpufleet drift inventories/prod.py
@@ -55,12 +55,12 @@ def drift(
     gpufleet drift inventories/prod.py --json > drift.json
     gpufleet drift inventories/prod.py --record
 
-    With --record each node is told how far it has moved, one small file, for alerts.
+    --record writes each node's drift to a small file on it, for alerts.
 
     What deploys/node.py, deploys/vllm.py and those of gateways, LiteLLM and monitoring would
     change, and what is fine now and broken after the next reboot or upgrade.
 
-    Exit status: 0 no drift, 1 drift, 2 something is unknown, or it could not run.
+    Exit status: 0 no drift, 1 drift, 2 unknown, or error.
     """
     use_gevent()
     found = compared(inventory_file, limit, seconds)

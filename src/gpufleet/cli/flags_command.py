@@ -31,10 +31,10 @@ def flags() -> None:
     "--python",
     default=sys.executable,
     metavar="PATH",
-    help="The Python to read with, and whose own vLLM `installed` is. Needs 3.10 or newer.",
+    help="Python (3.10 or newer) that reads SOURCE; `installed` is its own vLLM.",
 )
-@click.option("--help-texts", is_flag=True, help="Keep what vLLM's --help says of each flag.")
-@click.option("--metrics", is_flag=True, help="Read the Prometheus metrics, too.")
+@click.option("--help-texts", is_flag=True, help="Include vLLM's help text for each flag.")
+@click.option("--metrics", is_flag=True, help="Also read the Prometheus metrics.")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=1),
@@ -44,7 +44,7 @@ def flags() -> None:
 )
 def extract(source: str, python: str, *, help_texts: bool, metrics: bool, seconds: float) -> None:
     """
-    Read from SOURCE which flags and variables that release of vLLM takes, and print it as JSON.
+    Print the flags and environment variables of the vLLM release in SOURCE, as JSON.
 
     SOURCE is a source tree, a source distribution (.tar.gz), a wheel, or `installed`. Neither torch
     nor a GPU is needed, and nothing of SOURCE is installed or imported.
@@ -68,13 +68,11 @@ def extract(source: str, python: str, *, help_texts: bool, metrics: bool, second
 
 @flags.command(context_settings={"ignore_unknown_options": True})
 @click.argument("name", metavar="FLAG|VARIABLE", type=click.UNPROCESSED)
-@click.option(
-    "--vllm", "version", metavar="VERSION", help="As this release has it; else the lock's."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+@click.option("--vllm", "version", metavar="VERSION", help="vLLM release; default: the lock's.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def explain(name: str, version: str | None, *, as_json: bool) -> None:
     """
-    Say what a flag or an environment variable does, when it pays and what it costs.
+    Explain a flag or environment variable: effect, use, cost.
 
     \b
     gpufleet flags explain --max-num-batched-tokens
@@ -97,11 +95,20 @@ def explain(name: str, version: str | None, *, as_json: bool) -> None:
 @click.argument("old")
 @click.argument("new")
 @click.argument("argv", metavar="[-- MODEL --flag ...]", nargs=-1, type=click.UNPROCESSED)
-@click.option("--settings", "file", metavar="FILE", help="Variables, as in group_vars: its models.")
 @click.option(
-    "--env", "environment", multiple=True, metavar="NAME=VALUE", help="A variable beside the argv."
+    "--settings",
+    "file",
+    metavar="FILE",
+    help="Settings file, as in group_vars; its models are checked.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+@click.option(
+    "--env",
+    "environment",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Environment variable of the server.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def diff(
     old: str,
     new: str,
@@ -112,14 +119,14 @@ def diff(
     as_json: bool,
 ) -> int:
     """
-    Say what changes from vLLM OLD to NEW: for your flags, or for anybody.
+    Show what changes from vLLM OLD to NEW, for your flags or in general.
 
     \b
     gpufleet flags diff 0.20.2 0.33.0
     gpufleet flags diff 0.20.2 0.33.0 --settings group_vars/gpu.yml
     gpufleet flags diff 0.11.0 0.33.0 --env VLLM_USE_V1=1 -- MODEL --swap-space 4
 
-    Exit status: 0 nothing of yours breaks, 1 something does, 2 no such release.
+    Exit status: 0 your flags still work, 1 some do not, 2 no such release.
     """
     import shutil
     from pathlib import Path
@@ -172,17 +179,21 @@ def diff(
     "--vllm",
     "version",
     metavar="VERSION",
-    help="The release that will run it, or a file that `extract` wrote; else the lock's.",
+    help="vLLM release, or a file written by `extract`; default: the lock's.",
 )
 @click.option(
-    "--env", "environment", multiple=True, metavar="NAME=VALUE", help="A variable of the server."
+    "--env",
+    "environment",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Environment variable of the server.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def check(
     argv: tuple[str, ...], version: str | None, *, environment: tuple[str, ...], as_json: bool
 ) -> int:
     """
-    Say whether a release of vLLM takes a command line, and what it would make of it.
+    Check whether a vLLM release accepts a command line, and how it reads it.
 
     \b
     gpufleet flags check --vllm 0.33.0 -- meta-llama/Llama-3.3-70B-Instruct -tp 4 --swap-space 4
@@ -228,4 +239,4 @@ def _schema(version: str) -> Schema:
     except (OSError, ValueError) as error:
         raise FleetError(f"{version}: cannot be read: {file_fault(error)}") from None
     except RecursionError:
-        raise FleetError(f"{version}: is nested more deeply than any schema of flags") from None
+        raise FleetError(f"{version}: is nested too deeply for a flag schema") from None

@@ -26,20 +26,20 @@ _MOST = 1 << 24
     "--vllm",
     "version",
     metavar="VERSION",
-    help="Write the flags as this release takes them; else as that of the project's lock does.",
+    help="vLLM release to write flags for; default: the project's lock.",
 )
-@click.option("--name", help="What a server is called that has no name there; else the file's.")
+@click.option("--name", help="Name for a server without one; default: the file's name.")
 @click.option(
     "-o",
     "--output",
     metavar="OUT",
     default="-",
-    help="Write the settings to this file, whole; it must not be there yet.",
+    help="Write the settings to this new file.",
 )
-@click.option("--force", is_flag=True, help="Replace OUT where it is there.")
+@click.option("--force", is_flag=True, help="Overwrite OUT if it exists.")
 def import_(file: str, version: str | None, name: str | None, output: str, *, force: bool) -> int:
     """
-    Turn scripts, manifests and charts into settings.
+    Convert scripts, manifests and charts to settings.
 
     Prints settings of FILE for group_vars as YAML, or writes them to OUT.
 
@@ -57,7 +57,7 @@ def import_(file: str, version: str | None, name: str | None, output: str, *, fo
     gpufleet import hosts.ini -o inventories/prod.py
     history | tail -1 | cut -c 8- | gpufleet import - --name chat
 
-    Exit status: 0 imported, 1 imported and something is left to decide, 2 not to be read.
+    Exit status: 0 imported, 1 imported, with decisions left to you, 2 not readable.
     """
     import yaml
 
@@ -85,9 +85,9 @@ def import_(file: str, version: str | None, name: str | None, output: str, *, fo
         mark = "to decide: " if note.decide else ""
         click.echo(printable(redact.hide_secrets(f"{mark}{note}", ())), err=True)
     if source.launches:
-        click.echo(f"flags are written as vLLM {release} takes them", err=True)
+        click.echo(f"flags are written for vLLM {release}", err=True)
     if target is not None:
-        click.echo(f"{output} is written", err=True)
+        click.echo(f"{output} written", err=True)
     return int(any(note.decide for note in everything))
 
 
@@ -97,11 +97,10 @@ def _target(output: str, file: str, *, force: bool) -> Path:
     if target.is_dir():
         raise FleetError(f"{output}: is a directory: name the file to write")
     if file != "-" and target.exists() and target.samefile(file):
-        raise FleetError(f"{output}: is what is imported: name another file")
+        raise FleetError(f"{output}: is the file to import: name another file")
     if os.path.lexists(target) and not force:
         raise FleetError(
-            f"{output}: is there already, and would be replaced as a whole: name another file, or "
-            "allow it with --force"
+            f"{output}: already exists and would be overwritten: name another file, or give --force"
         )
     return target
 

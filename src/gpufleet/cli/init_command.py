@@ -29,25 +29,21 @@ if TYPE_CHECKING:
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.argument("words", metavar="[HOST]...", nargs=-1)
 @click.option("--ansible", metavar="FILE", help="Take the hosts of an Ansible inventory.")
-@click.option(
-    "--yes", is_flag=True, help="Accept the host keys that are shown, without a question."
-)
+@click.option("--yes", is_flag=True, help="Accept the shown host keys without asking.")
 @click.option(
     "--known-hosts",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Take host keys of this file; none is asked for.",
+    help="Take host keys from this file; do not ask.",
 )
-@click.option("--key", metavar="FILE", help="Private key for SSH; else the agent's and ~/.ssh.")
-@click.option(
-    "--model", metavar="ID[@COMMIT]", help="Serve this model; else one that fits is chosen."
-)
+@click.option("--key", metavar="FILE", help="SSH private key; default: the agent's and ~/.ssh.")
+@click.option("--model", metavar="ID[@COMMIT]", help="Model to serve; default: one that fits.")
 @click.option(
     "--settings",
     "settings_file",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Settings that go over the derived ones: a mirror, a lock, another release.",
+    help="Settings that override the derived ones: a mirror, a lock, another release.",
 )
 def init(
     directory: Path,
@@ -61,9 +57,9 @@ def init(
     settings_file: Path | None,
 ) -> int:
     """
-    Write a fleet's own directory from the names of its hosts.
+    Create a fleet's project directory from host names.
 
-    It has an inventory, settings, host keys, keys and a README.
+    It contains an inventory, settings, host keys, API keys and a README.
 
     \b
     gpufleet init fleet gpu-01.example.net root@192.0.2.12:2222
@@ -71,10 +67,10 @@ def init(
     gpufleet init fleet gpu-01 gpu-02 --known-hosts ~/.ssh/known_hosts
 
     HOST is HOST, USER@HOST or USER@HOST:PORT, or a name of ~/.ssh/config. Each host's key is shown
-    by its fingerprint; compare it with what the host says on its console. Then the nodes are
-    probed, which installs nothing. Files that are there already are kept as they are.
+    by its fingerprint; compare it with the one on the host's console. The nodes are then probed;
+    nothing is installed. Existing files are kept.
 
-    Exit status: 0 written, 2 refused, with nothing written.
+    Exit status: 0 written, 2 refused; nothing was written.
     """
     use_gevent()  # before pyinfra is imported
     from gpufleet.setup import fleet_files, host_keys, kinds
@@ -108,7 +104,7 @@ def init(
         state = (
             "written"
             if each.new
-            else "left out, the inventory has no such group:"
+            else "skipped, the inventory has no such group:"
             if each.left_out
             else "kept, it differs"
             if each.differs
@@ -178,8 +174,8 @@ def _accept(*, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise FleetError(
-            "the host keys above are new, and there is no terminal to ask at: compare them with "
-            "what the hosts say, and give --yes, or a file that has them with --known-hosts"
+            "the host keys above are new, and there is no terminal to confirm them: compare them "
+            "with the hosts' own, and give --yes, or --known-hosts FILE"
         )
     click.confirm("Are these the keys of your hosts?", abort=True)
 
@@ -246,10 +242,11 @@ def _say_next(
 ) -> None:
     click.echo()
     if "serving" not in given and model is None:
-        click.echo(f"No model is chosen: write one into {directory}/group_vars/gpu.yml.")
+        click.echo(f"No model was chosen: write one into {directory}/group_vars/gpu.yml.")
     elif model and not (model.revision or model.local):
         click.echo(
-            f"The Hub did not say which commit {model.model} is at: {directory}/group_vars/gpu.yml "
+            f"The Hub did not report the commit that {model.model} is at: "
+            f"{directory}/group_vars/gpu.yml "
             "has the line to fill in."
         )
     click.echo("Next:")

@@ -44,8 +44,8 @@ class InterruptKeys:
         state = self._journal.state
         if self._pressed == 1 and state.wave and not state.paused:
             click.echo(
-                "Interrupted: finishing the groups in hand, beginning no others; "
-                "once more stops at once.",
+                "Interrupted: finishing the current groups, starting no others; press Ctrl-C "
+                "again to stop now.",
                 err=True,
             )
             self._journal.append("paused", why=["Ctrl-C"])

@@ -30,15 +30,19 @@ CHANGED = 1
 
 @fleet_command("lock")
 @inventory_argument
-@click.option("--group", help="Lock this group; else every node: the group named as INVENTORY is.")
-@click.option("--set", "set_", metavar="NAME", help="Lock a set of versions; no node is asked.")
-@click.option("--models", is_flag=True, help="Lock models' files; no node is asked.")
-@click.option("--dry", is_flag=True, help="Print the file and write nothing.")
+@click.option(
+    "--group", help="Lock this group; default: all nodes, the group named like INVENTORY."
+)
+@click.option(
+    "--set", "set_", metavar="NAME", help="Lock a known set of versions; no node is queried."
+)
+@click.option("--models", is_flag=True, help="Lock the models' files; no node is queried.")
+@click.option("--dry", is_flag=True, help="Print the file; do not write it.")
 def lock(
     inventory_file: str, group: str | None, set_: str | None, *, models: bool, dry: bool
 ) -> int:
     """
-    Write down the versions that a group's nodes keep.
+    Record the versions that a group's nodes must keep.
 
     What the nodes of INVENTORY run is written to group_vars/GROUP.lock.yml.
 
@@ -79,7 +83,7 @@ def lock(
         raise FleetError(*dict.fromkeys(problems))
     # The values decide: what people wrote around them in the file stays as long as it is right.
     if _there(file, fleet.root) == found:
-        click.echo(f"{shown} has these versions already", err=True)
+        click.echo(f"{shown} already has these versions", err=True)
         return 0
     written = lock_text(found, source, why)
     if dry:
@@ -156,8 +160,8 @@ def _refused(fleet: Fleet, nodes: tuple[str, ...], found: GpuLock, file: Path) -
         there = node.variables.get(lock_file.KEY)
         if there and there[1].file != shown:
             yield (
-                f"{there[1]}: {lock_file.KEY}: is there already for {name}: remove it there, or "
-                "lock the group that it is written for"
+                f"{there[1]}: {lock_file.KEY}: is already set for {name}: remove it there, or "
+                "lock that file's group"
             )
             continue
         merged[name] = {**node.variables, lock_file.KEY: new}

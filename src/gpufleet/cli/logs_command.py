@@ -32,18 +32,20 @@ FOLLOW_SECONDS = 2
 @click.argument("replica", shell_complete=completers.replicas)
 @limit_option
 @click.option(
-    "--since", metavar="TIME", help="From then on: 10m, 2h, 1d ago, or 2026-11-21T19:40 (UTC)."
+    "--since", metavar="TIME", help="Start: 10m, 2h or 1d ago, or 2026-11-21T19:40 (UTC)."
 )
-@click.option("--lines", default=200, show_default=True, help="At most so many, the last ones.")
-@click.option("--follow", "-f", is_flag=True, help="Go on with what is written from now on.")
+@click.option(
+    "--lines", default=200, show_default=True, help="Maximum number of lines, the newest."
+)
+@click.option("--follow", "-f", is_flag=True, help="Keep printing new lines.")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=1, max=3600),
     default=30,
     show_default=True,
-    help="Deadline for every node.",
+    help="Seconds to wait for each node.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def logs(
     inventory_file: str,
     replica: str,
@@ -56,16 +58,16 @@ def logs(
     as_json: bool,
 ) -> int:
     """
-    Show the journals of a replica's ranks as one, by time.
+    Show the logs of a replica's ranks, merged by time.
 
-    Secrets stay on their nodes.
+    Secrets are removed on the nodes.
 
     \b
     gpufleet logs inventories/prod.py llama-0
     gpufleet logs inventories/prod.py llama-0 --since 10m --lines 2000
     gpufleet logs inventories/prod.py llama-0 --follow
 
-    Exit status: 0 complete, 1 lines of a node are missing, 2 could not run.
+    Exit status: 0 complete, 1 lines of a node are missing, 2 error.
     """
     use_gevent()
     import gevent

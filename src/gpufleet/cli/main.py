@@ -22,11 +22,11 @@ from gpufleet.errors import FleetError
 COMMANDS = {
     "bundle": (
         "gpufleet.cli.bundle_command:bundle",
-        "Mirror all downloads, for a network without the internet.",
+        "Mirror all downloads, for networks without internet access.",
     ),
     "check": (
         "gpufleet.cli.check_command:check",
-        "Say whether the nodes are fit to serve. Reads only.",
+        "Check whether the nodes are fit to serve. Read-only.",
     ),
     "completion": (
         "gpufleet.cli.completion_command:completion",
@@ -34,7 +34,7 @@ COMMANDS = {
     ),
     "cordon": (
         "gpufleet.cli.drain_command:cordon",
-        "Place nothing new on a node; what runs there stays.",
+        "Stop placing replicas on a node; running ones stay.",
     ),
     "deploy": (
         "gpufleet.cli.deploy_command:deploy",
@@ -46,11 +46,11 @@ COMMANDS = {
     ),
     "drain": (
         "gpufleet.cli.drain_command:drain",
-        "Cordon a node, and wait until its requests are done.",
+        "Cordon a node and wait for its requests to finish.",
     ),
     "drift": (
         "gpufleet.cli.drift_command:drift",
-        "Show what on the nodes is not as declared. Reads only.",
+        "Show where nodes differ from what is declared. Read-only.",
     ),
     "flags": (
         "gpufleet.cli.flags_command:flags",
@@ -58,24 +58,24 @@ COMMANDS = {
     ),
     "import": (
         "gpufleet.cli.import_command:import_",
-        "Turn scripts, manifests and charts into settings.",
+        "Convert scripts, manifests and charts to settings.",
     ),
     "init": (
         "gpufleet.cli.init_command:init",
-        "Write a fleet's own directory from the names of its hosts.",
+        "Create a fleet's project directory from host names.",
     ),
     "inventory": (
         "gpufleet.cli.inventory_command:inventory",
-        "Show every value of the nodes, and the line that set it.",
+        "Show every variable of the nodes, and where it is set.",
     ),
     "lab": ("gpufleet.cli.lab_command:lab", "Run real Linux nodes with simulated GPUs."),
     "lock": (
         "gpufleet.cli.lock_command:lock",
-        "Write down the versions that a group's nodes keep.",
+        "Record the versions that a group's nodes must keep.",
     ),
     "logs": (
         "gpufleet.cli.logs_command:logs",
-        "Show the journals of a replica's ranks as one, by time.",
+        "Show the logs of a replica's ranks, merged by time.",
     ),
     "monitoring": (
         "gpufleet.cli.monitoring_command:monitoring",
@@ -87,7 +87,7 @@ COMMANDS = {
     ),
     "plan": (
         "gpufleet.cli.plan_command:plan",
-        "Show which GPUs would serve what, and why.",
+        "Show which GPUs each model would use, and why.",
     ),
     "presets": (
         "gpufleet.cli.presets_command:presets",
@@ -95,19 +95,19 @@ COMMANDS = {
     ),
     "probe": (
         "gpufleet.cli.probe_command:probe",
-        "Ask the nodes what they are. Installs nothing.",
+        "Read the nodes' hardware and software. Installs nothing.",
     ),
     "reach": (
         "gpufleet.cli.reach_command:reach",
-        "Prove that the nodes of a replica reach each other.",
+        "Test that the nodes of a replica reach each other.",
     ),
     "recipes": (
         "gpufleet.cli.recipes_command:recipes",
-        "Show what others serve a model with, as settings to copy.",
+        "Show vLLM's recipes for a model, as settings to copy.",
     ),
     "rollback": (
         "gpufleet.cli.upgrade_command:rollback",
-        "Bring back what the last upgrade changed.",
+        "Restore what the last upgrade replaced.",
     ),
     "settings": (
         "gpufleet.cli.settings_command:settings",
@@ -115,19 +115,19 @@ COMMANDS = {
     ),
     "size": (
         "gpufleet.cli.size_command:size",
-        "Show what a model takes on a GPU, and whether it starts.",
+        "Estimate a model's GPU memory, and whether vLLM starts.",
     ),
     "status": (
         "gpufleet.cli.status_command:status",
-        "Say whether the replicas serve. Reads only.",
+        "Show whether the replicas serve. Read-only.",
     ),
     "topology": (
         "gpufleet.cli.topology_command:topology",
-        "Show what joins a node's GPUs, for tensor parallelism.",
+        "Show how a node's GPUs are linked, for tensor parallelism.",
     ),
     "uncordon": (
         "gpufleet.cli.drain_command:uncordon",
-        "Let new replicas be placed on a node again.",
+        "Allow replicas to be placed on a node again.",
     ),
     "undrain": (
         "gpufleet.cli.drain_command:undrain",
@@ -135,11 +135,11 @@ COMMANDS = {
     ),
     "upgrade": (
         "gpufleet.cli.upgrade_command:upgrade",
-        "Bring a serving fleet to what is declared, in waves.",
+        "Apply what is declared to a serving fleet, in waves.",
     ),
     "validate": (
         "gpufleet.cli.validate_command:validate",
-        "Check settings, files, flags and plan without the nodes.",
+        "Check settings, files, flags and plan without nodes.",
     ),
 }
 
@@ -187,7 +187,7 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="gpufleet")
 def gpufleet() -> None:
-    """Look at a GPU fleet: what is declared for it, what it is, what it would serve."""
+    """Plan, check, deploy and upgrade a fleet of vLLM servers."""
 
 
 def main() -> int:

@@ -51,18 +51,18 @@ def monitoring() -> None:
 @click.option(
     "--ask/--no-ask",
     default=True,
-    help="Ask the nodes which vLLM servers run there; else those known in DIR stay.",
+    help="Query the nodes for running vLLM servers; otherwise keep those in DIR.",
 )
 def render(directory: Path, inventory_file: str | None, *, ask: bool) -> None:
     """
-    Write rules, scrape configuration, routes and dashboards into DIR, for servers of yours.
+    Write rules, scrape configuration, routes and dashboards to DIR, for your own servers.
 
     \b
     gpufleet monitoring render /srv/monitoring
     gpufleet monitoring render /srv/monitoring inventories/prod.py
 
-    Without INVENTORY there are no targets. Nodes are asked what runs on them and changed in
-    nothing. Files in DIR that were not written by this command, or were changed since, are refused.
+    Without INVENTORY there are no targets. Nodes are queried and not changed. Refuses files in DIR
+    that it did not write, or that were changed since.
     """
     from gpufleet.monitoring import output_folder, prometheus
     from gpufleet.monitoring.render import needed_secrets, render_files
@@ -88,26 +88,28 @@ def render(directory: Path, inventory_file: str | None, *, ask: bool) -> None:
     for remark in prometheus.unreachable_servers(nodes, servers, ""):
         click.echo(f"note: {remark}", err=True)
     done = output_folder.write(directory, render_files(wanted, nodes, scrapes))
-    for line in done or [f"nothing to write: {directory} is as wanted"]:
+    for line in done or [f"nothing to write: {directory} is up to date"]:
         click.echo(line)
     for path, file in sorted(needed_secrets(wanted, scrapes).items()):
         if not (directory / path).exists():
-            click.echo(f"note: put what {file} holds into {directory / path}, mode 0640", err=True)
+            click.echo(
+                f"note: copy the content of {file} to {directory / path}, mode 0640", err=True
+            )
 
 
 @monitoring.command(cls=FleetCommand)
 @inventory_argument
 @_nodes
-@click.option("--for", "length", metavar="TIME", default="30m", show_default=True, help="How long.")
-@click.option("--why", metavar="TEXT", required=True, help="For whoever reads the list.")
+@click.option("--for", "length", metavar="TIME", default="30m", show_default=True, help="Duration.")
+@click.option("--why", metavar="TEXT", required=True, help="Reason; shown in the list.")
 def silence(inventory_file: str, nodes: tuple[str, ...], length: str, why: str) -> None:
     """
-    Keep alerts about NODE... quiet for a time.
+    Silence alerts about NODE... for a time.
 
     \b
     gpufleet monitoring silence inventories/prod.py gpu-07 --for 30m --why "new driver"
 
-    They fire and are shown; nobody is told. It ends by itself.
+    They fire and are shown, without notifications. The silence expires.
     """
     from gpufleet.monitoring import silences
 
@@ -127,7 +129,7 @@ def silence(inventory_file: str, nodes: tuple[str, ...], length: str, why: str) 
 @inventory_argument
 @_nodes
 def unsilence(inventory_file: str, nodes: tuple[str, ...]) -> None:
-    """End the silences about NODE... that `silence` has opened; others stay."""
+    """End the silences for NODE... that `silence` created; others stay."""
     from gpufleet.monitoring import silences
 
     fleet = _read(inventory_file, nodes)
@@ -140,7 +142,7 @@ def unsilence(inventory_file: str, nodes: tuple[str, ...]) -> None:
         for each in gone:
             click.echo(f"{home}: ended: {_line(each)}")
         if not gone:
-            click.echo(f"{home}: no silence of ours about {', '.join(nodes)}")
+            click.echo(f"{home}: no gpufleet silence for {', '.join(nodes)}")
         for each in left[home]:
             if set(each.nodes) & set(nodes):
                 click.echo(f"note: {home}: still there: {_line(each)}", err=True)
@@ -150,7 +152,7 @@ def unsilence(inventory_file: str, nodes: tuple[str, ...]) -> None:
 @inventory_argument
 @json_option
 def list_silences(inventory_file: str, *, as_json: bool) -> None:
-    """Show which alerts are kept quiet, by whom, why and until when."""
+    """List silences: which alerts, by whom, why, until when."""
     found = _asked(_read(inventory_file, ()), inventory_file)
     if as_json:
         shown = {home: [each.as_json() for each in those] for home, those in found.items()}
@@ -160,7 +162,7 @@ def list_silences(inventory_file: str, *, as_json: bool) -> None:
         for each in those:
             click.echo(f"{home}: {_line(each)}")
         if not those:
-            click.echo(f"{home}: nothing is silent")
+            click.echo(f"{home}: no silences")
 
 
 def _declared(fleet: Fleet) -> Monitoring:
@@ -186,7 +188,7 @@ def _running(inventory_file: str) -> tuple[tuple[Server, ...], frozenset[str]]:
     there = {name: said for name, said in answers.items() if not isinstance(said, str)}
     for name, said in answers.items():
         if isinstance(said, str):
-            click.echo(f"note: {name}: {said}; what is known of its servers stays", err=True)
+            click.echo(f"note: {name}: {said}; its known servers are kept", err=True)
     return running(fleet_plan.running_stages(there)), frozenset(answers) - frozenset(there)
 
 

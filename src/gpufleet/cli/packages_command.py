@@ -29,17 +29,15 @@ def packages() -> None:
 @packages.command("lock")
 @click.argument("program")
 @click.argument("version")
-@click.option("--also", multiple=True, metavar="NAME==VERSION", help="A package beside it.")
-@click.option("--python", metavar="X.Y", help="The nodes' Python; of litellm the oldest one.")
+@click.option("--also", multiple=True, metavar="NAME==VERSION", help="Additional package to lock.")
+@click.option("--python", metavar="X.Y", help="The nodes' Python version; for litellm the oldest.")
+@click.option("--index", metavar="URL", help="Package index; default: UV_DEFAULT_INDEX, or uv's.")
+@click.option("--find-links", multiple=True, metavar="WHERE", help="Page or directory of wheels.")
 @click.option(
-    "--index", metavar="URL", help="The index to ask; else UV_DEFAULT_INDEX, or uv's own."
+    "--folder", default="locks", metavar="DIR", help="Directory of the locks.", show_default=True
 )
-@click.option("--find-links", multiple=True, metavar="WHERE", help="A page or folder of wheels.")
-@click.option(
-    "--folder", default="locks", metavar="DIR", help="Where locks lie.", show_default=True
-)
-@click.option("--upgrade", is_flag=True, help="Take newer packages than the lock there has.")
-@click.option("--dry", is_flag=True, help="Print the lock and write nothing.")
+@click.option("--upgrade", is_flag=True, help="Upgrade the packages of an existing lock.")
+@click.option("--dry", is_flag=True, help="Print the lock; do not write it.")
 def lock(
     program: str,
     version: str,
@@ -55,8 +53,8 @@ def lock(
     """
     Write the lock of PROGRAM (vllm, litellm, uv) in VERSION, and its SBOM beside it.
 
-    uv resolves; no node is asked. What a lock that is there pins stays. The lock has hashes of
-    wheels alone, for nodes build nothing. The SBOM (CycloneDX 1.5) names every package and file.
+    uv resolves; no node is queried. Pins of an existing lock are kept. The lock has hashes of
+    wheels only, because nodes build nothing. The SBOM (CycloneDX 1.5) names every package and file.
 
     \b
     gpufleet packages lock vllm 0.32.0
@@ -71,7 +69,7 @@ def lock(
     if known is None:
         names = ", ".join(package_lock.PROGRAMS)
         hint = suggestion(program, [*package_lock.PROGRAMS])
-        raise FleetError(f"{program}: there are locks of {names}{hint}")
+        raise FleetError(f"{program}: only {names} can be locked{hint}")
     wanted = (package_lock.requirement(program, version), *also)
     path = Path(folder) / known.file.format(version=version)
     beside = path.with_name(path.stem + package_lock.SBOM_SUFFIX)
@@ -86,7 +84,7 @@ def lock(
     if problems := package_lock.sbom_differences(text, sbom):
         raise FleetError(*(f"{path}: {each}" for each in problems))
     if there == text and _content(beside) == sbom:
-        click.echo(f"{path} has these packages already", err=True)
+        click.echo(f"{path} already has these packages", err=True)
         return 0
     if dry:
         click.echo(text, nl=False)
@@ -102,19 +100,19 @@ def lock(
 
 @packages.command("audit")
 @click.argument("lock_file", metavar="LOCK")
-@click.option("--advisories", required=True, metavar="URL", help="A source with OSV's API.")
+@click.option("--advisories", required=True, metavar="URL", help="Advisory source with OSV's API.")
 @json_option
 def audit(lock_file: str, *, advisories: str, as_json: bool) -> int:
     """
-    Name the known weaknesses of the packages of LOCK.
+    List known vulnerabilities of the packages in LOCK.
 
-    URL is an advisory source with OSV's API, the one that `uv audit --service-url` takes. It is
-    told names and versions.
+    URL is an advisory source with OSV's API, the one that `uv audit --service-url` takes. It
+    receives names and versions.
 
     \b
     gpufleet packages audit locks/vllm-0.32.0.txt --advisories https://advisories.example.net
 
-    Exit status: 0 none is known, 1 at least one, 2 the source did not answer for every package.
+    Exit status: 0 none known, 1 at least one, 2 the source did not answer for every package.
     """
     from gpufleet.bundle import advisories as source
 

@@ -43,16 +43,21 @@ if TYPE_CHECKING:
 @click.argument("targets", metavar="[INVENTORY]", nargs=-1, shell_complete=completers.inventories)
 @hardware_option
 @click.option(
-    "--nodes", multiple=True, metavar="FILE", help="Plan for saved probes, not for live nodes."
+    "--nodes", multiple=True, metavar="FILE", help="Plan for saved probes instead of live nodes."
 )
 @click.option(
-    "--vars", "vars_file", metavar="FILE", help="With --nodes, for no inventory: all variables."
+    "--vars",
+    "vars_file",
+    metavar="FILE",
+    help="With --nodes and no inventory: a file of all variables.",
 )
 @models_option
 @click.option(
-    "--explain", "explained", is_flag=True, help="Show every candidate, and why it was not taken."
+    "--explain", "explained", is_flag=True, help="Show every candidate, and why it was not chosen."
 )
-@click.option("--diff", "compared", is_flag=True, help="Show what changes against what runs now.")
+@click.option(
+    "--diff", "compared", is_flag=True, help="Show what would change on the running fleet."
+)
 @json_option
 def plan(
     targets: tuple[str, ...],
@@ -66,7 +71,7 @@ def plan(
     as_json: bool,
 ) -> None:
     """
-    Show which GPUs would serve what, and why.
+    Show which GPUs each model would use, and why.
 
     \b
     gpufleet plan inventories/prod.py
@@ -77,8 +82,8 @@ def plan(
     gpufleet plan inventories/prod.py --nodes probes.json
     gpufleet plan --vars serving.yml --nodes probes.json
 
-    The files of --nodes are what `gpufleet probe --json` prints, or one node's probe each, named
-    after the node. With --as, too, it plans for those and assumes the other nodes.
+    The --nodes files are the output of `gpufleet probe --json`, or one probe per file, named after
+    the node. With --as as well, the other nodes are assumed.
     """
     if len(targets) > 1 and not (nodes or vars_file):
         raise click.UsageError("Give one INVENTORY, or --nodes and --vars.")
@@ -122,7 +127,7 @@ def _nodes(
     if vars_file:
         files = (*nodes, *targets)
         if hardware or not files:
-            raise click.UsageError("--vars is for the probes of --nodes, without an inventory.")
+            raise click.UsageError("--vars needs --nodes, and no inventory.")
         answers = load_probes(files)
         return answers, load_variables(vars_file, answers)
     if nodes or hardware:
@@ -154,7 +159,7 @@ def _island(stage: Stage, node: Node) -> str:
     for island in node.islands:
         if set(stage.gpus) <= set(island):
             return ranges(island) if len(island) > 1 else "-"
-    return "several: PCIe between them"
+    return "several, linked by PCIe"
 
 
 def layers_table(layers: Mapping[tuple[str, str], Iterable[LayeredFlag]]) -> Table:

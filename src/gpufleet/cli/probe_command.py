@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @limit_option
 @json_option
 def probe(inventory_file: str, limit: tuple[str, ...], as_json: bool) -> None:
-    """Ask the nodes what they are. Installs nothing."""
+    """Read the nodes' hardware and software. Installs nothing."""
     use_gevent()
     from gpufleet.fleet import live
     from gpufleet.fleet.assessment import require_documents

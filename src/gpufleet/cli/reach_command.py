@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 @json_option
 def reach(inventory_file: str, replica: str | None, *, as_json: bool) -> int:
     """
-    Prove that the nodes of a replica reach each other.
+    Test that the nodes of a replica reach each other.
 
     \b
     gpufleet reach inventories/prod.py
     gpufleet reach inventories/prod.py llama-0 --json
 
-    As a deploy does before it starts one: connections from each node's address to each other's, on
-    the ports between them, full packets, clocks, the release and the model's files. Ports that are
-    in use are left alone, and nothing is installed.
+    The same test as before a deploy starts a replica: connections between all nodes on the
+    replica's ports, full-size packets, clocks, the release and the model's files. Skips ports in
+    use; installs nothing.
 
-    Exit status: 0 they do, 1 they do not, 2 could not run.
+    Exit status: 0 they do, 1 they do not, 2 error.
     """
     use_gevent()
     from gpufleet.fleet import live
@@ -88,7 +88,7 @@ def reach_table(found: ReachabilityResult) -> RenderableType:
     parts: list[RenderableType] = [table]
     if said:
         parts += [Text(), *(Text(printable(line)) for line in said)]
-    verdict = Text(f"its nodes reach each other: proven in {found.seconds:.1f} s", style="green")
+    verdict = Text(f"its nodes reach each other: tested in {found.seconds:.1f} s", style="green")
     if found.problems:
         verdict = Text("it would not be started", style="bold red")
     return Group(*parts, Text(), verdict, Text())

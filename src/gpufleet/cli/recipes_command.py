@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("model", required=False)
-@click.option("--gpu", metavar="NAME", help="Add what the recipe has for this GPU, such as H100.")
-@click.option("--precision", help="Of a model that has several by one name: bf16, fp8, nvfp4.")
+@click.option(
+    "--gpu", metavar="NAME", help="Include the recipe's settings for this GPU, such as H100."
+)
+@click.option("--precision", help="Precision, if the recipe has several: bf16, fp8, nvfp4.")
 @click.option(
     "--with", "features", metavar="FEATURE", multiple=True, help="Add an optional feature."
 )
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     "--vllm",
     "version",
     metavar="VERSION",
-    help="Write the flags as this release takes them; else as that of the project's lock does.",
+    help="vLLM release to write flags for; default: the project's lock.",
 )
 @json_option
 def recipes(
@@ -43,18 +45,17 @@ def recipes(
     as_json: bool,
 ) -> int:
     """
-    Show what others serve a model with, as settings to copy.
+    Show vLLM's recipes for a model, as settings to copy.
 
-    Without MODEL, list the recipes. Settings go to standard output, and to standard error what was
-    left out, renamed or has to be decided. A model's other checkpoints are named there; each is
-    printed by its own name.
+    Without MODEL, list the recipes. Settings go to standard output; what was left out, renamed or
+    needs a decision goes to standard error, with the model's other checkpoints.
 
     \b
     gpufleet recipes
     gpufleet recipes Qwen/Qwen3-32B-FP8 --gpu H100 > serving.yml
     gpufleet recipes deepseek-ai/DeepSeek-V3.2 --with spec_decoding
 
-    Exit status: 0 printed, 1 printed and something is left to decide, 2 there is no such recipe.
+    Exit status: 0 printed, 1 printed, with decisions left to you, 2 no such recipe.
     """
     from gpufleet.catalog import recipes as catalog
 
@@ -136,7 +137,7 @@ def _print(
             err=True,
         )
     else:
-        click.echo(f"flags are written as vLLM {release} takes them", err=True)
+        click.echo(f"flags are written for vLLM {release}", err=True)
     return int(too_old or not imported.decided)
 
 
@@ -150,6 +151,6 @@ def _remarks(recipe: Recipe, variant: Variant, gpu: str | None) -> Iterable[str]
         yield f"optional features, by --with: {', '.join(recipe.optional)}"
     verified = ", ".join(recipe.verified_on) or "no GPU of NVIDIA's"
     if gpu is None or gpu not in recipe.verified_on:
-        yield f"the recipe is called verified on {verified}"
+        yield f"the recipe is marked as verified on {verified}"
     if recipe.installs_more:
-        yield "the recipe installs packages beside vLLM: its file says which"
+        yield "the recipe installs more packages than vLLM: see its file"

@@ -31,7 +31,7 @@ def settings(key: str | None, *, as_schema: bool, as_json: bool) -> None:
     gpufleet settings serving.qwen3-32b.context
     gpufleet settings --schema > settings.schema.json
 
-    Without KEY the sections; of a section all settings below it.
+    Without KEY, list the sections; for a section, list its settings.
     """
     from gpufleet.settings import lookup
 
@@ -68,7 +68,7 @@ def _print_one(entry: SettingEntry) -> None:
 
 def sections_table(entries: Iterable[SettingEntry]) -> Table:
     """Return one line a top-level key."""
-    table = new_table("key", "what it is", whole={"key"})
+    table = new_table("key", "description", whole={"key"})
     for entry in entries:
         add_row(table, entry.key, entry.description)
     return table
@@ -76,7 +76,7 @@ def sections_table(entries: Iterable[SettingEntry]) -> Table:
 
 def settings_table(entries: Iterable[SettingEntry]) -> Table:
     """Return one line a setting."""
-    table = new_table("key", "value", "unit", "default", "what it is", whole={"key"})
+    table = new_table("key", "value", "unit", "default", "description", whole={"key"})
     for entry in entries:
         value = "" if entry.type == "section" else entry.type
         add_row(table, entry.key, value, entry.unit, entry.default, entry.description)

@@ -45,9 +45,9 @@ class _Number(click.ParamType[int]):
         number = human_readable(str(value))
         if number is None or number <= 0:
             also = ", or auto" if self.auto else ""
-            self.fail(f"{value!r} is no number above 0 (32768, 32k, 32K{also})", param, ctx)
+            self.fail(f"{value!r} is not a number above 0 (32768, 32k, 32K{also})", param, ctx)
         if number > _MOST:
-            self.fail(f"{str(value)[:40]!r} is more than any node holds", param, ctx)
+            self.fail(f"{str(value)[:40]!r} is more memory than any node has", param, ctx)
         return number
 
 
@@ -64,7 +64,7 @@ class _Object(click.ParamType[dict[str, Any]]):
         except ValueError:
             found = None
         if not isinstance(found, dict):
-            self.fail(f'{value!r} is no JSON object, such as {{"key": 1}}', param, ctx)
+            self.fail(f'{value!r} is not a JSON object, such as {{"key": 1}}', param, ctx)
         return found
 
 
@@ -77,21 +77,21 @@ _PARALLEL = click.IntRange(min=1)
     "--gpu",
     metavar="NAME",
     shell_complete=completers.gpus,
-    help="H100, L40S, NVML's name of it, or list: all of them.",
+    help="GPU model: H100, L40S, NVML's name for it; `list` prints them all.",
 )
 @click.option(
     "--gpu-memory-gib",
     type=click.FloatRange(min=0, min_open=True),
     metavar="X",
-    help="What CUDA reports as its total memory, in GiB (of the node with --device cpu).",
+    help="Total memory in GiB, as CUDA reports it (the node's memory with --device cpu).",
 )
 @click.option(
     "--vllm",
     metavar="VERSION",
-    help="The release, 0.8.0 or newer; else that of the project's lock (locks/vllm-VERSION.txt).",
+    help="vLLM release, 0.8.0 or newer; default: the project's lock (locks/vllm-VERSION.txt).",
 )
 @click.option(
-    "--gpus", type=_PARALLEL, metavar="N", help="Print every division of so many GPUs of a node."
+    "--gpus", type=_PARALLEL, metavar="N", help="Print every way to divide N GPUs of a node."
 )
 @click.option("-tp", "--tensor-parallel-size", type=_PARALLEL, default=1, show_default=True)
 @click.option("-pp", "--pipeline-parallel-size", type=_PARALLEL, default=1, show_default=True)
@@ -100,13 +100,17 @@ _PARALLEL = click.IntRange(min=1)
     "-dcp", "--decode-context-parallel-size", type=_PARALLEL, default=1, show_default=True
 )
 @click.option("-ep", "--enable-expert-parallel", is_flag=True)
-@click.option("--enable-eplb", is_flag=True, help="Balance experts; with -ep.")
-@click.option("--eplb-config", type=_Object(), help="Of it, `num_redundant_experts` counts.")
-@click.option("--max-model-len", type=_Number(auto=True), help="Tokens of one request, or auto.")
+@click.option("--enable-eplb", is_flag=True, help="Balance experts (expert parallel only).")
+@click.option("--eplb-config", type=_Object(), help="Only `num_redundant_experts` is used.")
+@click.option(
+    "--max-model-len", type=_Number(auto=True), help="Maximum tokens per request, or auto."
+)
 @click.option("--gpu-memory-utilization", type=click.FloatRange(0, 1, min_open=True))
-@click.option("--kv-cache-memory-bytes", type=_Number(), help="Then nothing is estimated.")
+@click.option(
+    "--kv-cache-memory-bytes", type=_Number(), help="KV cache size; replaces the estimate."
+)
 @click.option("--kv-cache-dtype", default="auto", show_default=True)
-@click.option("-q", "--quantization", help="Default: the checkpoint's own.")
+@click.option("-q", "--quantization", help="Default: the checkpoint's.")
 @click.option("--dtype", default="auto", show_default=True)
 @click.option("--max-num-seqs", type=_PARALLEL)
 @click.option("--max-num-batched-tokens", type=_Number())
@@ -119,17 +123,23 @@ _PARALLEL = click.IntRange(min=1)
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="Of --speculative-config.",
+    help="As in --speculative-config.",
 )
 @click.option(
     "--speculative-config",
     type=_Object(),
-    help="As vLLM takes it; its `model` is read as MODEL is.",
+    help="vLLM's JSON; its `model` is read like MODEL.",
 )
-@click.option("--hf-overrides", type=_Object(), help="Changes of config.json: RoPE, length.")
+@click.option(
+    "--hf-overrides", type=_Object(), help="Overrides for config.json: RoPE, context length."
+)
 @click.option("--runner", type=click.Choice(["auto", "generate", "pooling"]), default="auto")
 @click.option("--convert", type=click.Choice(["auto", "none", "embed", "classify"]), default="auto")
-@click.option("--limit-mm-per-prompt", type=_Object(), help="Without a tower where all are 0.")
+@click.option(
+    "--limit-mm-per-prompt",
+    type=_Object(),
+    help="The vision or audio tower is left out if all are 0.",
+)
 @click.option("--language-model-only", is_flag=True)
 @click.option("--enable-lora", is_flag=True)
 @click.option("--max-loras", type=_PARALLEL, default=1, show_default=True)
@@ -140,30 +150,30 @@ _PARALLEL = click.IntRange(min=1)
     type=click.FloatRange(min=0),
     default=0,
     show_default=True,
-    help="GiB of a GPU's layers that stay in the node's memory.",
+    help="GiB of each GPU's weights that stay in host memory.",
 )
 @click.option(
     "--device",
     type=click.Choice(["cuda", "cpu"]),
     default="cuda",
     show_default=True,
-    help="cpu: vLLM's build for CPUs.",
+    help="cpu: vLLM's CPU build.",
 )
-@click.option("--revision", help="Of a model on the Hub.")
-@click.option("--hf-endpoint", metavar="URL", help="Instead of HF_ENDPOINT.")
-@click.option("--hf-token-file", metavar="FILE", help="A file with the Hub's token.")
-@click.option("--offline", is_flag=True, help="Take the Hub's files from the cache only.")
+@click.option("--revision", help="Revision of a model on the Hub.")
+@click.option("--hf-endpoint", metavar="URL", help="The Hub's address; default: HF_ENDPOINT.")
+@click.option("--hf-token-file", metavar="FILE", help="File that holds the Hub's token.")
+@click.option("--offline", is_flag=True, help="Use only files that are in the Hub's cache.")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=1),
     default=60,
     show_default=True,
-    help="Deadline for the Hub.",
+    help="Seconds to wait for the Hub.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def size(model: str | None, *, as_json: bool, **given: Any) -> int:
     """
-    Show what a model takes on a GPU, and whether it starts.
+    Estimate a model's GPU memory, and whether vLLM starts.
 
     MODEL is a directory, a config.json, or a name on the Hugging Face Hub. No weights are
     downloaded. The options are vLLM's, by vLLM's names.
@@ -173,8 +183,8 @@ def size(model: str | None, *, as_json: bool, **given: Any) -> int:
     gpufleet size /srv/models/qwen --gpu H100 -tp 2 --vllm 0.24.0 --json
     gpufleet size /srv/models/qwen --gpu H100 --gpus 8
 
-    Exit status: 0 it fits; 1 it does not, or is too near the edge to say, or takes memory that is
-    not counted; 2 could not say.
+    Exit status: 0 it fits; 1 it does not fit, is too near the edge to tell, or has memory that
+    is not estimated; 2 error.
     """
     if given["gpu"] == "list":
         _list_gpus()
@@ -225,13 +235,13 @@ def _divisions(
     from gpufleet.sizing.divisions import divisions
 
     if (options.tensor_parallel, options.pipeline_parallel, options.data_parallel) != (1, 1, 1):
-        raise FleetError("--gpus prints every division: leave out -tp, -pp and -dp")
+        raise FleetError("--gpus prints every division: remove -tp, -pp and -dp")
     found = [*divisions(description, options, gpus)]
     if as_json:
         document = {"model": origin, "divisions": [each.as_json() for each in found]}
         click.echo(json.dumps(document, indent=2))
         return int(not any(each.sizing.fits for each in found))
-    table = new_table("TP", "PP", "DP", "weights on a GPU", "requests at once", "verdict")
+    table = new_table("TP", "PP", "DP", "weights per GPU", "concurrent requests", "verdict")
     for each in found:
         sizing = each.sizing
         verdict = "fits" if sizing.fits else _VERDICTS[sizing.confidence]
@@ -284,7 +294,7 @@ def version(text: str) -> tuple[int, ...]:
         if digits != word:  # 0rc1: counted as its release
             break
     if len(numbers) < 2:
-        raise FleetError(f"--vllm {text}: is no release of vLLM, such as {default_release()}")
+        raise FleetError(f"--vllm {text}: is not a vLLM release, such as {default_release()}")
     return (*numbers, 0) if len(numbers) == 2 else tuple(numbers)
 
 
@@ -306,8 +316,8 @@ def _options(given: dict[str, Any]) -> Options:
     if memory is None:
         if given["device"] == "cuda" or given["kv_cache_memory_bytes"] is None:
             raise FleetError(
-                "the GPU is not named, and its memory decides: give --gpu NAME, or what CUDA "
-                "reports with --gpu-memory-gib X"
+                "no GPU is named, so its memory is unknown: give --gpu NAME, or --gpu-memory-gib "
+                "X with the total that CUDA reports"
             )
         memory = given["kv_cache_memory_bytes"] / GIB
     return Options(
@@ -386,9 +396,9 @@ def _print(origin: str, description: Description, options: Options, found: Sizin
     verdict = "fits" if found.fits else "does not fit"
     style = "green" if found.fits else "bold red"
     if not found.fits and found.confidence != "certain":
-        verdict, style = "near the edge: it may start, or not", "yellow"
+        verdict, style = "near the edge: it may or may not start", "yellow"
     if found.confidence == "unknown":
-        verdict, style = "not known: it takes memory that is not counted", "yellow"
+        verdict, style = "unknown: some of its memory is not estimated", "yellow"
     console.print(Text(verdict, style=style))
     for reason in found.as_json()["reasons"]:
         console.print(Text(printable(f"- {reason}")))
@@ -400,8 +410,8 @@ def _rows(options: Options, found: Sizing) -> Iterator[tuple[str, str, str]]:
     if on_gpu:
         share = found.gpu_memory_utilization
         total = options.gpu_memory_gib
-        yield "budget of a GPU", f"{share * total:.2f} GiB", f"{share:g} x {total:g} GiB"
-    yield "weights", _gib(found.weights_bytes_per_gpu), "a GPU, the largest rank"
+        yield "usable memory per GPU", f"{share * total:.2f} GiB", f"{share:g} x {total:g} GiB"
+    yield "weights", _gib(found.weights_bytes_per_gpu), "per GPU, largest rank"
     if on_gpu:
         yield (
             "activation peak",
@@ -410,22 +420,22 @@ def _rows(options: Options, found: Sizing) -> Iterator[tuple[str, str, str]]:
             "sequences",
         )
         yield "CUDA and NCCL", _gib(found.non_torch_bytes_per_gpu), "estimate"
-        where = "estimate" if found.cuda_graphs_in_budget else "estimate; on top of the budget"
+        where = "estimate" if found.cuda_graphs_in_budget else "estimate; outside the usable memory"
         yield "CUDA graphs", _gib(found.cuda_graph_bytes_per_gpu), where
         error = found.estimate_error_bytes_per_gpu
-        yield "KV cache", _gib(found.kv_cache_bytes_per_gpu), f"what is left, +/- {_gib(error)}"
+        yield "KV cache", _gib(found.kv_cache_bytes_per_gpu), f"the remainder, +/- {_gib(error)}"
     else:
         yield "KV cache", _gib(found.kv_cache_bytes_per_gpu), "as given"
-    yield "KV cache, tokens", f"{found.kv_cache_tokens:,}", "as vLLM logs it at start"
+    yield "KV cache tokens", f"{found.kv_cache_tokens:,}", "as vLLM logs at startup"
     token = found.kv_bytes_per_token_per_gpu
-    yield "a token", f"{token:,} bytes", "on a GPU"
+    yield "KV per token", f"{token:,} bytes", "per GPU"
     request = found.kv_bytes_for_max_model_len_per_gpu
-    yield "a request", _gib(request), f"of {found.max_model_len:,} tokens, on a GPU"
-    yield "at once", f"{found.max_concurrency:.2f}", "requests of that length"
+    yield "KV per request", _gib(request), f"of {found.max_model_len:,} tokens, per GPU"
+    yield "concurrent requests", f"{found.max_concurrency:.2f}", "of that length"
     longest = found.largest_max_model_len
-    yield "longest that starts", f"{longest:,}" if longest else "none", "--max-model-len"
+    yield "maximum context", f"{longest:,}" if longest else "none", "--max-model-len"
     fewest = "more than 64" if found.smallest_gpus is None else str(found.smallest_gpus)
-    yield "fewest GPUs", fewest, "of this kind, for this length"
+    yield "minimum GPUs", fewest, "of this model, for that context"
 
 
 def _gib(count: int) -> str:

@@ -43,11 +43,11 @@ _STYLES = {  # by the word of a `Health`
 @fleet_command()
 @inventory_argument
 @limit_option
-@click.option("--completion", is_flag=True, help="Ask every endpoint for one token, too.")
+@click.option("--completion", is_flag=True, help="Also request one token from every endpoint.")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=1, max=3600),
-    help="Deadline for every node.  [default: 40; 100 with --completion]",
+    help="Seconds to wait for each node.  [default: 40; 100 with --completion]",
 )
 @json_option
 def status(
@@ -59,16 +59,16 @@ def status(
     as_json: bool,
 ) -> int:
     """
-    Say whether the replicas serve. Reads only.
+    Show whether the replicas serve. Read-only.
 
     \b
     gpufleet status inventories/prod.py
     gpufleet status inventories/prod.py --limit gpu-07
     gpufleet status inventories/prod.py --json
 
-    Every endpoint is asked, on its node, for its health and its models.
+    Queries the health and models of every endpoint, on its node.
 
-    Exit status: 0 all serve, 1 something does not or is not known, 2 could not run.
+    Exit status: 0 all serve, 1 one does not or is unknown, 2 error.
     """
     use_gevent()
 
@@ -148,7 +148,7 @@ def _marks(found: FleetStatus, now: float) -> Iterator[str]:
     for each in found.out.changes:
         lock = each.lock
         yield (
-            f"upgrade {lock.id} is not at its end: {lock.owner} from {lock.origin}, begun "
+            f"upgrade {lock.id} has not finished: {lock.owner} from {lock.origin}, started "
             f"{_ago(now - lock.since)} ago: {lock.what}; it has {node_ranges(each.nodes)}"
         )
 

@@ -36,11 +36,11 @@ _WANTED = (
 @click.command()
 @click.argument("source", shell_complete=completers.inventories)
 @click.argument("node", required=False)
-@click.option("--svg", "svg_file", metavar="FILE", help="Draw it into this file, too.")
+@click.option("--svg", "svg_file", metavar="FILE", help="Also draw it to this file.")
 @json_option
 def topology(source: str, node: str | None, svg_file: str | None, as_json: bool) -> None:
     """
-    Show what joins a node's GPUs, for tensor parallelism.
+    Show how a node's GPUs are linked, for tensor parallelism.
 
     \b
     nvidia-smi topo -m | gpufleet topology -
@@ -48,8 +48,8 @@ def topology(source: str, node: str | None, svg_file: str | None, as_json: bool)
     gpufleet topology probes.json gpu-01
     gpufleet topology inventories/prod.py gpu-01
 
-    SOURCE is an inventory, what `gpufleet probe --json` or `nvidia-smi topo -m` prints, or - for
-    standard input. NODE is needed where SOURCE has several.
+    SOURCE is an inventory, the output of `gpufleet probe --json` or `nvidia-smi topo -m`, or - for
+    standard input. NODE is required if SOURCE has several.
     """
     if inventory_of(source):
         use_gevent()
@@ -151,4 +151,4 @@ def _text(source: str, where: str) -> str:
     try:
         return data.decode("utf-16" if wide else "utf-8-sig")
     except UnicodeDecodeError:
-        raise FleetError(f"{where}: is no text in UTF-8: {_WANTED}") from None
+        raise FleetError(f"{where}: is not UTF-8 text: {_WANTED}") from None

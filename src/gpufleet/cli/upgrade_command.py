@@ -34,40 +34,38 @@ if TYPE_CHECKING:
     from gpufleet.upgrade.run.upgrade_journal import Journal
     from gpufleet.upgrade.run.upgrade_plan import UpgradeRequest
 
-_yes = click.option("--yes", is_flag=True, help="Ask nobody: the waves' own gates decide.")
-_dry = click.option("--dry", is_flag=True, help="Show the waves, and change nothing.")
+_yes = click.option("--yes", is_flag=True, help="Do not ask: the waves' gates decide.")
+_dry = click.option("--dry", is_flag=True, help="Show the waves; change nothing.")
 _journal = click.option(
     "--journal",
     "folder",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where journals lie.  [default: .gpufleet/upgrades beside the inventory's project]",
+    help="Directory of the journals.  [default: .gpufleet/upgrades beside the inventory's project]",
 )
-_resume = click.option("--resume", is_flag=True, help="Go on with the one that is not at its end.")
-_abort = click.option(
-    "--abort", is_flag=True, help="Undo the wave in hand of the one that is not at its end."
-)
+_resume = click.option("--resume", is_flag=True, help="Continue the unfinished one.")
+_abort = click.option("--abort", is_flag=True, help="Undo the current wave of the unfinished one.")
 _steal = click.option(
-    "--steal", metavar="WHY", help="Take the fleet over from somebody who is not at it any more."
+    "--steal", metavar="WHY", help="Take over an upgrade that its operator has abandoned."
 )
 _outage = click.option(
     "--accept-outage",
     metavar="MODEL",
     multiple=True,
     shell_complete=completers.models,
-    help="Accept that it is out meanwhile.",
+    help="Accept downtime of this model.",
 )
 _unknown = click.option(
     "--accept-unknown-load",
     metavar="MODEL",
     multiple=True,
     shell_complete=completers.models,
-    help="Count its replicas as full.",
+    help="Treat its replicas as fully loaded.",
 )
 
 
 @fleet_command()
 @inventory_argument
-@click.option("--vllm", "version", metavar="VERSION", help="Declare this version first.")
+@click.option("--vllm", "version", metavar="VERSION", help="First set this version in group_vars.")
 @limit_option
 @_dry
 @_yes
@@ -77,8 +75,10 @@ _unknown = click.option(
 @_outage
 @_unknown
 @_journal
-@click.option("--report", "shown", metavar="ID", help="Show what one did; `last`: its newest.")
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="And as a page.")
+@click.option("--report", "shown", metavar="ID", help="Show the report of one; `last`: the newest.")
+@click.option(
+    "--html", type=click.Path(dir_okay=False, path_type=Path), help="Also write it as an HTML page."
+)
 @json_option
 def upgrade(
     inventory_file: str,
@@ -98,7 +98,7 @@ def upgrade(
     as_json: bool,
 ) -> int:
     """
-    Bring a serving fleet to what is declared, in waves.
+    Apply what is declared to a serving fleet, in waves.
 
     \b
     gpufleet upgrade inventories/prod.py --dry
@@ -106,11 +106,11 @@ def upgrade(
     gpufleet upgrade inventories/prod.py --resume
     gpufleet upgrade inventories/prod.py --report last
 
-    Everything is brought to the nodes first. Then each wave is drained, switched, and judged by
-    what it answers; one that does not pass goes back to what it was. Ctrl-C once finishes what is
-    in hand; twice stops at once. --resume goes on after either, and after a kill.
+    Copies everything to the nodes first. Then drains, switches and tests each wave; a wave that
+    fails its gates is rolled back. Ctrl-C once finishes the current groups; twice stops at once.
+    --resume continues after either, and after a kill.
 
-    Exit status: 0 done, 1 stopped, rolled back or paused, 2 could not run, 130 interrupted.
+    Exit status: 0 done, 1 stopped, rolled back or paused, 2 error, 130 interrupted.
     """
     if sum((resume, abort, dry, bool(shown))) > 1 or (version and (resume or abort or shown)):
         raise click.UsageError("--resume, --abort, --dry, --report and --vllm: one at a time.")
@@ -167,18 +167,18 @@ def rollback(
     as_json: bool,
 ) -> int:
     """
-    Bring back what the last upgrade changed.
+    Restore what the last upgrade replaced.
 
-    Every replica becomes what it was; needs no network.
+    Every replica runs as before; needs no network.
 
     \b
     gpufleet rollback inventories/prod.py --dry
     gpufleet rollback inventories/prod.py
 
-    In waves, drained and judged as by `gpufleet upgrade`; from the units that each node has kept.
-    What is below vLLM stays. `gpufleet upgrade --resume` goes on with one that was cut off.
+    Works in waves, drained and tested like `gpufleet upgrade`, from the units that each node has
+    kept. Changes nothing below vLLM. `gpufleet upgrade --resume` continues an interrupted one.
 
-    Exit status: 0 done, 1 stopped or paused, 2 could not run, 130 interrupted.
+    Exit status: 0 done, 1 stopped or paused, 2 error, 130 interrupted.
     """
     use_gevent()
     from gpufleet.inventory.loader import read
@@ -291,7 +291,7 @@ class _UpgradeCommand:
             found = observe.view_fleet(nodes, self.wanted.declared, unfit_stops=False)
             of = upgrade_plan.last_kept(found)
             if of is None:
-                click.echo("no node has kept units: there is nothing to go back to", err=True)
+                click.echo("no node has kept units: there is nothing to restore", err=True)
                 return 0
             self.wanted = replace(self.wanted, of=of)
             if dry:
@@ -379,7 +379,7 @@ class _UpgradeCommand:
     def _require_confirmation(self) -> None:
         if not self.yes and not _is_interactive():
             raise FleetError(
-                "nobody is there to say yes: give --yes, or --dry to see what would be done"
+                "there is no terminal to confirm: give --yes, or --dry to see what would be done"
             )
 
     def _show(self, plan: WavePlan) -> None:
@@ -421,9 +421,9 @@ class _UpgradeCommand:
         edits = [declare_version.Edit.from_json(each).inverse for each in state.declared]
         if not edits:
             click.echo(
-                "note: group_vars still declare what the fleet was brought back from: "
-                "`gpufleet upgrade --dry` shows what differs: put back what you had changed there, "
-                "or the next deploy brings it again",
+                "note: group_vars still declare what was rolled back: `gpufleet upgrade --dry` "
+                "shows the difference; revert your change there, or the next deploy applies it "
+                "again",
                 err=True,
             )
             return
@@ -469,12 +469,12 @@ class _UpgradeCommand:
             return
         state = upgrade_state.fold(upgrade_journal.read(path))
         if upgrade_journal.is_written(path):
-            raise FleetError(f"upgrade {state.id} of {state.by} is going on: {path}")
+            raise FleetError(f"upgrade {state.id} of {state.by} is running: {path}")
         if state.is_over or (not state.wave and not state.locked):
             return
         raise FleetError(
-            f"upgrade {state.id} of {state.by} is not at its end ({path}): go on with it by "
-            "`gpufleet upgrade --resume`, or undo what it has in hand by --abort"
+            f"upgrade {state.id} of {state.by} has not finished ({path}): continue it with "
+            "`gpufleet upgrade --resume`, or undo its current wave with --abort"
         )
 
     def _why_nothing_to_resume(self) -> list[str]:
@@ -486,7 +486,7 @@ class _UpgradeCommand:
             looks = observe.look(nodes, nodes.names)
         locks = {str(each.lock): each.lock for each in looks.values() if each.lock}
         if not locks:
-            return [f"{self.folder}: no upgrade of this inventory waits to be resumed"]
+            return [f"{self.folder}: no upgrade of this inventory can be resumed"]
         return [
             f"{self.folder} has no journal of it, and the nodes are locked by {each}: resume it "
             "there, or take over by `gpufleet upgrade --steal WHY`"
@@ -502,8 +502,8 @@ def _print_how_to_resume(journal: Journal) -> None:
     marked = ", ".join(state.marked)
     left = f" {marked} stay out of service until then." if marked else ""
     click.echo(
-        f"upgrade {state.id} is not at its end: `gpufleet upgrade {state.inventory} --resume` goes "
-        f"on with it, --abort undoes what is in hand.{left}",
+        f"upgrade {state.id} has not finished: `gpufleet upgrade {state.inventory} --resume` "
+        f"continues it, --abort undoes its current wave.{left}",
         err=True,
     )
 
@@ -544,7 +544,7 @@ def _last_journal(folder: Path, inventory_file: str) -> Path:
 
     every = upgrade_journal.list_journals(folder)
     if not every:
-        raise FleetError(f"{folder}: there was no upgrade yet")
+        raise FleetError(f"{folder}: no upgrade is recorded")
     mine = Path(inventory_file).resolve()
     problems: list[str] = []
     for path in reversed(every):
@@ -559,8 +559,9 @@ def _last_journal(folder: Path, inventory_file: str) -> Path:
             return path
     raise FleetError(
         *problems,
-        f"{folder}: there was no upgrade of {inventory_file} yet; of other inventories (or of this "
-        f"one elsewhere): {join_names([each.stem for each in every[-4:]])}: name one by --report "
+        f"{folder}: no upgrade of {inventory_file} is recorded; of other inventories (or of this "
+        f"one under another path): {join_names([each.stem for each in every[-4:]])}: name one by "
+        "--report "
         "ID",
     )
 
@@ -576,7 +577,7 @@ def _build_request(  # noqa: PLR0917  # each is an option of both commands
     from gpufleet.upgrade.run.upgrade_plan import UpgradeRequest
 
     if steal is not None and not steal.strip():
-        raise click.UsageError("--steal: say why, it is written down.")
+        raise click.UsageError("--steal: give a reason; it is recorded.")
     return UpgradeRequest(
         inventory=inventory_file,
         declared=declared,

@@ -33,9 +33,9 @@ MISTAKES, REMARKS = 2, 1
 @click.option(
     "--without-secrets",
     is_flag=True,
-    help="Pass over files with secrets, for machines that have none.",
+    help="Skip secret files, for machines that have none.",
 )
-@click.option("--strict", is_flag=True, help="Exit with 1 if there are notes.")
+@click.option("--strict", is_flag=True, help="Exit with status 1 if there are notes.")
 @json_option
 def validate(
     inventory_file: str,
@@ -47,15 +47,15 @@ def validate(
     as_json: bool,
 ) -> int:
     """
-    Check settings, files, flags and plan without the nodes.
+    Check settings, files, flags and plan without nodes.
 
     \b
     gpufleet validate inventories/prod.py
     gpufleet validate inventories/prod.py --as gpu_h100=h100x8,gpu_a100=a100x8
     gpufleet validate inventories/prod.py --without-secrets --strict --json
 
-    Deploys and upgrades begin with the same. With --as, or where every GPU node has
-    `gpus.hardware`, the fleet is planned on that hardware, too.
+    Deploys and upgrades start with this check. With --as, or if every GPU node has `gpus.hardware`,
+    the fleet is also planned on that hardware.
 
     Exit status: 0 fine, 1 notes (with --strict), 2 mistakes.
     """

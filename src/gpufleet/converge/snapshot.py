@@ -156,7 +156,7 @@ class Snapshot:
     streams: Mapping[str, str | Unknown | None] = field(default_factory=dict)
     dpkg_unfinished: frozenset[str] | Unknown = frozenset()
     leftovers: frozenset[str] | Unknown = frozenset()
-    missed: str = "it was not asked"
+    missed: str = "it was not queried"
 
     def file(self, path: str) -> FileState:
         """Return what lies at a path."""

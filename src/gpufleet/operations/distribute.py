@@ -213,7 +213,7 @@ def _copy(state: State, host: Host, artifact: Artifact, own: Share) -> bool:
     """Wait for this node's copy, and say what came of it."""
     key = (artifact.directory, "copies", own.source, own.others)
     answers = once(state, key, lambda: _copies(state, artifact, own))
-    said = answers.get(host.name, "it was not asked")
+    said = answers.get(host.name, "it was not queried")
     why = said if isinstance(said, str) else str(said.get("error") or "")
     if why:
         logger.warning(

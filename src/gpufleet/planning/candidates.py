@@ -147,7 +147,7 @@ def _unchecked_candidates(
         served,
         kind,
     )
-    reason = f"memory not checked: {why or 'nothing is known of the model'}"
+    reason = f"memory not checked: {why or 'the model is unknown'}"
     replicas = replica_capacity(division, served, kind, nodes)
     return [Candidate(division, Verdict.UNKNOWN, reason, replicas=replicas, chosen=True)]
 
@@ -221,7 +221,7 @@ def _check_node_count(candidate: Candidate, takes: float, fewest: float, nodes: 
     if takes == math.inf:
         gpus = candidate.division.gpus
         return replace(
-            candidate, verdict=Verdict.NO, reason=f"it takes {gpus} GPUs, and no node has them"
+            candidate, verdict=Verdict.NO, reason=f"it needs {gpus} GPUs, and no node has that many"
         )
     if takes > fewest:
         return replace(candidate, reason=f"fits, and takes {takes} nodes instead of {fewest}")
@@ -318,7 +318,7 @@ def _verdict(served: Served, division: Division, sizing: Sizing) -> tuple[Verdic
     most = (cache + sizing.estimate_error_bytes_per_gpu) / cache
     at_once = sizing.max_concurrency * division.data_parallel
     asked = (
-        f"{at_once:.1f} requests of {sizing.max_model_len:,} tokens fit at once, and "
+        f"{at_once:.1f} concurrent requests of {sizing.max_model_len:,} tokens fit, and "
         f"`concurrency` asks for {served.concurrency}"
     )
     if served.concurrency > 1 and 0 < at_once * most < served.concurrency:
@@ -326,7 +326,7 @@ def _verdict(served: Served, division: Division, sizing: Sizing) -> tuple[Verdic
     if not sizing.fits:
         return Verdict.NEAR, why
     if served.concurrency > 1 and at_once * least < served.concurrency:
-        return Verdict.NEAR, f"{asked}: nearer than the estimates are exact"
+        return Verdict.NEAR, f"{asked}: too close for the accuracy of the estimate"
     return Verdict.FITS, ""
 
 
@@ -373,18 +373,20 @@ def _smallest_first(candidate: Candidate) -> tuple[int, int, int]:
 def _choose_balanced(by_size: list[Candidate]) -> Choice:
     roomy = [each for each in by_size if _cache_share(each) >= CACHE_SHARE]
     best = roomy[0] if roomy else max(by_size, key=_cache_share)
-    share = f"{_cache_share(best):.0%} of a GPU's memory is left for its KV cache"
-    why = f"the smallest group that fits with room for more requests: {share}"
+    share = f"{_cache_share(best):.0%} of a GPU's memory remains for the KV cache"
+    why = f"the smallest group that fits with room for concurrent requests: {share}"
     if not roomy:
-        why = f"no group has room for many requests, this one has the most: {share}"
+        why = f"no group has room for many concurrent requests; this one has the most: {share}"
 
     def others(each: Candidate) -> str:
         if _smallest_first(each) < _smallest_first(best):
             return (
-                f"fits, but only {_cache_share(each):.0%} of a GPU's memory is left for its KV "
-                f"cache: `objective: memory` takes it"
+                f"fits, but only {_cache_share(each):.0%} of a GPU's memory remains for the KV "
+                "cache: `objective: memory` takes it"
             )
-        return f"fits on more GPUs than needed: {best.division} fits with room for more requests"
+        return (
+            f"fits on more GPUs than needed: {best.division} fits with room for concurrent requests"
+        )
 
     return best, why, others
 
@@ -393,7 +395,7 @@ def _choose_fewest_gpus(by_size: list[Candidate]) -> Choice:
     best = by_size[0]
     return (
         best,
-        "the fewest GPUs that fit",
+        "the minimum number of GPUs",
         lambda _: f"fits on more GPUs than needed: {best.division} fits too",
     )
 
@@ -401,27 +403,27 @@ def _choose_fewest_gpus(by_size: list[Candidate]) -> Choice:
 def _choose_fastest(by_size: list[Candidate], description: Description) -> Choice:
     """The widest group, as long as widening still divides what a step has to read."""
     alone = [each for each in by_size if each.division.data_parallel == 1] or by_size
-    best, why = alone[0], "the widest group that there is room for"
+    best, why = alone[0], "the widest group that has room"
     heads = description.architecture.kv_heads
     for wider in alone[1:]:
         weights = _weights_gib(best)
         if weights <= SMALL_WEIGHTS_GIB and wider.division.tensor_parallel > heads:
             why = (
-                f"wider groups answer no sooner: a GPU reads {weights:.1f} GiB of weights in a "
-                f"step, and {_heads(heads)} of the KV cache divided no further"
+                f"wider groups are no faster: each GPU reads {weights:.1f} GiB of weights per "
+                f"step, and {_heads(heads)} of the KV cache cannot be divided further"
             )
             break
         if weights <= SMALL_WEIGHTS_GIB / 4:
             why = (
-                f"wider groups answer no sooner: a GPU reads {weights:.1f} GiB of weights in a step"
+                f"wider groups are no faster: each GPU reads {weights:.1f} GiB of weights per step"
             )
             break
         best = wider
 
     def others(each: Candidate) -> str:
         if _smallest_first(each) < _smallest_first(best):
-            return f"fits, and {best.division} answers sooner"
-        return f"fits, and answers no sooner than {best.division}"
+            return f"fits, but {best.division} is faster"
+        return f"fits, but is no faster than {best.division}"
 
     return best, why, others
 
@@ -434,12 +436,12 @@ def _choose_most_tokens(by_size: list[Candidate]) -> Choice:
     enough = [each for each in by_size if each_gpu(each) >= THROUGHPUT_SHARE * each_gpu(most)]
     least = enough[0].division.gpus
     best = max((each for each in enough if each.division.gpus == least), key=each_gpu)
-    why = f"the smallest group with about as many KV tokens a GPU as any: {each_gpu(best):,.0f}"
+    why = f"the smallest group with about the most KV tokens per GPU: {each_gpu(best):,.0f}"
 
     def others(each: Candidate) -> str:
-        held = f"fits and holds {each_gpu(each):,.0f} KV tokens a GPU"
+        held = f"fits and holds {each_gpu(each):,.0f} KV tokens per GPU"
         if each in enough and each.division.gpus > least:
-            return f"{held}; {best.division} holds about as many in more, smaller groups"
+            return f"{held}; {best.division} holds about as many, in more and smaller groups"
         return f"{held}; {best.division} holds {each_gpu(best):,.0f}"
 
     return best, why, others

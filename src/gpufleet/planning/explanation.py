@@ -78,7 +78,7 @@ def _rows(considered: CandidateSet) -> Iterable[Row]:
 
 _COLUMNS = (
     *("", "TP", "PP", "DP", "EP", "nodes"),
-    *("replicas", "fits", "weights/GPU", "KV tokens", "at once"),
+    *("replicas", "fits", "weights/GPU", "KV tokens", "requests"),
 )
 _NODES = _COLUMNS.index("nodes")
 
@@ -160,7 +160,7 @@ def draw_block(block: Block) -> list[str]:
     width = max((len(name) for _, name, _ in serving.values()), default=0)
     for gpu in sorted({gpu.index for gpu in node.gpus} | set(node.unfit)):
         if gpu in node.unfit:
-            lines.append(f"  GPU {gpu}  left out: {node.unfit[gpu]}")
+            lines.append(f"  GPU {gpu}  not used: {node.unfit[gpu]}")
         elif gpu in serving:
             stage, name, rank = serving[gpu]
             lines.append(

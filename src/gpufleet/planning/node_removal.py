@@ -37,7 +37,7 @@ def lost_nodes(
     that declares the model: `usable` has the UUIDs of the GPUs that may be used, `left_out` a
     sentence on the others.
 
-        {"gpu-02": "is not in the inventory any more"}
+        {"gpu-02": "is no longer in the inventory"}
     """
     ran_on = {each.node: each for each in stages}
     nodes = dict.fromkeys(node for each in stages for node in (*each.nodes, each.node))
@@ -46,12 +46,12 @@ def lost_nodes(
         return found
     for node in nodes:
         if node not in fleet:
-            found[node] = "is not in the inventory any more"
+            found[node] = "is no longer in the inventory"
         elif node not in usable:
-            found[node] = "does not declare it any more"
+            found[node] = "no longer declares it"
         elif node in ran_on and not set(ran_on[node].gpu_uuids) <= set(usable[node]):
             why = f" ({left_out[node]})" if left_out.get(node) else ""
-            found[node] = f"has GPUs of it that cannot be used any more{why}"
+            found[node] = f"has GPUs of it that can no longer be used{why}"
     return found
 
 
@@ -88,11 +88,11 @@ def _sentence(
 ) -> str:
     nodes = dict.fromkeys(node for each in stages for node in (*each.nodes, each.node))
     whys = " and ".join(f"{node} {why}" for node, why in gone.items())
-    drop = f"lower `replicas` to {kept}" if kept else "take the model out of `serving`"
+    drop = f"lower `replicas` to {kept}" if kept else "remove the model from `serving`"
     return (
-        f"serving.{name}: {replica} runs over {join_names(nodes)}, and {whys}: give it back; or "
-        f"set `when_a_node_leaves: replan`, and {replica} stops and starts on nodes that are "
-        f"left; or, if it is to go, {drop}"
+        f"serving.{name}: {replica} runs over {join_names(nodes)}, and {whys}: restore the node; "
+        f"or set `when_a_node_leaves: replan`, and {replica} restarts on the remaining nodes; "
+        f"or, to remove it, {drop}"
     )
 
 

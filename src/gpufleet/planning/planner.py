@@ -280,14 +280,14 @@ def _node_problems(
             continue
         if name not in fleet:
             sentences = [
-                f"{name}: no probe of this node, and it declares {join_names(wanted.serving)}: "
+                f"{name}: this node has no probe, and it declares {join_names(wanted.serving)}: "
                 "make it reachable, or take it out of the inventory so that its replicas go "
                 "elsewhere"
             ]
         elif not fleet[name].gpus:
             why = ": " + unused_gpus(fleet[name]) if fleet[name].unfit else ""
             sentences = [
-                f"{name}: no GPU to use, and it declares {join_names(wanted.serving)}{why}"
+                f"{name}: no usable GPU, and it declares {join_names(wanted.serving)}{why}"
             ]
         else:
             continue
@@ -319,8 +319,8 @@ def _disagreements(
         )
         yield (
             name,
-            f"serving.{name} is not the same on {first} and {other} ({differences}): one model has "
-            "one declaration; set it in a group that both are in, or give one of them another name",
+            f"serving.{name} is not the same on {first} and {other} ({differences}): a model has "
+            "one declaration; set it in a group that contains both nodes, or rename one of them",
         )
 
 

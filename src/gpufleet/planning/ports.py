@@ -201,7 +201,7 @@ class _Ports:
     def _problems(self) -> Iterable[str]:
         for (port, keys), nodes in sorted(self.clashes.items()):
             yield (
-                f"port {port} is wanted by {' and '.join(keys)} on {join_names(set(nodes))}: "
+                f"port {port} is set by {' and '.join(keys)} on {join_names(set(nodes))}: "
                 "give one of them another port"
             )
         for (model, port), node in sorted(self.beyond.items()):

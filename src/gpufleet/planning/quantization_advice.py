@@ -60,7 +60,7 @@ def advice(
             yield (
                 f"{each.model} on {each.kind}: with FP8 weights {found.division} would do instead "
                 f"of {now}: an FP8 checkpoint of it, or `flags.quantization: {method}`, which "
-                "quantizes while loading; either changes answers a little, so it is yours to decide"
+                "quantizes while loading; both change answers slightly, so you decide"
             )
 
 

@@ -159,12 +159,12 @@ class ModelAllocation:
         for stage in stages:
             if (room := self._by_name.get(stage.node)) is None:
                 gone = stage.node not in self.fleet
-                return f"{stage.node} {'is gone' if gone else 'does not declare it any more'}"
+                return f"{stage.node} {'is gone' if gone else 'no longer declares it'}"
             if room.kind not in self.divisions:
-                return f"it does not fit on {stage.node} any more"
+                return f"it no longer fits on {stage.node}"
             if any(uuid not in room.indices for uuid in stage.gpu_uuids):
                 left = f" ({unused_gpus(room.node)})" if room.node.unfit else ""
-                return f"a GPU of {stage.node} cannot be used any more{left}"
+                return f"a GPU of {stage.node} can no longer be used{left}"
             parts.append((room, tuple(room.indices[uuid] for uuid in stage.gpu_uuids)))
         division = self.divisions[parts[0][0].kind]
         if len(parts) != division.nodes or len({room.name for room, _ in parts}) != len(parts):
@@ -172,7 +172,7 @@ class ModelAllocation:
         whole: list[Part] = []
         for room, gpus in parts:
             if self.divisions[room.kind] != division or room.kind != parts[0][0].kind:
-                return "its nodes are not of one kind any more"
+                return "its nodes are no longer of one kind"
             if len(gpus) != division.unit * division.units:
                 was, now = len(gpus), division.unit * division.units
                 return f"{division} is planned, for {_gpus(now)} of a node, and it ran on {was}"
@@ -259,16 +259,17 @@ class ModelAllocation:
         if description is None or isinstance(description, str) or not judged:
             why = f" ({description})" if isinstance(description, str) else ""
             return (
-                f"serving.{self.name}: how much memory it takes is not known{why}, so the plan "
-                "cannot say how many GPUs it needs: set `tensor_parallel` to that number"
+                f"serving.{self.name}: its memory is unknown{why}, so the number of GPUs cannot "
+                "be planned: set `tensor_parallel` to that number"
             )
         best = max(judged, key=lambda each: (each.kind.memory_mib * each.kind.gpus, str(each.kind)))
         last = max(best.candidates, key=_nearest)
         if last.verdict is Verdict.UNKNOWN:
             return (
-                f"serving.{self.name}: whether it fits on {nodes} is not known: {last.reason}; set "
-                "`tensor_parallel` to the number of GPUs that it needs, which the plan takes "
-                "unchecked, or leave out what is not counted"
+                f"serving.{self.name}: it is unknown whether it fits on {nodes}: {last.reason}; "
+                "set "
+                "`tensor_parallel` to the number of GPUs that it needs (the plan does not check "
+                "it), or remove the setting that is not estimated"
             )
         ways = suggestions.remedies(
             self.served, description, best.kind, best.nodes, sizer=self.sizer
@@ -276,14 +277,14 @@ class ModelAllocation:
         if ways:
             write = f"set {', or '.join(ways)}, or use nodes with more GPU memory"
         elif last.verdict is Verdict.NO and last.concurrency >= self.served.concurrency:
-            write = "set what it says, in `flags` where it is no setting of ours"
+            write = "make that change, under `flags` if gpufleet has no setting for it"
         else:
-            write = "take a checkpoint with smaller weights, or use nodes with more GPU memory"
+            write = "use a smaller or quantized checkpoint, or nodes with more GPU memory"
         kinds = "" if len(judged) == 1 else f", the largest of {len(judged)} kinds of node"
         verdict = "is near the edge" if last.verdict is Verdict.NEAR else str(last.verdict)
         return (
-            f"serving.{self.name}: no division fits on {nodes} ({best.kind}{kinds}); the nearest "
-            f"to it, {last.division}, {verdict}: {last.reason}; {write}"
+            f"serving.{self.name}: no division fits on {nodes} ({best.kind}{kinds}); the closest, "
+            f"{last.division}, {verdict}: {last.reason}; {write}"
         )
 
     @property
@@ -298,7 +299,7 @@ class ModelAllocation:
         width = min(division.unit for division in self.divisions.values())
         total = sum(len(room.layout.gpus) for room in self.rooms)
         taken = total - self.free_before
-        others = f", {taken} of them taken by models placed before" if taken else ""
+        others = f", {taken} of them used by models placed earlier" if taken else ""
         count = len(self.placed)
         lower = f"lower `replicas` to {count}" if count else "lower another model's `replicas`"
         apart = "".join(f"; {each}" for each in self._separated_nodes())
@@ -309,7 +310,7 @@ class ModelAllocation:
             "lower `tensor_parallel`, or " if self.served.tensor_parallel or width > 1 else ""
         )
         return (
-            f"serving.{self.name}: {count_of(self.required, 'replica')} of {groups} asked for, "
+            f"serving.{self.name}: {count_of(self.required, 'replica')} of {groups} declared, "
             f"{count} fit on {nodes} ({_gpus(total)}{others}{apart}): {lower}, or "
             f"{narrower if max(d.gpus for d in self.divisions.values()) > 1 else ''}add nodes"
             f"{self._cordoned()}"
@@ -322,7 +323,7 @@ class ModelAllocation:
             for room in self.rooms
             if (mark := room.node.cordon)
         ]
-        return f", or lift the cordon of {join_names(closed)}" if closed else ""
+        return f", or uncordon {join_names(closed)}" if closed else ""
 
     def moves(self) -> Iterator[ReplicaMove]:
         """Yield what does not stay as it runs."""
@@ -337,7 +338,7 @@ class ModelAllocation:
             if number in self.why:
                 yield ReplicaMove(self.name, number, self.why[number], ran, after)
             elif ran[0].port not in (None, now.endpoint.port):
-                why = f"port {ran[0].port} cannot stay, it is {now.endpoint.port} now"
+                why = f"its port changes from {ran[0].port} to {now.endpoint.port}"
                 yield ReplicaMove(self.name, number, why, ran, after)
 
     def reasons(self) -> Iterator[str]:
@@ -438,8 +439,8 @@ def _numbers_text(chosen: Candidate) -> str:
     if sizing is None:
         return chosen.reason
     return (
-        f"{chosen.reason} ({sizing.weights_bytes_per_gpu / candidates.GIB:.1f} GiB of weights on a "
-        f"GPU, {chosen.concurrency:.1f} requests of {sizing.max_model_len:,} tokens at once)"
+        f"{chosen.reason} ({sizing.weights_bytes_per_gpu / candidates.GIB:.1f} GiB of weights per "
+        f"GPU, {chosen.concurrency:.1f} concurrent requests of {sizing.max_model_len:,} tokens)"
     )
 
 
@@ -547,7 +548,7 @@ def _group_by_nodes(stages: Sequence[Running]) -> list[tuple[Running, ...]]:
 
 def unused_gpus(node: Node) -> str:
     """Return which GPUs of a node serve nothing, and why."""
-    return "; ".join(f"GPU {index} is left out ({why})" for index, why in node.unfit.items())
+    return "; ".join(f"GPU {index} is not used ({why})" for index, why in node.unfit.items())
 
 
 def _nearest(candidate: Candidate) -> tuple[bool, int, int, int]:

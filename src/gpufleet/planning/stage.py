@@ -191,5 +191,5 @@ class ReplicaMove:
         was, now = ({each.node for each in side} for side in (self.before, self.after))
         gpus = "; ".join(f"{stage.node} GPUs {ranges(stage.gpus)}" for stage in self.after)
         if was == now:
-            return f"{name} starts anew on {gpus}: {self.why}"
+            return f"{name} restarts on {gpus}: {self.why}"
         return f"{name} moves from {join_names(was)} to {gpus}: {self.why}"

@@ -63,9 +63,9 @@ def _one_name_for_several(declared: Mapping[str, Served]) -> Iterator[str]:
         if len(models) > 1:
             yield (
                 f"serving.{models[0]}.served_name: {join_names(models)} all answer to {name!r}: a "
-                "gateway refuses requests for that name, for it cannot tell which is meant, and "
-                f"clients have to ask at /{models[0]}/v1; give each a name of its own, or put "
-                "LiteLLM before them, which divides one name over several entries"
+                "gateway refuses requests for an ambiguous name, and clients have to use "
+                f"/{models[0]}/v1; give each its own name, or put LiteLLM in front, which "
+                "balances one name over several entries"
             )
 
 
@@ -78,17 +78,17 @@ def _parsers(model: str, served: Served) -> Iterator[str]:
     flags = served.flags
     if flags.get("tool-call-parser") and flags.get("enable-auto-tool-choice") is not True:
         yield (
-            f"serving.{model}.flags.tool-call-parser: does nothing without "
-            "`enable-auto-tool-choice: true`: write that, too, or remove the parser"
+            f"serving.{model}.flags.tool-call-parser: has no effect without "
+            "`enable-auto-tool-choice: true`: add that, or remove the parser"
         )
     for flag, field in _PARSERS.items():
         own = getattr(family, field, None)
         if own and isinstance(flags.get(flag), str) and flags[flag] != own:
             yield (
-                f"serving.{model}.flags.{flag}: {flags[flag]!r} is not the one for models named "
-                f"like {name}, which is {own!r}: with another, answers that call tools or think "
-                f"may reach clients as plain text; write `{flag}: {own}`, or leave it if you have "
-                "tried it"
+                f"serving.{model}.flags.{flag}: {flags[flag]!r} is not the parser for models "
+                f"named like {name}, which is {own!r}: with another parser, tool calls and "
+                f"reasoning may reach clients as plain text; write `{flag}: {own}`, or keep it if "
+                "you have tested it"
             )
 
 
@@ -109,8 +109,8 @@ def _nvlink_unused(
         gpus = sorted({gpu for pair in linked for gpu in pair})
         yield (
             f"{key}.NCCL_P2P_DISABLE: NVLink joins GPUs {ranges(gpus)} of {stage.node}, and this "
-            "keeps NCCL off it: what they tell each other in every layer goes through host memory; "
-            "remove it, unless you are looking for a fault"
+            "keeps NCCL from using it: every layer's traffic goes through host memory; remove "
+            "it, unless you are debugging"
         )
 
 
@@ -122,7 +122,7 @@ def _reserved_that_are_not_there(
         if gone := sorted(set(settings[name].gpus.reserved) - there):
             yield (
                 f"gpus.reserved: {name} has no GPU {ranges(gone)}: its GPUs are {ranges(there)}; "
-                "what runs on the one that is meant is not kept free for others"
+                "the intended GPU is not reserved"
             )
 
 
@@ -131,9 +131,9 @@ def _odd_block(stage: Stage, settings: Mapping[str, NodeSettings]) -> Iterator[s
     size = here.serving[stage.model].flags.get("block-size")
     if here.vllm and here.vllm.device == "cuda" and isinstance(size, int) and size % _BLOCK:
         yield (
-            f"serving.{stage.model}.flags.block-size: {size} is no multiple of {_BLOCK}, which "
-            "attention backends for GPUs want: with attention in its layers the server may not "
-            f"start; write {_BLOCK}, 32 or 64, or leave it out"
+            f"serving.{stage.model}.flags.block-size: {size} is not a multiple of {_BLOCK}, which "
+            f"GPU attention backends require: the server may not start; write {_BLOCK}, 32 or 64, "
+            "or leave it out"
         )
 
 
@@ -152,9 +152,9 @@ def _offload(
     ):
         yield (
             f"serving.{stage.model}.flags.cpu-offload-gb: {size:g} GiB of each GPU are "
-            f"{wanted:,.0f} GiB, and {stage.node} has {memory // 1024:,} GiB of memory: weights "
-            "that do not fit into it have the server killed; write how many GiB of weights each "
-            "GPU is to leave there"
+            f"{wanted:,.0f} GiB, and {stage.node} has {memory // 1024:,} GiB of memory: the "
+            "kernel kills the server if its weights do not fit; write how many GiB of weights "
+            "each GPU offloads"
         )
 
 
@@ -185,7 +185,7 @@ def _unknown_adapters(
         ]:
             has = f"has {join_names(there)}" if there else "has no RDMA adapter"
             yield (
-                f"{at}.NCCL_IB_HCA: {stage.node} has no adapter {join_names(gone)}, it {has}: NCCL "
-                "takes those that it finds, and TCP where that is none; write names that "
-                "`ibdev2netdev` prints there, or leave it out"
+                f"{at}.NCCL_IB_HCA: {stage.node} has no adapter {join_names(gone)}, it {has}: "
+                "NCCL uses the adapters that it finds, or TCP if it finds none; write names that "
+                "`ibdev2netdev` prints there, or remove it"
             )

@@ -99,8 +99,8 @@ def _read_directory(folder: Path) -> ModelFiles:
             index = folder / mistral_format.INDEX
             return _in_mistrals_format(params, index if index.is_file() else None, str(folder))
         raise FleetError(
-            f"{folder}: has no {CONFIG}, which says what the model is made of; give the directory "
-            "that the checkpoint lies in"
+            f"{folder}: has no {CONFIG}, which describes the model; give the directory of the "
+            "checkpoint"
         )
 
     def optional(name: str) -> Any:
@@ -178,8 +178,8 @@ def _read_from_hub(model: str, revision: str | None, hub: Hub, seconds: float) -
         return _in_mistrals_format(params, file(mistral_format.INDEX), model)
     if config is None:
         raise FleetError(
-            f"{model}: has no {CONFIG} on the Hub, which says what the model is made of; GGUF "
-            "files and adapters alone have none: name the model that they were made from"
+            f"{model}: has no {CONFIG} on the Hub, which describes the model; GGUF files and "
+            "adapters have none: name the base model"
         )
     quantized, indexed = file(HF_QUANT_CONFIG), file(INDEX)
     index = _parse_json(indexed.read_bytes(), str(indexed)) if indexed else None
@@ -243,7 +243,7 @@ def _read_headers(
 
     def header(name: str) -> Stored:
         if time.monotonic() > until:
-            raise TimeoutError("the Hub sends them too slowly")
+            raise TimeoutError("the Hub is too slow")
         url = huggingface_hub.hf_hub_url(model, name, revision=commit, endpoint=hub.endpoint)
         return _read_remote_header(url, token, f"{model}: {name}")
 
@@ -291,11 +291,9 @@ def _token(hub: Hub) -> str | None:
     try:
         token = Path(hub.token_file).expanduser().read_text(encoding="utf-8").strip()
     except (OSError, RuntimeError, UnicodeDecodeError) as error:
-        raise FleetError(
-            f"{hub.token_file}: the Hub's token cannot be read from it: {error}"
-        ) from None
+        raise FleetError(f"{hub.token_file}: the Hub's token cannot be read: {error}") from None
     if not token:
-        raise FleetError(f"{hub.token_file}: is empty; it has to hold the Hub's token")
+        raise FleetError(f"{hub.token_file}: is empty; write the Hub's token into it")
     return token
 
 
@@ -307,26 +305,27 @@ def _hub_error(error: Exception, model: str, revision: str | None, hub: Hub) -> 
     endpoint = _PASSWORD.sub("//", hub.endpoint or constants.ENDPOINT)
     if isinstance(error, errors.GatedRepoError):
         return FleetError(
-            f"{model}: its publisher grants access by account: accept the terms on the Hub, and "
-            "give a token of that account in a file (HF_TOKEN_PATH, or --hf-token-file)"
+            f"{model}: the model is gated: accept its terms on the Hub, and give a token of that "
+            "account in a file (HF_TOKEN_PATH, or --hf-token-file)"
         )
     if isinstance(error, errors.RevisionNotFoundError | errors.RevisionResolutionError):
         return FleetError(f"{model}: has no revision {revision!r} at {endpoint}")
     if isinstance(error, errors.RepositoryNotFoundError):
         return FleetError(
             f"{model}: not found at {endpoint}, or not readable with this token; check the name, "
-            "and give a token in a file if it is private (HF_TOKEN_PATH, or --hf-token-file)"
+            "and give a token file if the model is private (HF_TOKEN_PATH, or --hf-token-file)"
         )
     if isinstance(error, errors.OfflineModeIsEnabled) or hub.offline or constants.HF_HUB_OFFLINE:
         return FleetError(
             f"{model}: not in the cache {hub.cache or constants.HF_HUB_CACHE}, and the Hub is not "
-            "asked (HF_HUB_OFFLINE): download its config.json first, or give a directory"
+            "used (HF_HUB_OFFLINE): download its config.json first, or give a directory"
         )
     if isinstance(error, errors.HFValidationError):
-        return FleetError(f"{model}: no name of a model on the Hub (owner/name)")
+        return FleetError(f"{model}: not a model name on the Hub (owner/name)")
     return FleetError(
-        f"{model}: {endpoint} cannot be asked: {_first_line(error)}; if the Hub cannot be reached "
-        "from here, set HF_ENDPOINT to a mirror, or give a directory with the model's config.json"
+        f"{model}: {endpoint} cannot be reached: {_first_line(error)}; if this machine has no "
+        "access to the Hub, set HF_ENDPOINT to a mirror, or give a directory with the model's "
+        "config.json"
     )
 
 
@@ -338,14 +337,14 @@ def _parse_json(text: bytes, name: str) -> dict[str, Any]:
         found = json.loads(text)
     except json.JSONDecodeError as error:
         why = f"line {error.lineno}, {json_fault(error)}"
-        raise FleetError(f"{name}: is no JSON: {why}") from None
+        raise FleetError(f"{name}: is not JSON: {why}") from None
     except ValueError as error:
-        raise FleetError(f"{name}: is no JSON: {file_fault(error)}") from None
+        raise FleetError(f"{name}: is not JSON: {file_fault(error)}") from None
     except RecursionError:
-        raise FleetError(f"{name}: is nested more deeply than any model's files are") from None
+        raise FleetError(f"{name}: is nested too deeply for a model's file") from None
     if not isinstance(found, dict):
         kind = "nothing" if found is None else f"a {type(found).__name__}"
-        raise FleetError(f"{name}: holds {kind}, and not an object with keys")
+        raise FleetError(f"{name}: holds {kind}, not an object")
     return found
 
 
@@ -356,8 +355,8 @@ def _weight_files(index: Mapping[str, Any] | None, name: str) -> list[str]:
     files = index.get("weight_map", {})
     if not isinstance(files, Mapping) or not all(map(_is_below, files.values())):
         raise FleetError(
-            f"{name}: its `weight_map` does not say for each tensor which file holds it; take the "
-            "file as the model's publisher has it"
+            f"{name}: its `weight_map` does not name a file for each tensor; use the publisher's "
+            "original file"
         )
     return sorted(set(files.values()))
 
@@ -381,8 +380,8 @@ def _header_size(first: bytes, name: str) -> int:
         if 2 <= size <= _LARGEST_HEADER:
             return int(size)
     raise FleetError(
-        f"{name}: does not begin as a safetensors file does; is its download complete (a Git LFS "
-        "pointer is a text of three lines)?"
+        f"{name}: is not a safetensors file; is its download complete (a Git LFS pointer is a "
+        "text of three lines)?"
     )
 
 
@@ -395,7 +394,7 @@ def _parse_header(text: bytes, name: str) -> Stored:
             if tensor != "__metadata__"
         }
     except (KeyError, TypeError, ValueError):
-        raise FleetError(f"{name}: its header is not as the safetensors format has it") from None
+        raise FleetError(f"{name}: its header is not valid safetensors") from None
 
 
 def _merge_headers(headers: Iterable[Stored]) -> Stored:

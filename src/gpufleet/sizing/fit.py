@@ -228,9 +228,9 @@ def _doubts(
     keeps = any(estimate.layout.stages)  # an encoder keeps nothing of a request
     if worst.starts and keeps and report.max_concurrency < _WHOLE_REQUEST:
         yield (
-            f"this release starts and cannot serve one request of {estimate.length:,} tokens: its "
-            f"check asks for less than the request takes, and {report.max_concurrency:.2f} of one "
-            "fit"
+            f"this release starts and cannot serve one request of {estimate.length:,} tokens: "
+            f"vLLM's check requires less than the request needs, and {report.max_concurrency:.2f} "
+            "of a request fit"
         )
 
 
@@ -375,15 +375,15 @@ def _beyond_budget(options: Options, chosen: Defaults, stages: list[StageMemory]
         taken = given + estimate.bytes
         if given + estimate.high > total:
             return [
-                f"--kv-cache-memory-bytes is taken without a look at the rest: with it the GPU "
-                f"needs about {gib(taken)} of {gib(total)}, and nothing of vLLM's checks that"
+                "--kv-cache-memory-bytes is used without checking the rest: with it the GPU "
+                f"needs about {gib(taken)} of {gib(total)}, and vLLM does not check that"
             ]
         return []
     left = total * (1 - chosen.gpu_memory_utilization)
     if left < CONTEXT:
         return [
             f"--gpu-memory-utilization {chosen.gpu_memory_utilization:g} leaves {gib(left)} for "
-            f"what is on the GPU before vLLM measures, about {gib(CONTEXT)}: vLLM refuses to "
+            f"what is on the GPU before vLLM measures it, about {gib(CONTEXT)}: vLLM refuses to "
             "start if less than its budget is free"
         ]
     if not start.graphs_in_budget and left < CONTEXT + graphs.bytes:
@@ -438,8 +438,8 @@ def _loading_faults(description: Description, options: Options) -> list[str]:
         return []
     return [
         f"--quantization {options.quantization}: this release loads all of it, {gib(most)} of a "
-        f"GPU's {options.gpu_memory_gib:g} GiB, before it quantizes; take vLLM 0.16 or newer, or a "
-        "checkpoint that is quantized"
+        f"GPU's {options.gpu_memory_gib:g} GiB, before it quantizes; use vLLM 0.16 or newer, or a "
+        "quantized checkpoint"
     ]
 
 
@@ -450,7 +450,7 @@ def _notes(description: Description, options: Options) -> Iterator[str]:
     if options.vllm > (*NEWEST, 1 << 30):
         release = ".".join(map(str, options.vllm))
         yield (
-            f"vLLM {release} is newer than what is known here: counted as "
+            f"vLLM {release} is newer than the known releases: estimated as "
             f"{'.'.join(map(str, NEWEST))}, with twice the error"
         )
     if options.pooling or description.architecture.pooling:

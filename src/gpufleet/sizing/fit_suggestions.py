@@ -58,16 +58,16 @@ def explain(case: SmallCache) -> Iterator[str]:
     needs = f"one request of {case.length:,} tokens needs {gib(report.needed_bytes)}"
     if report.starts:
         yield (
-            f"{left}, and {needs}: the estimate may be off by {gib(stage.error)}, so it is "
-            "not certain to start"
+            f"{left}, and {needs}: the estimate may be off by {gib(stage.error)}, so it may not "
+            "start"
         )
         return
     if not report.needed_bytes:  # the release cannot serve these layers together
         yield report.why
         return
-    fits = "no length fits"
+    fits = "no context fits"
     if case.largest:
-        fits = f"{case.largest:,} tokens fit at most"
+        fits = f"{case.largest:,} tokens is the maximum context"
     yield f"{left}, and {needs}: {fits}"
 
 
@@ -82,9 +82,9 @@ def suggest(
     if ways:
         return f"it would start with {', or with '.join(ways.values())}"
     if smallest is not None:
-        return f"it would start on {smallest} GPUs of this kind"
+        return f"it would start on {smallest} GPUs of this model"
     return (
-        "no single setting makes it start on GPUs of this kind: take GPUs with more memory, or a "
+        "no single setting makes it start on GPUs of this model: use GPUs with more memory, or a "
         "smaller or quantized checkpoint"
     )
 

@@ -320,7 +320,7 @@ def _element_bytes(layout: Layout) -> int:
     if dtype in DTYPE_BYTES:
         return DTYPE_BYTES[dtype]
     raise NotKnownError(
-        f"--kv-cache-dtype {layout.kv_dtype}: its bytes a token are not known here; known are "
+        f"--kv-cache-dtype {layout.kv_dtype}: its bytes per token are unknown; known are "
         f"auto, {', '.join(sorted(_ONE_BYTE | {'bfloat16', 'float16'}))}, fp8_ds_mla, "
         "nvfp4_ds_mla, nvfp4 and int4/int8/fp8_per_token_head"
     )

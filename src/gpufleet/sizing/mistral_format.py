@@ -42,7 +42,7 @@ def config_of(params: Mapping[str, Any], origin: str) -> dict[str, Any]:
     if missing:
         raise FleetError(
             f"{origin}: {PARAMS} has no `{missing[0]}`, so it is not a checkpoint in Mistral's "
-            "format; take the file as the model's publisher has it"
+            "format; use the publisher's original file"
         )
     config: dict[str, Any] = {_NAMES.get(key, key): value for key, value in params.items()}
     positions = config.get("max_position_embeddings") or _POSITIONS

@@ -144,17 +144,17 @@ def check_options(options: Options) -> None:
     if options.vllm < FIRST:
         release = ".".join(map(str, options.vllm))
         problems.append(
-            f"--vllm {release}: releases before 0.8 size their cache in another way (the V0 "
-            "engine) and are not known here; give 0.8.0 or newer"
+            f"--vllm {release}: releases before 0.8 (the V0 engine) are not supported; give 0.8.0 "
+            "or newer"
         )
     if options.dtype not in ("auto", "half", "float16", "bfloat16", "float", "float32"):
         problems.append(
-            f"--dtype {options.dtype}: vLLM knows auto, half, float16, bfloat16, float and float32"
+            f"--dtype {options.dtype}: vLLM accepts auto, half, float16, bfloat16, float and "
+            "float32"
         )
     if not 0 < options.gpu_memory_gib <= MOST_GIB:
         problems.append(
-            f"--gpu-memory-gib {options.gpu_memory_gib:g}: has to be more than 0, and not more "
-            f"than {MOST_GIB:,}"
+            f"--gpu-memory-gib {options.gpu_memory_gib:g}: must be above 0 and at most {MOST_GIB:,}"
         )
     groups = {
         "--tensor-parallel-size": options.tensor_parallel,
@@ -163,24 +163,24 @@ def check_options(options: Options) -> None:
         "--decode-context-parallel-size": options.decode_context_parallel,
     }
     problems += (
-        f"{flag} {count}: has to be at least 1, and not more than {MOST_GPUS:,}"
+        f"{flag} {count}: must be at least 1 and at most {MOST_GPUS:,}"
         for flag, count in groups.items()
         if not 1 <= count <= MOST_GPUS
     )
     if options.max_model_len is not None and not (
         options.max_model_len > 0 or options.max_model_len == AUTO_LENGTH
     ):
-        problems.append(f"--max-model-len {options.max_model_len}: has to be more than 0, or auto")
+        problems.append(f"--max-model-len {options.max_model_len}: must be above 0, or auto")
     if options.lora and (options.lora.max_loras < 1 or options.lora.max_rank < 1):
-        problems.append("--max-loras and --max-lora-rank have to be at least 1")
+        problems.append("--max-loras and --max-lora-rank must be at least 1")
     if not 0 <= options.cpu_offload_gib <= MOST_GIB:
         problems.append(
-            f"--cpu-offload-gb {options.cpu_offload_gib:g}: has to be at least 0, and not more "
-            f"than {MOST_GIB:,}"
+            f"--cpu-offload-gb {options.cpu_offload_gib:g}: must be at least 0 and at most "
+            f"{MOST_GIB:,}"
         )
     share = options.gpu_memory_utilization
     if share is not None and not 0 < share <= 1:
-        problems.append(f"--gpu-memory-utilization {share:g}: has to be above 0 and at most 1")
+        problems.append(f"--gpu-memory-utilization {share:g}: must be above 0 and at most 1")
     if problems:
         raise FleetError(*problems)
 

@@ -89,8 +89,8 @@ def resolve_quantization(description: Description, options: Options) -> Quantiza
         if by_vllm is None:
             raise FleetError(
                 f"--quantization {asked}: the checkpoint is not quantized, and vLLM "
-                f"{'.'.join(map(str, options.vllm))} does not quantize by that name when it loads; "
-                "leave the flag out, or take a checkpoint that is quantized"
+                f"{'.'.join(map(str, options.vllm))} cannot quantize with that method while "
+                "loading; remove the flag, or use a quantized checkpoint"
             )
         return by_vllm
     # A kernel's name beside the method's ("awq_marlin"), alone, or the method itself.
@@ -98,7 +98,7 @@ def resolve_quantization(description: Description, options: Options) -> Quantiza
     if method != found.method and not {method, found.method} & LOADS_OTHERS:
         raise FleetError(
             f"--quantization {asked}: the checkpoint's own config says {found.method}, and vLLM "
-            "refuses another; leave the flag out"
+            "refuses a different one; remove the flag"
         )
     return found
 
@@ -122,7 +122,7 @@ def stage_memory(
     if not all(stage.layers for stage in weighed):
         raise FleetError(
             f"--pipeline-parallel-size {options.pipeline_parallel}: the model has "
-            f"{len(architecture.layers)} layers, and every stage needs one; lower it"
+            f"{len(architecture.layers)} layers, and every stage needs at least one; lower it"
         )
     # Without experts, engines of data parallelism know nothing of each other's memory.
     most = max(len(stage.layers) for stage in weighed)

@@ -85,7 +85,7 @@ def test_with_consent_a_file_is_replaced(source: Path, tmp_path: Path) -> None:
     run(source, "-o", target, "--force")
 
     assert yaml.safe_load(target.read_text())["serving"]["start"]["flags"] == {"seed": 7}
-    with pytest.raises(FleetError, match="is what is imported"):
+    with pytest.raises(FleetError, match="is the file to import"):
         run(source, "-o", source, "--force")
 
 

@@ -258,4 +258,4 @@ def test_a_lock_written_elsewhere_is_not_hidden_by_another(project: Project) -> 
     status, _, said = run(project, "--set", "r595")
 
     assert status == 2
-    assert said.startswith("group_vars/h100.yml:1: gpu_lock: is there already for gpu-01")
+    assert said.startswith("group_vars/h100.yml:1: gpu_lock: is already set for gpu-01")

@@ -45,7 +45,7 @@ def test_it_says_what_it_wrote_and_a_second_run_writes_nothing(tmp_path: Path) -
     }
     status, said = typed("render", tmp_path, PROD, "--no-ask")
     assert status == 0
-    assert f"nothing to write: {tmp_path} is as wanted\n" in said
+    assert f"nothing to write: {tmp_path} is up to date\n" in said
     assert [line for line in said.splitlines() if line.startswith("wrote")] == []
 
 

@@ -62,7 +62,7 @@ def test_a_fit_is_a_table_and_status_0(llama):
 
     assert found.returncode == 0, found.stderr
     assert "LlamaForCausalLM, 8.03 billion parameters; vLLM 0.24.0" in found.stdout
-    assert "131,072 bytes  on a GPU" in found.stdout
+    assert "131,072 bytes  per GPU" in found.stdout
     assert found.stdout.splitlines()[-1].strip() == "fits"
 
 
@@ -97,11 +97,11 @@ def test_the_caches_bytes_are_read_as_vllm_reads_them(llama):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ((), "the GPU is not named"),
+        ((), "no GPU is named"),
         (("--gpu", "H1000"), "--gpu H1000: the memory of this GPU is not known"),
-        (("--gpu", "H100", "--vllm", "newest"), "--vllm newest: is no release of vLLM"),
+        (("--gpu", "H100", "--vllm", "newest"), "--vllm newest: is not a vLLM release"),
         (("--gpu", "H100", "--vllm", "0.7.3"), "--vllm 0.7.3: releases before 0.8"),
-        (("--gpu", "H100", "--max-model-len", "long"), "'long' is no number above 0"),
+        (("--gpu", "H100", "--max-model-len", "long"), "'long' is not a number above 0"),
         (("--gpu", "H100", "-q", "awq"), "--quantization awq: the checkpoint is not quantized"),
     ],
 )
@@ -137,7 +137,7 @@ def test_flags_that_take_memory_are_counted_or_named(llama):
     assert lora["weights_bytes_per_gpu"] > plain["weights_bytes_per_gpu"]
     assert with_draft["weights_bytes_per_gpu"] == 2 * plain["weights_bytes_per_gpu"]
     assert unknown.returncode == 1
-    assert "not known: it takes memory that is not counted" in unknown.stdout
+    assert "unknown: some of its memory is not estimated" in unknown.stdout
     assert "/nowhere" in unknown.stdout
 
 
@@ -178,7 +178,7 @@ def test_releases_are_read_as_people_write_them(text, numbers):
 
 @pytest.mark.parametrize("text", ["", "latest", "v", "1"])
 def test_what_is_no_release_is_refused(text):
-    with pytest.raises(FleetError, match="is no release of vLLM"):
+    with pytest.raises(FleetError, match="is not a vLLM release"):
         version(text)
 
 
@@ -200,4 +200,4 @@ def test_the_divisions_of_a_node_are_rows(llama):
 
     refused = run(llama, "--gpu", "H100", "--gpus", "4", "-tp", "2")
     assert refused.returncode == 2
-    assert "leave out -tp, -pp and -dp" in refused.stderr
+    assert "remove -tp, -pp and -dp" in refused.stderr

@@ -52,7 +52,7 @@ def test_without_a_person_and_without_yes_nothing_is_begun(inventory: Path, verb
     status, said = gpufleet(verb, inventory)
 
     assert status == 2
-    assert "nobody is there to say yes: give --yes, or --dry" in said
+    assert "there is no terminal to confirm: give --yes, or --dry" in said
     assert not list(inventory.parents[1].rglob("*.jsonl"))
 
 
@@ -80,7 +80,7 @@ def test_a_report_needs_an_upgrade(inventory: Path) -> None:
     status, said = gpufleet("upgrade", inventory, "--report", "last")
 
     assert status == 2
-    assert ".gpufleet/upgrades: there was no upgrade yet" in said
+    assert ".gpufleet/upgrades: no upgrade is recorded" in said
 
 
 def test_the_last_report_is_that_of_the_same_inventory(inventory: Path) -> None:
@@ -94,5 +94,5 @@ def test_the_last_report_is_that_of_the_same_inventory(inventory: Path) -> None:
     assert UPGRADE in gpufleet("upgrade", inventory, "--report", "last", "--json")[1]
     status, said = gpufleet("upgrade", inventory.with_name("lab.py"), "--report", "last")
     assert status == 2
-    assert "lab.py yet; of other inventories" in said
+    assert "lab.py is recorded; of other inventories" in said
     assert f"{UPGRADE}, {newer}: name one by --report ID" in said

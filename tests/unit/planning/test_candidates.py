@@ -127,7 +127,7 @@ def test_latency_stops_where_a_wider_group_helps_no_more(weights_gib, kv_heads, 
     found = considered(served(objective="latency"), model(weights_gib, kv_heads)).chosen
 
     assert found.division == Division(tensor)
-    assert (tensor == 8) != ("answer no sooner" in found.reason)
+    assert (tensor == 8) != ("are no faster" in found.reason)
 
 
 def test_throughput_says_of_the_others_how_much_they_hold_and_of_larger_ones_why_not():
@@ -137,9 +137,9 @@ def test_throughput_says_of_the_others_how_much_they_hold_and_of_larger_ones_why
 
     assert found.chosen.division == Division(4)
     assert re.fullmatch(
-        r"fits and holds [\d,]+ KV tokens a GPU; .* holds [\d,]+", reasons[Division(2)]
+        r"fits and holds [\d,]+ KV tokens per GPU; .* holds [\d,]+", reasons[Division(2)]
     )
-    assert reasons[Division(8)].endswith("holds about as many in more, smaller groups")
+    assert reasons[Division(8)].endswith("holds about as many, in more and smaller groups")
 
 
 def test_throughput_takes_engines_with_whole_experts_for_a_latent_cache():
@@ -169,7 +169,7 @@ def test_every_candidate_has_a_verdict_and_a_reason():
     ]
     assert found[0].reason == "too little is left for one request"
     assert found[3].reason == (
-        "fits on more GPUs than needed: TP 4 fits with room for more requests"
+        "fits on more GPUs than needed: TP 4 fits with room for concurrent requests"
     )
 
 

@@ -70,7 +70,7 @@ def test_candidates_are_a_table_for_each_kind_of_node():
     lines = explain(found).splitlines()
     assert lines[0] == "m on gpu-[01-02]: 2 x NVIDIA H100 80GB HBM3, all on NVLink"
     assert " ".join(lines[1].split()) == (
-        "TP PP DP EP replicas fits weights/GPU KV tokens at once why"
+        "TP PP DP EP replicas fits weights/GPU KV tokens requests why"
     )
     assert [line.split()[:6] for line in lines[2:4]] == [
         [">", "1", "1", "1", "no", "4"],

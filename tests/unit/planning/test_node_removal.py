@@ -50,7 +50,7 @@ def test_a_node_that_a_replica_over_nodes_needs_may_not_leave(gone):
 
     said = refusal(left, over("gpu-01", "gpu-02"))
 
-    assert f"m-0 runs over gpu-01, gpu-02, and {gone} is not in the inventory any more" in said
+    assert f"m-0 runs over gpu-01, gpu-02, and {gone} is no longer in the inventory" in said
     assert "`when_a_node_leaves: replan`" in said
 
 
@@ -75,7 +75,7 @@ def test_a_node_that_does_not_declare_the_model_any_more_has_left():
     settings = {name: declare({"m": SPANNING}) for name in FLEET}
     settings["gpu-02"] = declare({})
 
-    with pytest.raises(FleetError, match="gpu-02 does not declare it any more"):
+    with pytest.raises(FleetError, match="gpu-02 no longer declares it"):
         plan(fleet, settings, running=over("gpu-01", "gpu-02"))
 
 
@@ -108,7 +108,7 @@ def test_a_gpu_that_may_not_be_used_is_as_gone_as_its_node(second, reserved, why
         )
 
     (problem,) = refused.value.problems
-    gone = f"gpu-02 has GPUs of it that cannot be used any more (GPU 0 is left out ({why}))"
+    gone = f"gpu-02 has GPUs of it that can no longer be used (GPU 0 is left out ({why}))"
     assert gone in problem
 
 

@@ -198,7 +198,7 @@ def test_a_model_that_is_too_large_for_all_that_there_is_needs_another_checkpoin
     wanted = declare({"m": {"model": "/srv/v3"}})
     v3 = {"m": described("deepseek-ai--DeepSeek-V3")}
 
-    with pytest.raises(FleetError, match="take a checkpoint with smaller weights"):
+    with pytest.raises(FleetError, match="use a smaller or quantized checkpoint"):
         plan([machine("gpu-01", 2)], {"gpu-01": wanted}, v3)
 
 
@@ -399,8 +399,8 @@ def test_a_fleet_too_small_says_how_many_fit():
     (problem,) = problems_of([machine("gpu-01", 8)], {"gpu-01": declare(wanted)})
 
     assert problem == (
-        "serving.m: 4 replicas of 2 GPUs asked for, 2 fit on gpu-01 (8 GPUs, 4 of them taken by "
-        "models placed before): lower `replicas` to 2, or lower `tensor_parallel`, or add nodes"
+        "serving.m: 4 replicas of 2 GPUs asked for, 2 fit on gpu-01 (8 GPUs, 4 of them used by "
+        "models placed earlier): lower `replicas` to 2, or lower `tensor_parallel`, or add nodes"
     )
 
 
@@ -433,19 +433,19 @@ DCGM = {
         pytest.param(
             {"m": model(port=8001)},
             {"node_exporter": {"port": 8001}},
-            "port 8001 is wanted by node_exporter.port and serving.m.port on gpu-01",
+            "port 8001 is set by node_exporter.port and serving.m.port on gpu-01",
             id="exporter",
         ),
         pytest.param(
             {"m": model(port=8000)},
             DCGM,
-            "port 8000 is wanted by dcgm.port and serving.m.port on gpu-01",
+            "port 8000 is set by dcgm.port and serving.m.port on gpu-01",
             id="dcgm",
         ),
         pytest.param(
             {"m": model(port=8000), "n": model(port=8000)},
             {},
-            "port 8000 is wanted by serving.m.port and serving.n.port on gpu-01",
+            "port 8000 is set by serving.m.port and serving.n.port on gpu-01",
             id="another-model",
         ),
     ],
@@ -525,8 +525,8 @@ def test_everything_wrong_is_said_at_once():
     found = problems_of(fleet, settings)
 
     assert [problem.split(":")[0] for problem in found] == ["gpu-03", "gpu-05", "serving.c"]
-    assert "no GPU to use" in found[0]
-    assert "no probe of this node" in found[1]
+    assert "no usable GPU" in found[0]
+    assert "this node has no probe" in found[1]
 
 
 def test_an_unfit_gpu_serves_nothing_and_the_plan_says_why():
@@ -711,7 +711,7 @@ def test_what_runs_stays_where_no_plan_would_put_it():
         pytest.param(on("gpu-09", "m", 0, 0, 1), "gpu-09 is gone", id="node"),
         pytest.param(
             on("gpu-01", "m", 0, 2, 3),
-            "a GPU of gpu-01 cannot be used any more (GPU 3 is left out (xid))",
+            "a GPU of gpu-01 can no longer be used (GPU 3 is left out (xid))",
             id="gpu",
         ),
         pytest.param(
@@ -902,7 +902,7 @@ def test_two_that_run_on_one_gpu_are_told_apart():
 
     assert {stage.id: stage.gpus for stage in found.stages} == {"a-0": (1,), "b-0": (0,)}
     assert [str(move) for move in found.moves] == [
-        "b-0 starts anew on gpu-01 GPUs 0: its GPUs on gpu-01 serve another replica"
+        "b-0 restarts on gpu-01 GPUs 0: its GPUs on gpu-01 serve another replica"
     ]
 
 
@@ -918,7 +918,7 @@ def test_a_further_replica_leaves_the_port_that_another_model_declares():
         "m-1": ((1,), 8002),
         "n-0": ((2,), 8001),
     }
-    assert [move.why for move in found.moves] == ["port 8001 cannot stay, it is 8002 now"]
+    assert [move.why for move in found.moves] == ["its port changes from 8001 to 8002"]
 
 
 @each_row(

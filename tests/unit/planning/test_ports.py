@@ -128,7 +128,7 @@ def test_a_port_that_was_written_is_not_the_watchdog_s():
         [endpoint("a", "n1", declared=8406, explicit=True)], watched(8406), {}
     )
     assert problems == (
-        "port 8406 is wanted by serving.a.port and vllm.watchdog_port on n1: give one of them "
+        "port 8406 is set by serving.a.port and vllm.watchdog_port on n1: give one of them "
         "another port",
     )
     unwatched = watched(8406, mode="off")
@@ -142,7 +142,7 @@ def test_a_port_that_was_written_is_not_where_releases_are_handed_out():
     )
 
     assert problems == (
-        "port 8790 is wanted by serving.a.port and vllm.distribution.port on n1: give one of them "
+        "port 8790 is set by serving.a.port and vllm.distribution.port on n1: give one of them "
         "another port",
     )
 
@@ -161,7 +161,7 @@ def test_two_that_were_written_so_that_they_overlap_are_refused_with_the_port():
     problems, _ = assign_ports(both, {"n1": declared(a=8000, b=8003)}, {})
 
     assert problems == (
-        "port 8003 is wanted by serving.a.port and serving.b.port on n1: give one of them another "
+        "port 8003 is set by serving.a.port and serving.b.port on n1: give one of them another "
         "port",
     )
 

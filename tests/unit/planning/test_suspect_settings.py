@@ -62,7 +62,7 @@ def test_of_a_family_that_is_not_known_no_parser_is_judged() -> None:
 def test_a_parser_that_nothing_switches_on_is_said() -> None:
     flags = {"tool-call-parser": "hermes"}
     (said,) = about(reasons({"m": model(flags=flags)}), "serving.m.flags.tool-call-parser")
-    assert "does nothing without `enable-auto-tool-choice: true`" in said
+    assert "has no effect without `enable-auto-tool-choice: true`" in said
     assert reasons({"m": model(flags={**flags, **CALLS})}) == []
 
 

@@ -98,16 +98,16 @@ def test_a_half_downloaded_checkpoint_counts_by_its_index(tmp_path):
     ("name", "content", "says"),
     [
         ("config.json", b"{", "config.json: is no JSON"),
-        ("config.json", b"[]", "holds a list, and not an object"),
+        ("config.json", b"[]", "holds a list, not an object"),
         ("config.json", b"[" * 100_000, "is nested more deeply"),
-        (checkpoint_reader.INDEX, b'{"weight_map": [1]}', "`weight_map` does not say"),
-        (checkpoint_reader.INDEX, b'{"weight_map": {"a": 1}}', "`weight_map` does not say"),
-        (checkpoint_reader.INDEX, b'{"weight_map": {"a": "../x"}}', "`weight_map` does not say"),
-        (checkpoint_reader.INDEX, b'{"weight_map": {"a": "/etc/x"}}', "`weight_map` does not say"),
-        ("model.safetensors", b"version https://git-lfs", "does not begin as a safetensors file"),
-        ("model.safetensors", b"", "does not begin as a safetensors file"),
+        (checkpoint_reader.INDEX, b'{"weight_map": [1]}', "`weight_map` does not name"),
+        (checkpoint_reader.INDEX, b'{"weight_map": {"a": 1}}', "`weight_map` does not name"),
+        (checkpoint_reader.INDEX, b'{"weight_map": {"a": "../x"}}', "`weight_map` does not name"),
+        (checkpoint_reader.INDEX, b'{"weight_map": {"a": "/etc/x"}}', "`weight_map` does not name"),
+        ("model.safetensors", b"version https://git-lfs", "is not a safetensors file"),
+        ("model.safetensors", b"", "is not a safetensors file"),
         ("model.safetensors", struct.pack("<Q", 4) + b'"ab"', "holds a str"),
-        ("model.safetensors", struct.pack("<Q", 9) + b'{"a": {}}', "as the safetensors format"),
+        ("model.safetensors", struct.pack("<Q", 9) + b'{"a": {}}', "is not valid safetensors"),
     ],
 )
 def test_a_file_that_is_not_what_its_name_says_is_named(tmp_path, name, content, says):
@@ -291,7 +291,7 @@ def test_a_model_without_safetensors_has_a_config_all_the_same(tmp_path, hub):
     ("gated", "given", "says"),
     [
         (False, {"name": "lab/nothing"}, "lab/nothing: not found at http"),
-        (True, {}, "grants access by account"),
+        (True, {}, "the model is gated"),
         (False, {"offline": True}, "not in the cache"),
         (False, {"token_file": "/nothing"}, "token cannot be read"),
     ],

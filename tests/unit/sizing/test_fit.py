@@ -226,7 +226,7 @@ def test_a_newer_release_is_counted_as_the_newest_known_with_twice_the_error():
 
     assert newer.kv_cache_tokens == known.kv_cache_tokens
     assert newer.estimate_error_bytes_per_gpu == 2 * known.estimate_error_bytes_per_gpu
-    assert any("newer than what is known" in note for note in newer.notes)
+    assert any("newer than the known releases" in note for note in newer.notes)
 
 
 @each_row(
@@ -344,7 +344,7 @@ def test_a_config_that_no_model_can_have_is_refused_in_a_sentence(name, wrong):
     """Heads, lengths and bits of nothing, or of more than there is."""
     config = json.loads((MODELS / f"{name}.json").read_text())["config"]
 
-    with pytest.raises(FleetError, match="a value of another kind than is expected there"):
+    with pytest.raises(FleetError, match="a value of an unexpected type"):
         size(describe(ModelFiles({**config, **wrong})), options())
 
 

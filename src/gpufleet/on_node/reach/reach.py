@@ -278,7 +278,7 @@ class Exchange:
             return
         message = self.message(heard)
         if not heard:
-            self.failed(peer, port, connection, "it hung up")
+            self.failed(peer, port, connection, "it closed the connection")
             return
         if message is None or message["node"] != peer.node:
             self.failed(peer, port, connection, "another program answered")

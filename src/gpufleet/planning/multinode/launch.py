@@ -320,7 +320,7 @@ def endpoint_ports(stage: Stage, model: Served) -> tuple[int, ...]:
 
 def _shape(stage: Stage) -> _Shape:
     if len(stage.nodes) < 2:
-        raise ValueError(f"{stage.id} is not part of a replica over several nodes")
+        raise ValueError(f"{stage.id} is not part of a replica that spans nodes")
     shape = _Shape(
         engine_gpus=stage.tensor_parallel * stage.pipeline_parallel,
         node_gpus=len(stage.gpus),
@@ -328,7 +328,7 @@ def _shape(stage: Stage) -> _Shape:
         engines=stage.data_parallel,
     )
     if shape.engine_gpus * shape.engines != shape.node_gpus * shape.nodes:
-        raise ValueError(f"{stage.id}: {shape} does not come out even")
+        raise ValueError(f"{stage.id}: {shape} does not divide evenly")
     return shape
 
 
@@ -346,7 +346,7 @@ def _problems(
     alone = balancing == "external" or (balancing == "hybrid" and shape.local < 2)
     by_ray = model.distributed_executor_backend == "ray"
     found = [
-        f"{key}.flags.{name}: which the plan decides for a replica over several nodes"
+        f"{key}.flags.{name}: the plan sets this for a replica that spans nodes"
         + (f": {instead}" if instead else ": remove it")
         for name, instead in _OURS.items()
         if name in model.flags
@@ -359,8 +359,8 @@ def _problems(
         )
     if by_ray and ray is None:
         found.append(
-            f"{key}.distributed_executor_backend: ray, and there is no Ray in `vllm.lock`: vLLM "
-            "has not brought it since 0.18, so add `ray` to the lock, or write `mp`"
+            f"{key}.distributed_executor_backend: ray, and `vllm.lock` has no Ray, which vLLM "
+            "does not install since 0.18: add `ray` to the lock, or write `mp`"
         )
     if stage.data_parallel == 1:
         return found
@@ -372,8 +372,8 @@ def _problems(
         )
     elif alone and experts is False:
         found.append(
-            f"{key}.data_parallel_balancing: {balancing}, which gives each engine a server, and "
-            "vLLM takes that for models with experts alone: write `replicas: "
+            f"{key}.data_parallel_balancing: {balancing}, which gives each engine a server; vLLM "
+            "accepts that only for models with experts: write `replicas: "
             f"{stage.data_parallel}` and `data_parallel: 1`"
         )
     elif balancing == "external" and shape.local > 1 and vllm[:2] < _MULTI_PORT_SINCE:
@@ -385,7 +385,7 @@ def _problems(
     elif balancing == "external" and shape.local > 1:
         found += (
             f"{key}.flags.{name}: {model.flags[name]}, and with `data_parallel_balancing: "
-            "external` each engine of a node has one server of its own: remove it"
+            "external` each engine of a node has its own server: remove it"
             for name, taken in _OF_ONE_SERVER.items()
             if model.flags.get(name, taken[0]) not in taken
         )

@@ -36,10 +36,11 @@ def require_guarded_ports(
         found = exposed.setdefault((stage.id, key, at), set())
         found.update(node for node in nodes if _is_open(settings[node]))
     problems = [
-        f"{at}: {name} talks to other nodes by ports that ask for no key, where anyone who reaches "
-        f"them may run code, and {join_names(sorted(nodes))} {'has' if len(nodes) == 1 else 'have'}"
-        " no `firewall`: write `firewall: {}`, or, where a network of their own or a firewall of "
-        "yours keeps others out, `allow_unguarded_ports: true` under `vllm`"
+        f"{at}: {name} uses ports between nodes that have no authentication, where any client "
+        f"that reaches them can run code, and {join_names(sorted(nodes))} "
+        f"{'has' if len(nodes) == 1 else 'have'}"
+        " no `firewall`: write `firewall: {}`, or, if a separate network or your own firewall "
+        "blocks other clients, `allow_unguarded_ports: true` under `vllm`"
         for (name, _, at), nodes in exposed.items()
         if nodes
     ]

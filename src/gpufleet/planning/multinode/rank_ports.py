@@ -139,7 +139,7 @@ def _assign_ranges(
         if port is None:
             problems.append(
                 f"{wish.name}: no {wish.size} ports in a row are free from {wish.first} to "
-                f"{wish.end - 1} on {' and '.join(wish.nodes)}: stop what has them"
+                f"{wish.end - 1} on {' and '.join(wish.nodes)}: stop the programs that use them"
                 + ("" if wish.size != PORTS else ", or write a lower one")
             )
             continue

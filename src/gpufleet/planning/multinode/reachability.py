@@ -349,7 +349,7 @@ def _release_problems(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -
     for name, versions in installed.items():
         if len(set(versions.values())) > 1:
             split = _nodes_by_value(versions)
-            yield f"{split}, as versions of {name} that are installed: build them anew"
+            yield f"{split}, as versions of {name} that are installed: rebuild them"
 
 
 def _model_problems(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
@@ -381,7 +381,7 @@ def _model_problems(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> 
         yield (
             f"{head} and {node} have different models in {_directory(replica, node)}: {name} is "
             f"{_file(whole[head].get(name))} on {head} and {_file(files.get(name))} on {node}"
-            f"{more}: bring the same files to both"
+            f"{more}: copy the same files to both"
         )
 
 
@@ -402,7 +402,7 @@ def _port_conflicts(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> 
             if user and not _is_stage(user):
                 yield (
                     f"{each}: {kind} {replica.port}, where its ranks meet, is in use by "
-                    f"{user['program']} (PID {user['pid']}{_unit_text(user)}): end that, or set "
+                    f"{user['program']} (PID {user['pid']}{_unit_text(user)}): stop it, or set "
                     "`cluster_port`"
                 )
 
@@ -469,7 +469,7 @@ def _network_problems(replica: Replica, ways: Sequence[Route]) -> Iterator[str]:
 
 
 _LOSSY = "of packets between {from} and {to}"
-_APART = "{from} and {to} do not reach each other: of neither anything arrives at the other"
+_APART = "{from} and {to} do not reach each other: no packet arrives in either direction"
 
 
 def _route_problems(replica: Replica, way: Route, back: Route | None) -> Iterator[str]:
@@ -478,31 +478,34 @@ def _route_problems(replica: Replica, way: Route, back: Route | None) -> Iterato
         yield (
             _APART
             if back is not None and back.is_dead
-            else "nothing of {from} arrives at {to}, while packets pass the other way: look for a "
-            "rule of a firewall, a route or a cable that is one-sided"
+            else "no packet from {from} arrives at {to}, while the other direction works: check "
+            "for a one-sided firewall rule, route or cable"
         )
         return
     # A connection needs both directions, so the one that is cut is said alone.
     if way.failed and back is not None and (share := _loss_percent(way, back)):
-        yield f"{_LOSSY} about {share} % are lost, too many to begin with: look at the line"
+        yield f"{_LOSSY} about {share} % are lost, too many to start a replica: check the link"
     elif way.failed and not (back is not None and back.is_dead):
         yield f"{{from}} cannot connect to {{to}}: {_ports(replica, way.failed)}: open them"
     if way.bytes == 0:
         yield (
-            f"no datagram of {{from}} arrives at {{to}}: open UDP, too, for ports "
+            f"no datagram from {{from}} arrives at {{to}}: also open UDP for ports "
             f"{ranges(replica.ports)}"
         )
     elif not way.passes_full_packets:
         yield (
             f"packets of {way.wanted} bytes, which the interfaces of both may send, do not arrive "
-            f"from {{from}} at {{to}}, those of {way.bytes} do: what is between them passes less; "
-            "raise its MTU, or lower that of the interfaces"
+            f"from {{from}} at {{to}}, those of {way.bytes} do: the network between them has a "
+            "lower MTU; raise it, or lower that of the interfaces"
         )
 
 
 def _loss_percent(way: Route, back: Route) -> int:
     """Return how many per cent are lost where that is why some connections had no answer."""
-    late = {*way.failed.values(), *back.failed.values()} <= {"no answer", "it hung up"}
+    late = {*way.failed.values(), *back.failed.values()} <= {
+        "no answer",
+        "it closed the connection",
+    }
     some = len(way.failed) < way.ports and len(back.failed) < back.ports
     share = round(max(way.lost, back.lost) * 20) * 5
     return share if late and some else 0
@@ -539,7 +542,7 @@ def _ports(replica: Replica, failed: Mapping[int, str]) -> str:
             samples["{}-{}, those of Ray's workers".format(*_RAY_WORKERS), why] = None
         else:
             # Its number is another one each time.
-            samples["others, of those that the system gives to anybody", why] = None
+            samples["ephemeral ports of the system", why] = None
     said = [f"{_ports_text(ports)} ({why})" for why, ports in sorted(by_reason.items())]
     return "; ".join([*said, *(f"{which} ({why})" for which, why in samples)])
 
@@ -556,8 +559,8 @@ def _clock_problems(replica: Replica, ways: Sequence[Route]) -> Iterator[str]:
         said.add(ends)
         first, last = (way.end, way.start) if way.ahead > 0 else (way.start, way.end)
         yield (
-            f"{first}'s clock is {abs(way.ahead):.1f} s ahead of {last}'s: have both follow the "
-            "same time servers (chronyc tracking, timedatectl)"
+            f"{first}'s clock is {abs(way.ahead):.1f} s ahead of {last}'s: synchronise both with "
+            "the same time servers (chronyc tracking, timedatectl)"
         )
 
 
@@ -567,7 +570,7 @@ def _remarks(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterato
         used = _used_ports(seen.get(each.node, {}))
         ours = [int(port) for port, user in used.items() if user is None or _is_stage(user)]
         if ours:
-            yield (f"{each.node}: what runs there now has {_ports_text(ours)}: not tried")
+            yield (f"{each.node}: {_ports_text(ours)} in use by what runs there now: not tested")
     mtus = {each.node: _mtu(each, seen[each.node]) for each in replica.members if each.node in seen}
     if len(set(mtus.values())) > 1:
         sizes = {node: f"an MTU of {mtu}" for node, mtu in mtus.items()}

@@ -285,7 +285,7 @@ def attention_caches(
         raise FleetError(
             f"config.json of {fields.name}: `{fields.path}layer_types` has "
             f"{', '.join(sorted(other))}, which this class is not known to have here; its size is "
-            "not guessed: give the parallel sizes and `--gpu-memory-utilization` yourself"
+            "not guessed: set the parallel sizes and `--gpu-memory-utilization` yourself"
         )
     window = fields.value("sliding_window")
     if (

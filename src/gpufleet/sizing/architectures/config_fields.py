@@ -50,12 +50,12 @@ class Fields:
         if isinstance(found, bool) or not isinstance(found, int) or found < 0:
             raise FleetError(
                 f"config.json of {self.name}: `{self.path}{keys[0]}` is {found!r}, not a whole "
-                "number; take the file as the model's publisher has it"
+                "number; use the publisher's original file"
             )
         if found > _MOST and keys[0] in _COUNTED:
             raise FleetError(
-                f"config.json of {self.name}: `{self.path}{keys[0]}` is {found}, and no model has "
-                f"more than {_MOST}; take the file as the model's publisher has it"
+                f"config.json of {self.name}: `{self.path}{keys[0]}` is {found}, which is above "
+                f"the maximum of {_MOST}; use the publisher's original file"
             )
         return found
 
@@ -67,7 +67,7 @@ class Fields:
         if isinstance(found, bool) or not isinstance(found, int | float):
             raise FleetError(
                 f"config.json of {self.name}: `{self.path}{keys[0]}` is {found!r}, not a number; "
-                "take the file as the model's publisher has it"
+                "use the publisher's original file"
             )
         return found
 
@@ -107,5 +107,5 @@ class Fields:
         others = f" (nor {', '.join(f'`{key}`' for key in keys[1:])})" if keys[1:] else ""
         return FleetError(
             f"config.json of {self.name} has no `{self.path}{keys[0]}`{others}, without which its "
-            "size is unknown; take the file as the model's publisher has it"
+            "size is unknown; use the publisher's original file"
         )

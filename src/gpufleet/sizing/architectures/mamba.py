@@ -165,7 +165,7 @@ def nemotron_h(config: Mapping[str, Any]) -> Architecture:
         else:
             raise FleetError(
                 f"config.json of {fields.name}: `hybrid_override_pattern` has {letter!r}, which is "
-                "none of M, *, - and E; take the file as the model's publisher has it"
+                "none of M, *, - and E; use the publisher's original file"
             )
         layers.append(Layer(mixer.weights + norm("norm", hidden), mixer.cache))
     return assemble(

@@ -315,7 +315,7 @@ def deepseek_v4(config: Mapping[str, Any]) -> Architecture:
     if unknown := sorted(set(ratios) - {0, 1, 4, 128}):
         raise FleetError(
             f"config.json of {fields.name}: `compress_ratios` has {unknown[0]}, and vLLM knows 4 "
-            "and 128 alone; take the file as the model's publisher has it"
+            "and 128 alone; use the publisher's original file"
         )
     mixing = fields.whole("hc_mult")
     shared = fields.whole("n_shared_experts", default=0)

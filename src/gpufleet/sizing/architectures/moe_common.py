@@ -29,7 +29,7 @@ def too_short_error(fields: Fields, key: str, index: int) -> FleetError:
     """Return the error for a list of layers that ends before the last layer."""
     return FleetError(
         f"config.json of {fields.name}: `{fields.path}{key}` says nothing of layer {index}, which "
-        "`num_hidden_layers` counts; take the file as the model's publisher has it"
+        "`num_hidden_layers` counts; use the publisher's original file"
     )
 
 

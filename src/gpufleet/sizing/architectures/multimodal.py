@@ -321,8 +321,9 @@ def _text_class(text: Mapping[str, Any], path: str, fields: Fields, wrapper: _Wr
 
 def _unknown_text_error(name: str, path: str, found: str, key: str) -> FleetError:
     return FleetError(
-        f"the text part of {name} is {found} (`{path}{key}` in config.json), which is not known; "
-        "its size is not guessed: give the parallel sizes and `--gpu-memory-utilization` yourself"
+        f"the text part of {name} is {found} (`{path}{key}` in config.json), which is unknown, so "
+        "its size cannot be estimated: set the parallel sizes and `--gpu-memory-utilization` "
+        "yourself"
     )
 
 

@@ -43,8 +43,8 @@ def quantization(
     reader = READERS.get(method)
     if reader is None:
         raise FleetError(
-            f"the quantization {method!r} (`quantization_config` in config.json) is not known; its "
-            f"size is not guessed: known are {', '.join(sorted(READERS))}"
+            f"the quantization {method!r} (`quantization_config` in config.json) is unknown, so "
+            f"its size cannot be estimated: known are {', '.join(sorted(READERS))}"
         )
     if method == "modelopt" and "quantized_layers" not in said and hf_quant_config:
         said = {**said, **inner_config(hf_quant_config)}
@@ -54,8 +54,8 @@ def quantization(
         _check(found)
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, re.error) as error:
         raise FleetError(
-            f"the quantization {method} has a value of another kind than is expected there "
-            f"({error}); take config.json as the model's publisher has it"
+            f"the quantization {method} has a value of an unexpected type "
+            f"({error}); use the publisher's original config.json"
         ) from error
     return found
 

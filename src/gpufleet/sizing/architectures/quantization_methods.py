@@ -215,7 +215,7 @@ def _modelopt(said: Mapping[str, Any]) -> Quantization:
         if not isinstance(layers, Mapping) or not layers:
             raise FleetError(
                 "the quantization has `quant_algo` MIXED_PRECISION, no `quantized_layers`, which "
-                "says how each layer is kept; take hf_quant_config.json as the publisher has it"
+                "says how each layer is kept; use the publisher's original hf_quant_config.json"
             )
         named: dict[Scheme, list[str]] = {}
         for name, values in layers.items():
@@ -312,8 +312,8 @@ def _hqq(said: Mapping[str, Any]) -> Quantization:
 
 def _unknown_error(method: str, key: str, value: Any) -> FleetError:
     return FleetError(
-        f"the quantization {method} has `{key}` {value!r}, which is not known; its size is not "
-        "guessed: take a checkpoint of another kind, or read what vLLM reports at start"
+        f"the quantization {method} has `{key}` {value!r}, which is unknown, so its size cannot "
+        "be estimated: take a checkpoint of another kind, or read what vLLM reports at start"
     )
 
 

@@ -36,8 +36,8 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
     names = config.get("architectures")
     if not isinstance(names, list | tuple) or not names:
         raise FleetError(
-            "config.json has no `architectures`, which names the model's class; take the file as "
-            "the model's publisher has it"
+            "config.json has no `architectures`, which names the model's class; use the "
+            "publisher's original file"
         )
     for name in map(str, names):
         if name in builders():
@@ -172,8 +172,8 @@ UNREADABLE = (TypeError, ValueError, AttributeError, LookupError, ArithmeticErro
 def unreadable_error(what: str, error: Exception) -> FleetError:
     """Return the error that says that a file's value is of no use."""
     return FleetError(
-        f"config.json of {what} has a value of another kind than is expected there ({error}); take "
-        "the file as the model's publisher has it"
+        f"config.json of {what} has a value of an unexpected type ({error}); use the publisher's "
+        "original file"
     )
 
 
@@ -191,7 +191,7 @@ def _unknown_error(name: str) -> FleetError:
     near = difflib.get_close_matches(name, builders(), n=3, cutoff=0.6)
     others = f"; near names that are: {', '.join(near)}" if near else ""
     return FleetError(
-        f"the architecture {name} (`architectures` in config.json) is not known{others}; its size "
-        "is not guessed: give the parallel sizes and `--gpu-memory-utilization` yourself and read "
-        "the tokens that vLLM reports at start"
+        f"the architecture {name} (`architectures` in config.json) is unknown{others}, so its "
+        "size cannot be estimated: set the parallel sizes and `--gpu-memory-utilization` "
+        "yourself and read the KV cache tokens that vLLM logs at startup"
     )

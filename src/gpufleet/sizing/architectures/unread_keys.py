@@ -141,8 +141,9 @@ def refuse_unread(config: Mapping[str, Any], read: set[str], name: str) -> None:
         keys = ", ".join(f"`{key}`" for key in unread)
         raise FleetError(
             f"config.json has {keys}, which {name} is not known to have here, and which changes "
-            "the model's size; its size is not guessed: give the parallel sizes and "
-            "`--gpu-memory-utilization` yourself and read the tokens that vLLM reports at start"
+            "the model's size, so it cannot be estimated: set the parallel sizes and "
+            "`--gpu-memory-utilization` yourself and read the KV cache tokens that vLLM logs at "
+            "startup"
         )
 
 

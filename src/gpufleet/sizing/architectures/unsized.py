@@ -20,8 +20,8 @@ _NO_CACHE = (
     "start it with a `--gpu-memory-utilization` that leaves room for its weights"
 )
 _CROSS = (
-    "keeps a cache of what its encoder saw beside that of its tokens, which is not known; its size "
-    "is not guessed: read the tokens that vLLM reports at start"
+    "keeps a cache of what its encoder saw beside that of its tokens, which is unknown, so its "
+    "size cannot be estimated: read the KV cache tokens that vLLM logs at startup"
 )
 
 _REASONS: dict[str, str] = {

@@ -122,7 +122,7 @@ def _remedy(setting: str, nearest: Any) -> str:
         case "vllm":
             return f"use vLLM {version_text(nearest)}"
         case "checkpoint":
-            return "use a checkpoint that is not quantized so"
+            return "use a checkpoint with another quantization"
         case "expert":
             return f"set {flag}" if nearest else f"leave {flag} out"
         case "redundant_experts":

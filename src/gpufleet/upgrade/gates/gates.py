@@ -133,7 +133,7 @@ def _answers_at_all(case: _Case, name: str, was: Sequence[Answer], now: Sequence
 def _unfit(was: Sequence[Answer], same: float) -> str:
     """Say why answers of before are no measure; "" if they are one."""
     if not was:
-        return "it was not asked before the change"
+        return "it was not queried before the change"
     if failed := sorted({each.error for each in was if each.error}):
         return f"it was not answered before either: {'; '.join(failed)}"
     if not any(_tokens(each) for each in was):

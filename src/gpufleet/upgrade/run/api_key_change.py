@@ -94,7 +94,7 @@ def problems(
                     f"former key back and upgrade, and change the key by itself: {HOW}"
                 )
         for node in each.nodes if not gateways else ():
-            there = (nodes or {}).get(node, FileState("unknown", error="it was not asked"))
+            there = (nodes or {}).get(node, FileState("unknown", error="it was not queried"))
             if there.kind == "file" and there.sha256 != each.sha256:
                 yield (
                     f"{each.model}: {key} is not the key that its servers on {node} have, and "

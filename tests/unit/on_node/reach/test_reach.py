@@ -189,8 +189,8 @@ def test_a_cut_in_one_direction_is_named_with_that_direction(cuttable: Fleet) ->
     (problem,) = cuttable.prove().problems
 
     assert problem.startswith(
-        f"llama-0: nothing of gpu-01 ({here}, lo) arrives at gpu-02 ({there}, lo), while packets "
-        "pass the other way"
+        f"llama-0: no packet from gpu-01 ({here}, lo) arrives at gpu-02 ({there}, lo), while the "
+        "other direction works"
     )
 
 
@@ -247,8 +247,8 @@ def test_datagrams_that_are_blocked_are_named_though_connections_pass(cuttable: 
 
     (problem,) = cuttable.prove().problems
 
-    assert "no datagram of gpu-02" in problem
-    assert "open UDP, too, for ports 21500-21515" in problem
+    assert "no datagram from gpu-02" in problem
+    assert "also open UDP for ports 21500-21515" in problem
 
 
 def test_a_firewall_that_knows_the_replicas_ports_only_is_not_enough(cuttable: Fleet) -> None:
@@ -258,10 +258,7 @@ def test_a_firewall_that_knows_the_replicas_ports_only_is_not_enough(cuttable: F
     problems = cuttable.prove().problems
 
     assert len(problems) == 2
-    assert all(
-        "others, of those that the system gives to anybody (no answer): open them" in each
-        for each in problems
-    )
+    assert all("ephemeral ports of the system (no answer): open them" in each for each in problems)
 
 
 def test_what_many_nodes_miss_of_one_is_one_sentence(tmp_path: Path, netns: str) -> None:
@@ -273,8 +270,8 @@ def test_what_many_nodes_miss_of_one_is_one_sentence(tmp_path: Path, netns: str)
     (problem,) = fleet.prove().problems
 
     assert problem == (
-        f"llama-0: gpu-03 ({alone}, lo) and gpu-01, gpu-02, gpu-04 do not reach each other: of "
-        "neither anything arrives at the other"
+        f"llama-0: gpu-03 ({alone}, lo) and gpu-01, gpu-02, gpu-04 do not reach each other: no "
+        "packet arrives in either direction"
     )
 
 

@@ -522,15 +522,15 @@ def refusal(replica, model, **more):
             stages(2, 8, tensor=16),
             served(flags={"distributed-executor-backend": "mp"}),
             {},
-            "serving.m.flags.distributed-executor-backend: which the plan decides for a replica "
-            "over several nodes: set it beside `flags`, not in it",
+            "serving.m.flags.distributed-executor-backend: the plan sets this for a replica "
+            "that spans nodes: set it beside `flags`, not in it",
         ),
         (
             stages(2, 8, data=16),
             served(flags={"data-parallel-start-rank": 8}),
             {},
-            "serving.m.flags.data-parallel-start-rank: which the plan decides for a replica over "
-            "several nodes: remove it",
+            "serving.m.flags.data-parallel-start-rank: the plan sets this for a replica that "
+            "spans nodes: remove it",
         ),
     ],
     ids=[

@@ -51,7 +51,9 @@ def spanning() -> list[Stage]:
 def test_a_replica_over_nodes_without_a_firewall_is_refused(spanning: list[Stage]) -> None:
     first, second = (each.node for each in spanning)
     (said,) = judge(spanning, {})
-    assert said.startswith("group_vars/gpu.yml:7: serving.m.span_nodes: m-0 talks to other nodes")
+    assert said.startswith(
+        "group_vars/gpu.yml:7: serving.m.span_nodes: m-0 uses ports between nodes"
+    )
     assert f"{first}, {second} have no `firewall`" in said
     assert "write `firewall: {}`" in said
     assert "`allow_unguarded_ports: true` under `vllm`" in said
@@ -70,7 +72,7 @@ def test_partners_in_prefill_and_decode_are_nodes_that_talk(spanning: list[Stage
     (alone,) = stages(1, 8, tensor=8)
     decode = replace(alone, handover=Handover(((alone.node, network), ("other", network)), 5600))
     (said,) = judge([decode], {}, prefill="p")
-    assert said.startswith("group_vars/gpu.yml:9: serving.m.prefill: m-0 talks to other nodes")
+    assert said.startswith("group_vars/gpu.yml:9: serving.m.prefill: m-0 uses ports between nodes")
     assert "other have no `firewall`" in said
     (said,) = judge([decode], {alone.node: WORDS[0]}, prefill="p")
     assert "and other has no `firewall`" in said

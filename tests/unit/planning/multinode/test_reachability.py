@@ -259,7 +259,9 @@ def test_ports_that_are_ours_are_a_remark_and_those_of_strangers_matter_where_ra
     used = {"29500": {"program": "vllm-rank", "pid": 7, "unit": "vllm-llama-0.service"}}
     found = compare(REPLICA, seen(gpu_02={"used": used}), talk())
     assert found.problems == ()
-    assert found.remarks == ("llama-0: gpu-02: what runs there now has port 29500: not tried",)
+    assert found.remarks == (
+        "llama-0: gpu-02: port 29500 in use by what runs there now: not tested",
+    )
 
     used["29500"] = {"program": "nc", "pid": 7, "unit": "session-3.scope"}
     (problem,) = problems(seen(gpu_02={"used": used}))
