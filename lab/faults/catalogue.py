@@ -611,7 +611,7 @@ OF_HOST = (
     # No vLLM could be installed; where none is declared, it is for the operator to know.
     Fault("disk-full", "700 MiB are left on the disk", {"disk-space": BLOCK}, change=disk_full),
     Fault(
-        "clock-unsynced", "nobody keeps the clock in step", {"clock": WARN}, change=unsynced
+        "clock-unsynced", "the clock is not synchronised", {"clock": WARN}, change=unsynced
     ),
     # vLLM's ranks talk through it, where there are several.
     Fault(

@@ -72,7 +72,7 @@ FAULTS = (
     Broken("XidNvlink", "an NVLink has an error (Xid 74)", HGX, "xid-74", 1),
     Broken("XidCritical", "an uncorrectable error of the memory (Xid 48)", HGX, "xid-48", 2),
     Broken("EccUncorrected", "the same, as its counter", HGX, "", 2, ends=False),
-    Broken("RowRemapPending", "a row waits for a reset", HGX, "remap-pending", 3),
+    Broken("RowRemapPending", "a row is pending until a reset", HGX, "remap-pending", 3),
     Broken("RowRemapFailed", "a row could not be remapped", HGX, "remap-failed", 4),
     Broken("NvlinkErrors", "a link repeats what it sends", HGX, "nvlink-errors", 5),
     Broken("GpuHardwareSlowdown", "too hot: the clocks halve", HGX, "throttle-hw-thermal", 6),

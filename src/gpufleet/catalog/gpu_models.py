@@ -52,7 +52,7 @@ def card(name: str) -> Card:
     found = _by_key().get(_key(name))
     if found and found.shares_name and _key(name) in map(_key, found.products):
         raise FleetError(
-            f"--gpu {name}: cards of this name have different memory; give {found.name}, or what "
+            f"--gpu {name}: cards of this name differ in memory; give {found.name}, or what "
             "CUDA reports with --gpu-memory-gib, in GiB"
         )
     if found:
@@ -62,7 +62,7 @@ def card(name: str) -> Card:
     near = [keys[key] for key in difflib.get_close_matches(_key(name), keys, n=3, cutoff=0.5)]
     hint = f"near names: {', '.join(near)}" if near else f"known are {', '.join(cards)}"
     raise FleetError(
-        f"--gpu {name}: the memory of this GPU is not known, and not guessed from another; {hint} "
+        f"--gpu {name}: the memory of this GPU is unknown; {hint} "
         "(`gpufleet size --gpu list` has all); or give what CUDA reports with --gpu-memory-gib, in "
         "GiB (torch.cuda.mem_get_info()[1] / 2**30)"
     )

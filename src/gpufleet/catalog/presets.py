@@ -151,13 +151,13 @@ def _of_family(preset: str, parser: str, subject: Subject) -> str:
         found = getattr(family, parser.replace("-", "_"))
         if found is None:
             raise FleetError(
-                f"preset {preset}: models like {name} have no {parser} in vLLM: take the preset "
-                f"out, or set `flags.{parser}` yourself"
+                f"preset {preset}: models like {name} have no {parser} in vLLM: remove the "
+                f"preset, or set `flags.{parser}` yourself"
             )
         if subject.vllm < numbers(family.since):
             raise FleetError(
-                f"preset {preset}: the {parser} of {name}, {found}, is in vLLM {family.since} and "
-                f"later: take a newer release, or set `flags.{parser}` yourself"
+                f"preset {preset}: the {parser} of {name}, {found}, needs vLLM {family.since} or "
+                f"later: use a newer release, or set `flags.{parser}` yourself"
             )
         return str(found)
     raise FleetError(

@@ -97,7 +97,7 @@ def find(model: str) -> Recipe:
     close = difflib.get_close_matches(model.lower(), names, n=3, cutoff=0.6)
     near = (inside or [*dict.fromkeys(names[each].model for each in close)])[:5]
     hint = f"near names: {join_names(near)}" if near else "`gpufleet recipes` lists all"
-    raise FleetError(f"{model}: there is no recipe of this model; {hint}")
+    raise FleetError(f"{model}: no recipe for this model; {hint}")
 
 
 def addition(

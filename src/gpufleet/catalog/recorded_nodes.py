@@ -33,7 +33,7 @@ def document(name: str) -> dict[str, Any]:
     """
     if name not in names():
         raise FleetError(
-            f"no hardware is called {name!r}{suggestion(name, names())}; known are "
+            f"no hardware is named {name!r}{suggestion(name, names())}; known are "
             f"{', '.join(names())}"
         )
     found: dict[str, Any] = json.loads((_DATA / f"{name}.json").read_text(encoding="utf-8"))

@@ -203,7 +203,7 @@ def _answers(
     except Unread as why:
         problems.append(_unknown(check, node, str(why)))
     except _NONSENSE as why:
-        said = f"the probe's answer makes no sense: {answer_fault(why)}"
+        said = f"the probe's answer is invalid: {answer_fault(why)}"
         problems.append(_unknown(check, node, said))
     for problem in problems or [Problem(Severity.OK, "passed", "", "")]:
         about = gpu if problem.gpu is None else node.id_of(problem.gpu)
@@ -222,13 +222,17 @@ def _answers(
 def _unknown(check: str, node: Reading, said: str) -> Problem:
     root = CHECKS[check].root
     if root and "no permission" in said and node.known("user", "uid") != 0:
-        said = f"{said}: only root may read {root}"
+        said = f"{said}: only root can read {root}"
     return Problem(
         Severity.UNKNOWN,
         said,
         "an answer",
         "docs/reference/probe.md",
-        (Step(Action.LOOK, "see why it cannot be read, or accept it by name (checks.accept)"),),
+        (
+            Step(
+                Action.LOOK, "find out why it cannot be read, or accept it by name (checks.accept)"
+            ),
+        ),
     )
 
 

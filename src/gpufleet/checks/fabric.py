@@ -126,7 +126,7 @@ def fabric_state(gpu: GpuReading) -> Iterator[Problem]:
     elif status := gpu.section("fabric", "status"):
         said = _STATUSES.get(status, "error")
         yield _fabric_problem(
-            gpu, f"joining the NVLink fabric ended in {said} (status {status})", "success"
+            gpu, f"joining the NVLink fabric failed with {said} (status {status})", "success"
         )
     else:
         if odd := _other_cluster(gpu):
@@ -141,10 +141,10 @@ def _fabric_state(gpu: GpuReading) -> Any:
         state = gpu.section("fabric", "state")
     except (CannotTell, DoesNotApply) as why:
         if _its_like_tell(gpu):
-            raise Unread("the GPU tells no fabric state, which the node's other GPUs do") from None
+            raise Unread("the GPU reports no fabric state, and the node's other GPUs do") from None
         if isinstance(why, DoesNotApply) and _must_register(gpu):
             raise Unread(
-                "the GPU says it has no fabric state, and it is behind NVSwitches"
+                "the GPU reports no fabric state, although it is behind NVSwitches"
             ) from None
         raise
     if state == NO_FABRIC and not _others_have_fabric(gpu):
@@ -167,7 +167,7 @@ def _fabric_remedy(gpu: GpuReading) -> tuple[Step, ...]:
         look = "ask the rack's NVLink switch trays (NMX) for the state of this GPU's partition"
         return (Step(Action.LOOK, look), DRAIN, RESET_ALL, REBOOT)
     if not has_switches(gpu.node):
-        look = "see that MIG is off (`nvidia-smi -L`) and what the checks mig and iommu-acs say"
+        look = "make sure that MIG is off (`nvidia-smi -L`), and read the checks mig and iommu-acs"
         return (Step(Action.LOOK, look), DRAIN, RESET_ALL, REBOOT)
     steps = [
         Step(Action.LOOK, "`systemctl status nvidia-fabricmanager` and its journal"),
@@ -177,7 +177,9 @@ def _fabric_remedy(gpu: GpuReading) -> tuple[Step, ...]:
         REBOOT,
     ]
     if _version_of(gpu) >= NVLINK_5:
-        modules = "`sudo modprobe ib_umad mlx5_ib`, and see that nvlsm and ibstat are installed"
+        modules = (
+            "`sudo modprobe ib_umad mlx5_ib`, and make sure that nvlsm and ibstat are installed"
+        )
         steps.insert(1, Step(Action.CONFIGURE, f"NVLink 5 is managed over InfiniBand: {modules}"))
     return tuple(steps)
 
@@ -185,11 +187,11 @@ def _fabric_remedy(gpu: GpuReading) -> tuple[Step, ...]:
 def _not_joined(gpu: GpuReading, state: Any) -> Problem:
     found = f"the GPU has not joined the NVLink fabric: {_STATES.get(state, f'state {state}')}"
     if state == NO_FABRIC:
-        found = "the GPU says that it has no NVLink fabric, and GPUs beside or like it have one"
+        found = "the GPU reports no NVLink fabric, and other GPUs of the node or model have one"
     uptime = gpu.node.known("system", "uptime_seconds")
     if uptime is not None and uptime < REGISTRATION_SECONDS:
-        found += f"; the node booted {uptime:.0f} s ago, so it may still be at it"
-    return _fabric_problem(gpu, f"{found} (CUDA will say error 802)", "state Completed")
+        found += f"; the node booted {uptime:.0f} s ago, so it may still be joining"
+    return _fabric_problem(gpu, f"{found} (CUDA fails with error 802)", "state Completed")
 
 
 def _others_have_fabric(gpu: GpuReading) -> bool:
@@ -291,7 +293,7 @@ def _unhealthy(gpu: GpuReading) -> Iterator[Problem]:
         said = _SUMMARIES.get(summary, f"of unknown health ({summary})")
         yield _fabric_problem(gpu, f"the GPU's NVLink fabric is {said}", "a healthy fabric")
     if mask & ~_HEALTH_BITS and summary != _SUMMARY_HEALTHY:
-        raise Unread(f"the fabric's health mask {mask:#x} has fields that are not known here")
+        raise Unread(f"the fabric's health mask {mask:#x} has unknown fields")
 
 
 def _refused(gpu: GpuReading) -> Problem | None:
@@ -306,8 +308,8 @@ def _refused(gpu: GpuReading) -> Problem | None:
         return None
     return _fabric_problem(
         gpu,
-        f"NVLinks join it with GPUs {ranges(refused, ', ')}, and the driver grants no peer access "
-        "over them",
+        f"NVLinks join it with GPUs {ranges(refused, ', ')}, and the driver allows no peer "
+        "access over them",
         "peer access",
         "the driver (P2P status over NVLink)",
     )
@@ -345,7 +347,7 @@ def fabric_manager(node: Reading) -> Iterator[Problem]:
     """
     _needs_manager(node)
     if node.get("system", "units", absent=None) is None:
-        raise Unread("systemd does not run here, and nothing else tells of the fabric manager")
+        raise Unread("systemd does not run here, so the fabric manager's state is unknown")
     load, active, enabled = (_of_manager(node, key) for key in ("load", "active", "enabled"))
     if load != "loaded":
         yield _not_there(node, load)
@@ -382,7 +384,7 @@ def _needs_manager(node: Reading) -> None:
     if nvswitches(node):
         return
     if not node.driver_answers:
-        raise Unread("whether the GPUs are behind NVSwitches only the driver can tell")
+        raise Unread("only the driver knows whether the GPUs are behind NVSwitches")
     if any(map(is_grace, node.gpus)):
         raise DoesNotApply("the fabric manager of Grace boards runs on the rack's switch trays")
     if links_into_switches(node):
@@ -405,7 +407,7 @@ def _not_there(node: Reading, load: str) -> Problem:
     return Problem(
         Severity.WARN if elsewhere else Severity.BLOCK,
         f"{FABRIC_MANAGER} is {said}"
-        + (", and yet all GPUs have joined a fabric" if elsewhere else ""),
+        + (", but all GPUs have joined a fabric" if elsewhere else ""),
         "active, in the driver's version",
         _switches_said(node),
         (unmask if load == "masked" else _install(node),),
@@ -453,7 +455,7 @@ def _manager_version(node: Reading) -> Iterator[Problem]:
     if not installed:
         yield Problem(
             Severity.INFO,
-            f"no package brings {FABRIC_MANAGER}, so its version is not known",
+            f"no package contains {FABRIC_MANAGER}, so its version is unknown",
             f"{driver}",
             "the driver",
         )

@@ -54,10 +54,10 @@ _LADDER = (SEE_LOG, STOP, REBOOT_IT, POWER_CYCLE, RETURN_IT)
 # The probe's reasons for a GPU without an answer, and what each means.
 _SILENCES = {
     "lost": "has fallen off the bus",
-    "timeout": "does not answer in time: whatever uses it may hang",
+    "timeout": "does not answer in time: programs that use it may hang",
     "crashed": "crashes the driver's library when asked",
-    "reset_required": "asks to be reset and does nothing until then",
-    "no_permission": "is there, and the SSH user may not ask it",
+    "reset_required": "needs a reset before it works again",
+    "no_permission": "exists, and the SSH user has no access to it",
 }
 
 
@@ -72,7 +72,7 @@ def gpu_answers(node: Reading) -> Iterator[Problem]:
         if nonsense := _nonsense(gpu):
             yield Problem(
                 Severity.BLOCK,
-                f"answers with nonsense: {nonsense}",
+                f"gives invalid answers: {nonsense}",
                 "plausible answers",
                 "the device",
                 (SEE_LOG, STOP, reset_step(gpu.index), REBOOT_IT, POWER_CYCLE, RETURN_IT),
@@ -93,7 +93,7 @@ def gpu_answers(node: Reading) -> Iterator[Problem]:
         if error["about"].startswith("p2p["):
             yield Problem(
                 Severity.BLOCK,
-                f"how it reaches the other GPUs could not be read ({reason(error)})",
+                f"its links to other GPUs could not be read ({reason(error)})",
                 "an answer for every pair",
                 "the device",
                 _LADDER,
@@ -224,8 +224,9 @@ def gpu_identical(node: Reading) -> Iterator[Problem]:
             (
                 Step(
                     Action.CONFIGURE,
-                    "keep each model's replicas on like GPUs (a tensor-parallel group is as fast "
-                    "and as large as its weakest), declare gpus.name if one is wrong; programs "
+                    "keep each model's replicas on identical GPUs (a tensor-parallel group is as "
+                    "fast and as large as its weakest), declare gpus.name if one is wrong; "
+                    "programs "
                     "started by hand need CUDA_DEVICE_ORDER=PCI_BUS_ID to count as NVML does",
                 ),
             ),
@@ -234,7 +235,7 @@ def gpu_identical(node: Reading) -> Iterator[Problem]:
 
 
 def _unlike_versions(node: Reading) -> Iterator[Problem]:
-    update = Step(Action.CONFIGURE, "bring them to one version with the vendor's update tool")
+    update = Step(Action.CONFIGURE, "update them to one version with the vendor's tool")
     boards: dict[tuple[str, Any], dict[int, str]] = {}
     for gpu, vbios in gpu_facts(node.gpus, "vbios"):
         board = (gpu.known("name", default=""), gpu.known("part"))
@@ -243,7 +244,7 @@ def _unlike_versions(node: Reading) -> Iterator[Problem]:
         if len(set(versions.values())) > 1:
             yield Problem(
                 Severity.WARN,
-                f"different VBIOS on equal boards: {_who_has_what(versions)}",
+                f"different VBIOS on identical boards: {_who_has_what(versions)}",
                 "one version",
                 "the node's other GPUs",
                 (update,),
@@ -311,7 +312,7 @@ def recovery_action(gpu: GpuReading) -> Iterator[Problem]:
             (
                 Step(
                     Action.DRAIN,
-                    "end every process that reaches this GPU from another: `systemctl stop "
+                    "stop every process that reaches this GPU from another: `systemctl stop "
                     "'vllm-*'`; then check again: the action becomes none, or a reset",
                 ),
                 again,
@@ -333,7 +334,7 @@ def recovery_action(gpu: GpuReading) -> Iterator[Problem]:
         SYSTEM_REBOOT: ("reboot the system", (STOP, REBOOT_IT)),
     }
     said, remedy = meant.get(
-        action, (f"do something that is newer than this check ({action})", (STOP, REBOOT_IT))
+        action, (f"take an action that this check does not know ({action})", (STOP, REBOOT_IT))
     )
     yield Problem(
         Severity.BLOCK,
@@ -350,19 +351,21 @@ def inforom(gpu: GpuReading) -> Iterator[Problem]:
     valid = gpu.facts["inforom_valid"]
     why = valid["missing"] if is_missing(valid) else None
     if why == "no_permission":
-        raise CannotTell("only root may have it checked")  # it could at worst have warned
+        raise CannotTell("only root can check it")  # it could at worst have warned
     if why != "corrupted_inforom" and gpu.get("inforom_valid"):
         return
     yield Problem(
         Severity.WARN,
-        "the InfoROM is corrupt: the GPU may forget its error counts and settings",
+        "the InfoROM is corrupt: the GPU may lose its error counts and settings",
         "intact checksums",
         "NVML (error 14)",
         (
             Step(Action.LOOK, "`dmesg | grep -i inforom`"),
             STOP,
             reset_step(gpu.index),
-            Step(Action.SERVICE, "still corrupt: NVIDIA has tools to write it anew, else exchange"),
+            Step(
+                Action.SERVICE, "still corrupt: rewrite it with NVIDIA's tools, or replace the GPU"
+            ),
         ),
         gpu.index,
     )

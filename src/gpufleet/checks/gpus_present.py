@@ -58,7 +58,7 @@ def gpu_count(node: Reading) -> Iterator[Problem]:
             f"{count} GPUs, {declared} declared",
             f"{declared} GPUs",
             "gpus.count in group_vars",
-            (Step(Action.CONFIGURE, f"write gpus.count: {count}, if they are meant to be there"),),
+            (Step(Action.CONFIGURE, f"write gpus.count: {count}, if that is intended"),),
         )
     else:
         if declared is None and expected is None:
@@ -99,7 +99,7 @@ def _missing(node: Reading, wanted: int, source: str, severity: Severity) -> Ite
     count = _counted(node)
     unlisted, hidden = _unlisted(node), _hidden_at(node)
     places = {
-        **dict.fromkeys(_empty_slots(node), "nothing is at {}, where the siblings have a GPU"),
+        **dict.fromkeys(_empty_slots(node), "no device at {}, where the siblings have a GPU"),
         **{at: _unlisted_said(driver) for at, driver in unlisted.items()},
         **dict.fromkeys(hidden, "a module option hides {}"),
     }
@@ -107,7 +107,7 @@ def _missing(node: Reading, wanted: int, source: str, severity: Severity) -> Ite
         places |= dict.fromkeys(_given_away(node), "{} is given to virtual machines (vfio-pci)")
     so = f"if the node was built with {count}: gpus.count: {count} in its host_vars"
     built_so = () if severity == Severity.BLOCK or unlisted else (Step(Action.CONFIGURE, so),)
-    for bus_id, said in (places or {"": "nothing says where the missing ones were"}).items():
+    for bus_id, said in (places or {"": "the positions of the missing ones are unknown"}).items():
         yield Problem(
             severity,
             f"{count} of {wanted} GPUs: {said.format(bus_id)}",
@@ -182,18 +182,18 @@ def _back(
     """Return the way to get a missing GPU back."""
     unhide = Step(
         Action.CONFIGURE,
-        "take NVreg_ExcludedGpus out of /etc/modprobe.d if the GPU is to work again, then reboot",
+        "remove NVreg_ExcludedGpus from /etc/modprobe.d to use the GPU again, then reboot",
     )
     if bus_id in hidden:
         return (unhide,)
     driver = unlisted.get(bus_id) if bus_id else None
     if driver not in {None, "nvidia"}:
-        said = f"`grep -rE '{driver}|ids=' /etc/modprobe.d /proc/cmdline` says who bound it to that"
-        free = f"take {driver} off it there, if it is to work (or give it to vfio-pci), then reboot"
+        said = f"`grep -rE '{driver}|ids=' /etc/modprobe.d /proc/cmdline` shows what bound it"
+        free = f"remove {driver} there to use the GPU (or give it to vfio-pci), then reboot"
         return (Step(Action.LOOK, said), STOP, Step(Action.CONFIGURE, free))
     at = f" -s {bus_id}" if bus_id in unlisted else " -d 10de:"
-    look = Step(Action.LOOK, f"`lspci -vv{at}` and `dmesg | grep NVRM` say how it failed")
-    seat = Step(Action.SERVICE, "still missing: have its seat, riser and power cables looked at")
+    look = Step(Action.LOOK, f"`lspci -vv{at}` and `dmesg | grep NVRM` show the error")
+    seat = Step(Action.SERVICE, "still missing: have its seating, riser and power cables inspected")
     return (look, *([unhide] if hidden else []), STOP, REBOOT_IT, POWER_CYCLE, seat)
 
 

@@ -125,7 +125,7 @@ def iommu_acs(node: Reading) -> Iterator[Problem]:
     (GeForce), that only matters to NICs.
     """
     if _gpu_count(node) < 2:
-        raise DoesNotApply("there is no second GPU to talk to")
+        raise DoesNotApply("there is no second GPU")
     over_pcie = _pairs_over_pcie(node)
     if over_pcie or not node.gpus:
         yield from _acs(node, Severity.WARN, "GPUs that talk over PCIe")
@@ -159,8 +159,9 @@ def _acs(node: Reading, severity: Severity, whom: str) -> Iterator[Problem]:
                 ),
                 Step(
                     Action.CONFIGURE,
-                    "for good: switch ACS (or the IOMMU: VT-d, AMD-Vi) off in the firmware, then "
-                    "reboot; a machine that passes GPUs on to virtual machines needs ACS",
+                    "permanently: switch ACS (or the IOMMU: VT-d, AMD-Vi) off in the firmware, "
+                    "then reboot; a machine that passes GPUs through to virtual machines needs "
+                    "ACS",
                 ),
                 Step(Action.LOOK, "until then NCCL_P2P_DISABLE=1 in vllm.environment avoids P2P"),
             ),
@@ -194,8 +195,7 @@ def _refused(pairs: dict[tuple[int, int], int]) -> Iterator[Problem]:
     if off := by_status.get(P2P_OFF):
         yield Problem(
             Severity.WARN,
-            "P2P between GPUs is switched off by an option of the driver's module: "
-            + join_names(off),
+            "an option of the driver's module disables P2P between GPUs: " + join_names(off),
             "P2P over PCIe, or NCCL_P2P_DISABLE=1 on purpose",
             "the driver",
             (
@@ -209,8 +209,8 @@ def _refused(pairs: dict[tuple[int, int], int]) -> Iterator[Problem]:
         if refused := by_status.get(status):
             yield Problem(
                 Severity.INFO,
-                f"{what} does not carry P2P between GPUs {join_names(refused)}: "
-                "they go through memory",
+                f"{what} does not support P2P between GPUs {join_names(refused)}: their traffic "
+                "goes through host memory",
                 "P2P over PCIe",
                 "the driver",
             )
@@ -266,7 +266,7 @@ def _nearest(node: Reading, path: str) -> str:
     asked = node.get("system", "disks")
     above = [one for one in asked if f"{path}/".startswith(f"{one.rstrip('/')}/")]
     if not above:
-        raise Unread(f"the probe was not asked for the room at {path}")
+        raise Unread(f"the probe did not measure the free space at {path}")
     return str(max(above, key=len))
 
 
@@ -280,8 +280,8 @@ def _full(path: str, mount: str, free: int, severity: Severity, expected: str) -
             Step(Action.LOOK, f"du -xh --max-depth=2 {mount} | sort -h | tail -20"),
             Step(
                 Action.CONFIGURE,
-                f"remove releases that no unit names (systemctl cat 'vllm-*' | grep {RELEASES}), "
-                f"uv's cache ({CACHE}), models that nobody serves ({MODELS})",
+                f"remove releases that no unit uses (systemctl cat 'vllm-*' | grep {RELEASES}), "
+                f"uv's cache ({CACHE}), models that are not served ({MODELS})",
             ),
             Step(Action.CONFIGURE, "or mount a larger disk there"),
         ),
@@ -293,15 +293,15 @@ def clock(node: Reading) -> Iterator[Problem]:
     if not node.get("system", "clock", "synchronized"):
         yield Problem(
             Severity.WARN,
-            "nobody keeps the clock in step",
+            "the clock is not synchronised",
             "a clock synchronised by NTP or PTP",
             "adjtimex(2)",
             (
                 Step(Action.LOOK, "timedatectl; systemctl status systemd-timesyncd chrony"),
                 Step(
                     Action.CONFIGURE,
-                    "timedatectl set-ntp true; where the network has a time server of its own, "
-                    "name it in /etc/systemd/timesyncd.conf",
+                    "timedatectl set-ntp true; if the network has its own time server, set it "
+                    "in /etc/systemd/timesyncd.conf",
                 ),
             ),
         )
@@ -322,7 +322,7 @@ def shared_memory(node: Reading) -> Iterator[Problem]:
         f"{gpus} GiB, 1 GiB a GPU; a replica on several GPUs starts with {SHM_RING} MiB at least",
         "vLLM's message queue, and NCCL's user guide",
         (
-            Step(Action.LOOK, "df -h /dev/shm; ls -la /dev/shm: files of processes that are gone?"),
+            Step(Action.LOOK, "df -h /dev/shm; ls -la /dev/shm: files of dead processes?"),
             Step(Action.CONFIGURE, "mount -o remount,size=50% /dev/shm; and in /etc/fstab"),
         ),
     )
@@ -344,7 +344,7 @@ def host_memory(node: Reading) -> Iterator[Problem]:
         "what vLLM's processes take",
         (
             Step(Action.LOOK, "ps -eo rss,unit,args --sort=-rss | head; free -g; ls -la /dev/shm"),
-            Step(Action.CONFIGURE, "stop what does not belong here; sysctl vm.nr_hugepages=0"),
+            Step(Action.CONFIGURE, "stop what should not run here; sysctl vm.nr_hugepages=0"),
         ),
     )
 
@@ -360,14 +360,16 @@ def host_ecc(node: Reading) -> Iterator[Problem]:
     A warning: the kernel ends the program that met an uncorrectable error, and nothing else.
     """
     if "memory_errors" not in node.document["system"]:
-        raise CannotTell("the document is of an older gpufleet, whose probe did not look")
+        raise CannotTell("the document is from an older gpufleet, which did not probe this")
     counted = node.get("system", "memory_errors", absent=None)
     if counted is None:
-        raise DoesNotApply("no memory controller is watched (EDAC): a virtual machine, or no ECC")
+        raise DoesNotApply(
+            "no memory controller reports errors (EDAC): a virtual machine, or no ECC"
+        )
     days = max(node.known("system", "uptime_seconds", default=0.0) / 86400, 1.0)
     corrected, uncorrected = counted["corrected"], counted["uncorrected"]
     if corrected < 0 or uncorrected < 0:
-        raise Unread(f"{corrected} corrected and {uncorrected} uncorrected errors are no counts")
+        raise Unread(f"{corrected} corrected and {uncorrected} uncorrected errors are not counts")
     if not uncorrected and corrected / days < CORRECTED_A_DAY:
         return
     yield Problem(

@@ -127,17 +127,17 @@ def _pcie_problem(
 ) -> Problem:
     if gpus is None:
         severity = Severity.WARN if kind == "fatal" else Severity.INFO
-        whose = f"PCI function {bus_id}, which is no GPU's"
+        whose = f"PCI function {bus_id}, not a GPU"
     else:
         severity = Severity.BLOCK if kind == "fatal" else Severity.WARN
         names = join_names(map(str, gpus))
-        whose = f"PCI function {bus_id}, the way of GPU{'s' * (len(gpus) > 1)} {names}"
+        whose = f"PCI function {bus_id}, on the path of GPU{'s' * (len(gpus) > 1)} {names}"
     one = gpus[0] if gpus and len(gpus) == 1 else None
     return Problem(
         severity,
         f"{whose}: {count} PCIe {_KINDS[kind]}: {text[:160]}",
         "none" if kind != "corrected" else f"fewer than {FLOOD}",
-        "PCI Express' error reporting (AER)",
+        "PCI Express error reporting (AER)",
         (
             Step(
                 Action.LOOK, f"`journalctl -k -b | grep -E 'AER|{bus_id}'`; `lspci -vv -s {bus_id}`"
@@ -146,7 +146,7 @@ def _pcie_problem(
             *((reset_step(one),) if isinstance(one, int) and kind == "fatal" else ()),
             REBOOT_IT,
             POWER_CYCLE,
-            Step(Action.SERVICE, "it comes back: reseat, then exchange the riser, then the card"),
+            Step(Action.SERVICE, "if it returns: reseat, then replace the riser, then the card"),
         ),
         one,
     )
@@ -195,7 +195,7 @@ def gpu_start(node: Reading) -> Iterator[Problem]:
             severity,
             f"the driver could not start the GPU at {bus_id}, {len(failed)} times, {now}: "
             f"{failed[-1][1][:160]}",
-            "a start without error",
+            "a start without errors",
             "the driver (RmInitAdapter)",
             _START_LADDER if severity > Severity.INFO else (),
             bus_id if gpu is None else gpu,
@@ -205,14 +205,16 @@ def gpu_start(node: Reading) -> Iterator[Problem]:
 _START_LADDER = (
     Step(
         Action.LOOK,
-        "the codes in its line, and `dmesg | grep -E 'NVRM|AER' | head -40`: firmware (GSP) that "
-        "does not fit the module, too little PCI address space (BIOS: above 4G decoding), power",
+        "the codes in its line, and `dmesg | grep -E 'NVRM|AER' | head -40`: firmware (GSP) "
+        "that does not match the module, too little PCI address space (BIOS: above 4G "
+        "decoding), power",
     ),
     STOP,
     REBOOT_IT,
     POWER_CYCLE,
     Step(
-        Action.SERVICE, "it comes back: reseat the GPU, `nvidia-bug-report.sh`, have it exchanged"
+        Action.SERVICE,
+        "if it returns: reseat the GPU, run `nvidia-bug-report.sh`, have it replaced",
     ),
 )
 
@@ -247,7 +249,7 @@ _MACHINE = (
 _MACHINE_SAID = {
     "uncorrected": ("hardware errors that were not corrected", "none"),
     "corrected": ("corrected hardware errors within a day", f"fewer than {FLOOD}"),
-    "hot": ("times within a day, heat slowed a CPU down", f"fewer than {FLOOD}"),
+    "hot": ("times within a day, a CPU was throttled by heat", f"fewer than {FLOOD}"),
 }
 
 
@@ -289,7 +291,7 @@ _MACHINE_LADDER = (
     ),
     STOP,
     REBOOT_IT,
-    Step(Action.SERVICE, "it comes back: have that DIMM, CPU or its cooling looked at"),
+    Step(Action.SERVICE, "if it returns: have that DIMM, CPU or its cooling inspected"),
 )
 
 

@@ -190,11 +190,11 @@ def xid(node: Reading) -> Iterator[Problem]:
     if log.unread:
         yield Problem(
             Severity.WARN,
-            f"what is said of an Xid cannot be read: {_times(node, log.unread)}: "
+            f"an Xid message cannot be parsed: {_times(node, log.unread)}: "
             f"{_short(log.unread[-1].text)}",
-            "lines of a known shape",
+            "lines of a known format",
             "docs/checks/xid.md",
-            (Step(Action.LOOK, "read it, and look the number up in NVIDIA's Xid catalogue"),),
+            (Step(Action.LOOK, "look up the number in NVIDIA's Xid catalogue"),),
         )
 
 
@@ -208,14 +208,16 @@ def _problem(
     kind = KINDS.get(number, UNKNOWN)
     if number in OF_PROGRAMS and (times := _on_this_gpu_alone(node, log, bus_id, number)):
         severity, ladder = Severity.WARN, WATCH
-        remark = f", {times} times within a day and on no other GPU as often: it may be the GPU"
+        remark = (
+            f", {times} times within a day and on no other GPU as often: the GPU may be at fault"
+        )
     found = f"Xid {number}, {kind.meaning}: {_times(node, reported)}{remark}"
     if index is None:
         found = f"GPU {bus_id or 'without an address'}, which NVML does not list: {found}"
     return Problem(
         severity,
         f"{found}: {_short(reported[-1].text)}",
-        "none that asks for more than a new start of the program",
+        "none that needs more than a restart of the program",
         f"{CATALOGUE}: {kind.action}" if kind.action else CATALOGUE,
         tuple(Step(action, _step(action, bus_id)) for action in ladder),
         index,
@@ -271,8 +273,8 @@ def _of_recovery(gpu: GpuReading | None, last: Xid) -> tuple[Severity, tuple[Act
     if last.action == 0:
         return Severity.INFO, (), ", to none"
     if gpu is not None and gpu.known("recovery_action") == 0:
-        return Severity.WARN, (Action.LOOK,), ", but NVML now says that nothing needs doing"
-    asked = f", it asks for {words}" if words else ", to what we do not know"
+        return Severity.WARN, (Action.LOOK,), ", but NVML now asks for no action"
+    asked = f", it asks for {words}" if words else ", to an unknown action"
     return Severity.BLOCK, KINDS[RECOVERY_CHANGED].ladder if ladder is None else ladder, asked
 
 
@@ -331,14 +333,14 @@ def _gap(node: Reading) -> Iterator[Problem]:
         found = f"{log['dropped']} older lines about GPUs are not in the probe's answer"
     yield Problem(
         Severity.WARN,
-        f"{found}: an error before its first line would not be seen",
+        f"{found}: errors before its first line are not seen",
         "the whole log since boot",
         "the probe",
         (
             Step(
                 Action.CONFIGURE,
                 "keep the journal on disk: mkdir -p /var/log/journal, systemctl restart "
-                "systemd-journald; whole after the next boot",
+                "systemd-journald; it is complete after the next boot",
             ),
             Step(Action.LOOK, "until then: journalctl -k -b | grep -E 'NVRM: Xid|SXid'"),
         ),
@@ -367,14 +369,14 @@ def _short(text: str) -> str:
 def _step(action: Action, place: str | None) -> str:
     """Return what to type for one rung."""
     return {
-        Action.LOOK: "journalctl -k -b | grep -E 'NVRM: Xid', and the journal of what ran then: it "
-        "comes back, with other programs too: go on down the page",
-        Action.DRAIN: "let requests end, then stop what uses the GPU: systemctl stop 'vllm-*'",
-        Action.RESTART_SERVICE: "start anew what ran on the GPU: systemctl restart its vllm-* unit",
+        Action.LOOK: "journalctl -k -b | grep -E 'NVRM: Xid', and the journal of what ran then: "
+        "if it returns, with other programs too: continue down the page",
+        Action.DRAIN: "let requests finish, then stop what uses the GPU: systemctl stop 'vllm-*'",
+        Action.RESTART_SERVICE: "restart what ran on the GPU: systemctl restart its vllm-* unit",
         Action.RESET_GPU: "systemctl stop 'vllm-*' nvidia-dcgm nvidia-persistenced; nvidia-smi "
         f"--gpu-reset -i {place or 'BUS_ID'}; start them again",
         Action.REBOOT: "systemctl reboot; then gpufleet check",
-        Action.POWER_CYCLE: "cut its power: ipmitool chassis power cycle",
+        Action.POWER_CYCLE: "power-cycle it: ipmitool chassis power cycle",
         Action.SERVICE: "nvidia-bug-report.sh, and call the vendor with the GPU's serial number",
     }.get(action, "")
 
@@ -440,9 +442,9 @@ def _unread_sxid(node: Reading, log: Log, reported: Sequence[Sxid], fatal: bool)
     which = "a fatal SXid" if fatal else "an SXid"
     return Problem(
         Severity.INFO if history else severity,
-        f"what is said of {which} cannot be read: {_times(node, reported)}"
+        f"a message about {which} cannot be parsed: {_times(node, reported)}"
         f"{', before the driver was last loaded' if history else ''}: {_short(reported[-1].text)}",
-        "lines of a known shape",
+        "lines of a known format",
         "docs/checks/sxid.md",
         _SWITCH_LADDER if fatal and not history else _SWITCH_LOOK,
     )
@@ -470,11 +472,13 @@ def _of_switch(
 
 
 _SWITCH_LOOK = (
-    Step(Action.LOOK, "see whether it comes back: journalctl -k -b | grep SXid"),
+    Step(Action.LOOK, "check whether it returns: journalctl -k -b | grep SXid"),
     Step(Action.LOOK, "check the links: nvidia-smi nvlink -s, nvidia-smi nvlink -e"),
 )
 _SWITCH_LADDER = (
-    Step(Action.DRAIN, "let requests end, then stop what uses the GPUs: systemctl stop 'vllm-*'"),
+    Step(
+        Action.DRAIN, "let requests finish, then stop what uses the GPUs: systemctl stop 'vllm-*'"
+    ),
     Step(
         Action.RESET_GPU,
         "reset all GPUs and NVSwitches together: systemctl stop nvidia-fabricmanager nvidia-dcgm "

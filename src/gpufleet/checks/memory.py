@@ -42,14 +42,14 @@ DRAM_CORRECTED_MANY = 20_000_000
 SRAM_CORRECTED_MANY = 10_000
 REMAPPED_ROWS_MAX = 512  # after uncorrectable errors: DCGM's limit
 RETIRED_PAGES_MAX = 63  # DCGM's limit; the GPU's table holds 64
-# Pages retired after double-bit errors from which on more than one a week is a reason to return
-# the GPU (DCGM). One reading does not tell a rate.
+# Pages retired after double-bit errors from which on more than one a week is grounds for an RMA
+# (DCGM). One reading does not tell a rate.
 RETIRED_DOUBLE_BIT_MANY = 15
 
 _MEMORY_ERRORS = "NVIDIA, GPU memory error management"
 
-_DRAIN = Step(Action.DRAIN, "let the GPU's requests finish and stop what serves on it")
-_REBOOT = Step(Action.REBOOT, "if it does not help or cannot be reset: `sudo reboot`")
+_DRAIN = Step(Action.DRAIN, "let the GPU's requests finish and stop its servers")
+_REBOOT = Step(Action.REBOOT, "if that does not help, or the GPU cannot be reset: `sudo reboot`")
 _RETURN = Step(
     Action.SERVICE,
     "run NVIDIA's field diagnostic, attach `sudo nvidia-bug-report.sh`, have the GPU replaced",
@@ -116,7 +116,7 @@ def _ecc_wanted(gpu: GpuReading) -> Expectation | None:
     for_servers = is_for_servers(gpu)
     of_siblings = () if for_servers else twin_answers(gpu.node, _has_ecc_on)
     own = True if for_servers else None  # whatever its siblings have made of theirs
-    source = f"{gpu.known('name')} boards are delivered with it on"
+    source = f"{gpu.known('name')} boards ship with it on"
     return expectation(gpu.node.settings.gpus.ecc, "gpus.ecc", of_siblings, own, source)
 
 
@@ -214,9 +214,11 @@ def _corrected(found: str, many: int) -> Problem:
         Severity.WARN,
         f"{found} since the driver loaded",
         f"fewer than {many:,}",
-        "what a large fleet's operator fails nodes for",
+        "the limit at which a large fleet's operator takes nodes out",
         (
-            Step(Action.LOOK, "see whether it grows: `nvidia-smi -q -d ECC`, twice, an hour apart"),
+            Step(
+                Action.LOOK, "check whether it grows: `nvidia-smi -q -d ECC`, twice, an hour apart"
+            ),
             Step(Action.LOOK, "if it does: `dcgmi diag -r 3` when the node is free"),
             _RETURN,
         ),
@@ -229,7 +231,7 @@ def _remapped_rows(gpu: GpuReading, key: str) -> Any:
         return gpu.get("remapped_rows", key)
     except DoesNotApply:
         if gpu.known("mig_mode", "current"):
-            raise Unread("the driver does not tell of remapped rows while MIG is on") from None
+            raise Unread("the driver does not report remapped rows while MIG is on") from None
         raise
 
 
@@ -249,7 +251,8 @@ def row_remap_pending(gpu: GpuReading) -> Iterator[Problem]:
     if _contains_errors(gpu):
         yield Problem(
             Severity.WARN,
-            "a row remap waits for a reset; until then the page with the bad row is out of use",
+            "a row remap is pending until a reset; until then the page with the bad row is not "
+            "used",
             "none waiting",
             f"{_MEMORY_ERRORS}: with error containment, new work may start before the reset",
             (_at_next_window(gpu), _REBOOT),
@@ -257,7 +260,7 @@ def row_remap_pending(gpu: GpuReading) -> Iterator[Problem]:
     else:
         yield Problem(
             Severity.BLOCK,
-            "a row remap waits for a reset, and this chip may use the bad row until then",
+            "a row remap is pending until a reset, and this chip may use the bad row until then",
             "none waiting",
             f"{_MEMORY_ERRORS}: this chip does not contain errors",
             (_DRAIN, _reset(gpu), _REBOOT),
@@ -276,7 +279,7 @@ def row_remap_failed(gpu: GpuReading) -> Iterator[Problem]:
             Severity.BLOCK,
             "a row could not be remapped: its bank has no spare left",
             "every remap succeeded",
-            f"{_MEMORY_ERRORS}: a reason to return the GPU",
+            f"{_MEMORY_ERRORS}: grounds for an RMA",
             (_DRAIN, _RETURN),
         )
 
@@ -323,7 +326,7 @@ def retired_pages(gpu: GpuReading) -> Iterator[Problem]:
     if gpu.get("retired_pages_pending"):
         yield Problem(
             Severity.WARN,
-            "a bad page waits for a reset to be retired, and may be used until then",
+            "a bad page is retired at the next reset, and may be used until then",
             "none waiting",
             "NVIDIA, dynamic page retirement",
             (_DRAIN, _reset(gpu), _REBOOT),
@@ -343,9 +346,9 @@ def retired_pages(gpu: GpuReading) -> Iterator[Problem]:
             Severity.WARN,
             said,
             f"fewer than {RETIRED_DOUBLE_BIT_MANY} after double-bit errors",
-            "DCGM's soft limit: with more than one new page a week the GPU is to be returned",
+            "DCGM's soft limit: with more than one new page a week the GPU qualifies for an RMA",
             (
-                Step(Action.LOOK, "see whether it grows: `nvidia-smi -q -d PAGE_RETIREMENT`"),
+                Step(Action.LOOK, "check whether it grows: `nvidia-smi -q -d PAGE_RETIREMENT`"),
                 _RETURN,
             ),
         )
@@ -362,8 +365,8 @@ def memory_repair(gpu: GpuReading) -> Iterator[Problem]:
     if beyond:
         yield Problem(
             Severity.BLOCK,
-            "the driver calls the GPU's memory unrepairable",
-            "memory that can be repaired",
+            "the driver reports unrepairable GPU memory",
+            "repairable memory",
             "the driver (unrepairable memory flag)",
             (_DRAIN, _RETURN),
         )
@@ -375,7 +378,7 @@ def memory_repair(gpu: GpuReading) -> Iterator[Problem]:
     if waiting:
         yield Problem(
             Severity.WARN,
-            f"a repair of a {' and of a '.join(waiting)} waits for a reset",
+            f"a repair of a {' and of a '.join(waiting)} is pending until a reset",
             "none waiting",
             f"the driver (repair status), {_MEMORY_ERRORS}",
             (_at_next_window(gpu), _REBOOT),

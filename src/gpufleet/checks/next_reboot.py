@@ -29,7 +29,7 @@ _OF_DISTRIBUTION = re.compile(r"[~+](deb|bpo)\d|ubuntu\d+\.\d\d\.\d\d")
 # Origins that let NVIDIA's repository in, by name or because they let everything in.
 _NVIDIA = re.compile(r"nvidia|cuda|(^|=|:)\*", re.IGNORECASE)
 
-NEWEST = "the newest installed kernel is what boots"
+NEWEST = "the newest installed kernel boots next"
 NAMED = 4  # packages that are named; of more there is a count
 
 
@@ -72,8 +72,8 @@ def reboot_module(node: Reading) -> Iterator[Problem]:
     if boot.module is None and boot.running:
         yield Problem(
             Severity.WARN,
-            f"module {loaded} is loaded, and kernel {boot.kernel} has no NVIDIA module on the disk "
-            f"any more: the next reboot leaves the node without a driver{_urgent(node)}",
+            f"module {loaded} is loaded, and kernel {boot.kernel} no longer has an NVIDIA module "
+            f"on disk: the node has no driver after the next reboot{_urgent(node)}",
             f"module {loaded} for {boot.kernel}",
             NEWEST,
             _build(boot.kernel),
@@ -81,17 +81,17 @@ def reboot_module(node: Reading) -> Iterator[Problem]:
     elif boot.module not in {None, loaded}:
         yield Problem(
             Severity.WARN,
-            f"module {loaded} is loaded, {boot.module} lies on the disk for {boot.kernel}: the "
-            f"next reboot changes the driver{_urgent(node)}",
+            f"module {loaded} is loaded, {boot.module} is on disk for {boot.kernel}: the next "
+            f"reboot changes the driver{_urgent(node)}",
             f"module {loaded}",
             NEWEST,
             (
                 Step(
                     Action.LOOK,
-                    "see who upgraded it, and whether the libraries and the fabric manager are of "
-                    "that version too: dpkg -l '*nvidia*' (rpm -qa '*nvidia*')",
+                    "find out who upgraded it, and whether the libraries and the fabric manager "
+                    "have that version too: dpkg -l '*nvidia*' (rpm -qa '*nvidia*')",
                 ),
-                Step(Action.DRAIN, "choose the moment yourself: systemctl stop 'vllm-*'"),
+                Step(Action.DRAIN, "reboot at a time of your choice: systemctl stop 'vllm-*'"),
                 Step(Action.REBOOT, "systemctl reboot; then gpufleet check"),
             ),
         )
@@ -105,8 +105,8 @@ def reboot_kernel(node: Reading) -> Iterator[Problem]:
     if boot.module is None and not boot.running:
         yield Problem(
             Severity.WARN,
-            f"kernel {boot.kernel} is installed and has no NVIDIA module: the next reboot leaves "
-            f"the node without a driver{_urgent(node)}",
+            f"kernel {boot.kernel} is installed and has no NVIDIA module: the node has no driver "
+            f"after the next reboot{_urgent(node)}",
             "an NVIDIA module for it",
             NEWEST,
             _build(boot.kernel),
@@ -134,8 +134,8 @@ def reboot_signature(node: Reading) -> Iterator[Problem]:
                 Step(
                     Action.CONFIGURE,
                     "build it again, signed with the machine's key: dkms install "
-                    f"nvidia/{boot.module} -k {boot.kernel} --force; or take the distribution's "
-                    "signed modules (linux-modules-nvidia-*)",
+                    f"nvidia/{boot.module} -k {boot.kernel} --force; or install the "
+                    "distribution's signed modules (linux-modules-nvidia-*)",
                 ),
                 Step(
                     Action.CONFIGURE,
@@ -174,7 +174,7 @@ def unattended_upgrades(node: Reading) -> Iterator[Problem]:
     names = " ".join(exposed)
     yield Problem(
         Severity.WARN,
-        f"the node may upgrade its driver by itself: {', '.join(exposed[:NAMED])}{more}",
+        f"unattended upgrades may change the driver: {', '.join(exposed[:NAMED])}{more}",
         "driver packages held, or in the blacklist of unattended upgrades",
         "the node's apt or dnf settings",
         (
@@ -200,7 +200,7 @@ def _can_be_told(node: Reading) -> None:
         told.append(upgrades["enabled"])
     for fact in told:
         if is_missing(fact) and fact["missing"] == "no_program":
-            raise CannotTell(f"the node has no {fact.get('detail', 'program')} to be asked")
+            raise CannotTell(f"the node has no {fact.get('detail', 'program')} to query")
 
 
 def _fits(pattern: str, name: str) -> bool:
@@ -228,7 +228,7 @@ def _reached(node: Reading, name: str, version: str, origins: list[str]) -> bool
 
 def _urgent(node: Reading) -> str:
     wanted = node.known("system", "reboot_required", default=False)
-    return ", and the system asks for one (/run/reboot-required)" if wanted else ""
+    return ", and the system requires one (/run/reboot-required)" if wanted else ""
 
 
 def _build(kernel: str) -> tuple[Step, ...]:
@@ -239,7 +239,7 @@ def _build(kernel: str) -> tuple[Step, ...]:
             f"dkms autoinstall -k {kernel}; dkms status",
         ),
         Step(Action.CONFIGURE, f"or boot the kernel that has one, and remove {kernel}"),
-        Step(Action.LOOK, f"modinfo -k {kernel} -F version nvidia says whether it is there"),
+        Step(Action.LOOK, f"modinfo -k {kernel} -F version nvidia shows whether it exists"),
     )
 
 

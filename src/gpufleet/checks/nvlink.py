@@ -133,16 +133,16 @@ def nvlink_links(gpu: GpuReading) -> Iterator[Problem]:
             Severity.BLOCK if _has_peers(gpu) else Severity.WARN,
             f"{odd}: {_down(links)}",
             f"{LINKS_OF_A_BRIDGE} links for each NVLink bridge",
-            "NVIDIA's NVLink bridges; how many are plugged nobody declared (gpus.nvlink_links)",
+            "NVIDIA's NVLink bridges; gpus.nvlink_links does not declare how many are installed",
             _links_remedy(gpu),
         )
     elif links.down:
         yield Problem(
             Severity.INFO,
-            f"{up} of {links.count} links are up: the others lead nowhere on this node"
+            f"{up} of {links.count} links are up: the others are not connected on this node"
             if up
-            else "no link is up: no NVLink bridge, or nobody at its other end",
-            "gpus.nvlink_links says how many should be",
+            else "no link is up: no NVLink bridge, or no GPU at its other end",
+            "set gpus.nvlink_links to the expected number",
             expected.source if expected else "the node's GPUs are alike",
         )
 
@@ -165,7 +165,7 @@ def _short(gpu: GpuReading, links: Links, expected: Expectation) -> Problem:
 def _missed(links: Links, expected: int) -> str:
     """Say which links are missed: none of them is there, fewer than expected, or some are down."""
     if links.count == 0:
-        return "it answers that it has no NVLink"
+        return "it reports no NVLink"
     if links.up and links.count < expected:
         down = (
             f", of which {len(links.down)} down: {ranges(links.down, ', ')}" if links.down else ""
@@ -196,7 +196,7 @@ def _links_denied(gpu: GpuReading) -> Expectation | None:
     if not expected or expected.value < 1:
         return None
     if not driver_knows_links(gpu) and others == 0:
-        raise CannotTell("the driver is too old to tell nvlink.links")
+        raise CannotTell("the driver is too old to report nvlink.links")
     return expected
 
 
@@ -288,7 +288,7 @@ def nvlink_widths(node: Reading) -> Iterator[Problem]:
     if not any(own.count for own in links.values()):
         if short:
             yield Problem(
-                Severity.INFO, "no GPU tells of any link (nvlink-links)", "links", "nvlink-links"
+                Severity.INFO, "no GPU reports a link (nvlink-links)", "links", "nvlink-links"
             )
             return
         for gpu in node.gpus:
@@ -310,15 +310,18 @@ def nvlink_widths(node: Reading) -> Iterator[Problem]:
         wanted = expected[pairs[0]]
         yield Problem(
             Severity.BLOCK if wanted.certain else Severity.WARN,
-            f"{_narrow_pairs(pairs, found)}, though as many links are up as should be",
+            f"{_narrow_pairs(pairs, found)}, although all expected links are up",
             f"{wanted.value} links between two GPUs",
             wanted.source,
             (
-                Step(Action.LOOK, "`nvidia-smi topo -m`, `nvidia-smi nvlink -R`: who leads where"),
+                Step(
+                    Action.LOOK,
+                    "`nvidia-smi topo -m`, `nvidia-smi nvlink -R`: which link goes where",
+                ),
                 DRAIN,
                 RESET_ALL,
                 REBOOT,
-                Step(Action.SERVICE, "have the bridges plugged as the server's manual says"),
+                Step(Action.SERVICE, "have the bridges installed as in the server's manual"),
             ),
             index,
         )
@@ -442,7 +445,7 @@ def nvlink_errors(gpu: GpuReading) -> Iterator[Problem]:
 def _errors_remedy(gpu: GpuReading, severity: Severity) -> tuple[Step, ...]:
     look = Step(
         Action.LOOK,
-        f"see whether it grows: `nvidia-smi nvlink -e -i {gpu.index}`, twice, an hour apart",
+        f"check whether it grows: `nvidia-smi nvlink -e -i {gpu.index}`, twice, an hour apart",
     )
     if severity is Severity.BLOCK:
         return (look, DRAIN, RESET_ALL, REBOOT, RESEAT)

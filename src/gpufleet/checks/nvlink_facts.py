@@ -37,9 +37,9 @@ NVLINK_3, NVLINK_5 = 4, 7
 # nvmlGpuFabricState_t.
 NO_FABRIC, NOT_STARTED, IN_PROGRESS, COMPLETED = range(4)
 
-DRAIN = Step(Action.DRAIN, "let the node's requests finish and stop what serves on its GPUs")
+DRAIN = Step(Action.DRAIN, "let the node's requests finish and stop its servers")
 RESET_ALL = Step(
-    Action.RESET_GPU, "`sudo nvidia-smi -r`: all GPUs at once, since links have two ends"
+    Action.RESET_GPU, "`sudo nvidia-smi -r`: all GPUs at once, because links have two ends"
 )
 REBOOT = Step(Action.REBOOT, "`sudo reboot`")
 RESEAT = Step(
@@ -48,8 +48,8 @@ RESEAT = Step(
 )
 RESTART_MANAGER = Step(
     Action.RESTART_SERVICE,
-    "`sudo systemctl restart nvidia-fabricmanager`, then `nvidia-smi -q | grep -A2 Fabric` until "
-    "it says Completed and Success",
+    "`sudo systemctl restart nvidia-fabricmanager`, then `nvidia-smi -q | grep -A2 Fabric` "
+    "until it shows Completed and Success",
 )
 
 

@@ -41,7 +41,7 @@ def persistence(gpu: GpuReading) -> Iterator[Problem]:
             Step(
                 Action.CONFIGURE,
                 "`systemctl enable --now nvidia-persistenced`; Ubuntu's unit needs a drop-in "
-                "without --no-persistence-mode; until the next boot `nvidia-smi -pm 1` does",
+                "without --no-persistence-mode; until the next boot use `nvidia-smi -pm 1`",
             ),
         ),
         gpu.index,
@@ -54,11 +54,11 @@ def mig(gpu: GpuReading) -> Iterator[Problem]:
     if not current and not pending:
         return
     if current and pending:
-        said = "MIG is on: the GPU is cut into parts"
+        said = "MIG is on: the GPU is partitioned"
     elif current:
         said = "MIG is on until the GPU is reset"
     else:
-        said = "MIG comes on when the GPU is reset next"
+        said = "MIG turns on at the GPU's next reset"
     off = f"nvidia-smi -mig 0 -i {gpu.index}"
     if current:
         off = f"nvidia-smi mig -dci -i {gpu.index}; nvidia-smi mig -dgi -i {gpu.index}; {off}"
@@ -84,10 +84,10 @@ def compute_mode(gpu: GpuReading) -> Iterator[Problem]:
     yield Problem(
         Severity.BLOCK,
         f"compute mode is {COMPUTE_MODES.get(mode, mode)}: "
-        + ("no program may compute" if mode == 2 else "a second process is turned away"),
+        + ("no program can compute" if mode == 2 else "a second process is rejected"),
         "default",
         "nvmlComputeMode_t",
-        (Step(Action.CONFIGURE, f"`nvidia-smi -c 0 -i {gpu.index}`, and remove what sets it"),),
+        (Step(Action.CONFIGURE, f"`nvidia-smi -c 0 -i {gpu.index}`, and remove the setting"),),
         gpu.index,
     )
 
@@ -117,12 +117,14 @@ def foreign_processes(gpu: GpuReading) -> Iterator[Problem]:
         hidden = all(_hidden(gpu, process) for process in foreign)
         yield Problem(
             Severity.UNKNOWN if hidden else Severity.BLOCK,
-            f"computes on it: {_processes(foreign)}"
-            + (", hidden from all but root" if hidden else ""),
+            f"a program a program computes on it: {_processes(foreign)}"
+            + (", visible to root only" if hidden else ""),
             f"only {OWN_UNITS}",
             "the plan needs the whole GPU",
             (
-                Step(Action.LOOK, f"`ps -fp {','.join(str(p['pid']) for p in foreign)}` says who"),
+                Step(
+                    Action.LOOK, f"`ps -fp {','.join(str(p['pid']) for p in foreign)}` shows them"
+                ),
                 *_stopped(foreign),
             ),
             gpu.index,
@@ -135,17 +137,17 @@ def foreign_processes(gpu: GpuReading) -> Iterator[Problem]:
 
 def _drawing(gpu: GpuReading, others: list[Mapping[str, Any]]) -> Problem:
     """Tell of those who only draw: how much of the memory they take decides."""
-    said = f"draws on it: {_processes(others)}"
-    source = f"vLLM leaves 8 % of the memory, {SPARED:.0%} are counted for others"
+    said = f"a program a program draws on it: {_processes(others)}"
+    source = f"vLLM leaves 8 % of the memory, {SPARED:.0%} are reserved for others"
     unseen = [at for at in others if _hidden(gpu, at) and is_missing(at["name"])]
     seen = [process for process in others if process not in unseen]
     small = sum(at["usedGpuMemory"] or 0 for at in seen) <= SPARED * gpu.get("memory", "total")
     small = small and not any(is_missing(process["name"]) for process in seen)
     if unseen and small:
-        look = f"`sudo ps -fp {','.join(str(p['pid']) for p in unseen)}` says who; probe as root"
+        look = f"`sudo ps -fp {','.join(str(p['pid']) for p in unseen)}` shows them; probe as root"
         return Problem(
             Severity.UNKNOWN,
-            f"{said}, hidden from all but root",
+            f"{said}, visible to root only",
             f"only {OWN_UNITS}",
             source,
             (Step(Action.LOOK, look),),
@@ -159,7 +161,7 @@ def _drawing(gpu: GpuReading, others: list[Mapping[str, Any]]) -> Problem:
         (
             Step(
                 Action.CONFIGURE,
-                "a server needs no desktop: `systemctl set-default multi-user.target && "
+                "a server does not need a desktop: `systemctl set-default multi-user.target && "
                 "systemctl isolate multi-user.target`",
             ),
         ),
@@ -197,8 +199,8 @@ def _undeclared(gpu: GpuReading, computing: Iterable[Mapping[str, Any]]) -> Iter
             (
                 Step(
                     Action.CONFIGURE,
-                    "deploys/vllm.py stops those units that gpufleet placed; one of your own needs "
-                    f"another name and another node: `systemctl cat {strays[0]['unit']}`",
+                    "deploys/vllm.py stops those units that gpufleet placed; your own unit "
+                    f"needs another name and another node: `systemctl cat {strays[0]['unit']}`",
                 ),
             ),
             gpu.index,
@@ -251,7 +253,7 @@ def _stopped(foreign: Iterable[Mapping[str, Any]]) -> Iterator[Step]:
     if services:
         yield Step(Action.CONFIGURE, f"`systemctl disable --now {' '.join(services)}`")
     if len(services) < len(units) or any(is_missing(p["unit"]) for p in foreign):
-        yield Step(Action.LOOK, "ask whose they are; end them, or take the node out of the plan")
+        yield Step(Action.LOOK, "find their owner; stop them, or remove the node from the plan")
 
 
 def _processes(processes: Iterable[Mapping[str, Any]]) -> str:
@@ -285,7 +287,7 @@ def foreign_memory(gpu: GpuReading) -> Iterator[Problem]:
     if any(not _is_passing(gpu, process) for process in listed):
         return  # foreign-processes knows whose it is
     if "reserved" not in memory:
-        raise CannotTell("the driver is too old to tell its own reserve from the rest")
+        raise CannotTell("the driver is too old to report its own reserve")
     numa = gpu.node.document["numa"][gpu.at]
     if not is_missing(numa) and not is_missing(numa["gpu_memory_node"]):
         raise DoesNotApply("Linux uses this GPU's memory as its own")
@@ -294,18 +296,21 @@ def foreign_memory(gpu: GpuReading) -> Iterator[Problem]:
     if used <= IDLE_MIB * MIB or (silent and used <= SPARED * memory["total"]):
         return
     if silent:
-        raise Unread(f"{used // MIB} MiB are in use, and nobody says by whom: {silent}")
+        raise Unread(f"{used // MIB} MiB are in use, by an unknown process: {silent}")
     yield Problem(
         Severity.BLOCK if used > SPARED * memory["total"] else Severity.WARN,
         f"{used // MIB} MiB are in use and no process is listed",
         f"{IDLE_MIB} MiB at most",
         "an idle GPU",
         (
-            Step(Action.LOOK, "check again in a minute: a process that just ended may still free"),
             Step(
                 Action.LOOK,
-                f"`fuser -v /dev/nvidia{gpu.known('minor', default='*')}` says who "
-                "holds it, a container's process too",
+                "check again in a minute: a process that just ended may still free memory",
+            ),
+            Step(
+                Action.LOOK,
+                f"`fuser -v /dev/nvidia{gpu.known('minor', default='*')}` shows which process "
+                "holds it, also in containers",
             ),
             STOP,
             reset_step(gpu.index),

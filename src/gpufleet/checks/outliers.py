@@ -64,7 +64,7 @@ def gpu_outlier(gpu: GpuReading) -> Iterator[Problem]:
     if found:
         yield _problem(found, _GPU_LADDER, gpu.index)
     elif not compared:
-        raise DoesNotApply("there is no other GPU of its model on the node or its siblings")
+        raise DoesNotApply("no other GPU of its model on the node or its siblings")
 
 
 def node_outlier(node: Reading) -> Iterator[Problem]:
@@ -92,7 +92,7 @@ def node_outlier(node: Reading) -> Iterator[Problem]:
     if found:
         yield _problem(found, _NODE_LADDER, None)
     elif not compared:
-        raise DoesNotApply("there is no sibling of the same hardware")
+        raise DoesNotApply("no sibling with the same hardware")
 
 
 def _problem(found: Sequence[Outlier], ladder: tuple[Step, ...], gpu: int | None) -> Problem:
@@ -109,30 +109,36 @@ def _problem(found: Sequence[Outlier], ladder: tuple[Step, ...], gpu: int | None
 
 
 _GPU_LADDER = (
-    Step(Action.LOOK, "`nvidia-smi -q -i INDEX` beside the same of another GPU: which one is odd?"),
+    Step(Action.LOOK, "`nvidia-smi -q -i INDEX` compared with another GPU: which one differs?"),
     Step(
         Action.LOOK,
         "`dmesg | grep -E 'NVRM|AER' | tail -30`; less memory, lanes or speed: power off and on "
         "over the BMC, then check again",
     ),
-    Step(Action.SERVICE, "still so: have it reseated, its fans and slot looked at, then exchanged"),
+    Step(
+        Action.SERVICE,
+        "if it persists: have it reseated, its fans and slot inspected, then replaced",
+    ),
     Step(
         Action.CONFIGURE,
-        "if it is meant to be another: put the node into a group of its like, or accept it "
+        "if it is intended: put the node into a group of identical nodes, or accept it "
         "(checks.accept)",
     ),
 )
 _NODE_LADDER = (
     Step(
         Action.LOOK,
-        "beside the same of a sibling: `lscpu`, `dmidecode -t memory | grep Size`, `nvidia-smi "
+        "compare with a sibling: `lscpu`, `dmidecode -t memory | grep Size`, `nvidia-smi "
         "topo -m`, `ip -d link`",
     ),
-    Step(Action.SERVICE, "less CPUs or memory: have DIMMs and CPUs looked at; BIOS settings"),
+    Step(
+        Action.SERVICE,
+        "fewer CPUs or less memory: have DIMMs and CPUs inspected; check BIOS settings",
+    ),
     Step(
         Action.CONFIGURE,
-        "if it was built so: put it into a group of its like in the inventory, or accept it "
-        "(checks.accept)",
+        "if it was built so: put it into a group of identical nodes in the inventory, or accept "
+        "it (checks.accept)",
     ),
 )
 
@@ -252,7 +258,7 @@ def _compared(
             return None, False
         return Outlier(
             Severity.WARN,
-            f"{_words(fact, key)} is not told",
+            f"{_words(fact, key)} is not reported",
             _said(fact, key, _usual(fact, told)),
             against.value,
         ), True

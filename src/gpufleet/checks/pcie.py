@@ -24,7 +24,7 @@ WIDEST = 32  # lanes; PCI Express Base Specification
 PERFORMANCE_STATE_FULL = 0  # nvmlPstates_t: P0
 
 
-RESEAT = Step(Action.SERVICE, "have it reseated, then its riser or board exchanged")
+RESEAT = Step(Action.SERVICE, "have it reseated, then its riser or board replaced")
 
 
 def pcie_width(gpu: GpuReading) -> Iterator[Problem]:
@@ -36,7 +36,7 @@ def pcie_width(gpu: GpuReading) -> Iterator[Problem]:
     """
     width = gpu.get("pcie_width")
     if not 0 < width <= WIDEST:
-        raise Unread(f"{width} lanes is no width of PCIe")
+        raise Unread(f"{width} lanes is not a PCIe width")
     node = gpu.node
     bus_id = gpu.known("pci", "bus_id")
     slot = (width for twin in node.twins for at, width in _slots(twin) if at == bus_id)
@@ -98,12 +98,12 @@ def pcie_generation(gpu: GpuReading) -> Iterator[Problem]:
     """
     generation, most = gpu.get("pcie_generation"), gpu.get("pcie_generation_max")
     if generation < 1 or most < 1:
-        raise Unread(f"generation {generation} of {most} is none of PCIe")
+        raise Unread(f"generation {generation} of {most} is not a PCIe generation")
     if generation >= most:
         return
     state = gpu.get("performance_state")
     if state != PERFORMANCE_STATE_FULL or not gpu.get("processes"):
-        raise CannotTell(f"generation {generation} of {most}, as idle GPUs have")
+        raise CannotTell(f"generation {generation} of {most}, as on idle GPUs")
     yield Problem(
         Severity.WARN,
         f"PCIe generation {generation} while it works",
@@ -127,7 +127,7 @@ def pcie_replays(gpu: GpuReading) -> Iterator[Problem]:
     """
     replays = gpu.get("pcie_replays")
     if replays < 0:
-        raise Unread(f"{replays} is no number of replays")
+        raise Unread(f"{replays} is not a number of replays")
     if not replays:
         return
     lanes = gpu.get("pcie_width_max")
@@ -140,7 +140,7 @@ def pcie_replays(gpu: GpuReading) -> Iterator[Problem]:
             Severity.WARN,
             f"{replays} PCIe replays in {minutes / 60:.1f} h, {replays / minutes:.0f} a minute",
             f"{allowed} a minute at most",
-            f"PCI Express' bit error rate, {lanes} lanes of generation {generation}",
+            f"PCI Express bit error rate, {lanes} lanes of generation {generation}",
             (
                 Step(Action.LOOK, "`nvidia-smi -q -d PCI` twice: does `Replays Since Reset` grow?"),
                 STOP,

@@ -84,7 +84,7 @@ def lookup(tree: Any, path: tuple[Any, ...], default: Any, absent: Any) -> Any:
     if value["missing"] in _NO_SUCH_THING:
         raise DoesNotApply(f"this hardware has no {name}")
     if value["missing"] in _TOO_OLD:
-        raise CannotTell(f"the driver is too old to tell {name}")
+        raise CannotTell(f"the driver is too old to report {name}")
     raise Unread(f"{name} could not be read ({reason(value)})")
 
 
@@ -218,7 +218,7 @@ class GpuReading:
                 why = "which the node's other GPUs do"
             else:
                 raise
-            raise Unread(f"GPU {self.index} does not tell {name}, {why}") from None
+            raise Unread(f"GPU {self.index} does not report {name}, {why}") from None
 
     def _is_declared(self, path: tuple[Any, ...]) -> bool:
         setting = _DECLARED.get(path[0])

@@ -67,7 +67,7 @@ def rdma(node: Reading) -> Iterator[Problem]:
             Severity.WARN if spanning else Severity.INFO,
             f"{len(down)} of {len(ports)} RDMA ports are down: {join_names(down, NAMES_SHOWN)}"
             + _at_risk(spanning),
-            "declare gpus.rdma_ports to have them watched",
+            "declare gpus.rdma_ports to have them checked",
             "nothing is declared",
             _LADDER if spanning else (),
         )
@@ -76,7 +76,7 @@ def rdma(node: Reading) -> Iterator[Problem]:
     if node.settings.gpus.rdma_ports and active and "nvidia_peermem" not in modules:
         yield Problem(
             Severity.INFO,
-            "nvidia_peermem is not loaded: GPUDirect RDMA works through dma-buf alone",
+            "nvidia_peermem is not loaded: GPUDirect RDMA works only through dma-buf",
             "dma-buf (kernel 5.12, open modules) or nvidia_peermem",
             "NVIDIA's GPUDirect documentation",
         )
@@ -84,7 +84,7 @@ def rdma(node: Reading) -> Iterator[Problem]:
 
 _LADDER = (
     Step(Action.LOOK, "ibstat (rdma link): state, physical state, rate"),
-    Step(Action.LOOK, "look at cable, transceiver and the switch's port"),
+    Step(Action.LOOK, "check the cable, the transceiver and the switch's port"),
     Step(
         Action.CONFIGURE,
         "InfiniBand needs a subnet manager: sminfo; a device that is not there: lspci "
@@ -165,7 +165,7 @@ def _ports(node: Reading) -> list[Port]:
     """Return each RDMA port; one whose state is unread is not up."""
     devices = node.get("nics", "infiniband", absent=[])
     if not isinstance(devices, list):
-        raise Unread("nics.infiniband is no list")
+        raise Unread("nics.infiniband is not a list")
     return [
         Port(
             f"{device['name']}/{port['port']}",

@@ -46,9 +46,9 @@ def hardware_slowdown(gpu: GpuReading) -> Iterator[Problem]:
     celsius = gpu.known("temperature_celsius", default="?")
     found = []
     for bit, said, remedy in (
-        (HW_POWER_BRAKE, "the power supply brakes the GPU (HW power brake)", _POWER_LADDER),
-        (HW_THERMAL, f"heat slows it down at {celsius} °C (HW thermal slowdown)", _HEAT_LADDER),
-        (HW_SLOWDOWN, f"the hardware slows it down at {celsius} °C (HW slowdown)", _BOTH_LADDER),
+        (HW_POWER_BRAKE, "the power supply throttles the GPU (HW power brake)", _POWER_LADDER),
+        (HW_THERMAL, f"heat throttles it at {celsius} °C (HW thermal slowdown)", _HEAT_LADDER),
+        (HW_SLOWDOWN, f"the hardware throttles it at {celsius} °C (HW slowdown)", _BOTH_LADDER),
     ):
         seen = sum(bool(bits & bit) for bits in samples)
         lasting = seen == len(samples) >= SAMPLES
@@ -71,25 +71,25 @@ def hardware_slowdown(gpu: GpuReading) -> Iterator[Problem]:
 def _reasons(bits: int) -> int:
     """Return NVML's reasons; raises `Unread` for a number that is no set of bits."""
     if bits < 0:
-        raise Unread(f"{bits} is no set of clock event reasons")
+        raise Unread(f"{bits} is not a set of clock event reasons")
     return bits
 
 
 _POWER_LADDER = (
     Step(Action.LOOK, "the BMC's sensors: a failed supply (`ipmitool sdr type 'Power Supply'`)"),
     STOP,
-    Step(Action.SERVICE, "have supplies, feeds and the GPU's power cables looked at"),
+    Step(Action.SERVICE, "have supplies, feeds and the GPU's power cables inspected"),
 )
 _HEAT_LADDER = (
     Step(Action.LOOK, "`nvidia-smi -q -d TEMPERATURE,PERFORMANCE`; fans: `ipmitool sdr type Fan`"),
     STOP,
-    Step(Action.SERVICE, "have fans, air flow and the heat sink looked at"),
+    Step(Action.SERVICE, "have fans, air flow and the heat sink inspected"),
 )
 _BOTH_LADDER = (
     Step(Action.LOOK, "`nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE`: heat, or power"),
     STOP,
     REBOOT_IT,
-    Step(Action.SERVICE, "have cooling and power of this GPU looked at"),
+    Step(Action.SERVICE, "have cooling and power of this GPU inspected"),
 )
 
 
@@ -191,7 +191,7 @@ def temperature(gpu: GpuReading) -> Iterator[Problem]:
         says = f"{celsius} °C, {margin} °C of margin left"
         wanted = f"a margin above {lowers} °C"
     else:
-        raise CannotTell("the device names no limits")
+        raise CannotTell("the device reports no limits")
     if beyond or near:
         yield Problem(
             Severity.BLOCK if beyond else Severity.WARN,
@@ -206,7 +206,7 @@ def temperature(gpu: GpuReading) -> Iterator[Problem]:
     if memory is not None and memory_max is not None and memory >= memory_max:
         yield Problem(
             Severity.WARN,
-            f"its memory has {memory} °C: its clocks are lowered",
+            f"its memory is at {memory} °C: its clocks are lowered",
             f"below {memory_max} °C",
             "the device",
             _HEAT_LADDER,
@@ -226,7 +226,7 @@ def power_limit(gpu: GpuReading) -> Iterator[Problem]:
     """The power limit is as declared, else as the siblings' is, else the board's default."""
     enforced = gpu.get("power_limit_milliwatts") / 1000
     if enforced <= 0:
-        raise Unread(f"{enforced:.0f} W is no power limit")
+        raise Unread(f"{enforced:.0f} W is not a power limit")
     index = gpu.index
     declared = gpu.node.settings.gpus.power_limit_watts
     if declared is not None:
@@ -257,10 +257,13 @@ def _power(index: int, enforced: float, wanted: float, source: str) -> Problem:
         f"{wanted:.0f} W",
         source,
         (
-            Step(Action.LOOK, f"`nvidia-smi -q -d POWER -i {index}`: who lowered it, and why"),
+            Step(
+                Action.LOOK,
+                f"`nvidia-smi -q -d POWER -i {index}`: find out who lowered it, and why",
+            ),
             Step(
                 Action.CONFIGURE,
-                f"{set_it} (a reboot, or persistence mode off, forgets it), or declare "
+                f"{set_it} (lost at a reboot, or without persistence mode), or declare "
                 f"gpus.power_limit_watts: {enforced:.0f}",
             ),
         ),

@@ -247,7 +247,7 @@ def _not_granted(node: Node, document: Mapping[str, Any]) -> Iterator[str]:
     if refused:
         between = ranges({gpu for pair in refused for gpu in pair})
         yield (
-            f"NVLinks between GPUs {between} are up, and the driver grants no peer access over "
+            f"NVLinks between GPUs {between} are up, and the driver allows no peer access over "
             "them, so they join nothing: see that nvidia-fabricmanager runs in the driver's "
             "version and that MIG mode is off"
         )

@@ -70,7 +70,7 @@ def form_problem(program: str, document: Any) -> str | None:
     Return what is wrong with the form of a program's answer, None if nothing is.
 
     >>> form_problem("monitoring/record", {"schema": 1, "error": 3, "recorded": []})
-    "its answer makes no sense: error is 3: it has to be a text"
+    "its answer is invalid: error is 3: it has to be a text"
     """
     adapter = _adapter(program) or _adapter(program.partition(" ")[0])
     if adapter is None:
@@ -82,10 +82,10 @@ def form_problem(program: str, document: Any) -> str | None:
         where = ".".join(map(str, first["loc"])) or "it"
         found = printable(repr(first["input"])[:80])
         wanted = _KINDS.get(first["type"], "what its program writes is of another kind")
-        return f"its answer makes no sense: {printable(where)} is {found}: {wanted}"
+        return f"its answer is invalid: {printable(where)} is {found}: {wanted}"
     # Numbers of hundreds of digits.
     except (OverflowError, RecursionError, ValueError) as error:
-        return f"its answer makes no sense: {printable(answer_fault(error))}"
+        return f"its answer is invalid: {printable(answer_fault(error))}"
     return None
 
 
@@ -109,4 +109,4 @@ def reading(node: str) -> Generator[None]:
         ValueError,
     ) as error:
         why = printable(answer_fault(error))
-        raise FleetError(f"{node}: its answer makes no sense: {why}") from error
+        raise FleetError(f"{node}: its answer is invalid: {why}") from error

@@ -82,7 +82,7 @@ def test_a_value_of_a_table_is_looked_up_by_the_models_family():
 @pytest.mark.parametrize(
     ("model", "vllm", "says"),
     [
-        ("/srv/gemma-4-27b", (0, 18, 0), "is in vLLM 0.19.0 and later"),
+        ("/srv/gemma-4-27b", (0, 18, 0), "needs vLLM 0.19.0 or later"),
         ("org/deepseek-r1-distill-qwen", (0, 32, 0), "have no tool-call-parser in vLLM"),
         ("org/strange", (0, 32, 0), "no tool-call-parser is known for strange"),
     ],

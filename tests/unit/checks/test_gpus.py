@@ -74,7 +74,7 @@ def test_siblings_tell_which_slot_is_empty(document, judged):
     said = judged(off_the_bus(found, 5), siblings=[document("h100x8"), document("h100x8")])
 
     assert stopped(said, "gpu-count") == {("warn", bus_id)}
-    assert said.worst("gpu-count").found.startswith(f"7 of 8 GPUs: nothing is at {bus_id}")
+    assert said.worst("gpu-count").found.startswith(f"7 of 8 GPUs: no device at {bus_id}")
     assert said.worst("gpu-count").source == "2 siblings of the same kind"
     assert "gpus.count: 7 in its host_vars" in said.text("gpu-count")
 
@@ -363,7 +363,7 @@ def test_cards_that_do_not_count_say_nothing(document, judged, numbers):
         ({"missing": "timeout", "seconds": 15}, ["may hang"]),
         ({"missing": "crashed", "signal": 11}, ["crashes the driver's library", "signal 11"]),
         ({"missing": "unknown", "code": 999}, ["does not answer", "code 999", "dmesg"]),
-        ({"missing": "reset_required", "code": 16}, ["asks to be reset", "nvidia-smi -r -i 5"]),
+        ({"missing": "reset_required", "code": 16}, ["needs a reset", "nvidia-smi -r -i 5"]),
     ],
 )
 def test_a_silent_gpu_is_unfit_and_the_others_are_not(document, judged, why, words):
@@ -527,7 +527,7 @@ def test_one_sibling_alone_does_not_say_which_driver_is_right(document, judged):
         (5, "IMEX domain", Action.RESTART_SERVICE),
         (6, "reset the GPU's PCIe bus", Action.RESET_GPU),
         (7, "reboot the system", Action.REBOOT),
-        (42, "newer than this check (42)", Action.REBOOT),
+        (42, "does not know (42)", Action.REBOOT),
     ],
 )
 def test_what_the_driver_asks_for_is_said_and_offered(document, judged, action, words, rung):

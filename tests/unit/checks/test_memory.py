@@ -37,13 +37,13 @@ def put(gpu: dict[str, Any], facts: dict[str, Any]) -> None:
 FAULTS = [
     pytest.param(
         "h100x8", 3, {"ecc_mode": {"current": 0, "pending": 0}},
-        "ecc-mode", "warn", ["ECC is off", "nvidia-smi -i 3 -e 1", "delivered with it on"],
+        "ecc-mode", "warn", ["ECC is off", "nvidia-smi -i 3 -e 1", "ship with it on"],
         id="ECC is off on a data centre board",
     ),
     pytest.param(
         "l40sx8", 0, {"ecc_mode": {"current": 0, "pending": 1}},
         "ecc-mode", "warn", ["ECC is off, and on after the next reset", "nvidia-smi -r -i 0"],
-        id="ECC was switched on and waits for a reset",
+        id="ECC was switched on and is pending until a reset",
     ),
     pytest.param(
         "t4x1", 0, {"ecc_mode": {"current": 1, "pending": 0}},
@@ -53,7 +53,7 @@ FAULTS = [
     pytest.param(
         "rtx4090x2", 1, {"ecc_mode": {"current": 0, "pending": 1}},
         "ecc-mode", "warn", ["on after the next reset"],
-        id="a desktop board's ECC waits for a reset",
+        id="a desktop board's ECC is pending until a reset",
     ),
     pytest.param(
         "h100x8", 6, {"ecc_uncorrected_volatile": 1},
@@ -142,7 +142,7 @@ FAULTS = [
     ),
     pytest.param(
         "t4x1", 0, {"retired_pages_pending": 1},
-        "retired-pages", "warn", ["waits for a reset to be retired"],
+        "retired-pages", "warn", ["is retired at the next reset"],
         id="a page waits to be retired",
     ),
     pytest.param(

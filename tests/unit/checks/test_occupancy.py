@@ -51,9 +51,9 @@ def test_persistence_mode_off_is_a_warning(document, judged):
 @pytest.mark.parametrize(
     ("mode", "severity", "words"),
     [
-        ((1, 1), "block", "is on: the GPU is cut"),
+        ((1, 1), "block", "is on: the GPU is partitioned"),
         ((1, 0), "block", "until the GPU is reset"),
-        ((0, 1), "warn", "reset next"),
+        ((0, 1), "warn", "next reset"),
     ],
 )
 def test_mig_makes_a_gpu_unfit_and_mig_to_come_is_a_warning(
@@ -224,7 +224,7 @@ def test_processes_that_only_root_may_see_are_unknown_and_not_foreign(document, 
     said = judged(found)
 
     assert said.troubles == {("foreign-processes", "unknown", 2)}
-    assert "hidden from all but root" in said.worst("foreign-processes").found
+    assert "visible to root only" in said.worst("foreign-processes").found
 
 
 def test_a_desktop_that_only_draws_is_a_warning(document, judged):
@@ -256,7 +256,7 @@ def test_who_draws_and_only_root_may_see_is_unknown(document, judged, mib, sever
 
     said = judged(found)
     assert ("foreign-processes", severity, 0) in said.troubles
-    assert "hidden from all but root" in said.worst("foreign-processes").found
+    assert "visible to root only" in said.worst("foreign-processes").found
 
     blender = process(902, "blender", "user@1000.service", 4000)
     found = with_processes(found, drawing=[blender, nobody], gpu=0)
@@ -320,7 +320,7 @@ def test_memory_on_a_board_that_lists_no_processes_may_be_anybodys(
     said = judged(found)
 
     assert said.worst("foreign-memory", gpu=2).severity.word == severity
-    assert mib < 70_000 or "nobody says by whom" in said.worst("foreign-memory", gpu=2).found
+    assert mib < 70_000 or "by an unknown process" in said.worst("foreign-memory", gpu=2).found
 
 
 def test_memory_of_a_listed_process_is_its_own(document, judged):

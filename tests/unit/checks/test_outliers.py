@@ -197,7 +197,7 @@ def test_one_gpu_alone_is_compared_with_nothing_and_that_is_said(document, judge
     said = judged(document("t4x1"))
 
     assert "does not apply: there is no other GPU of its model" in said.worst("gpu-outlier").found
-    assert "does not apply: there is no sibling" in said.worst("node-outlier").found
+    assert "does not apply: no sibling" in said.worst("node-outlier").found
 
 
 def test_a_gpu_alone_with_half_of_its_products_memory_is_a_warning(document, judged):

@@ -233,7 +233,7 @@ MEMORY = (
     ),
     Case(
         "RowRemapPending",
-        "it waits for a reset",
+        "it is pending until a reset",
         {dcgm("ROW_REMAP_PENDING"): "1x30"},
         at=10 * 60,
         fires=(Firing(GPU, "gpu-01: GPU 3 remaps rows of its memory at its next reset"),),

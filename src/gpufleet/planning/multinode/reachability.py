@@ -243,10 +243,10 @@ def _check_document(
     if isinstance(answer, str):
         return answer
     if answer.get("schema") != 1:
-        return f"its answer makes no sense: schema {answer.get('schema')!r}, expected 1"
+        return f"its answer is invalid: schema {answer.get('schema')!r}, expected 1"
     for key, kinds in keys.items():
         if not isinstance(answer.get(key), kinds):
-            return f"its answer makes no sense: {key} is {answer.get(key)!r}"[:200]
+            return f"its answer is invalid: {key} is {answer.get(key)!r}"[:200]
     return answer
 
 
