@@ -1,4 +1,4 @@
-"""GPUs and network adapters that reach each other's memory: what a node needs for that. Pure.
+"""GPUDirect RDMA between GPUs and network adapters: what a node needs for that. Pure.
 
 Two ways exist. `dma_buf`: the kernel's own; the driver's open modules export memory, and the
 adapter's inbox driver takes it. `peermem`: NVIDIA's nvidia_peermem, for what asks for nothing else;

@@ -27,7 +27,7 @@ _ROUNDS = 60  # of rewriting; each takes one thing away
 
 _OWN_NODES = "the plan decides over which nodes a replica goes (`span_nodes: true` allows several)"
 _OWN_ENGINES = "the plan decides where the engines of a replica run"
-_PLAIN = "endpoints are plain HTTP for now: put TLS in front of them"
+_PLAIN = "endpoints are plain HTTP: put TLS in front of them"
 _DROPPED = {
     "--host": "vllm.listen says which address all endpoints bind",
     "--uds": "endpoints are TCP ports",

@@ -40,13 +40,16 @@ PackageIndex = Annotated[
     str,
     form(
         r"(https?|file)://\S+|/\S+",
-        "an address that begins with https:// or http://, or a directory of the node",
+        "an address that starts with https:// or http://, or a directory of the node",
     ),
 ]
 Url = Annotated[
     str,
-    form(r"https?://\S+[^/\s]", "an address that begins with https:// or http://, without / last"),
-    Field(description="Without final slash"),
+    form(
+        r"https?://\S+[^/\s]",
+        "an address that starts with https:// or http://, without a trailing /",
+    ),
+    Field(description="Without a trailing slash"),
 ]
 
 PythonVersion = Annotated[

@@ -25,8 +25,8 @@ class Repository(Setting):
             "a file's name that ends in .deb, .pub, .asc or .gpg, as cuda-keyring_1.1-1_all.deb",
         ),
         Field(
-            description="File beside the packages that brings the repository's key: the keyring "
-            "package or, for dnf, the key itself, as D42D0685.pub",
+            description="File in the repository with its key: the keyring package or, for "
+            "dnf, the key itself, as D42D0685.pub",
         ),
     ] = "cuda-keyring_1.1-1_all.deb"
     keyring_sha256: Annotated[Sha256, Field(description="Hash of that file")]
@@ -40,13 +40,12 @@ class Cuda(Setting):
         str | None,
         form(r"\d+-\d+", "two numbers with `-` between them, as 13-0"),
         Field(
-            description="Toolkit as in cuda-toolkit-<13-0>, which it is where `version` is set; "
-            "null installs none",
+            description="Toolkit, as in cuda-toolkit-<13-0>; required with `version`; null: none",
         ),
     ] = None
     version: Annotated[
         str | None,
-        Field(description="Exact package version, e.g. 13.0.3-1; needed where a toolkit is"),
+        Field(description="Exact package version, as 13.0.3-1; required with `toolkit`"),
     ] = None
 
     @model_validator(mode="before")
@@ -69,14 +68,15 @@ class Cuda(Setting):
 class Dcgm(Setting):
     """NVIDIA's GPU monitoring: the host engine and its Prometheus exporter."""
 
-    version: Annotated[str, Field(description="Of every datacenter-gpu-manager-4 package")]
+    version: Annotated[str, Field(description="Version of the datacenter-gpu-manager-4 packages")]
     cuda_major: Annotated[PositiveInt, Field(description="The driver's CUDA major version")] = 13
     exporter_version: Annotated[str | None, Field(description="null: no exporter")]
     port: Annotated[Port, Field(description="The exporter's port")] = 9400
     profiling: Annotated[
         bool | None,
         Field(
-            description="Read profiling counters; null: where every GPU is Hopper or newer, which "
-            "needs no further right. true where they may not be read leaves no series at all"
+            description="Read profiling counters; null: only if every GPU is Hopper or "
+            "newer, which needs no extra permission. true without that permission leaves "
+            "no series at all"
         ),
     ] = None

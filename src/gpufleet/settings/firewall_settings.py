@@ -22,7 +22,7 @@ def _range(value: Any) -> Any:
 
 def _ascends(value: tuple[int, int]) -> tuple[int, int]:
     if value[0] > value[1]:
-        raise ValueError(f"begins with the larger port: write {value[1]}-{value[0]}")
+        raise ValueError(f"starts with the larger port: write {value[1]}-{value[0]}")
     return value
 
 
@@ -39,7 +39,7 @@ class Open(Setting):
     ports: Annotated[PortRange, Field(description="A port, or the first and last of a range")]
     protocol: Annotated[Literal["tcp", "udp"], Field(description="Transport")] = "tcp"
     sources: Annotated[
-        tuple[IPvAnyNetwork, ...], Field(description="Networks that may reach them; empty: any")
+        tuple[IPvAnyNetwork, ...], Field(description="Networks that may connect; empty: any")
     ] = ()
 
 
@@ -49,28 +49,28 @@ class Firewall(Setting):
     policy: Annotated[
         Literal["own_ports", "drop"],
         Field(
-            description="own_ports: only what belongs to vLLM is guarded, everything else stays as "
-            "it is. drop: what is not opened here is closed"
+            description="own_ports: filter vLLM's ports only. drop: close every port that is "
+            "not opened here"
         ),
     ] = "own_ports"
     clients: Annotated[
         tuple[IPvAnyNetwork, ...],
-        Field(description="Networks that may reach the endpoints; empty: any"),
+        Field(description="Networks that may connect to the endpoints; empty: any"),
     ] = ()
     monitoring: Annotated[
         tuple[IPvAnyNetwork, ...],
         Field(
-            description="Networks that may reach the exporters, and the endpoints' metrics; empty: "
-            "with `drop` none, with `own_ports` any"
+            description="Networks that may connect to the exporters and the endpoints' "
+            "metrics; empty: none with `drop`, any with `own_ports`"
         ),
     ] = ()
-    open: Annotated[tuple[Open, ...], Field(description="Further ports that stay open")] = ()
+    open: Annotated[tuple[Open, ...], Field(description="Additional open ports")] = ()
     confirm_seconds: Annotated[
         Seconds,
         Field(
             ge=20,
             le=600,
-            description="New rules are taken back after so long, unless a new SSH connection has "
-            "come about under them",
+            description="Seconds until new rules are rolled back, unless a new SSH "
+            "connection succeeds",
         ),
     ] = 60

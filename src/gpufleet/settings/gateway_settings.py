@@ -29,7 +29,7 @@ ClientName = Annotated[
 
 
 class GatewayTls(Setting):
-    """What the gateway shows its clients; `{node}` in a file's name stands for the node's name."""
+    """The gateway's certificate; `{node}` in a file's name stands for the node's name."""
 
     certificate_file: Annotated[str, Field(description="PEM with its chain, on this machine")]
     key_file: Annotated[str, Field(description="PEM, on this machine; its content goes to nodes")]
@@ -41,12 +41,15 @@ class ClientKey(Setting):
     name: ClientName
     key_sha256: Annotated[
         Sha256,
-        Field(description="Of the key, as `printf %s KEY | sha256sum`: the key is nowhere here"),
+        Field(
+            description="SHA-256 of the key, as `printf %s KEY | sha256sum`; the key "
+            "itself is not stored"
+        ),
     ]
 
 
 class Client(ClientKey):
-    """Somebody who may use the gateway."""
+    """A client of the gateway."""
 
     requests_per_minute: Annotated[PositiveInt | None, Field(description="null: no limit")] = None
     models: Annotated[
@@ -55,29 +58,29 @@ class Client(ClientKey):
 
 
 class Affinity(Setting):
-    """Which requests go to one replica together, while that replica is not the busiest by far."""
+    """Session affinity: which requests go to the same replica, unless it is overloaded."""
 
     by: Annotated[
         Literal["none", "session", "client"],
-        Field(description="none: the least busy; session: a header; client: who asks"),
+        Field(description="none: least busy replica; session: by a header; client: by client"),
     ] = "none"
     header: Annotated[
         str,
         form(r"[A-Za-z0-9-]+", "a header's name, as x-session-id"),
-        Field(description="Whose value names a session"),
+        Field(description="Header that identifies the session"),
     ] = "x-session-id"
     most_percent: Annotated[
         int,
         Field(
             ge=101,
             le=1000,
-            description="A replica gets no more of it when it has so much of the mean of all",
+            description="Load limit of a sticky replica, in percent of the mean of all",
         ),
     ] = 150
 
 
 class VirtualAddress(Setting):
-    """An address that one of two gateways has: keepalived moves it when that one fails."""
+    """A virtual address shared by two gateways: keepalived moves it when one fails."""
 
     address: Annotated[
         str,
@@ -87,10 +90,16 @@ class VirtualAddress(Setting):
     interface: Annotated[
         str,
         form(r"[\w.@-]{1,15}", "an interface's name, as eth0"),
-        Field(description="Network interface that gets it"),
+        Field(description="Network interface that holds it"),
     ]
-    router_id: Annotated[int, Field(ge=1, le=255, description="The same on both, no one else's")]
-    priority: Annotated[int, Field(ge=1, le=254, description="The higher one has it")] = 100
+    router_id: Annotated[
+        int,
+        Field(ge=1, le=255, description="VRRP router id: the same on both, unique in the network"),
+    ]
+    priority: Annotated[
+        int,
+        Field(ge=1, le=254, description="The gateway with the higher priority holds the address"),
+    ] = 100
     password_file: Annotated[str, Field(description="On this machine; at most 8 bytes (VRRP)")]
 
 
@@ -104,12 +113,15 @@ def access_mistakes(
 ) -> Iterator[str]:
     """Yield what is wrong with who may use a server, and with how its clients reach it."""
     if not clients and not allow_unauthenticated:
-        yield "nobody may ask: name `clients`, or set `allow_unauthenticated: true` for everybody"
+        yield (
+            "no client has access: set `clients`, or `allow_unauthenticated: true` for "
+            "access without keys"
+        )
     if clients and allow_unauthenticated:
         yield "`clients` and `allow_unauthenticated` exclude each other: remove one"
     if not encrypted and listen not in LOOPBACK and not allow_plain_http:
         yield (
-            f"keys and prompts would travel readable to {listen}: set `tls`, or `listen: "
+            f"keys and prompts would be sent unencrypted to {listen}: set `tls`, or `listen: "
             "127.0.0.1`, or `allow_plain_http: true`"
         )
     names = [each.name for each in clients]
@@ -121,50 +133,50 @@ def access_mistakes(
 
 
 class Gateway(Setting):
-    """One address for clients: HAProxy in front of all replicas of all models."""
+    """HAProxy in front of all replicas of all models."""
 
-    port: Annotated[Port, Field(description="TCP port that clients ask")] = 8443
+    port: Annotated[Port, Field(description="TCP port for clients")] = 8443
     listen: BindAddress = "0.0.0.0"  # noqa: S104
     tls: Annotated[GatewayTls | None, Field(description="null: plain HTTP")] = None
-    clients: Annotated[tuple[Client, ...], Field(description="Who may ask")] = ()
+    clients: Annotated[tuple[Client, ...], Field(description="Clients with access")] = ()
     allow_unauthenticated: Annotated[
-        bool, Field(description="Accept that anyone who reaches the port may use the models")
+        bool, Field(description="Accept that any client that reaches the port can use the models")
     ] = False
     allow_plain_http: Annotated[
-        bool, Field(description="Accept that keys and prompts travel readable")
+        bool, Field(description="Accept that keys and prompts are sent unencrypted")
     ] = False
     affinity: Affinity = Affinity()
     request_seconds: Annotated[
         Seconds,
-        Field(ge=10, le=86400, description="Longest silence of a server within a request"),
+        Field(ge=10, le=86400, description="Timeout for a silent server within a request"),
     ] = 600
     queue_seconds: Annotated[
         Seconds,
-        Field(ge=1, le=3600, description="How long a request waits where all servers are full"),
+        Field(ge=1, le=3600, description="Maximum time a request waits while all servers are full"),
     ] = 60
     per_server: Annotated[
         PositiveInt | None,
-        Field(description="Requests that one server gets at once; the others wait; null: any"),
+        Field(description="Concurrent requests per server; others wait; null: unlimited"),
     ] = None
     max_body_mib: Annotated[int, Field(ge=1, le=1024, description="Largest request")] = 32
     connections: Annotated[
-        int, Field(ge=100, le=100000, description="Connections of all clients at once")
+        int, Field(ge=100, le=100000, description="Concurrent connections, all clients")
     ] = 16000
     source_connections: Annotated[
         int,
         Field(
             ge=10,
             le=100000,
-            description="Connections at once of one address, or of one /64 network of IPv6",
+            description="Concurrent connections per IPv4 address or IPv6 /64 network",
         ),
     ] = 1000
     memory_mib: Annotated[
         int,
-        Field(ge=512, description="HAProxy's most; it is restarted when it wants more, in MiB"),
+        Field(ge=512, description="Memory limit of HAProxy in MiB; above it, HAProxy is restarted"),
     ] = 8192
     metrics_port: Annotated[Port, Field(description="TCP port of HAProxy's metrics")] = 8405
     virtual_address: Annotated[
-        VirtualAddress | None, Field(description="null: clients ask the node's own address")
+        VirtualAddress | None, Field(description="null: clients use the node's own address")
     ] = None
 
     @model_validator(mode="after")
@@ -189,7 +201,8 @@ class Balancer(Setting):
     """
 
     drain_command: Annotated[
-        tuple[str, ...], Field(min_length=1, description="Takes a server out of the balancer")
+        tuple[str, ...],
+        Field(min_length=1, description="Command that drains a server at the balancer"),
     ]
     undrain_command: Annotated[tuple[str, ...], Field(min_length=1, description="Puts it back")]
     seconds: Annotated[Seconds, Field(gt=0, description="Deadline of each")] = 60

@@ -58,15 +58,15 @@ class LockedDcgm(Setting):
     """DCGM and its exporter."""
 
     version: Annotated[
-        PackageVersion, Field(description="of every datacenter-gpu-manager-4 package")
+        PackageVersion, Field(description="version of the datacenter-gpu-manager-4 packages")
     ]
-    exporter: Annotated[PackageVersion | None, Field(description="of the exporter; null: none")] = (
-        None
-    )
+    exporter: Annotated[
+        PackageVersion | None, Field(description="version of the exporter; null: none")
+    ] = None
 
 
 class LockedVllm(Setting):
-    """The release that serves. `vllm.version` and `vllm.python` may say the same, nothing else."""
+    """The release that serves; `vllm.version` and `vllm.python`, if set, must be the same."""
 
     version: PythonVersion
     python: Annotated[
@@ -76,7 +76,7 @@ class LockedVllm(Setting):
 
 class GpuLock(Setting):
     """
-    The versions that belong together on a group's nodes.
+    Versions of driver, toolkit, DCGM and vLLM for a group of nodes.
 
     Fabric manager, NSCQ, IMEX and persistence daemon are the driver's version and have no key.
     """
@@ -94,16 +94,16 @@ class GpuLock(Setting):
     ] = "open"
     kernel: Annotated[
         Literal["follow", "held"],
-        Field(description="held: kernel packages stay as they are until this says otherwise"),
+        Field(description="held: keep the kernel packages; follow: let them change"),
     ] = "follow"
     nvlsm: Annotated[
         PackageVersion | None,
-        Field(description="exact; for nodes with NVLink 5 switches"),
+        Field(description="exact version; for nodes with NVLink 5 switches"),
     ] = None
     toolkit: Toolkit = Toolkit()
     dcgm: LockedDcgm | None = None
     persistence: Annotated[
-        bool, Field(description="whether the persistence daemon keeps GPUs initialised")
+        bool, Field(description="run the persistence daemon, which keeps GPUs initialised")
     ] = True
     vllm: LockedVllm | None = None
 

@@ -21,17 +21,17 @@ ModuleValue = Annotated[str, form(r"\S+", "one word, without blanks")]
 
 
 class HugePages(Setting):
-    """Huge pages of 2 MiB that are set aside."""
+    """Reserved huge pages of 2 MiB."""
 
     count: Annotated[PositiveInt, Field(description="Pages of 2 MiB")]
 
 
 class Rdma(Setting):
-    """GPUs and network adapters that reach each other's memory."""
+    """GPUDirect RDMA between GPUs and network adapters."""
 
     way: Annotated[
         Literal["dma_buf", "peermem"],
-        Field(description="dma_buf: the kernel's own; peermem: NVIDIA's nvidia_peermem module"),
+        Field(description="dma_buf: the kernel's DMA-BUF; peermem: NVIDIA's nvidia_peermem module"),
     ] = "dma_buf"
 
 
@@ -46,30 +46,33 @@ class ContainerToolkit(Setting):
 
 
 class Gpu(Setting):
-    """How the driver is brought into force, and what else is set on a GPU node."""
+    """How a driver is activated, and other settings of a GPU node."""
 
     reboot: Annotated[
         Literal["never", "when_needed", "ask"],
         Field(
-            description="when a new driver or kernel is not in force without a reboot. never: say "
-            "so and fail the node; when_needed: reboot; ask: on a terminal, else as never"
+            description="if a new driver or kernel needs a reboot. never: fail the node with "
+            "that reason; when_needed: reboot; ask: ask on a terminal, otherwise as never"
         ),
     ] = "ask"
     reboot_seconds: Annotated[
-        Seconds, Field(gt=0, description="until a rebooted node has to be back")
+        Seconds, Field(gt=0, description="deadline for a rebooted node to return")
     ] = 1200
     secure_boot: Annotated[
         Literal["refuse", "enrolled"],
         Field(
-            description="refuse: a node with Secure Boot on gets no module that it would not load; "
-            "enrolled: the key that DKMS signs with is enrolled in the firmware"
+            description="refuse: build no module that a node with Secure Boot cannot load; "
+            "enrolled: the DKMS signing key is enrolled in the firmware"
         ),
     ] = "refuse"
     module_options: Annotated[
         dict[ModuleOption, ModuleValue],
-        Field(description="of the nvidia module, as {NVreg_RestrictProfilingToAdminUsers: '0'}"),
+        Field(
+            description="options of the nvidia module, as "
+            "{NVreg_RestrictProfilingToAdminUsers: '0'}"
+        ),
     ] = {}
-    tuning: Annotated[bool, Field(description="limits, sysctls, NUMA balancing")] = True
+    tuning: Annotated[bool, Field(description="set limits, sysctls and NUMA balancing")] = True
     huge_pages: HugePages | None = None
     rdma: Rdma | None = None
     container_toolkit: ContainerToolkit | None = None

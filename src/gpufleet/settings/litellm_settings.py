@@ -42,22 +42,22 @@ class Parameters(Setting):
     )
     top_p: Annotated[
         Number | None,
-        Field(gt=0, le=1, description="Share of the probability that tokens are drawn from"),
+        Field(gt=0, le=1, description="Nucleus sampling: share of the probability mass"),
     ] = None
     top_k: Annotated[StrictInt | None, Field(ge=-1, description="-1 and 0: all")] = None
     min_p: Annotated[
         Number | None,
-        Field(ge=0, le=1, description="Least probability of a token, as a share of the likeliest"),
+        Field(ge=0, le=1, description="Minimum probability of a token, relative to the likeliest"),
     ] = None
     max_tokens: Annotated[
         StrictInt | None, Field(ge=1, description="Longest answer, in tokens")
     ] = None
     presence_penalty: Annotated[
-        Number | None, Field(ge=-2, le=2, description="Penalty of tokens that the text has")
+        Number | None, Field(ge=-2, le=2, description="Penalty for tokens that occur in the text")
     ] = None
     frequency_penalty: Annotated[
         Number | None,
-        Field(ge=-2, le=2, description="Penalty of tokens by how often the text has them"),
+        Field(ge=-2, le=2, description="Penalty for tokens by their frequency in the text"),
     ] = None
     repetition_penalty: Annotated[
         Number | None, Field(gt=0, le=10, description="Factor against repetition; 1: none")
@@ -71,7 +71,7 @@ class Parameters(Setting):
     ] = None
     chat_template_kwargs: Annotated[
         dict[str, StrictBool | StrictInt | StrictStr] | None,
-        Field(description="What the model's chat template reads, as `enable_thinking: false`"),
+        Field(description="Variables for the model's chat template, as `enable_thinking: false`"),
     ] = None
 
     @property
@@ -86,12 +86,14 @@ class PublicModel(Setting):
     entries: Annotated[
         tuple[str, ...],
         AfterValidator(lambda given: tuple(dict.fromkeys(given))),
-        Field(description="Entries of `serving` behind it; empty: the one that has this name"),
+        Field(
+            description="Entries of `serving` behind this name; empty: the entry with the same name"
+        ),
     ] = ()
     parameters: Parameters = Parameters()
     fallbacks: Annotated[
         tuple[PublicName, ...],
-        Field(description="Names that are asked instead, one after another, when it fails"),
+        Field(description="Names to try in this order if it fails"),
     ] = ()
 
 
@@ -99,7 +101,7 @@ class LitellmClient(ClientKey):
     """Somebody who may ask LiteLLM."""
 
     models: Annotated[
-        tuple[PublicName, ...], Field(description="Names it may ask for; empty: all")
+        tuple[PublicName, ...], Field(description="Names that it may request; empty: all")
     ] = ()
 
 
@@ -108,21 +110,21 @@ class Litellm(Setting):
 
     version: PythonVersion
     lock: Annotated[
-        str, Field(description="Requirements with hashes; from the project's root, or absolute")
+        str, Field(description="Lock file with hashes; relative to the project's root, or absolute")
     ]
-    uv_lock: Annotated[str, Field(description="The same for uv, which builds the release")] = (
+    uv_lock: Annotated[str, Field(description="Lock file of uv, which builds the release")] = (
         "locks/uv.txt"
     )
     python: Annotated[
         str,
         form(r"/[\w./+-]+", "an absolute path, as /usr/bin/python3"),
-        Field(description="The node's interpreter; 3.10 or newer"),
+        Field(description="Python interpreter on the node; 3.10 or newer"),
     ] = "/usr/bin/python3"
     index_url: Annotated[PackageIndex | None, Field(description="Package index; null: PyPI")] = None
     find_links: Annotated[tuple[str, ...], Field(description="Flat wheel directories")] = ()
     no_index: Annotated[bool, Field(description="Use find_links alone")] = False
     keep_releases: Annotated[
-        int, Field(ge=0, description="Releases to keep on a node beyond the one in use")
+        int, Field(ge=0, description="Additional releases to keep on a node")
     ] = 1
 
     port: Port = 4000
@@ -132,18 +134,18 @@ class Litellm(Setting):
         Field(description="The address that it binds"),
     ] = "127.0.0.1"
     tls: Annotated[GatewayTls | None, Field(description="null: plain HTTP")] = None
-    clients: Annotated[tuple[LitellmClient, ...], Field(description="Who may ask")] = ()
+    clients: Annotated[tuple[LitellmClient, ...], Field(description="Clients with access")] = ()
     allow_unauthenticated: Annotated[
-        bool, Field(description="Accept that anyone who reaches the port may use the models")
+        bool, Field(description="Accept that any client that reaches the port can use the models")
     ] = False
     allow_plain_http: Annotated[
-        bool, Field(description="Accept that keys and prompts travel readable")
+        bool, Field(description="Accept that keys and prompts are sent unencrypted")
     ] = False
     networks: Annotated[
         tuple[IPvAnyNetwork, ...],
         Field(
-            description="Networks beside its own node that it may exchange packets with; empty: "
-            "none where it listens on the loopback and the gateway is there too, otherwise any"
+            description="Networks besides its own node that it may talk to; empty: none if "
+            "it listens on loopback and the gateway is on the same node, otherwise any"
         ),
     ] = ()
 
@@ -151,40 +153,39 @@ class Litellm(Setting):
         str | None,
         form(r"https?://[^/\s]+", "an address without a path, as https://gw.example.com:8443"),
         Field(
-            description="The gateway's address, as its certificate names it; null: the gateway of "
+            description="The gateway's address, as in its certificate; null: the gateway of "
             "this node",
         ),
     ] = None
     upstream_ca_file: Annotated[
         str | None,
-        Field(description="PEM on this machine: who signed its certificate; null: the system's"),
+        Field(description="CA certificates in PEM, on this machine; null: the system's"),
     ] = None
     upstream_key_file: Annotated[
         str | None,
-        Field(description="On this machine: the key by which the gateway knows LiteLLM"),
+        Field(description="File on this machine with LiteLLM's key for the gateway"),
     ] = None
     request_seconds: Annotated[
         Seconds | None,
-        Field(
-            gt=0, description="Longest silence within a request; null: as long as the gateway waits"
-        ),
+        Field(gt=0, description="Timeout for silence within a request; null: the gateway's"),
     ] = None
 
     models: Annotated[
         dict[PublicName, PublicModel],
-        Field(description="Names over several entries, and what names have by default"),
+        Field(description="Names over several entries, and defaults per name"),
     ] = {}
     aliases: Annotated[
-        dict[PublicName, PublicName], Field(description="Further names, each for one of the others")
+        dict[PublicName, PublicName],
+        Field(description="Additional names, each for one of the others"),
     ] = {}
     body_keys: Annotated[
         tuple[Annotated[str, form(r"\w+", "a key of letters, digits and `_`")], ...],
-        Field(description="Keys of a request's body that are passed on beyond the known ones"),
+        Field(description="Additional keys of a request's body to pass on"),
     ] = ()
     max_body_mib: Annotated[int, Field(ge=1, le=1024, description="Largest request")] = 32
     drain_seconds: Annotated[
         Seconds,
-        Field(ge=0, le=3600, description="How long running requests may finish before a stop"),
+        Field(ge=0, le=3600, description="Time for running requests to finish before a stop"),
     ] = 60
 
     @model_validator(mode="after")
@@ -199,9 +200,9 @@ class Litellm(Setting):
 
     def _release_mistakes(self) -> Iterator[str]:
         if self.version in COMPROMISED:
-            yield f"`version` {self.version} was compromised on PyPI: take another one"
+            yield f"`version` {self.version} was compromised on PyPI: use another version"
         if self.no_index and not self.find_links:
-            yield "`no_index` without `find_links` leaves nowhere to download from"
+            yield "`no_index` without `find_links` leaves no download source: set `find_links`"
         if self.no_index and self.index_url:
             yield "`no_index` and `index_url` exclude each other: remove one"
 

@@ -123,7 +123,7 @@ def find_settings(key: str) -> tuple[SettingEntry, ...]:
             key.rpartition(".")[2], [each.rpartition(".")[2] for each in known]
         )
         raise FleetError(
-            f"no setting is called {key!r}{near}; `gpufleet settings` lists the sections"
+            f"no setting is named {key!r}{near}; `gpufleet settings` lists the sections"
         )
     return tuple(
         entry for name, entry in known.items() if name == wanted or name.startswith(f"{wanted}.")

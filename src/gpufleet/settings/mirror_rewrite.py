@@ -120,7 +120,10 @@ def unreachable_addresses(settings: NodeSettings) -> Iterator[tuple[tuple[str | 
     allowed = settings.mirror.addresses if settings.mirror else ()
     inside = settings.mirror.inside if settings.mirror else ()
     if settings.mirror is None:
-        yield ("offline",), "is true, but no `mirror` says where nodes download from: set it"
+        yield (
+            ("offline",),
+            ("is true, but `mirror` is not set, so nodes have no download source: set it"),
+        )
         return
     for path, text in _texts(settings.model_dump(mode="json", exclude={"mirror"}), ()):
         for address in _ADDRESS.findall(text):
@@ -142,7 +145,7 @@ def unreachable_addresses(settings: NodeSettings) -> Iterator[tuple[tuple[str | 
     if vllm and vllm.hf_endpoint is None and any(not m.is_path for m in settings.serving.values()):
         yield (
             ("serving",),
-            "has models of the Hugging Face Hub, and `offline` is true: set `mirror.url` or "
+            "has models from the Hugging Face Hub, and `offline` is true: set `mirror.url` or "
             "`mirror.models`, or name paths on the node",
         )
 
@@ -153,7 +156,7 @@ def _remedy(path: tuple[str | int, ...]) -> str:
     return (
         f"set `mirror.{known}`, or correct it"
         if known
-        else ("name one on the mirror, or list it in `mirror.inside` if nodes do reach it")
+        else ("name one on the mirror, or list it in `mirror.inside` if nodes can reach it")
     )
 
 

@@ -15,9 +15,9 @@ Address = Annotated[
     str,
     form(
         r"https?://[^\s/@]+(/\S*[^/\s])?",
-        "an address that begins with https:// or http://, without a user and without / last",
+        "an address that starts with https:// or http://, without a user and a trailing /",
     ),
-    Field(description="Without final slash"),
+    Field(description="Without a trailing slash"),
 ]
 
 
@@ -30,7 +30,7 @@ class Archive(Setting):
         "main",
     )
     key_file: Annotated[
-        str, Field(description="Public keys of its signers, a file of the machine that bundles")
+        str, Field(description="Public keys of its signers: a file on the bundling machine")
     ]
 
     @property
@@ -57,34 +57,32 @@ class Mirror(Setting):
     mirrors that are there already, and win over it.
     """
 
-    url: Annotated[Address | None, Field(description="Root of a bundle that is served")] = None
+    url: Annotated[Address | None, Field(description="Address of a served bundle")] = None
     vendor: Annotated[
-        Address | None, Field(description="In place of cuda.repository.url; the layout is the same")
+        Address | None, Field(description="Replaces cuda.repository.url; same layout")
     ] = None
     wheels: Annotated[
-        Address | None, Field(description="Page of links to wheels, in place of PyPI")
+        Address | None, Field(description="Page of links to wheels, instead of PyPI")
     ] = None
-    index_url: Annotated[Address | None, Field(description="Package index, in place of PyPI")] = (
-        None
-    )
+    index_url: Annotated[Address | None, Field(description="Package index, instead of PyPI")] = None
     models: Annotated[
-        Address | None, Field(description="In place of the Hugging Face Hub, with its API")
+        Address | None, Field(description="Replaces the Hugging Face Hub, with the same API")
     ] = None
     archives: Annotated[
         tuple[Archive, ...],
-        Field(description="What `gpufleet bundle` takes the distribution's packages from"),
+        Field(description="Source of the distribution's packages for `gpufleet bundle`"),
     ] = ()
 
     inside: Annotated[
         tuple[Address, ...],
-        Field(description="Further addresses that nodes of an offline network reach"),
+        Field(description="Additional addresses that nodes of an offline network can reach"),
     ] = ()
 
     @model_validator(mode="after")
     def _says_where(self) -> Mirror:
         if not (self.url or self.addresses):
             raise ValueError(
-                "names no address: set `url`, or `vendor`, `wheels` or `index_url`, and `models`"
+                "has no address: set `url`, or `vendor`, `wheels` or `index_url`, and `models`"
             )
         if self.wheels and self.index_url:
             raise ValueError("`wheels` and `index_url` exclude each other: remove one")

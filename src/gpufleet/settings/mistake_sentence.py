@@ -44,7 +44,9 @@ def _got(value: Any) -> str:
 
 def _text(_: Mapping[str, Any], value: Any) -> str:
     if isinstance(value, bool):
-        return "text: put the word in quotes, for YAML takes yes, no, on and off for true or false"
+        return (
+            "text: put the word in quotes, because YAML reads yes, no, on and off as true or false"
+        )
     if isinstance(value, int | float):
         return f'text: put it in quotes, as "{value}"'
     return "text"

@@ -20,19 +20,19 @@ from gpufleet.settings.base import BindAddress, Port, Seconds, Setting, Sha256, 
 
 
 class PublishedProgram(Setting):
-    """A program of the publisher's own, as a .tar.gz, in place of the distribution's package."""
+    """The publisher's .tar.gz instead of the distribution's package."""
 
     url: Url
     sha256: Sha256
 
 
 class Tls(Setting):
-    """A certificate that exporters show; `{node}` in a file's name stands for the node's name."""
+    """The exporters' certificate; `{node}` in a file's name stands for the node's name."""
 
     certificate_file: Annotated[str, Field(description="PEM, on this machine")]
     key_file: Annotated[str, Field(description="PEM, on this machine; its content goes to nodes")]
     ca_file: Annotated[
-        str | None, Field(description="What Prometheus believes; null: what its system believes")
+        str | None, Field(description="CA certificates that Prometheus trusts; null: the system's")
     ] = None
 
 
@@ -42,23 +42,26 @@ class BasicAuth(Setting):
     username: Annotated[
         str,
         form(r"[\w.-]+", "letters, digits, `.`, `_` and `-`"),
-        Field(description="Name that Prometheus gives"),
+        Field(description="User name that Prometheus sends"),
     ] = "prometheus"
     password_file: Annotated[
-        str, Field(description="On this machine; nodes get its bcrypt hash, Prometheus itself")
+        str,
+        Field(
+            description="File on this machine; nodes get its bcrypt hash, Prometheus the password"
+        ),
     ]
 
 
 class Exporters(Setting):
-    """How the exporters of a node are reached."""
+    """TLS, login and address of a node's exporters."""
 
     tls: Annotated[Tls | None, Field(description="null: plain HTTP")] = None
     basic_auth: Annotated[
-        BasicAuth | None, Field(description="null: every client that reaches them")
+        BasicAuth | None, Field(description="null: every client that can connect")
     ] = None
     listen: Annotated[
         IPvAnyAddress | None,
-        Field(description="Address of the node that they bind; null: all of its addresses"),
+        Field(description="Address to bind; null: all addresses of the node"),
     ] = None
 
 
@@ -77,9 +80,9 @@ class NodeExporter(Setting):
     ] = None
     collectors: Annotated[
         tuple[Collector, ...],
-        Field(description="Collectors to have beyond those chosen for GPU nodes"),
+        Field(description="Collectors to enable besides those for GPU nodes"),
     ] = ()
-    without: Annotated[tuple[Collector, ...], Field(description="Collectors to leave out")] = ()
+    without: Annotated[tuple[Collector, ...], Field(description="Collectors to disable")] = ()
 
     @model_validator(mode="after")
     def _wanted_or_not(self) -> NodeExporter:
@@ -92,13 +95,13 @@ class Objectives(Setting):
     """What a model's clients were promised; without a value its alert is not made."""
 
     ttft_p99_seconds: Annotated[
-        PositiveFloat | None, Field(description="Time to the first token, 99 of 100 requests")
+        PositiveFloat | None, Field(description="Time to first token, p99")
     ] = None
     itl_p99_seconds: Annotated[
-        PositiveFloat | None, Field(description="Between two tokens, 99 of 100")
+        PositiveFloat | None, Field(description="Inter-token latency, p99")
     ] = None
     error_ratio: Annotated[
-        float, Field(gt=0, le=1, description="Requests that end in an error of the server")
+        float, Field(gt=0, le=1, description="Share of requests that end in a server error")
     ] = 0.01
 
 
@@ -107,25 +110,24 @@ class Watchdog(Setting):
 
     mode: Annotated[
         Literal["off", "warn", "act"],
-        Field(description="warn: said and counted; act: dumped, killed, started again as a group"),
+        Field(description="warn: log and count; act: dump, kill and restart the group"),
     ] = "warn"
     seconds: Annotated[
         Seconds,
-        Field(ge=10, le=3600, description="Without any progress, until it counts as stalled"),
+        Field(ge=10, le=3600, description="Time without progress until a server counts as stalled"),
     ] = 120
     idle_seconds: Annotated[
         Seconds,
         Field(
             ge=0,
             le=3600,
-            description="An idle server is asked for one token so often, for it can be frozen as "
-            "well; 0: never",
+            description="Interval at which an idle server is tested with one token; 0: never",
         ),
     ] = 60
 
 
 class Receiver(Setting):
-    """Where Alertmanager sends what it has: one of its own receivers, secrets in files."""
+    """An Alertmanager receiver; secrets are in files."""
 
     webhook_url_file: Annotated[str | None, Field(description="File with the URL")] = None
     slack_url_file: Annotated[str | None, Field(description="File with the webhook's URL")] = None
@@ -143,7 +145,8 @@ class Receiver(Setting):
         )
         if not any(ways):
             raise ValueError(
-                "goes nowhere: set webhook_url_file, slack_url_file, pagerduty_key_file or email_to"
+                "receiver has no destination: set webhook_url_file, slack_url_file, "
+                "pagerduty_key_file or email_to"
             )
         if self.slack_url_file and not self.slack_channel:
             raise ValueError("`slack_url_file` needs `slack_channel`")
@@ -158,7 +161,7 @@ class Mail(Setting):
         form(r"[\w.-]+:\d+", "a host and a port, as mail.example.com:587"),
         Field(description="host:port"),
     ]
-    sender: Annotated[str, Field(description="Address that mail comes from")]
+    sender: Annotated[str, Field(description="Sender address")]
     username: Annotated[str | None, Field(description="null: without a login")] = None
     password_file: Annotated[
         str | None, Field(description="On this machine; null: without a password")
@@ -173,8 +176,8 @@ class Prometheus(Setting):
     ] = None
     port: Port = 9090
     listen: BindAddress = "127.0.0.1"
-    scrape_seconds: Annotated[Seconds, Field(gt=0, description="Between two scrapes")] = 15
-    retention_days: Annotated[PositiveInt, Field(description="How long series are kept")] = 30
+    scrape_seconds: Annotated[Seconds, Field(gt=0, description="Scrape interval")] = 15
+    retention_days: Annotated[PositiveInt, Field(description="Retention of series")] = 30
 
 
 class Alertmanager(Setting):
@@ -185,18 +188,16 @@ class Alertmanager(Setting):
     ] = None
     port: Port = 9093
     listen: BindAddress = "127.0.0.1"
-    page: Annotated[Receiver | None, Field(description="null: shown on the page, not sent")] = None
-    ticket: Annotated[Receiver | None, Field(description="null: shown on the page, not sent")] = (
-        None
-    )
+    page: Annotated[Receiver | None, Field(description="null: shown, not sent")] = None
+    ticket: Annotated[Receiver | None, Field(description="null: shown, not sent")] = None
     heartbeat: Annotated[
         Receiver | None,
         Field(
-            description="Told every minute that alerts arrive: a service that calls you when it "
-            "hears nothing; null: a dead monitoring node goes unnoticed"
+            description="Receives a heartbeat every minute: a service that alerts you when "
+            "it stops; null: a dead monitoring node goes unnoticed"
         ),
     ] = None
-    mail: Annotated[Mail | None, Field(description="null: no receiver has `email_to`")] = None
+    mail: Annotated[Mail | None, Field(description="null: no receiver uses `email_to`")] = None
 
     @model_validator(mode="after")
     def _mail_goes_through_a_server(self) -> Alertmanager:
@@ -205,7 +206,7 @@ class Alertmanager(Setting):
             mailed := [name for name, each in receivers.items() if each and each.email_to]
         ):
             raise ValueError(
-                f"{' and '.join(mailed)}: `email_to` needs `mail`, the server that sends it"
+                f"{' and '.join(mailed)}: `email_to` needs `mail`: set the mail server"
             )
         return self
 
@@ -213,7 +214,7 @@ class Alertmanager(Setting):
 class Grafana(Setting):
     """A Grafana that is on the node already, or comes from a repository that you name."""
 
-    package: Annotated[str | None, Field(description="e.g. grafana; null: it is there")] = None
+    package: Annotated[str | None, Field(description="as grafana; null: already installed")] = None
     provisioning: Annotated[
         str,
         form(r"/[\w./-]+", "an absolute path of letters, digits, `.`, `_`, `/` and `-`"),
@@ -225,15 +226,15 @@ class Grafana(Setting):
 class AlertChange(Setting):
     """One of our alerts as you want it."""
 
-    enabled: Annotated[bool, Field(description="false: the alert is not made")] = True
-    for_seconds: Annotated[Seconds | None, Field(ge=0, description="null: as it comes")] = None
+    enabled: Annotated[bool, Field(description="false: omit the alert")] = True
+    for_seconds: Annotated[Seconds | None, Field(ge=0, description="null: the default")] = None
     severity: Annotated[
-        Literal["page", "ticket"] | None, Field(description="null: as it comes")
+        Literal["page", "ticket"] | None, Field(description="null: the default")
     ] = None
 
 
 class Monitoring(Setting):
-    """A node that watches the fleet; `gpu_node: false` where it has no GPUs."""
+    """A monitoring node; with `gpu_node: false` if it has no GPUs."""
 
     prometheus: Annotated[Prometheus | None, Field(description="null: no Prometheus here")] = (
         Prometheus()
@@ -248,8 +249,8 @@ class Monitoring(Setting):
         dict[str, AlertChange], Field(description="By name; docs/alerts/ has them all")
     ] = {}
     runbooks_url: Annotated[
-        str, Field(description="Where docs/alerts/ can be read; in front of each page's name")
+        str, Field(description="Address of docs/alerts/; each page's name is appended")
     ] = "docs/alerts"
     external_labels: Annotated[
-        dict[str, str], Field(description="On everything that leaves this Prometheus")
+        dict[str, str], Field(description="Labels on everything that this Prometheus sends")
     ] = {}

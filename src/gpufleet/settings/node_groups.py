@@ -40,7 +40,7 @@ def resolve_groups(
     """
     names = [*hosts, *(name for name in children if name not in hosts)]
     problems = [
-        f"children of {parent}: there is no group {child!r}{suggestion(child, names)}"
+        f"children of {parent}: no group {child!r}{suggestion(child, names)}"
         for parent, below in children.items()
         for child in below
         if child not in names

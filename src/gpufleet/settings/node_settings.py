@@ -40,32 +40,34 @@ from gpufleet.settings.upgrade_settings import Upgrade
 
 
 class Gpus(Setting):
-    """What this node is declared to have; the probe must agree. What is left out is expected as the
-    node's siblings have it, else as the device itself says."""
+    """
+    Declared hardware; the probe must match it. Values that are not set are compared with the
+    node's siblings, or with what the device reports.
+    """
 
     count: Annotated[PositiveInt | None, Field(description="GPUs in the node")] = None
     name: Annotated[str | None, Field(description="Product name as NVML gives it")] = None
     hardware: Annotated[
         str | None,
         Field(
-            description="Hardware by name, as h100x8, that `gpufleet plan --as` and `gpufleet "
-            "validate` take the node to be; checks of nodes do not look at it"
+            description="Hardware by name, as h100x8, for `gpufleet plan --as` and `gpufleet "
+            "validate`; checks do not use it"
         ),
     ] = None
     nvlink_links: Annotated[
-        int | None, Field(ge=0, le=36, description="NVLinks of each GPU that are up")
+        int | None, Field(ge=0, le=36, description="Active NVLinks per GPU")
     ] = None
     pcie_width: Annotated[PositiveInt | None, Field(description="PCIe lanes of each GPU")] = None
     power_limit_watts: Annotated[
-        PositiveInt | None, Field(description="Power limit of each GPU, where it is lowered")
+        PositiveInt | None, Field(description="Power limit per GPU, if lowered")
     ] = None
     ecc: Annotated[bool | None, Field(description="Whether ECC is on")] = None
     reserved: Annotated[
         tuple[int, ...],
-        Field(description="NVML indices of GPUs that others use: nothing is placed on them"),
+        Field(description="NVML indices of GPUs that the plan must not use"),
     ] = ()
     rdma_ports: Annotated[
-        int | None, Field(ge=0, description="InfiniBand or RoCE ports that are up in the node")
+        int | None, Field(ge=0, description="Active InfiniBand or RoCE ports of the node")
     ] = None
 
     @model_validator(mode="after")
@@ -80,12 +82,12 @@ class Gpus(Setting):
 
 
 class Acceptance(Setting):
-    """A finding that the operator knows of and lives with for a while."""
+    """A finding that is accepted for a time."""
 
     free_text: ClassVar = frozenset({"reason"})
 
     check: Annotated[str, Field(description="The check's name")]
-    node: Annotated[str, Field(description="The node, or * for every node these variables reach")]
+    node: Annotated[str, Field(description="The node, or * for every node with these variables")]
     gpu: Annotated[int | None, Field(ge=0, description="NVML's index; null: any")] = None
     until: Annotated[dt.date, Field(description="The last day on which it is accepted")]
     reason: Annotated[str, Field(description="Why; shown with the finding")] = ""
@@ -101,22 +103,22 @@ class Acceptance(Setting):
 
 
 class Checks(Setting):
-    """How findings of the node check are taken."""
+    """How findings of the node check are treated."""
 
     accept: Annotated[
-        tuple[Acceptance, ...], Field(description="Findings that stop nothing for now")
+        tuple[Acceptance, ...], Field(description="Findings that do not stop a deploy")
     ] = ()
     degraded: Annotated[
         bool,
         Field(
-            description="Serve on the healthy GPUs of a node of which others are unfit; without "
-            "it, one unfit GPU stops the deploy"
+            description="Serve on the healthy GPUs of a node that has unfit ones; otherwise "
+            "one unfit GPU stops the deploy"
         ),
     ] = False
 
 
 class Absent(Setting):
-    """What `deploys/absent.py` takes from a node."""
+    """What `deploys/absent.py` removes from a node."""
 
     parts: Annotated[
         tuple[
@@ -132,26 +134,29 @@ class Absent(Setting):
             ],
             ...,
         ],
-        Field(description="These alone; none: all of them"),
+        Field(description="Parts to remove; empty: all"),
     ] = ()
-    models: Annotated[bool, Field(description="Models' files, too")] = False
-    drivers: Annotated[bool, Field(description="NVIDIA's driver, CUDA and their settings, too")] = (
-        False
-    )
+    models: Annotated[bool, Field(description="Also remove the models' files")] = False
+    drivers: Annotated[
+        bool, Field(description="Also remove NVIDIA's driver, CUDA and their settings")
+    ] = False
 
 
 class NodeSettings(Setting):
     """Everything that one node's variables may say, after groups and hosts are merged."""
 
     gpu_node: Annotated[
-        bool, Field(description="false: it has no GPUs; what is set for GPU nodes leaves it alone")
+        bool,
+        Field(description="false: the node has no GPUs, and settings for GPU nodes do not apply"),
     ] = True
     gpus: Gpus = Gpus()
     checks: Checks = Checks()
     absent: Absent = Absent()
     gpu_lock: Annotated[
         GpuLock | None,
-        Field(description="What belongs together on the nodes; null: the driver is not ours"),
+        Field(
+            description="Versions to install together; null: gpufleet does not manage the driver"
+        ),
     ] = None
     gpu: Gpu = Gpu()
     cuda: Cuda | None = None
@@ -161,30 +166,25 @@ class NodeSettings(Setting):
     monitoring: Annotated[Monitoring | None, Field(description="null: not a monitoring node")] = (
         None
     )
-    gateway: Annotated[
-        Gateway | None, Field(description="null: clients do not come to this node")
-    ] = None
-    litellm: Annotated[
-        Litellm | None, Field(description="null: no LiteLLM in front of the gateway on this node")
-    ] = None
+    gateway: Annotated[Gateway | None, Field(description="null: this node is not a gateway")] = None
+    litellm: Annotated[Litellm | None, Field(description="null: no LiteLLM on this node")] = None
     balancer: Annotated[
-        Balancer | None, Field(description="Your own balancer; null: our gateways, or none")
+        Balancer | None,
+        Field(description="Your own load balancer; null: gpufleet's gateways, or none"),
     ] = None
     upgrade: Annotated[
-        Upgrade, Field(description="How the fleet is changed; the same for all of its nodes")
+        Upgrade, Field(description="How upgrades proceed; the same for all nodes of the fleet")
     ] = Upgrade()
     firewall: Annotated[
         Firewall | None,
-        Field(description="null: no firewall from gpufleet, and an earlier one is removed"),
+        Field(description="null: remove gpufleet's firewall, if any"),
     ] = None
     vllm: Vllm | None = None
     cluster_network: Annotated[
         IPv4Network | None,
-        Field(description="Network on which nodes of one replica talk; null: found by the probe"),
+        Field(description="Network between the nodes of a replica; null: from the probe"),
     ] = None
-    serving: Annotated[
-        dict[ModelName, Served], Field(description="Models that the node may get, by name")
-    ] = {}
+    serving: Annotated[dict[ModelName, Served], Field(description="Models to serve, by name")] = {}
     mirror: Annotated[
         Mirror | None, Field(description="null: nodes download from the addresses set elsewhere")
     ] = None
@@ -195,11 +195,9 @@ class NodeSettings(Setting):
     @model_validator(mode="after")
     def _models_need_vllm(self) -> NodeSettings:
         if self.serving and self.vllm is None:
-            raise ValueError("`serving` is declared, but `vllm` is not: say which release serves")
+            raise ValueError("`serving` is set, but `vllm` is not: set the release")
         if self.dcgm and not (self.cuda or self.gpu_lock):
-            raise ValueError(
-                "`dcgm` comes from NVIDIA's repository, which `cuda.repository` names: set it"
-            )
+            raise ValueError("`dcgm` needs NVIDIA's repository: set `cuda.repository`")
         return self
 
     @model_validator(mode="after")
@@ -208,7 +206,7 @@ class NodeSettings(Setting):
         for key, port in self.ports.items():
             users.setdefault(port, []).append(key)
         if clashes := [
-            f"{' and '.join(f'`{key}`' for key in keys)} are both {port}: give one another port"
+            f"{' and '.join(f'`{key}`' for key in keys)} are both {port}: change one"
             for port, keys in sorted(users.items())
             if len(keys) > 1
         ]:

@@ -201,12 +201,12 @@ def _key_mistakes(node: str, found: Variables) -> Iterator[tuple[Origin, str]]:
     for key, (value, origin) in found.items():
         if key in PASSWORDS:
             if origin.line:  # what was typed at a prompt comes without one
-                yield origin, f"{key}: variables are no place for passwords: {PASSWORDS[key]}"
+                yield origin, f"{key}: variables must not contain passwords: {PASSWORDS[key]}"
         elif key in NodeSettings.model_fields:
             try:
                 json.dumps(value, allow_nan=False)
             except (TypeError, ValueError) as error:
-                yield origin, f"{key}: is not plain data as JSON has it: {error}"
+                yield origin, f"{key}: is not plain JSON data: {error}"
         elif said := _of_pyinfra(node, key, value):
             yield origin, said
         else:

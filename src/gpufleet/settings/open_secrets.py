@@ -43,7 +43,7 @@ def open_secrets(data: Mapping[str, Any]) -> Iterator[OpenSecret]:
         elif is_secret(value):
             yield OpenSecret(at, value, f"has the form of a key or token: {_remedy(at)}")
         elif value and _is_free(at) and is_secret_name(str(at[-1])):
-            yield OpenSecret(at, value, f"is a secret by its name: {_remedy(at)}")
+            yield OpenSecret(at, value, f"has the name of a secret: {_remedy(at)}")
         elif _is_free(at):
             for inner in find_secrets(_json(value)):
                 yield OpenSecret(at, inner, f"has a secret in its JSON: {_remedy(at)}")
@@ -89,13 +89,13 @@ def _remedy(at: KeyPath) -> str:
         name = str(at[-1])
         file = suggested_file(name)
         return (
-            "units are readable by every account of the node, variables by everyone with the "
+            "units are readable by all users of the node, and variables by all users of the "
             f"repository: {_FILE}, and name it in `environment_files` instead: {{{name}: {file}}}"
         )
     if "flags" in at[:-1]:
         return (
-            "arguments are readable by every account of the node: "
-            f"{_FILE}, and give it as a variable in `environment_files`, if vLLM reads one"
+            f"arguments are readable by all users of the node: {_FILE}, and set it in "
+            "`environment_files`, if vLLM has a variable for it"
         )
     return f"{_FILE}, and name that where a setting takes a file (`..._file`)"
 
@@ -103,7 +103,7 @@ def _remedy(at: KeyPath) -> str:
 def _in_address(at: KeyPath) -> str:
     token = ", or `hf_token_file` for the Hub" if at[-1] == "hf_endpoint" else ""
     return (
-        "has a user or password in an address, which ends in command lines: write the address "
-        "without them; nodes take them from /root/.netrc (pip, uv) and /etc/apt/auth.conf.d "
-        f"(apt){token}"
+        "has a user or password in an address, which would appear in command lines: write the "
+        "address without them; nodes read them from /root/.netrc (pip, uv) and "
+        f"/etc/apt/auth.conf.d (apt){token}"
     )

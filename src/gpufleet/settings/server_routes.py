@@ -44,7 +44,7 @@ def route_mistakes(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
         if control and not vllm.allow_control_routes:
             yield (
                 at,
-                f"gives servers {control}, by which anyone who has the API key controls them: "
+                f"gives servers {control}, which let any client with the API key control them: "
                 "remove it, or write `allow_control_routes: true` under `vllm`",
             )
         if vllm.api_key_file is not None and name in (PAST_FLAGS if is_flag else PAST_VARIABLES):

@@ -51,8 +51,8 @@ def sandbox_mistakes(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
         if served.is_path and (place := _hidden(served.model, homes=True)):
             yield (
                 (*here, "model"),
-                f"{served.model} lies below {place}, which is hidden from servers: they have their "
-                "own /tmp, and no rights below /root; move the files, as to /srv/models, or name "
+                f"{served.model} is under {place}, which servers cannot see: they have their "
+                "own /tmp, and no access to /root; move the files, as to /srv/models, or name "
                 "the model by its Hugging Face id and commit",
             )
         yield from _file_flags(here, served)
@@ -72,8 +72,8 @@ def _ports(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
         if port < _FIRST_FREE_PORT:
             yield (
                 at,
-                f"is {port}, and only root listens below {_FIRST_FREE_PORT}: this program runs "
-                f"without its rights; write {_FIRST_FREE_PORT} or more (a gateway may have 443)",
+                f"is {port}, and only root can listen below {_FIRST_FREE_PORT}: this program is "
+                f"not root; write {_FIRST_FREE_PORT} or more (a gateway may have 443)",
             )
 
 
@@ -87,7 +87,7 @@ def _file_flags(here: KeyPath, served: Served) -> Iterator[tuple[KeyPath, str]]:
             if place := _hidden(path, homes=homes):
                 yield (
                     at,
-                    f"{path} lies below {place}, which is hidden from servers: move it, as to "
+                    f"{path} is under {place}, which servers cannot see: move it, as to "
                     "/srv/models, on every node that serves this",
                 )
             elif path.startswith(("./", "../", "~")) or (
@@ -95,8 +95,8 @@ def _file_flags(here: KeyPath, served: Served) -> Iterator[tuple[KeyPath, str]]:
             ):
                 yield (
                     at,
-                    f"{path!r} is no absolute path, and servers start in a directory of their own: "
-                    "bring the file to every node that serves this and write its whole path, as "
+                    f"{path!r} is not an absolute path, and servers start in their own directory: "
+                    "copy the file to every node that serves this and write its absolute path, as "
                     f"/srv/models/{path.rpartition('/')[2] or flag}",
                 )
 

@@ -58,8 +58,8 @@ ModelName = Annotated[
     str,
     form(
         r"[a-z0-9]([a-z0-9.-]{0,38}[a-z0-9])?",
-        "at most 40 of a-z, 0-9, `.` and `-`, with a letter or digit first and last; clients may "
-        "ask for another name: `served_name`",
+        "at most 40 of a-z, 0-9, `.` and `-`, with a letter or digit first and last; for "
+        "clients, set another name with `served_name`",
     ),
 ]
 
@@ -104,10 +104,10 @@ PLANNED_ENVIRONMENT = frozenset(
 # Flags that would put a secret where everybody on the node reads it, or that move the endpoint to
 # where nothing of ours finds it.
 REFUSED_ARGUMENTS = {
-    "config": "its file could set what the plan decides: write the flags here",
-    "hf-token": "arguments are readable by everybody on the node: use vllm.hf_token_file",
-    "ssl-certfile": "endpoints are plain HTTP for now: put TLS in front of them",
-    "ssl-keyfile": "endpoints are plain HTTP for now: put TLS in front of them",
+    "config": "its file could override the plan: write the flags here",
+    "hf-token": "arguments are readable by all users of the node: use vllm.hf_token_file",
+    "ssl-certfile": "endpoints are plain HTTP: put TLS in front of them",
+    "ssl-keyfile": "endpoints are plain HTTP: put TLS in front of them",
     "uds": "endpoints are TCP ports",
 }
 
@@ -120,20 +120,19 @@ class Distribution(Setting):
     """How nodes hand each other releases and models: docs/gpu-nodes/distribution.md."""
 
     enabled: Annotated[
-        bool, Field(description="false: build and download on this node alone, share nothing")
+        bool, Field(description="false: share nothing; build and download on this node alone")
     ] = True
     port: Annotated[
         int,
         Field(
             ge=1024,
             le=65535,
-            description="Where a node hands them out while others copy; between copies nothing "
-            "listens there",
+            description="Port while other nodes copy from this one; otherwise closed",
         ),
     ] = 8790
     rate_mbit: Annotated[
         PositiveInt | None,
-        Field(description="Most that a node sends, in Mbit/s; null: what its line carries"),
+        Field(description="Upload limit in Mbit/s; null: unlimited"),
     ] = None
 
 
@@ -145,9 +144,9 @@ class Vllm(Setting):
     version: PythonVersion
     lock: Annotated[
         str,
-        Field(description="Requirements with hashes; from the project's root, or absolute"),
+        Field(description="Lock file with hashes; relative to the project's root, or absolute"),
     ]
-    uv_lock: Annotated[str, Field(description="The same for uv, which builds the release")] = (
+    uv_lock: Annotated[str, Field(description="Lock file of uv, which builds the release")] = (
         "locks/uv.txt"
     )
     python: Annotated[AbsolutePath, Field(description="The node's interpreter")] = (
@@ -169,7 +168,7 @@ class Vllm(Setting):
             r"[a-z_][a-z0-9_-]{0,30}",
             "a user's name: at most 31 of a-z, 0-9, `_` and `-`, a letter or `_` first",
         ),
-        Field(description="System user that servers run as"),
+        Field(description="System user of the servers"),
     ] = "vllm"
     listen: Annotated[BindAddress, Field(description="Address that endpoints bind")] = "0.0.0.0"  # noqa: S104
     watchdog_port: Annotated[
@@ -177,8 +176,8 @@ class Vllm(Setting):
         Field(
             ge=1024,
             le=65535,
-            description="Where the watchdog tells gateways which servers are stalled, at `listen`; "
-            "null: it does not",
+            description="Port on `listen` where the watchdog reports stalled servers to "
+            "gateways; null: none",
         ),
     ] = 8406
     api_key_file: Annotated[
@@ -188,25 +187,25 @@ class Vllm(Setting):
     cluster_key_file: Annotated[
         str | None,
         Field(
-            description="File on this machine with the key that the nodes of a replica know each "
-            "other by, 32 bytes or more; needed where replicas span nodes"
+            description="File on this machine with the shared key of a replica's nodes, 32 "
+            "bytes or more; required if replicas span nodes"
         ),
     ] = None
     allow_unauthenticated: Annotated[
-        bool, Field(description="Accept that anyone who reaches the port may use the model")
+        bool, Field(description="Accept that any client that reaches the port can use the model")
     ] = False
     allow_control_routes: Annotated[
         bool,
         Field(
-            description="Accept variables and flags that give servers routes which control them, "
-            "as VLLM_SERVER_DEV_MODE does: anyone who has the API key may use those"
+            description="Accept variables and flags that add control routes to servers, as "
+            "VLLM_SERVER_DEV_MODE does: any client with the API key can use them"
         ),
     ] = False
     allow_unguarded_ports: Annotated[
         bool,
         Field(
-            description="Accept replicas over nodes without `firewall`: anyone who reaches "
-            "the ports between the nodes may run code there"
+            description="Accept replicas that span nodes without `firewall`: any client that "
+            "reaches the ports between the nodes can run code there"
         ),
     ] = False
     hf_token_file: Annotated[
@@ -221,15 +220,13 @@ class Vllm(Setting):
     environment: Annotated[dict[str, str], Field(description="For every stage")] = {}
     environment_files: Annotated[
         dict[VariableName, str],
-        Field(
-            description="The same for secrets: the file on this machine with each variable's value"
-        ),
+        Field(description="Secret variables: for each, a file on this machine with its value"),
     ] = {}
     keep_releases: Annotated[
-        int, Field(ge=1, description="Releases to keep on a node beyond those in use, newest first")
+        int, Field(ge=1, description="Additional releases to keep on a node, newest first")
     ] = 2
     keep_days: Annotated[
-        int, Field(ge=0, description="And those that were built in so many days")
+        int, Field(ge=0, description="Also keep releases built within so many days")
     ] = 14
 
     @model_validator(mode="after")
@@ -237,7 +234,8 @@ class Vllm(Setting):
         local = self.listen in LOOPBACK
         if not local and self.api_key_file is None and not self.allow_unauthenticated:
             raise ValueError(
-                f"endpoints would listen on {self.listen} without a key: set `api_key_file`, or "
+                f"endpoints would listen on {self.listen} without an API key: set `api_key_file`, "
+                "or "
                 "`listen: 127.0.0.1`, or `allow_unauthenticated: true`"
             )
         if mistakes := _environment_mistakes(self.environment, self.environment_files):
@@ -249,7 +247,9 @@ class Vllm(Setting):
                 f"running requests: use {'.'.join(map(str, OLDEST_VLLM))}.0 or newer"
             )
         if self.no_index and not self.find_links:
-            raise ValueError("`no_index` without `find_links` leaves nowhere to download from")
+            raise ValueError(
+                "`no_index` without `find_links` leaves no download source: set `find_links`"
+            )
         if self.no_index and self.index_url:
             raise ValueError("`no_index` and `index_url` exclude each other: remove one")
         return self
@@ -301,64 +301,63 @@ class Served(Setting):
             "page on the Hub under `Files`, `History`",
         ),
         Field(
-            description="Commit of a Hugging Face model, all 40 digits: a branch is another set of "
-            "files tomorrow, and nodes would differ",
+            description="Commit of a Hugging Face model, all 40 digits; a branch can change, "
+            "and nodes would differ",
         ),
     ] = None
     served_name: Annotated[
         str | None,
         form(r"[\w.:/-]+", "letters, digits, `.`, `_`, `:`, `/` and `-`"),
-        Field(description="What clients ask for; null: the name that it has here"),
+        Field(description="Name for clients; null: the name of this entry"),
     ] = None
     replicas: Annotated[
         int | Literal["fit"],
         BeforeValidator(_some_or_fit),
-        Field(description="Independent copies; fit: as many as there is room for"),
+        Field(description="Number of independent copies; fit: as many as fit"),
     ] = 1
     prefer: Annotated[
         tuple[str, ...],
         Field(
-            description="Groups of nodes that new replicas go to first, the first one first; "
-            "others get what these have no room for"
+            description="Groups of nodes to prefer for new replicas, in this order; other "
+            "nodes get the rest"
         ),
     ] = ()
     objective: Annotated[
         Literal["balanced", "latency", "throughput", "memory"],
-        Field(description="What the plan looks for where it may choose"),
+        Field(description="What the plan optimises for"),
     ] = "balanced"
     context: Annotated[
         Tokens | None,
-        Field(
-            gt=0, description="Longest request in tokens, answer included; null: the model's own"
-        ),
+        Field(gt=0, description="Maximum context in tokens, answer included; null: the model's"),
     ] = None
     concurrency: Annotated[
-        PositiveInt, Field(description="Requests of full length that must fit at once")
+        PositiveInt, Field(description="Concurrent requests of full length that must fit")
     ] = 1
     presets: Annotated[
         tuple[str, ...],
-        Field(description="Flags for a situation, the last one counts: `gpufleet presets`"),
+        Field(description="Presets of flags, the last one wins: `gpufleet presets`"),
     ] = ()
     tensor_parallel: Annotated[
-        PositiveInt | None, Field(description="GPUs that share each layer; null: planned")
+        PositiveInt | None,
+        Field(description="GPUs that share each layer (tensor parallel); null: planned"),
     ] = None
     pipeline_parallel: Annotated[
-        PositiveInt | None, Field(description="Parts that the layers are cut into; null: planned")
+        PositiveInt | None, Field(description="Pipeline stages; null: planned")
     ] = None
     data_parallel: Annotated[
         PositiveInt | None, Field(description="Engines behind one endpoint; null: planned")
     ] = None
     expert_parallel: Annotated[
         bool | None,
-        Field(description="Whole experts on each GPU instead of a part of each; null: planned"),
+        Field(description="Whole experts on each GPU instead of slices of all; null: planned"),
     ] = None
     distributed_executor_backend: Annotated[
         Literal["mp", "ray"],
-        Field(description="What joins the nodes of a replica: vLLM's own processes, or Ray"),
+        Field(description="Executor for a replica that spans nodes: vLLM's processes, or Ray"),
     ] = "mp"
     data_parallel_balancing: Annotated[
         Literal["internal", "hybrid", "external"],
-        Field(description="Who divides requests over engines: one server, one a node, or none"),
+        Field(description="Balancing over engines: one server, one per node, or none"),
     ] = "internal"
     prefill: Annotated[
         ModelName | None,
@@ -368,24 +367,23 @@ class Served(Setting):
         ),
     ] = None
     cluster_port: Annotated[
-        Port, Field(description="First of the ports that a replica's nodes talk to each other on")
+        Port, Field(description="First port between the nodes of a replica")
     ] = 29500
     span_nodes: Annotated[
-        bool, Field(description="Let a replica use GPUs of several nodes where one is too small")
+        bool, Field(description="Let a replica span nodes if one is too small")
     ] = False
     when_a_node_leaves: Annotated[
         Literal["refuse", "replan"],
         Field(
-            description="A node that a replica over several nodes needs leaves the inventory, or "
-            "its GPUs may not be used any more: refuse the plan, or place the replica "
-            "on other nodes"
+            description="If a node of a replica that spans nodes leaves the inventory or "
+            "loses GPUs: refuse the plan, or place the replica on other nodes"
         ),
     ] = "refuse"
     allow_pcie: Annotated[
         bool,
         Field(
-            description="Let a tensor-parallel group span GPUs without NVLink, where no island is "
-            "large enough; every layer then waits for PCIe"
+            description="Let a tensor-parallel group use PCIe if no NVLink island is large "
+            "enough; every layer then waits for PCIe"
         ),
     ] = False
     port: Annotated[
@@ -396,34 +394,29 @@ class Served(Setting):
     ] = {}
     allow_unlocked_code: Annotated[
         bool,
-        Field(
-            description="Accept that `trust-remote-code` runs code whose files no lock of models "
-            "names"
-        ),
+        Field(description="Accept that `trust-remote-code` runs code that no model lock covers"),
     ] = False
     environment: Annotated[dict[str, str], Field(description="For this model's stages")] = {}
     environment_files: Annotated[
         dict[VariableName, str],
-        Field(
-            description="The same for secrets: the file on this machine with each variable's value"
-        ),
+        Field(description="Secret variables: for each, a file on this machine with its value"),
     ] = {}
     start_seconds: Annotated[
         Seconds, Field(gt=0, description="Deadline from start to the first answer")
     ] = 1800
     drain_seconds: Annotated[
         Seconds,
-        Field(ge=0, le=3600, description="How long running requests may finish before a stop"),
+        Field(ge=0, le=3600, description="Time for running requests to finish before a stop"),
     ] = 60
 
-    objectives: Annotated[
-        Objectives, Field(description="What its clients were promised; alerts hold it to that")
-    ] = Objectives()
+    objectives: Annotated[Objectives, Field(description="Service objectives; alerts use them")] = (
+        Objectives()
+    )
     watchdog: Annotated[
-        Watchdog, Field(description="What is done when its requests run and its tokens do not")
+        Watchdog, Field(description="What to do when requests run and no tokens come")
     ] = Watchdog()
     golden: Annotated[
-        Golden, Field(description="What it must answer after a change as it did before")
+        Golden, Field(description="Prompts whose answers must stay the same after a change")
     ] = Golden()
 
     @property
@@ -437,8 +430,8 @@ class Served(Setting):
         names = {name.lstrip("-").replace("_", "-") for name in self.flags}
         if planned := sorted(names & PLANNED_ARGUMENTS):
             mistakes.append(
-                f"`flags` sets {', '.join(planned)}, which the plan decides: use the settings "
-                "of the same meaning (tensor_parallel, served_name, port, drain_seconds, "
+                f"`flags` sets {', '.join(planned)}, which the plan decides: use the equivalent "
+                "settings (tensor_parallel, served_name, port, drain_seconds, "
                 "vllm.listen, vllm.api_key_file) instead"
             )
         mistakes += [
@@ -461,11 +454,11 @@ class Served(Setting):
         mistakes += _environment_mistakes(self.environment, self.environment_files)
         if not self.is_path and self.revision is None:
             mistakes.append(
-                f"`revision` is missing: name the commit of {self.model}, so that every node "
-                "and every later run serves the same files"
+                f"`revision` is missing: set the commit of {self.model}, so that every node and "
+                "every run serves the same files"
             )
         if self.is_path and self.revision is not None:
-            mistakes.append("`revision` has no meaning for a path: remove it")
+            mistakes.append("`revision` has no effect for a path: remove it")
         if mistakes:
             raise ValueError("; ".join(mistakes))
         return self

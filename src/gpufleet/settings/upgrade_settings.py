@@ -29,57 +29,61 @@ class Gates(Setting):
     """What must hold before a replica gets requests again, and before the next wave."""
 
     soak_seconds: Annotated[
-        Seconds, Field(ge=0, le=86400, description="Under requests, until it is judged by them")
+        Seconds, Field(ge=0, le=86400, description="Time under load before a wave is judged")
     ] = 60
     baseline_seconds: Annotated[
-        Seconds, Field(ge=5, le=3600, description="Looked at before anything is changed")
+        Seconds, Field(ge=5, le=3600, description="Observation time before any change")
     ] = 30
     latency_ratio: Annotated[
         float,
-        Field(ge=1, le=100, description="TTFT and ITL p99 at most so many times those of before"),
+        Field(ge=1, le=100, description="Maximum ratio of TTFT and ITL p99 to those before"),
     ] = 1.5
     latency_least_requests: Annotated[
-        PositiveInt, Field(description="Of fewer, on either side, no latency is judged")
+        PositiveInt, Field(description="Minimum requests on each side to judge latency")
     ] = 50
     error_ratio: Annotated[
-        float, Field(ge=0, le=1, description="More errors of the server than before, at most")
+        float, Field(ge=0, le=1, description="Maximum increase of server errors")
     ] = 0.0
-    findings: Annotated[bool, Field(description="New blocking findings of the check stop")] = True
+    findings: Annotated[bool, Field(description="Stop on new blocking findings of the check")] = (
+        True
+    )
     alerts: Annotated[
-        bool, Field(description="New alerts about the wave's nodes stop, where a node watches")
+        bool,
+        Field(
+            description="Stop on new alerts about the wave's nodes, if there is a monitoring node"
+        ),
     ] = True
 
 
 class Upgrade(Setting):
     """How the fleet is changed while it serves."""
 
-    canary: Annotated[int, Field(ge=0, description="Groups in a wave before all others")] = 1
+    canary: Annotated[int, Field(ge=0, description="Groups in the first wave")] = 1
     waves: Annotated[
         tuple[WaveSize, ...],
         Field(
             min_length=1,
-            description="Sizes of the waves that follow, in groups or percent of all; the last one "
-            "is repeated",
+            description="Sizes of the following waves, in groups or percent of all; the last "
+            "one repeats",
         ),
     ] = (1,)
     failures: Annotated[
-        int, Field(ge=0, description="Groups that may fail, and be rolled back, before it stops")
+        int,
+        Field(ge=0, description="Groups that may fail and be rolled back before the upgrade stops"),
     ] = 0
     confirm: Annotated[
         Literal["start", "canary", "wave"],
-        Field(description="Ask a person before the first wave; after the canary too; every wave"),
+        Field(description="Confirm before the first wave; also after the canary; every wave"),
     ] = "start"
     headroom: Annotated[
         float,
         Field(
             gt=0,
             le=1,
-            description="How full the replicas that remain may become with the present load",
+            description="Maximum load of the remaining replicas",
         ),
     ] = 0.85
-    keep: Annotated[
-        PositiveInt, Field(description="Replicas of a model that have to serve at any time")
-    ] = 1
+    keep: Annotated[PositiveInt, Field(description="Minimum serving replicas of a model")] = 1
     gates: Gates = Gates()
 
 
@@ -91,21 +95,20 @@ class Golden(Setting):
     prompts: Annotated[
         tuple[str, ...],
         AfterValidator(lambda given: tuple(dict.fromkeys(given))),
-        Field(description="Completed with temperature 0"),
+        Field(description="Prompt; completed with temperature 0"),
     ] = (
         "The capital of France is",
         "1, 2, 3, 4, 5,",
         "def fibonacci(n):",
     )
     max_tokens: Annotated[
-        int, Field(ge=1, le=512, description="Length of each answer that is compared")
+        int, Field(ge=1, le=512, description="Tokens of each answer to compare")
     ] = 16
     same: Annotated[
         float,
         Field(
             ge=0,
             le=1,
-            description="Share of the tokens, from the first one on, that must be the same; 1: "
-            "all; 0: an answer is enough",
+            description="Share of leading tokens that must match; 1: all; 0: any answer passes",
         ),
     ] = 1.0

@@ -99,7 +99,7 @@ def load_file(path: Path, root: Path | None = None) -> Variables:
     except (yaml.YAMLError, ValueError) as error:  # ValueError: `0b_` and the like
         raise FleetError(_syntax_error(error, shown)) from None
     except RecursionError:
-        raise FleetError(f"{shown}: is nested more deeply than settings are") from None
+        raise FleetError(f"{shown}: is nested too deeply for settings") from None
     return {key: (value, _origin(key, shown, lines)) for key, value in values.items()}
 
 
@@ -136,7 +136,7 @@ def files_of(directory: Path, name: str, root: Path | None = None) -> tuple[Path
     single = [path for suffix in _SUFFIXES if (path := directory / f"{name}{suffix}").is_file()]
     if len(single) > 1:
         both = " and ".join(shown_path(path, root) for path in single)
-        raise FleetError(f"{both} are two files for one name: keep one of them")
+        raise FleetError(f"{both} are two files for one name: remove one")
     return (*single, *_yaml_files(directory / name))
 
 
@@ -164,8 +164,8 @@ def _problems(node: yaml.Node, shown: str) -> Iterator[str]:
     if not isinstance(node, yaml.MappingNode):
         kind = "a list" if isinstance(node, yaml.SequenceNode) else f"{_text(node)!r}"
         yield (
-            f"{shown}:{_line(node)}: the top level must be settings, each with its name in front "
-            f"as in `vllm:`, but is {kind}"
+            f"{shown}:{_line(node)}: the top level must be a mapping of settings, as `vllm:`, but "
+            f"is {kind}"
         )
         return
     for key, _ in node.value:
@@ -192,7 +192,7 @@ def _walk(
     """
     if id(node) in seen:
         if seen[id(node)]:
-            yield f"{shown}:{_line(node)}: this value contains itself: write it out"
+            yield f"{shown}:{_line(node)}: this value refers to itself: write it out"
         return
     seen[id(node)] = True
     if _is_text(node) and "flags" not in path and _TEMPLATE.fullmatch(_text(node)):
@@ -200,7 +200,7 @@ def _walk(
     if node.tag not in _JSON_TAGS:
         yield (
             f"{shown}:{_line(node)}: {_dotted(path)} has a value of YAML's kind {_kind(node.tag)}, "
-            "which settings do not take: put quotes around it if it is meant as text"
+            "which settings do not accept: quote it if it is text"
         )
     elif isinstance(node, yaml.MappingNode):
         yield from _walk_mapping(node, shown, path, lines, seen)
@@ -252,7 +252,7 @@ def _origin(key: str, shown: str, lines: Mapping[KeyPath, int]) -> Origin:
 
 def _syntax_error(error: yaml.YAMLError | ValueError, shown: str) -> str:
     if not isinstance(error, yaml.YAMLError):
-        return f"{shown}: has a number or a date that is none"
+        return f"{shown}: has an invalid number or date"
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     place = f"{shown}:{mark.line + 1}" if mark else shown
     what = yaml_fault(error)

@@ -428,7 +428,7 @@ def test_an_implausible_answer_makes_a_gpu_unfit(document, judged, nonsense):
     said = judged(found)
 
     assert stopped(said, "gpu-answers") == {("block", 3)}
-    assert "nonsense" in said.worst("gpu-answers").found
+    assert "invalid answers" in said.worst("gpu-answers").found
     assert set(said.report.unfit("gpu-01")) == {3}
 
 

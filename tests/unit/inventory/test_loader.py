@@ -259,7 +259,7 @@ def test_limits_that_match_are_left_alone(project, limit):
             id="two-values",
         ),
         pytest.param(
-            'groups={"a": [("n1", {"vllm": {1, 2}})]}', "is not plain data", id="not-json"
+            'groups={"a": [("n1", {"vllm": {1, 2}})]}', "is not plain JSON data", id="not-json"
         ),
     ],
 )
@@ -384,9 +384,7 @@ def test_what_is_missing_is_placed_where_it_belongs(project):
 def test_what_only_some_nodes_lack_names_them(project):
     project.write("group_vars/gpu_a.yml", "serving: {m: {model: /srv/m}}\n")
 
-    assert "@fake/n1, @fake/n2: `serving` is declared, but `vllm` is not" in project.refuses(
-        *DEPLOY
-    )
+    assert "@fake/n1, @fake/n2: `serving` is set, but `vllm` is not" in project.refuses(*DEPLOY)
 
 
 def test_a_variable_beside_a_name_is_placed_in_the_inventory(project):
@@ -402,7 +400,7 @@ def test_passwords_are_refused_and_not_repeated(project, key):
     with pytest.raises(FleetError) as refused:
         loader.read(project.path / "inventories/fake.py")
     said = str(refused.value)
-    assert f"group_vars/all.yml:1: {key}: variables are no place for passwords" in said
+    assert f"group_vars/all.yml:1: {key}: variables must not contain passwords" in said
     assert "TOPSECRET42" not in said
 
 

@@ -140,7 +140,7 @@ def test_the_configuration_is_the_one_that_was_looked_at(written: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"page": {}}, "goes nowhere"),
+        ({"page": {}}, "receiver has no destination"),
         ({"ticket": {"email_to": "a@example.net"}}, "needs `mail`"),
         ({"ticket": {"slack_url_file": "x"}}, "slack_channel"),
     ],

@@ -117,8 +117,8 @@ def test_what_the_lock_says_must_not_be_said_otherwise_beside_it(
 @pytest.mark.parametrize(
     ("ways", "wrong"),
     [
-        ({}, "goes nowhere"),
-        ({"slack_channel": "#gpus"}, "goes nowhere"),
+        ({}, "receiver has no destination"),
+        ({"slack_channel": "#gpus"}, "receiver has no destination"),
         ({"webhook_url_file": "a"}, None),
         ({"pagerduty_key_file": "a"}, None),
         ({"email_to": "a@example.net"}, None),

@@ -166,10 +166,10 @@ def addresses_of_vendor(settings: NodeSettings) -> str:
 @pytest.mark.parametrize(
     ("mirror", "said"),
     [
-        pytest.param({}, "names no address", id="nothing"),
+        pytest.param({}, "has no address", id="nothing"),
         pytest.param({"wheels": BASE, "index_url": BASE}, "exclude each other", id="two-indexes"),
         pytest.param({"url": "http://user:word@mirror.lan"}, "without a user", id="a-password"),
-        pytest.param({"url": f"{BASE}/"}, "without / last", id="final-slash"),
+        pytest.param({"url": f"{BASE}/"}, "without a trailing /", id="final-slash"),
     ],
 )
 def test_a_mirror_says_where(mirror: dict[str, Any], said: str):
@@ -177,7 +177,7 @@ def test_a_mirror_says_where(mirror: dict[str, Any], said: str):
 
 
 def test_offline_without_a_mirror_is_refused():
-    assert "no `mirror` says" in mistakes(offline=True)["offline"]
+    assert "`mirror` is not set" in mistakes(offline=True)["offline"]
 
 
 def test_file_and_line_are_named(tmp_path):

@@ -117,7 +117,7 @@ def test_no_refusal_of_any_key_has_a_validators_words() -> None:
         ),
         (("cluster_network",), "10.0.0.1/24", "an IPv4 network, as 10.0.0.0/24"),
         (("serving", "m", "revision"), "main", "must be a commit, all 40 digits of it"),
-        (("serving", "m", "served_name"), True, "put the word in quotes, for YAML takes yes"),
+        (("serving", "m", "served_name"), True, "put the word in quotes, because YAML reads yes"),
     ],
 )
 def test_a_mistake_says_what_to_write(key: KeyPath, value: Any, sentence: str) -> None:

@@ -23,27 +23,27 @@ def mistakes(served: dict[str, Any], **others: Any) -> dict[KeyPath, str]:
 
 
 REFUSED: list[tuple[dict[str, Any], KeyPath, str]] = [
-    ({"port": 80}, ("port",), "only root listens below 1024"),
+    ({"port": 80}, ("port",), "only root can listen below 1024"),
     ({"port": 1023}, ("port",), "write 1024 or more"),
-    ({"cluster_port": 500}, ("cluster_port",), "only root listens below 1024"),
-    ({"model": "/tmp/llama"}, ("model",), "lies below /tmp, which is hidden from servers"),
-    ({"model": "/root/models/llama"}, ("model",), "lies below /root"),
+    ({"cluster_port": 500}, ("cluster_port",), "only root can listen below 1024"),
+    ({"model": "/tmp/llama"}, ("model",), "is under /tmp, which servers cannot see"),
+    ({"model": "/root/models/llama"}, ("model",), "is under /root"),
     ({"model": "/dev/shm/llama"}, ("model",), "lies below /dev/shm"),
-    ({"model": "/root"}, ("model",), "lies below /root"),
+    ({"model": "/root"}, ("model",), "is under /root"),
     ({"flags": {"chat-template": "chat.jinja"}}, ("flags", "chat-template"), "/srv/models/chat"),
-    ({"flags": {"chat-template": "a/b.jinja"}}, ("flags", "chat-template"), "no absolute path"),
+    ({"flags": {"chat-template": "a/b.jinja"}}, ("flags", "chat-template"), "not an absolute path"),
     ({"flags": {"chat-template": "/tmp/b.jinja"}}, ("flags", "chat-template"), "below /tmp"),
     ({"flags": {"chat-template": "/home/a/b"}}, ("flags", "chat-template"), "below /home"),
-    ({"flags": {"lora-modules": ["a=./b"]}}, ("flags", "lora-modules"), "no absolute path"),
+    ({"flags": {"lora-modules": ["a=./b"]}}, ("flags", "lora-modules"), "not an absolute path"),
     (
         {"flags": {"lora-modules": [{"name": "a", "path": "~/b"}]}},
         ("flags", "lora-modules"),
-        "no absolute path",
+        "not an absolute path",
     ),
     (
         {"flags": {"lora-modules": ["a=/srv/a", "b=/root/b"]}},
         ("flags", "lora-modules"),
-        "/root/b lies below /root",
+        "/root/b is under /root",
     ),
     (
         {"flags": {"speculative-config": {"model": "/tmp/draft", "num_speculative_tokens": 3}}},
@@ -108,7 +108,7 @@ def test_what_it_can_follow_is_taken(served: dict[str, Any]) -> None:
 def test_programs_without_rights_have_no_low_port(key: str, written: dict[str, Any]) -> None:
     ((at, what),) = mistakes({}, **written).items()
     assert at == tuple(key.split("."))
-    assert "only root listens below 1024" in what
+    assert "only root can listen below 1024" in what
 
 
 def test_a_gateway_may_have_443() -> None:

@@ -66,14 +66,14 @@ def test_a_key_that_was_not_written_is_placed_at_the_nearest_one_above(written):
         pytest.param("ok: 1\nno-name: 2\n", 2, "'no-name' cannot be the name", id="dash"),
         pytest.param("1: x\n", 1, "'1' cannot be the name", id="number"),
         pytest.param("on: x\n", 1, "'on' cannot be the name", id="yaml-1.1-boolean"),
-        pytest.param("- a\n- b\n", 1, "the top level must be settings", id="list"),
-        pytest.param("just text\n", 1, "the top level must be settings", id="text"),
+        pytest.param("- a\n- b\n", 1, "the top level must be a mapping of settings", id="list"),
+        pytest.param("just text\n", 1, "the top level must be a mapping of settings", id="text"),
         pytest.param("a: [1\nb: 2\n", 2, "is not YAML", id="open-bracket"),
         pytest.param("a:\n\tb: 1\n", 2, "use spaces", id="tab"),
         pytest.param("a: 1\n---\nb: 2\n", 2, "is not YAML", id="two-documents"),
         pytest.param("a: !vault |\n  x\n", 1, "kind !vault", id="vault"),
         pytest.param("a: {1: x}\n", 1, "YAML reads as int", id="nested-number"),
-        pytest.param("a: &self [*self]\n", 1, "contains itself", id="recursion"),
+        pytest.param("a: &self [*self]\n", 1, "refers to itself", id="recursion"),
     ],
 )
 def test_what_is_refused_names_file_and_line(written, text, line, says):
