@@ -213,7 +213,7 @@ def test_another_lock_is_drift_of_each_part_of_the_driver(node: BareNode) -> Non
         if each["source"] == "gpu_lock.driver"
     ]
     assert locked == [
-        f"{part} is {DRIVER}, the lock says {OTHER}"
+        f"{part} is {DRIVER}, the lock has {OTHER}"
         for part in ("the loaded kernel module", "the module on the disk", "libnvidia-ml.so.1")
     ]
 

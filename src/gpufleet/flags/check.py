@@ -220,7 +220,7 @@ def _stray(line: CommandLine, one: Unparsed) -> Problem:
         Severity.REFUSE,
         By.PARSER,
         _written(line, (*before.at, *one.at)),
-        f"`{before.option}` takes no value, and `{one.argument}` is left over",
+        f"`{before.option}` takes no value, so `{one.argument}` has no option",
         rewritten=rewritten,
         at=(*before.at, *one.at),
     )
@@ -285,7 +285,7 @@ def _later(schema: Schema, line: CommandLine, given: GivenFlag, value: Any) -> I
     elif flag.suggested and isinstance(value, str) and value not in flag.suggested:
         yield from _misspelt(schema, line, given, value)
     elif _wants_object(schema, flag) and not isinstance(value, dict) and value is not None:
-        yield _at_start(line, given, Kind.JSON, f"`{given.values[-1]}` is no JSON object")
+        yield _at_start(line, given, Kind.JSON, f"`{given.values[-1]}` is not a JSON object")
 
 
 def _beyond_limits(settings: Settings) -> Iterator[Problem]:
@@ -317,8 +317,9 @@ def _misspelt(schema: Schema, line: CommandLine, given: GivenFlag, value: str) -
             Severity.WARN,
             By.ADVICE,
             _written(line, given.at),
-            f"`{value}` is none of the values that vLLM {schema.version} has by itself "
-            f"({', '.join(given.flag.suggested)}): without a plug-in that has it, the start fails",
+            f"`{value}` is not a built-in value of vLLM {schema.version} "
+            f"({', '.join(given.flag.suggested)}): vLLM fails to start without a plug-in that "
+            "adds it",
             replacement=near,
             at=given.at,
         )
@@ -391,7 +392,7 @@ def _known(
         what = "deprecated" if given.flag.deprecated else "accepted, and no longer in vLLM's help"
         yield _mark(line, given, f"`{given.option}` is {what}")
     elif given.option in given.flag.hidden and not given.option.startswith("--no-"):
-        yield _mark(line, given, f"`{given.option}` is accepted, and not in vLLM's help")
+        yield _mark(line, given, f"`{given.option}` is accepted, but not documented in vLLM's help")
 
 
 def _is_about(change: Change, given: GivenFlag) -> bool:
@@ -500,12 +501,12 @@ def _model(schema: Schema, line: CommandLine) -> Iterator[Problem]:
                 Severity.REFUSE,
                 By.ADVICE,
                 _written(line, given.at),
-                f"`{given.option}` takes every word up to the next flag, `{swallowed}` too: put "
-                "the model first",
+                f"`{given.option}` takes every word up to the next flag, including "
+                f"`{swallowed}`: put the model first",
                 at=given.at,
             )
             return
-    found = "there is no model, and vLLM would serve one of its own choice"
+    found = "no model is given, and vLLM would serve its default"
     yield Problem(Kind.MODEL, Severity.WARN, By.ADVICE, "vllm serve", found)
 
 
@@ -528,7 +529,7 @@ def _config(line: CommandLine) -> Iterator[Problem]:
         severity, by, found = Severity.REFUSE, By.PARSER, "there can be only one file"
     elif not given.values[-1].endswith(_YAML):
         severity, by = Severity.REFUSE, By.PARSER
-        found = f"`{given.values[-1]}` has to end in .yaml or .yml"
+        found = f"`{given.values[-1]}` must end in .yaml or .yml"
     yield Problem(Kind.VALUE, severity, by, _written(line, given.at), found, at=given.at)
 
 

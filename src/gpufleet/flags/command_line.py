@@ -127,7 +127,7 @@ class _Parser:
                 at += 1
         positional = self._schema.positional
         if positional is not None and positional.nargs is None and self.model is None:
-            found = "there is no model, and this release takes it as the first argument"
+            found = "no model is given; this release takes it as the first argument"
             self._cannot(Trouble.MODEL, Word("", ()), found)
 
     def _option(self, word: Word) -> _Option | None:
@@ -167,7 +167,7 @@ class _Parser:
         """Take the option at a place with its values, and return the place behind them."""
         word = self._words[at]
         if option.name in _HELP:
-            self._cannot(Trouble.HELP, word, f"`{option.name}` prints vLLM's help and ends it")
+            self._cannot(Trouble.HELP, word, f"`{option.name}` prints vLLM's help and exits")
             return at + 1
         if option.flag is None:
             return self._refuse(at, option)
@@ -185,7 +185,7 @@ class _Parser:
 
     def _take_explicit(self, word: Word, flag: Flag, option: _Option) -> None:
         if not flag.takes_value:
-            found = f"`{option.name}` takes no value, and is given `{option.explicit}`"
+            found = f"`{option.name}` takes no value, but has `{option.explicit}`"
             self._cannot(Trouble.SURPLUS_VALUE, word, found, (str(option.explicit),), flag=flag)
         elif isinstance(flag.nargs, int) and flag.nargs > 1:
             found = f"`{option.name}` takes {flag.nargs} values"
@@ -203,11 +203,11 @@ class _Parser:
         elif len(option.candidates) == 1:
             (only,) = option.candidates
             trouble = Trouble.PREFIX
-            found = f"`{written}` is only the beginning of `{only}`: write the whole name"
+            found = f"`{written}` is an abbreviation of `{only}`: write the full name"
             values = self._values(at + 1, self._schema.by_option[only])
         else:
             trouble = Trouble.AMBIGUOUS
-            found = f"`{written}` is the beginning of {_listed(option.candidates)}"
+            found = f"`{written}` is an ambiguous abbreviation of {_listed(option.candidates)}"
             values = list(self._run_of_values(at + 1))
         if option.explicit is not None:
             values = []

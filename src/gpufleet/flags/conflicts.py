@@ -196,7 +196,7 @@ RULES = (
         (_HEADLESS, _HYBRID),
         "0.10.0",
         lambda s: s.on(_HEADLESS) and s.on(_HYBRID),
-        "`--headless` has no load balancer: it cannot stand beside `--data-parallel-hybrid-lb`",
+        "`--headless` has no load balancer: it conflicts with `--data-parallel-hybrid-lb`",
         "engine/arg_utils.py create_engine_config",
     ),
     Conflict(
@@ -257,7 +257,7 @@ RULES = (
         (_NNODES, _TP, _PP, _DP, _PCP),
         "0.11.1",
         lambda s: _several_nodes(s) and _world(s) % s.number(_NNODES) != 0,
-        "`--nnodes` has to divide the number of GPUs, which is tensor times pipeline times data "
+        "`--nnodes` must divide the number of GPUs, which is tensor times pipeline times data "
         "(times prefill context) parallel size",
         "engine/arg_utils.py create_engine_config",
     ),
@@ -265,7 +265,7 @@ RULES = (
         (_NNODES, _NODE),
         "0.11.1",
         lambda s: _several_nodes(s) and not 0 <= s.number(_NODE, 0) < s.number(_NNODES),
-        "`--node-rank` counts the nodes from 0 and has to be less than `--nnodes`",
+        "`--node-rank` counts the nodes from 0 and must be less than `--nnodes`",
         "engine/arg_utils.py create_engine_config",
     ),
     Conflict(
@@ -281,7 +281,7 @@ RULES = (
         (_LENGTH,),
         "0.23.0",
         lambda s: s.value(_LENGTH) == 0,
-        "`--max-model-len` has to be at least 1; -1 or auto takes what fits",
+        "`--max-model-len` must be at least 1; -1 or auto uses what fits",
         "config/model.py ModelConfig.__post_init__",
     ),
     Conflict(
@@ -305,15 +305,14 @@ RULES = (
         "0.11.1",
         lambda s: s.on(_EXTERNAL) and s.value(_RANK) is None and not _rank_is_inferred(s),
         "`--data-parallel-external-lb` needs `--data-parallel-rank`, or `--nnodes` with "
-        "`--node-rank` to tell it",
+        "`--node-rank`",
         "engine/arg_utils.py create_engine_config",
     ),
     Conflict(
         (_EXTERNAL, _RANK, _LOCAL),
         "0.9.2",
         lambda s: _external(s) and s.has(_LOCAL) and s.value(_LOCAL) not in {None, 1},
-        "a rank that is balanced from outside is alone in its process: "
-        "`--data-parallel-size-local` has to be 1",
+        "an externally balanced rank has its own process: `--data-parallel-size-local` must be 1",
         "engine/arg_utils.py create_engine_config",
         leave_out=_LOCAL,
     ),
@@ -321,14 +320,14 @@ RULES = (
         (_EXTERNAL, _RANK, _DP),
         "0.9.2",
         lambda s: _external(s) and s.number(_DP) <= 1,
-        "balancing from outside (`--data-parallel-rank`) needs `--data-parallel-size` above 1",
+        "external balancing (`--data-parallel-rank`) needs `--data-parallel-size` above 1",
         "config/parallel.py ParallelConfig",
     ),
     Conflict(
         (_RANK, _DP),
         "0.9.2",
         lambda s: s.number(_DP) > 1 and not 0 <= s.number(_RANK, 0) < s.number(_DP),
-        "`--data-parallel-rank` counts from 0 and has to be less than `--data-parallel-size`",
+        "`--data-parallel-rank` counts from 0 and must be less than `--data-parallel-size`",
         "config/parallel.py ParallelConfig.__post_init__",
     ),
     Conflict(
@@ -342,7 +341,7 @@ RULES = (
         ("--enable-fault-tolerance",),
         "0.27.0",
         lambda s: s.on("--enable-fault-tolerance") and not _external(s),
-        "`--enable-fault-tolerance` needs ranks that are balanced from outside: "
+        "`--enable-fault-tolerance` needs externally balanced ranks: "
         "`--data-parallel-external-lb` or `--data-parallel-rank`",
         "engine/arg_utils.py create_engine_config",
     ),
@@ -350,7 +349,7 @@ RULES = (
         ("--enable-fault-tolerance", _SERVERS),
         "0.27.0",
         lambda s: s.on("--enable-fault-tolerance") and s.number(_SERVERS) > 1,
-        "`--enable-fault-tolerance` needs one API server: leave `--api-server-count` out",
+        "`--enable-fault-tolerance` needs one API server: remove `--api-server-count`",
         "config/parallel.py ParallelConfig",
         leave_out=_SERVERS,
     ),
@@ -423,7 +422,8 @@ RULES = (
         lambda s: (
             s.number(_PCP) == 1 and s.number(_DCP) > 0 and s.number(_TP) % s.number(_DCP) != 0
         ),
-        "`--decode-context-parallel-size` has to divide `--tensor-parallel-size`: it uses its GPUs",
+        "`--decode-context-parallel-size` must divide `--tensor-parallel-size`, because it uses "
+        "the same GPUs",
         "config/parallel.py ParallelConfig",
     ),
     Conflict(
@@ -473,8 +473,8 @@ RULES = (
         (_ASYNC, _SPEC, "--spec-method"),
         "0.14.0",
         _async_beside_speculation,
-        "`--async-scheduling` does not work with this method of speculative decoding; leave it "
-        "out, and vLLM schedules asynchronously where it can",
+        "`--async-scheduling` does not work with this method of speculative decoding; remove "
+        "it, and vLLM uses it where possible",
         "config/vllm.py VllmConfig",
         until="0.33.0",
         leave_out=_ASYNC,
@@ -513,7 +513,7 @@ RULES = (
         ("--enable-per-request-metrics", "--disable-log-stats"),
         "0.25.0",
         lambda s: s.on("--enable-per-request-metrics") and s.on("--disable-log-stats"),
-        "`--enable-per-request-metrics` needs what `--disable-log-stats` switches off",
+        "`--enable-per-request-metrics` conflicts with `--disable-log-stats`",
         "entrypoints cli_args.py validate_parsed_serve_args",
         leave_out="--disable-log-stats",
     ),
@@ -534,7 +534,7 @@ RULES = (
             s.value(_GRPC_PORT) is not None and (s.on("--grpc") or s.on(_HEADLESS) or s.on(_PORTS))
         ),
         "`--grpc-port` is for one Rust frontend: neither `--grpc`, `--headless` nor "
-        "`--data-parallel-multi-port-external-lb` can stand beside it",
+        "`--data-parallel-multi-port-external-lb` can be combined with it",
         "entrypoints/launchers/cli_args.py validate_grpc_port_arg",
     ),
     Conflict(
@@ -545,7 +545,7 @@ RULES = (
             and s.value(_GRPC_PORT) == s.value("--port")
             and not s.value("--uds")
         ),
-        "`--grpc-port` has to differ from `--port`",
+        "`--grpc-port` must differ from `--port`",
         "entrypoints/launchers/cli_args.py validate_grpc_port_arg",
     ),
     Conflict(
@@ -556,7 +556,7 @@ RULES = (
             and s.environment.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "0").strip().lower()
             in {"1", "true"}
         ),
-        "`--api-server-count` above 1 cannot stand beside VLLM_ALLOW_RUNTIME_LORA_UPDATING",
+        "`--api-server-count` above 1 cannot be combined with VLLM_ALLOW_RUNTIME_LORA_UPDATING",
         "entrypoints/cli/serve.py run_multi_api_server",
     ),
     Conflict(
@@ -640,8 +640,8 @@ RULES = (
             _several_partial_prefills(s)
             and s.environment.get("VLLM_USE_V1", "0").strip() not in {"", "0"}
         ),
-        "the V1 engine prefills one long prompt at a time, and VLLM_USE_V1=1 forbids to fall back "
-        "to V0: leave `--max-num-partial-prefills` and `--max-long-partial-prefills` out",
+        "the V1 engine prefills one long prompt at a time, and VLLM_USE_V1=1 forbids the "
+        "fallback to V0: remove `--max-num-partial-prefills` and `--max-long-partial-prefills`",
         "engine/arg_utils.py EngineArgs._is_v1_supported_oracle",
         until="0.11.1",
     ),
@@ -649,8 +649,8 @@ RULES = (
         (_PARTIAL, _LONG_PARTIAL),
         "0.11.1",
         _several_partial_prefills,
-        "this release prefills one long prompt at a time: leave `--max-num-partial-prefills` and "
-        "`--max-long-partial-prefills` out, or at 1",
+        "this release prefills one long prompt at a time: remove `--max-num-partial-prefills` "
+        "and `--max-long-partial-prefills`, or set them to 1",
         "engine/arg_utils.py EngineArgs._check_feature_supported",
         until="0.27.0",
     ),

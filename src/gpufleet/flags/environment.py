@@ -36,17 +36,17 @@ _WORDS: Mapping[str, tuple[re.Pattern[str], Severity, str]] = {
     "NCCL_DEBUG": (
         re.compile("NONE|VERSION|WARN|INFO|ABORT|TRACE", re.IGNORECASE),
         Severity.WARN,
-        "is none of NCCL's levels (VERSION, WARN, INFO, TRACE), and NCCL then says nothing",
+        "is not an NCCL level (VERSION, WARN, INFO, TRACE), and NCCL then logs nothing",
     ),
     "OMP_NUM_THREADS": (
         re.compile(r"\s*[1-9]\d*(\s*,\s*[1-9]\d*)*\s*"),
         Severity.WARN,
-        "is no number of threads, and OpenMP ignores it",
+        "is not a number of threads, and OpenMP ignores it",
     ),
     "VLLM_LOGGING_LEVEL": (
         re.compile("CRITICAL|FATAL|ERROR|WARN|WARNING|INFO|DEBUG|NOTSET", re.IGNORECASE),
         Severity.REFUSE,
-        "is none of Python's levels (DEBUG, INFO, WARNING, ERROR, CRITICAL), and vLLM stops when "
+        "is not a Python log level (DEBUG, INFO, WARNING, ERROR, CRITICAL), and vLLM fails when "
         "it sets up its log",
     ),
 }
@@ -96,7 +96,7 @@ def _of_unknown(schema: Schema, name: str, value: str, by: By) -> Problem:
         Severity.REFUSE,
         by,
         written,
-        f"vLLM {schema.version} reads no variable {name}, so it has no effect",
+        f"vLLM {schema.version} does not read {name}, so it has no effect",
         replacement=" or ".join(near) or None,
     )
 
@@ -128,7 +128,7 @@ def _of_known(schema: Schema, known: Variable, value: str) -> Iterator[Problem]:
             Severity.WARN,
             By.ADVICE,
             written,
-            f"`{value}` may not mean on: the variable is switched by 1 and 0",
+            f"`{value}` may not mean on: use 1 or 0",
         )
     for change in changes.for_name(known.name):
         if change.kind is ChangeKind.MEANING and change.is_in_force(schema.version):
@@ -161,5 +161,5 @@ def _fault(known: Variable, value: str) -> str | None:
         try:
             read(value)
         except (ValueError, RecursionError):
-            return f"`{value}` is no {what.removeprefix('a ')}, and vLLM stops when it reads it"
+            return f"`{value}` is no {what.removeprefix('a ')}, and vLLM fails when it reads it"
     return None

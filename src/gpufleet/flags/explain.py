@@ -163,9 +163,7 @@ def explanation_page(found: Explanation, width: int) -> str:
         blocks += [textwrap.fill(text, width) for text in paragraphs if text]
     else:
         blocks.append(
-            textwrap.fill(
-                "No entry of ours yet: what follows is read from the releases themselves.", width
-            )
+            textwrap.fill("No entry yet: the following is read from the releases.", width)
         )
     blocks.append("\n".join(_wrapped(label, text, width) for label, text in _facts(found)))
     return "\n\n".join(blocks)
@@ -220,7 +218,7 @@ def _state(found: Explanation) -> str:
     gone = found.removal_reason
     if gone is None:
         if not found.accepted and not found.name.startswith(("-", "VLLM_")):
-            return "not vLLM's own: a library under it reads the variable"
+            return "not a vLLM variable: a library reads it"
         return "has no such name"
     what = "ignores it" if gone.is_variable else "refuses it"
     return f"{what}; instead: {gone.replacement}" if gone.replacement else f"{what}: leave it out"
@@ -343,6 +341,6 @@ def _unknown(name: str, wanted: str) -> str:
     hint = f": did you mean {' or '.join(near)}?" if near else ""
     oldest = schema.versions()[0]
     return (
-        f"no release of vLLM from {oldest} to {newest.version} has {name}, and no guide that "
-        f"gpufleet knows names it{hint}"
+        f"no release of vLLM from {oldest} to {newest.version} has {name}, and no known guide "
+        f"mentions it{hint}"
     )

@@ -35,7 +35,7 @@ def from_file(path: Path) -> tuple[ServerFlags, ...]:
     values = {key: value for key, (value, _) in variables.load_file(path).items()}
     models = values.get("serving")
     if not isinstance(models, Mapping) or not models:
-        raise FleetError(f"{path}: declares no `serving`, so there is nothing to compare")
+        raise FleetError(f"{path}: has no `serving`, so there is nothing to compare")
     vllm = values.get("vllm")
     shared = vllm.get("environment") if isinstance(vllm, Mapping) else None
     problems: list[str] = []

@@ -192,7 +192,7 @@ _RULES = (
         "ProfilerConfig",
         "0.28.0",
         lambda f: "://" in (f.get("proton_profiler_dir") or ""),
-        "`proton_profiler_dir` has to be a local directory",
+        "`proton_profiler_dir` must be a local directory",
     ),
     _Rule(
         "ProfilerConfig",
@@ -281,7 +281,7 @@ _RULES = (
         "CompilationConfig",
         "0.11.0",
         _misspelt_op,
-        "each of `custom_ops` has to be all, none, +NAME or -NAME",
+        "each of `custom_ops` must be all, none, +NAME or -NAME",
     ),
     _Rule(
         "CompilationConfig",
@@ -311,25 +311,25 @@ _RULES = (
             str(f.get("mode")).upper() in {"3", "VLLM_COMPILE"}
             and f.get("backend") not in {"", "eager", "inductor"}
         ),
-        "`backend` has to be eager or inductor with `mode` VLLM_COMPILE (3)",
+        "`backend` must be eager or inductor with `mode` VLLM_COMPILE (3)",
     ),
     _Rule(
         "CompilationConfig",
         "0.11.0",
         lambda f: any("." not in path for path in (f.get("inductor_passes") or {}).values()),
-        "each of `inductor_passes` has to be MODULE.FUNCTION",
+        "each of `inductor_passes` must be MODULE.FUNCTION",
     ),
     _Rule(
         "CompilationConfig",
         "0.32.0",
         _below(0, "decoder_replay_cudagraph_capture_sizes"),
-        "`decoder_replay_cudagraph_capture_sizes` have to be more than 0",
+        "`decoder_replay_cudagraph_capture_sizes` must be more than 0",
     ),
     _Rule(
         "CompilationConfig",
         "0.22.0",
         _below(0, "encoder_cudagraph_token_budgets"),
-        "`encoder_cudagraph_token_budgets` have to be more than 0",
+        "`encoder_cudagraph_token_budgets` must be more than 0",
     ),
     _Rule(
         "CompilationConfig",

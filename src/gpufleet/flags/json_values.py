@@ -66,7 +66,7 @@ class _Judge:
             return
         if not isinstance(value, dict) or name == "QuantKey":
             what = f"`{where}` is" if where else "it is"
-            yield JsonFault(f"{what} {_spoken(value)} where a JSON object has to be")
+            yield JsonFault(f"{what} {_spoken(value)} where a JSON object is required")
             return
         wrong = False
         looked_up = 0
@@ -102,7 +102,7 @@ class _Judge:
         if was is None:
             return JsonFault(_no_such_key(path, key, fields))
         return JsonFault(
-            f"`{path}` is gone: vLLM {was.last} was the last that is known to have this key",
+            f"`{path}` was removed: vLLM {was.last} is the last release known to have this key",
             since=was.since,
             replacement=was.replacement,
         )
@@ -173,7 +173,7 @@ class _Judge:
                     yield from self.type(kind.arguments[1], item, f"{where}.{key}")
         elif kind.name == "tuple" and kind.arguments and kind.arguments[-1].name != "...":
             if len(value) != len(kind.arguments):
-                found = f"`{where}` has {len(value)} items; it has to have {len(kind.arguments)}"
+                found = f"`{where}` has {len(value)} items; it must have {len(kind.arguments)}"
                 yield JsonFault(found)
             for at, (item, each) in enumerate(zip(value, kind.arguments, strict=False)):
                 yield from self.type(each, item, f"{where}[{at}]")
@@ -182,7 +182,7 @@ class _Judge:
                 yield from self.type(kind.arguments[0], item, f"{where}[{at}]")
 
     def _misfit(self, kind: _Type, value: Any, where: str) -> JsonFault:
-        return JsonFault(f"`{where}` is {_spoken(value)}; it has to be {_described(kind)}")
+        return JsonFault(f"`{where}` is {_spoken(value)}; it must be {_described(kind)}")
 
 
 # -- sentences -------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ _QUOTED = re.compile(f"`([^`]{{{_LONGEST + 1},}})`")
 _REFUSED_BY = {
     By.PARSER: "the parser refuses it",
     By.START: "vLLM ends while it starts",
-    By.ADVICE: "vLLM starts, and it does not do what it says",
+    By.ADVICE: "vLLM starts, but the flag has no effect",
 }
 
 
@@ -108,11 +108,13 @@ def diff_page(
         blocks.append("Nothing changes for these settings.")
     elif broken and whole is not None:
         but = ", but for what `then` says" if any(one.then for one in broken) else ""
-        blocks.append(f"Put right{but}:\n  vllm serve {shlex.join(whole)}")
+        blocks.append(f"Corrected{but}:\n  vllm serve {shlex.join(whole)}")
     elif undecided := [one.name for one in broken if one.rewritten is None]:
-        blocks.append(_fill(f"To be decided by you: {', '.join(undecided)}", width, "", "  "))
+        blocks.append(_fill(f"For you to decide: {', '.join(undecided)}", width, "", "  "))
     elif broken:
-        said = "Replaced like this the command line is still refused: ask `gpufleet flags check`."
+        said = (
+            "With these replacements the command line is still refused: run `gpufleet flags check`."
+        )
         blocks.append(_fill(said, width))
     return "\n\n".join(blocks)
 
@@ -133,9 +135,7 @@ def overview_page(old: str, new: str, found: Overview, width: int) -> str:
     if lines:
         blocks.append("\n".join(["Worth knowing", *lines]))
     blocks.append(
-        _fill(
-            "Give your own flags behind `--`, or --settings, to see what it means for you.", width
-        )
+        _fill("Give your own flags behind `--`, or --settings, to see how it affects you.", width)
     )
     return "\n\n".join(blocks)
 

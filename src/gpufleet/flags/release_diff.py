@@ -315,7 +315,7 @@ def _value_differences(
             yield Difference(
                 Sort.VALUE,
                 given.flag.name,
-                known.why if known else f"{value} is not among its values any more",
+                known.why if known else f"{value} is no longer one of its values",
                 breaks=True,
                 argument=argument,
                 since=known.since
@@ -330,7 +330,7 @@ def _value_differences(
         yield Difference(
             Sort.VALUE,
             given.flag.name,
-            f"its JSON has no key {key} any more",
+            f"its JSON no longer has the key {key}",
             breaks=True,
             argument=argument,
             at=given.at,
@@ -380,7 +380,7 @@ def _deprecation_differences(
         yield Difference(
             Sort.DEPRECATED,
             given.flag.name,
-            known.why if known else f"vLLM {new.version} calls it deprecated",
+            known.why if known else f"vLLM {new.version} deprecates it",
             argument=argument,
             since=known.since if known else None,
             replacement=known.replacement if known else None,
@@ -395,7 +395,7 @@ def _deprecation_differences(
         yield Difference(
             Sort.HIDDEN,
             given.option,
-            "accepted still, and no longer in vLLM's help",
+            "still accepted, but no longer in vLLM's help",
             argument=argument,
         )
 
@@ -413,7 +413,7 @@ def _unparsed_differences(
         yield Difference(
             Sort.RENAMED if known and known.kind is ChangeKind.RENAMED else Sort.REMOVED,
             option,
-            f"vLLM {old.version} refuses it, too" + (f": {known.why}" if known else ""),
+            f"vLLM {old.version} also refuses it" + (f": {known.why}" if known else ""),
             breaks=True,
             argument=argument,
             since=known.since if known else None,
@@ -447,11 +447,11 @@ def _variable_differences(old: Schema, new: Schema, yours: ServerFlags) -> Itera
         known = changes.removal_reason(name, new.version)
         if known is None and name not in old.environment:
             continue  # not vLLM's, or not known to be
-        said = known.why if known else "the release does not know the variable"
+        said = known.why if known else "the release does not read the variable"
         yield Difference(
             Sort.RENAMED if known and known.kind is ChangeKind.RENAMED else Sort.REMOVED,
             name,
-            f"{said}; a variable that is not known is ignored",
+            f"{said}; unknown variables are ignored",
             breaks=True,
             argument=f"{name}={value}",
             since=known.since if known else history.first_without(name, old, new),
@@ -519,7 +519,7 @@ def _default_differences(old: Schema, new: Schema, set_names: set[str]) -> Itera
         if name in befores and history.differs(before, after) and (change or name in near):
             values = f"{explain.shown_default(before)} → {explain.shown_default(after)}"
         elif change and history.is_open(before) and history.is_open(after):
-            values = "vLLM decides, and decides otherwise"
+            values = "vLLM decides, and differently"
         else:
             continue
         yield Difference(

@@ -280,7 +280,7 @@ def from_document(document: Mapping[str, Any]) -> Schema:
     """
     if not isinstance(document, Mapping) or document.get("schema", FORMAT) != FORMAT:
         raise FleetError(
-            "this is no schema of vLLM's flags that this gpufleet reads: extract it again with "
+            "this gpufleet cannot read this flag schema: extract it again with "
             "`gpufleet flags extract`"
         )
     try:
@@ -299,7 +299,7 @@ def from_document(document: Mapping[str, Any]) -> Schema:
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FleetError(
-            f"this is no schema of vLLM's flags ({answer_fault(error)}): extract it again with "
+            f"this is not a schema of vLLM's flags ({answer_fault(error)}): extract it again with "
             "`gpufleet flags extract`"
         ) from error
 
@@ -408,9 +408,9 @@ def packaged(name: str, version: str) -> str:
     older = [one for one in known if sort_key(one) < sort_key(release)][-1:]
     newer = [one for one in known if sort_key(one) > sort_key(release)][:1]
     raise FleetError(
-        f"vLLM {version}: gpufleet does not know what this release takes, and does not guess from "
-        f"its neighbours ({' and '.join(older + newer)} are known): read it from the release "
-        "itself with `gpufleet flags extract SOURCE`"
+        f"vLLM {version}: unknown release, and gpufleet does not guess from its neighbours "
+        f"({' and '.join(older + newer)} are known): extract its flags with `gpufleet flags "
+        "extract SOURCE`"
     )
 
 

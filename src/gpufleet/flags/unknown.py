@@ -113,7 +113,7 @@ def _undotted(schema: Schema, line: CommandLine, one: Unparsed, name: str) -> Pr
     """Say that a release reads a JSON flag in one piece only."""
     if "." not in one.argument.partition("=")[0] or schema.flag(name) is None:
         return None
-    found = f"this release reads no part of `{name}` by itself: it takes the JSON in one piece"
+    found = f"this release does not accept parts of `{name}`: write the whole JSON"
     return _problem(line, one, Kind.FORM, found, replacement=f"{name} '{{...}}'")
 
 
@@ -200,11 +200,11 @@ def _elsewhere(schema: Schema, line: CommandLine, one: Unparsed, name: str) -> P
     newer = [each for each in having if sort_key(each) > sort_key(schema.version)]
     if newer:
         found, since = (
-            f"`{name}` came with vLLM {newer[0]}: {schema.version} has no such flag",
+            f"`{name}` was added in vLLM {newer[0]}: {schema.version} has no such flag",
             None,
         )
     elif having:
-        found = f"`{name}` is gone: vLLM {having[-1]} was the last that is known to have it"
+        found = f"`{name}` was removed: vLLM {having[-1]} is the last release known to have it"
         later = [each for each in having_it if sort_key(each) > sort_key(having[-1])]
         since = later[0] if later else None
     kind = Kind.REMOVED if since else Kind.UNKNOWN

@@ -130,7 +130,7 @@ def _not_among(text: str, value: Any, choices: tuple[Any, ...]) -> tuple[str, st
         listed = f"choose from {_listed(names[:_SHOWN])}" + (
             f" and {rest} more" if rest > 0 else ""
         )
-    return f"`{text}` is none of its values: {listed}", better
+    return f"`{text}` is not one of its values: {listed}", better
 
 
 def _listed(names: list[str]) -> str:
@@ -161,7 +161,7 @@ def _float(text: str) -> float:
 def _human(text: str) -> int:
     number = human_readable(text)
     if number is None:
-        found = f"`{text}` is no whole number, with or without one of k m g t (thousands)"
+        found = f"`{text}` is not a whole number, with or without one of k m g t (thousands)"
         raise Unfit(Kind.VALUE, f"{found} or K M G T (1024s, no decimals)")
     return number
 
@@ -176,7 +176,7 @@ def _json(text: str) -> Any:
     except json.JSONDecodeError as error:
         raise Unfit(Kind.JSON, f"`{text}` is not JSON: {error}", _mended(text)) from None
     except ValueError:
-        raise Unfit(Kind.JSON, f"`{text}` has a number of too many digits") from None
+        raise Unfit(Kind.JSON, f"`{text}` has a number with too many digits") from None
     except RecursionError:
         raise Unfit(Kind.JSON, f"`{text}` is nested too deeply") from None
 
@@ -220,7 +220,7 @@ def _level_or_literal(text: str) -> Any:
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        found = f"`{text}` is neither a level nor a dictionary as Python writes it"
+        found = f"`{text}` is neither a level nor a Python dictionary"
         raise Unfit(Kind.VALUE, found) from None
 
 
@@ -284,4 +284,6 @@ def _lora(schema: Schema, text: str) -> None:
     if sort_key(schema.version) >= sort_key(_LORA_3D):
         known.add("is_3d_lora_weight")
     if unknown := sorted(set(value) - known):
-        raise Unfit(Kind.JSON, f"`{text}` has {', '.join(unknown)}, which no LoRA module has")
+        raise Unfit(
+            Kind.JSON, f"`{text}` has {', '.join(unknown)}, which are not keys of a LoRA module"
+        )

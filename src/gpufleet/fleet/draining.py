@@ -88,7 +88,7 @@ def refusal(found: Drain) -> str | None:
         return None
     what = join_names(found.last)
     return (
-        f"{found.node}: nothing else serves {what}: with it drained, requests for "
-        f"{'it' if len(found.last) == 1 else 'them'} fail; bring a replica up elsewhere first, or "
-        "drain it all the same with --force"
+        f"{found.node}: nothing else serves {what}: draining it makes requests for "
+        f"{'it' if len(found.last) == 1 else 'them'} fail; start a replica elsewhere first, or "
+        "drain it anyway with --force"
     )

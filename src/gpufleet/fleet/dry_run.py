@@ -225,7 +225,7 @@ def _run_node(
                     look.file = file
                     look.end_file(_execute(file, code))
         except Timeout:
-            look.end_file((f"not all was compared within {seconds:.0f} s",))
+            look.end_file((f"the comparison did not finish within {seconds:.0f} s",))
 
 
 def _execute(file: str, code: CodeType) -> tuple[str, ...]:
@@ -239,5 +239,5 @@ def _execute(file: str, code: CodeType) -> tuple[str, ...]:
     # A role's own mistake is no drift, and costs the other nodes and deploy files nothing.
     except Exception as error:  # noqa: BLE001
         said = f"{type(error).__name__}: {printable(str(error))}"
-        return (f"it ends in {said}; `pyinfra --dry INVENTORY {file}` shows where",)
+        return (f"it fails with {said}; `pyinfra --dry INVENTORY {file}` shows where",)
     return ()

@@ -153,8 +153,8 @@ def further_problems(there: PlanInputs, hidden: Collection[str]) -> tuple[str, .
     found += tuple(_problems_of_any_plan(there)) if left_out else ()
     if left_out:
         found += (
-            f"whether {join_names(sorted(left_out))} can be placed is not judged yet: it depends "
-            f"on what {join_names(sorted(hidden))} will have once that is put right",
+            f"whether {join_names(sorted(left_out))} can be placed is not known yet: it depends "
+            f"on what {join_names(sorted(hidden))} will use once that is fixed",
         )
     return tuple(dict.fromkeys(found))
 

@@ -36,7 +36,7 @@ def lock_problems(documents: Mapping[str, Any], ours: str | None) -> tuple[str, 
             why = f"its id is {lock.get('id')!r}"
         if why is not None:
             problems.append(
-                f"{name}: whether an upgrade is going on is not known ({printable(str(why))}): "
+                f"{name}: it is unknown whether an upgrade is running ({printable(str(why))}): "
                 "its file is /var/lib/gpufleet/change/lock.json"
             )
             continue
@@ -46,8 +46,9 @@ def lock_problems(documents: Mapping[str, Any], ours: str | None) -> tuple[str, 
         what = printable(f"{lock.get('what')}, by {lock.get('owner')}")
         problems.append(
             f"upgrade {printable(upgrade)} ({what}, since {at}) has {join_names(names)}: a deploy "
-            "would restart what it has not drained. Wait for its end; if it was cut off, `gpufleet "
-            "upgrade INVENTORY --resume` or `--abort`. Deploy all the same: "
+            "would restart replicas that are not drained. Wait for it to finish; if it was "
+            "interrupted, `gpufleet "
+            "upgrade INVENTORY --resume` or `--abort`. To deploy anyway: "
             f"{VARIABLE}={printable(upgrade)} in front of the command"
         )
     return tuple(problems)

@@ -37,8 +37,8 @@ def exposure_remarks(nodes: Collection[NodeVars], root: Path) -> Iterator[str]:
             seen.add((key, str(origin)))
             if key == _STRICT and str(value).lower() not in {"yes", "true"}:
                 yield (
-                    f"{origin}: {key}: {value}: anyone who answers at a node's address gets root's "
-                    "session and every secret of the run: remove it, and name the nodes' keys in "
+                    f"{origin}: {key}: {value}: any host at a node's address gets root's session "
+                    "and every secret of the run: remove it, and put the nodes' keys into "
                     "ssh_known_hosts_file (docs/configure/inventory.md)"
                 )
             for at, name in _secret_files(value, (key,)):
@@ -48,7 +48,7 @@ def exposure_remarks(nodes: Collection[NodeVars], root: Path) -> Iterator[str]:
                     shown = variables.shown_path(file, root)
                     yield (
                         f"{origin.place_of(*at[1:])}: {'.'.join(map(str, at))}: {shown} has mode "
-                        f"{mode:04o}, so other accounts of this machine can read or change it: "
+                        f"{mode:04o}, so other users of this machine can read or change it: "
                         f"chmod 600 {shown}"
                     )
 
@@ -69,8 +69,8 @@ def _ways_past_a_gateway(nodes: Collection[NodeVars]) -> Iterator[str]:
         if place not in said:
             said.add(place)
             yield (
-                f"{place}: vllm.allow_unauthenticated: clients of the gateway show keys, and "
-                f"anyone who reaches a server at {vllm.listen} asks it without one: write "
+                f"{place}: vllm.allow_unauthenticated: clients of the gateway need keys, but any "
+                f"client that reaches a server at {vllm.listen} needs none: write "
                 "`api_key_file` under vllm, or the gateways' addresses in `firewall: {clients: "
                 "[...]}` (docs/traffic/firewall.md)"
             )

@@ -104,16 +104,16 @@ def list_inventories() -> str:
 def option_problems(invocation: Invocation) -> Iterator[str]:
     """Yield what is wrong with the options alone."""
     if invocation.no_wait:
-        yield "--no-wait: pyinfra then exits with 0 although operations failed: leave it out"
+        yield "--no-wait: pyinfra then exits with 0 although operations failed: remove it"
     if invocation.yes and invocation.dry:
         yield (
-            "--dry with -y: pyinfra then looks for no changes and shows none: leave out -y "
+            "--dry with -y: pyinfra then detects and shows no changes: remove -y "
             "(it may come from PYINFRA_YES) to see what would change"
         )
     if invocation.group_data:
         yield (
             "--group-data: variables live in group_vars/ and host_vars/, where they are checked: "
-            "put them there, or set one with --data KEY=VALUE"
+            "move them there, or set one with --data KEY=VALUE"
         )
     for item in invocation.data:
         name, equals, _ = item.partition("=")
@@ -121,7 +121,7 @@ def option_problems(invocation: Invocation) -> Iterator[str]:
             yield f"--data {item}: has no value: write --data {item}=VALUE"
         elif "." in name:
             yield (
-                f"--data {name}: replaces whole settings, so it takes no dots: write --data "
+                f"--data {name}: replaces whole settings, so dots are not allowed: write --data "
                 f"'{name.split('.')[0]}={{...}}' as JSON, or change group_vars/"
             )
 
@@ -152,7 +152,7 @@ def selection_problems(
     yield from problems
     wanted = {host for found in limits for host in found} if invocation.limit else set(hosts)
     if hosts and not problems and not wanted - {host for found in excludes for host in found}:
-        yield "--limit and --exclude together leave no host: nothing would be done"
+        yield "--limit and --exclude together match no host"
 
 
 def _inventory_problems(invocation: Invocation) -> Iterator[str]:
@@ -169,11 +169,11 @@ def _inventory_problems(invocation: Invocation) -> Iterator[str]:
         elif error := _syntax_error(path):
             yield f"{name}:{error.lineno}: is not Python: {error.msg}"
     elif (path.suffix == ".py" or "/" in name) and not _is_host_list(name):
-        yield f"{name}: there is no such inventory file{list_inventories()}"
+        yield f"{name}: no such inventory file{list_inventories()}"
     elif invocation.deploys:
         hosts = json.dumps(name.split(","))
         yield (
-            f"{name} is no inventory file, and deploys need the variables of one: write "
+            f"{name} is not an inventory file, and deploys need its variables: write "
             "inventories/NAME.py with\n"
             "from gpufleet import inventory\n"
             f'globals().update(inventory.load(__file__, groups={{"gpu": {hosts}}}))\n'
@@ -210,8 +210,8 @@ def _pyinfra_knows(name: str, invocation: Invocation) -> bool:
 
 def _interrupted(_signal: int, _frame: FrameType | None) -> NoReturn:
     click.echo(
-        "Interrupted: no further command is sent; what a node is doing may still finish. Run the "
-        "same command again to go on.",
+        "Interrupted: no further command is sent; running commands may still finish. Run the "
+        "same command again to continue.",
         err=True,
     )
     sys.exit(128 + signal.SIGINT)  # what a shell reports for a command ended by SIGINT

@@ -163,7 +163,7 @@ def read(path: str | Path) -> Fleet:
     file = Path(path)
     if not _is_file(file):
         others = invocation.list_inventories()
-        raise FleetError(f"{str(path)[:200]}: there is no such inventory file{others}")
+        raise FleetError(f"{str(path)[:200]}: no such inventory file{others}")
     if str(Path.cwd()) not in sys.path:  # as pyinfra does, for what the inventory imports
         sys.path.append(str(Path.cwd()))
     try:
@@ -216,14 +216,14 @@ def _fleet(
     if locks := [name for name in (path.stem, *nested.members) if name.endswith(".lock")]:
         raise FleetError(
             *(
-                f"{shown}: no group can be called {name!r}: group_vars/{name}.yml is the lock of "
+                f"{shown}: no group can be named {name!r}: group_vars/{name}.yml is the lock of "
                 f"a group {name.removesuffix('.lock')!r}"
                 for name in locks
             )
         )
     names = tuple(dict.fromkeys(host for members in hosts.values() for host in members))
     if not names:
-        raise FleetError(f"{shown}: has no nodes, so nothing would be done")
+        raise FleetError(f"{shown}: has no nodes")
     stem = () if path.stem in nested.members else (path.stem,)
     typed: Variables = {key: (value, Origin("--data")) for key, value in overrides.items()}
 
@@ -280,8 +280,8 @@ def _hosts(
     hosts: dict[str, list[str]] = {group: [] for group in groups}
     inline: dict[str, dict[str, tuple[Any, Origin]]] = {}
     problems = [
-        f"{shown}: no group can be called {group!r}: `all` is every node already, and pyinfra "
-        "passes over names that begin with _"
+        f"{shown}: no group can be named {group!r}: `all` is every node, and pyinfra skips names "
+        "that start with _"
         for group in groups
         if group == "all" or group.startswith("_")
     ]
@@ -298,7 +298,7 @@ def _hosts(
                 )
                 continue
             if name in hosts[group]:
-                problems.append(f"{shown}: group {group} names {name} twice: remove one")
+                problems.append(f"{shown}: group {group} has {name} twice: remove one")
             hosts[group].append(name)
             for key, value in data.items():
                 first, _ = inline.setdefault(name, {}).get(key, (value, None))

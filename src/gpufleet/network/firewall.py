@@ -166,19 +166,19 @@ def problems(seen: Mapping[str, Any]) -> Iterator[str]:
         yield "the firewall could not be asked"
         return
     if seen.get("error"):
-        yield f"the firewall's rules cannot be told: {seen['error']}"
+        yield f"the firewall's rules are unknown: {seen['error']}"
         return
     if seen["loaded"] is None:
         yield "the firewall's table `inet gpufleet` is not loaded: run the deploy"
     elif seen["loaded"] != seen["canonical"]:
         lines = "; ".join(changes(seen["canonical"], seen["loaded"]))
-        yield f"the firewall's loaded rules are not those that are wanted: {lines}"
+        yield f"the firewall's loaded rules differ from the declared ones: {lines}"
     if not seen["saved"]:
-        yield f"{RULES} is not what is wanted: after a reboot other rules would hold"
+        yield f"{RULES} is not as declared: after a reboot other rules would apply"
     if seen["pending"]:
-        yield "the firewall's rules were never confirmed, and are about to be taken back"
+        yield "the firewall's rules were not confirmed, and will be rolled back"
     if seen["service"] != "active":
-        yield f"{SERVICE} is {seen['service'] or 'unknown'}: after a reboot no rules would hold"
+        yield f"{SERVICE} is {seen['service'] or 'unknown'}: after a reboot no rules would apply"
 
 
 # Who meets whom
@@ -308,8 +308,8 @@ def _exposed(settings: NodeSettings) -> Iterator[str]:
     for first, last in (each.ports for each in wanted.open if each.protocol == "tcp"):
         if behind := [port for port, _ in _exporters(settings) if first <= port <= last]:
             yield (
-                f"firewall.open: {_ports([(first, last)])} has {' and '.join(map(str, behind))} in "
-                "it, where exporters listen: name those who may read them in `firewall.monitoring`"
+                f"firewall.open: {_ports([(first, last)])} has {' and '.join(map(str, behind))} "
+                "in it, where exporters listen: list their clients in `firewall.monitoring`"
             )
 
 
@@ -348,8 +348,8 @@ def _unsupported(meetings: Iterable[PeerAddress]) -> Iterator[str]:
     for name in sorted({each.interface for each in meetings}):
         if name and not _INTERFACE.fullmatch(name):
             yield (
-                f"the interface {name!r} joins nodes of a replica, and nftables has no word for "
-                "its name: rename it, or name another network by `cluster_network`"
+                f"the interface {name!r} connects nodes of a replica, and nftables cannot express "
+                "its name: rename it, or set another network in `cluster_network`"
             )
 
 
@@ -359,6 +359,6 @@ def _contradictions(wanted: Firewall, guarded: Sequence[Range]) -> Iterator[str]
             if first <= end and begin <= last:
                 yield (
                     f"firewall.open: {_ports([(first, last)])}, and {_ports([(begin, end)])} are "
-                    "between the nodes of a replica, where whoever reaches them may run code: take "
-                    "them out, or move `cluster_port`"
+                    "used between the nodes of a replica, where any client can run code: remove "
+                    "them, or move `cluster_port`"
                 )

@@ -287,19 +287,17 @@ def problems(nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
             )
             yield (
                 f"serving.{entry}: its nodes have different `vllm.api_key_file`s ({said}), and a "
-                "gateway sends one key to all servers of a model: name the same file for them"
+                "gateway sends one key to all servers of a model: set the same file for them"
             )
     if "v1" in by_entry:
-        yield (
-            "serving.v1: a gateway's path /v1 is that of all models: give the entry another name"
-        )
+        yield ("serving.v1: the gateway's path /v1 is for all models: rename the entry")
     for name, node in sorted(nodes.items()):
         wanted = node.settings.firewall
         closed = wanted and wanted.clients and node.settings.serving and name != home
         if wanted and closed and _outside(nodes[home].address, wanted.clients):
             yield (
-                f"{name}: firewall.clients does not have the gateway {home} "
-                f"({nodes[home].address}), which asks its vLLM servers: add its address"
+                f"{name}: firewall.clients does not include the gateway {home} "
+                f"({nodes[home].address}): add its address"
             )
 
 

@@ -40,7 +40,7 @@ def keepalived(wanted: VirtualAddress, password: bytes) -> bytes:
     if len(said) > _LONGEST_PASSWORD:
         raise FleetError(f"{where}: VRRP uses {_LONGEST_PASSWORD} bytes of a password: shorten it")
     if not _PASSWORD.fullmatch(said):
-        raise FleetError(f"{where}: the password has to be one word of letters, digits and ._+:/@-")
+        raise FleetError(f"{where}: the password must be one word of letters, digits and ._+:/@-")
     return render_template(
         "gateway/keepalived.conf.j2",
         address=wanted,
@@ -74,8 +74,8 @@ def problems(nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
     for name, each in sorted(nodes.items()):
         if each.address == address:
             yield (
-                f"{home}: gateway.virtual_address.address: {address} is {name}'s own: take one "
-                "that no machine has"
+                f"{home}: gateway.virtual_address.address: {address} is {name}'s own: use an "
+                "unused address"
             )
         theirs = _of(each)
         # Said once of two: by the one whose name comes first.
@@ -86,7 +86,8 @@ def problems(nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
             if mine != other:
                 yield (
                     f"gateway.virtual_address.{key}: {mine} on {home}, {other} on {name}: they "
-                    f"would not hear each other, and both have {address}: write the same for both"
+                    f"would not see each other, and both would hold {address}: write the same for "
+                    "both"
                 )
 
 

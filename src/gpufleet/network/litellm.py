@@ -146,7 +146,7 @@ def problems(wanted: Litellm, nodes: Mapping[str, NodeVars], home: str) -> Itera
     if served:
         found += [*_of_models(wanted, served), *_of_others(wanted, served)]
     else:
-        found.append("models: no node of the inventory declares `serving`: there is nothing to ask")
+        found.append("models: no node of the inventory declares `serving`: there are no models")
     yield from (f"{home}: litellm.{sentence}" for sentence in found)
 
 
@@ -163,14 +163,14 @@ def _of_models(wanted: Litellm, served: Mapping[str, str]) -> Iterator[str]:
                 )
         if not model.entries and name not in own:
             yield (
-                f"{at}: no entry of `serving` has this name{suggestion(name, sorted(own))}: say "
-                "by `entries` which ones are behind it"
+                f"{at}: no entry of `serving` has this name{suggestion(name, sorted(own))}: set "
+                "`entries`"
             )
         hidden = [e for e, each in served.items() if each == name and e not in model.entries]
         if model.entries and hidden:
             yield (
-                f"{at}: hides {' and '.join(hidden)}, which has this name itself: put it into "
-                "`entries`, or take another name"
+                f"{at}: hides {' and '.join(hidden)}, which has the same name: add it to "
+                "`entries`, or rename this one"
             )
         for fallback in model.fallbacks:
             if fallback not in every:
@@ -180,8 +180,8 @@ def _of_models(wanted: Litellm, served: Mapping[str, str]) -> Iterator[str]:
     for name in sorted(own - {name for name, model in wanted.models.items() if model.entries}):
         if len(behind := [entry for entry, each in served.items() if each == name]) > 1:
             yield (
-                f"models: {' and '.join(behind)} are both called {name}: say by "
-                f"`models.{name}.entries` that requests go to all of them, or to which"
+                f"models: {' and '.join(behind)} are both named {name}: list in "
+                f"`models.{name}.entries` where its requests go"
             )
 
 
@@ -191,14 +191,14 @@ def _of_others(wanted: Litellm, served: Mapping[str, str]) -> Iterator[str]:
     every = known | set(wanted.aliases)
     for alias, name in wanted.aliases.items():
         if alias in own:
-            yield f"aliases.{alias}: hides a model that has this name: take another one"
+            yield f"aliases.{alias}: hides a model of the same name: rename it"
         if name not in known:
             yield f"aliases.{alias}: there is no {name}{suggestion(name, sorted(known))}"
     for client in wanted.clients:
         for name in client.models:
             if name not in every:
                 yield (
-                    f"clients: {client.name} may ask for {name}, which there is not"
+                    f"clients: {client.name} may request {name}, which does not exist"
                     f"{suggestion(name, sorted(every))}"
                 )
 
@@ -209,24 +209,24 @@ def _of_upstream(
     if wanted.upstream_url is None:
         if gateway is None:
             yield (
-                "upstream_url: this node has no `gateway`: declare one here, or name its address "
+                "upstream_url: this node has no `gateway`: declare one here, or set its address "
                 "(https://gateway.example.net:8443)"
             )
         elif gateway.tls:
             yield (
-                "upstream_url: the gateway of this node shows a certificate: write its address as "
-                "the certificate names it (https://gateway.example.net:8443)"
+                "upstream_url: the gateway of this node uses TLS: write its address as in the "
+                "certificate (https://gateway.example.net:8443)"
             )
     here = [gateway] if gateway else _gateways(nodes)
     if not here and wanted.request_seconds is None:
         yield (
-            "request_seconds: no node of the inventory has a `gateway` whose waiting could be "
-            "taken: say how long a server may be silent"
+            "request_seconds: no node of the inventory has a `gateway` to take the timeout from: "
+            "set it"
         )
     if any(each.clients for each in here) and wanted.upstream_key_file is None:
         yield (
-            "upstream_key_file: the gateway wants a key: make one for LiteLLM (openssl rand "
-            "-base64 33), name its hash in `gateway.clients` and its file here"
+            "upstream_key_file: the gateway needs a key: create one for LiteLLM (openssl rand "
+            "-base64 33), put its hash into `gateway.clients` and its file here"
         )
 
 
@@ -243,7 +243,7 @@ def unknown_key(
         found = next((c for c in each.clients if c.key_sha256.lower() == digest), None)
         said = f"{home}: litellm.upstream_key_file: {wanted.upstream_key_file} has a key that"
         if found is None:
-            return f"{said} no one of `gateway.clients` has: put its hash there ({digest})"
+            return f"{said} no entry of `gateway.clients` has: add its hash ({digest})"
         if found.models and (lacks := [entry for entry in needed if entry not in found.models]):
             return f"{said} may not use {', '.join(lacks)}: see `gateway.clients`, {found.name}"
     return None

@@ -154,7 +154,7 @@ class Journals:
                 TypeError,
                 ValueError,
             ) as why:
-                self._lost(node, f"its answer makes no sense ({type(why).__name__}: {why})")
+                self._lost(node, f"its answer is invalid ({type(why).__name__}: {why})")
                 continue
             found += taken
         found.sort()

@@ -161,7 +161,7 @@ def verdict(
     """
     if "error" in seen or "error" in seen.get("unit", {}):
         reason = seen.get("error") or seen.get("unit", {}).get("error")
-        return Verdict(State.UNKNOWN, f"{unit}: could not be asked: {reason}")
+        return Verdict(State.UNKNOWN, f"{unit}: could not be tested: {reason}")
     properties = seen["unit"]
     lines = seen.get("journal", [])
     active = properties.get("ActiveState")

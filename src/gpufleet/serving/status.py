@@ -128,7 +128,7 @@ def fleet_status(
                 members[key] = max(members.get(key, ()), names, key=len)
         # A node that is broken or hostile costs the others nothing.
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as problem:
-            silent[node] = f"its answer makes no sense ({type(problem).__name__}: {problem})"
+            silent[node] = f"its answer is invalid ({type(problem).__name__}: {problem})"
     replicas = tuple(
         _replica(key, tuple(ranks), members[key], silent) for key, ranks in sorted(found.items())
     )

@@ -136,7 +136,7 @@ def test_list_names_every_check_and_needs_no_node():
     ("arguments", "says"),
     [
         ((), "no INVENTORY is named, and there are inventories/lab.py"),
-        (("inventories/prd.py",), "there is no such inventory file"),
+        (("inventories/prd.py",), "no such inventory file"),
         (("--from", "nope.json"), "nope.json: cannot be read"),
         (("--from", "pyproject.toml"), "is not JSON"),
         (("--from", NODES / "t4x1.json", "inventories/prod.py"), "Give one INVENTORY"),

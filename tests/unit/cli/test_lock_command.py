@@ -152,7 +152,7 @@ def test_no_group_can_be_called_like_a_lock(project: Project, groups: str) -> No
     )
 
     (said,) = project.mistakes()
-    assert "no group can be called 'h100.lock'" in said
+    assert "no group can be named 'h100.lock'" in said
 
 
 def test_a_driver_too_old_for_vllms_wheels_is_refused_before_any_node(project: Project) -> None:

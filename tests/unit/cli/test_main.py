@@ -153,7 +153,7 @@ def test_a_mistake_is_one_line_with_file_and_key(serving):
 @each_row(
     ("arguments", "says"),
     [
-        (("inventory", "inventories/prd.py"), "there is no such inventory file"),
+        (("inventory", "inventories/prd.py"), "no such inventory file"),
         (("inventory", PROD, "gpu-a100-1"), "did you mean 'gpu-a100-01'"),
         (
             ("plan", "--vars", "nope.yml", "--nodes", NODES / "t4x1.json"),

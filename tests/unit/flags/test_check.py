@@ -280,7 +280,7 @@ def test_level_of_old_guides() -> None:
         ("M -tp 8 --nnodes 2 --node-rank 2", "--node-rank"),
         ("M -dp 4 --data-parallel-external-lb", "--data-parallel-rank"),
         ("M -dp 4 --data-parallel-rank 4", "--data-parallel-rank"),
-        ("M -dp 4 --data-parallel-rank 1 --data-parallel-size-local 2", "has to be 1"),
+        ("M -dp 4 --data-parallel-rank 1 --data-parallel-size-local 2", "must be 1"),
         ("M -dp 2 -dpl 4", "--data-parallel-size-local"),
         ("M -dp 4 -dph", "--data-parallel-size-local"),
         ("M -tp 8 --enable-eplb", "--enable-expert-parallel"),
@@ -645,7 +645,7 @@ def test_a_switch_is_clear_only_in_the_words_that_vllm_compares_with(
 
     assert found.accepted
     assert [each.found for each in found.problems] == (
-        [] if clear else [f"`{value}` may not mean on: the variable is switched by 1 and 0"]
+        [] if clear else [f"`{value}` may not mean on: use 1 or 0"]
     )
 
 

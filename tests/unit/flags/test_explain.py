@@ -154,13 +154,13 @@ def test_a_page_is_about_the_release_that_is_asked_for() -> None:
 
 
 def test_a_variable_of_a_library_is_not_called_unknown() -> None:
-    assert "a library under it reads" in explanation_page(explain_flag("HF_TOKEN"), 100)
+    assert "a library reads" in explanation_page(explain_flag("HF_TOKEN"), 100)
 
 
 def test_a_flag_without_words_of_ours_shows_what_the_releases_have() -> None:
     assert "--kv-offloading-size" not in entries()
     text = explanation_page(explain_flag("--kv-offloading-size"), 100)
-    assert "No entry of ours yet" in text
+    assert "No entry yet" in text
     assert "0.11.1 to" in text
 
 

@@ -85,7 +85,7 @@ def test_a_flag_that_came_back_does_not_break() -> None:
 
 def test_what_both_releases_refuse_is_told_all_the_same() -> None:
     one = _broken("0.20.2", "0.33.0", "--num-scheduler-steps", "8")["--num-scheduler-steps"]
-    assert "0.20.2 refuses it, too" in one.said
+    assert "0.20.2 also refuses it" in one.said
     assert one.rewritten == ()
 
 
@@ -124,7 +124,7 @@ def test_whatever_else_the_check_of_the_new_release_refuses_breaks() -> None:
     """Types, numbers and combinations: the table of changes has no word on them."""
     one = _broken("0.9.2", "0.12.0", "--enable-lora", "--max-lora-rank", "4")["--max-lora-rank"]
     assert one.sort is Sort.VALUE
-    assert "none of its values" in one.said
+    assert "not one of its values" in one.said
     assert not _broken("0.12.0", "0.13.0", "--enable-lora", "--max-lora-rank", "4")
 
 
@@ -395,7 +395,7 @@ def test_every_model_of_the_settings_is_told_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("gpus: {}", "declares no `serving`"),
+        ("gpus: {}", "has no `serving`"),
         ("serving: {a: 1}", "serving.a is no mapping"),
         ("serving: {a: {flags: [x]}}", "serving.a.flags is no mapping"),
         ("serving: {a: {", "gpu.yml"),
@@ -416,7 +416,7 @@ def test_what_only_a_person_can_decide_is_named() -> None:
     yours = ServerFlags(("MODEL", "--quantization", "bitsandbytes"))
     found = diff(schema.load("0.24.0"), schema.load("0.28.0"), yours)
     assert rewrite_command_line(yours, found, schema.load("0.28.0")) is None
-    assert "To be decided by you: --quantization" in diff_page(yours, found, None, 80)
+    assert "For you to decide: --quantization" in diff_page(yours, found, None, 80)
 
 
 def test_a_command_line_that_is_still_refused_is_not_called_right() -> None:

@@ -148,13 +148,13 @@ def test_a_node_that_did_not_say_and_answers_the_probe_is_not_known_to_be_free(
     state = State()
     deploy_lock._SILENT[state] = silent
     (said,) = deploy_lock.unknown(state, {"gpu-01": {}, "gpu-02": "no answer", "gpu-03": {}})
-    assert said.startswith("gpu-01: whether it is being deployed is not known: cannot be reached")
+    assert said.startswith("gpu-01: it is unknown whether it is being deployed: cannot be reached")
 
 
 def test_a_connection_that_is_no_sshds_is_remarked_on(nodes: Nodes) -> None:
     without: Any = None
     _, _, (first, *_) = deploy_lock.take(nodes.deploy("bob@desk", without), NODES, None)
-    assert first.startswith("gpu-01: is not kept from other deploys meanwhile: ")
+    assert first.startswith("gpu-01: is not locked against other deploys: ")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "deploys").glob("*.py")), ids=lambda p: p.name)

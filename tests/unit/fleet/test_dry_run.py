@@ -209,7 +209,7 @@ def test_what_could_not_be_read_is_unknown_and_the_rest_is_asked(ask: Ask, folde
         ),
         pytest.param(
             "import gevent\ngevent.sleep(60)\n",
-            ["not all was compared within 3 s"],
+            ["the comparison did not finish within 3 s"],
             id="a-node-that-hangs",
         ),
     ],

@@ -64,7 +64,7 @@ def test_a_node_has_a_cluster_key_only_where_vllm_names_one(
 
 @pytest.mark.parametrize(
     ("last", "says"),
-    [(("a",), "serves a: with it drained, requests for it fail"), (("a", "b"), "for them fail")],
+    [(("a",), "serves a: draining it makes requests for it fail"), (("a", "b"), "for them fail")],
 )
 def test_a_drain_names_the_models_that_would_be_without_a_server(
     last: tuple[str, ...], says: str

@@ -138,7 +138,7 @@ MISTAKES: dict[str, dict[str, Any]] = {
     "more than the node's memory": flags(cpu_offload_gb=5000),
     "embeddings of a chat model": flags(runner="pooling"),
     "OpenMP's threads": variables(OMP_NUM_THREADS="many"),
-    "NCCL's level": variables(NCCL_DEBUG="LOUD"),
+    "NCCL level": variables(NCCL_DEBUG="LOUD"),
     "a level of vLLM's log": variables(VLLM_LOGGING_LEVEL="chatty"),
     "an adapter that the node lacks": variables(NCCL_IB_HCA="mlx9_9"),
     "a driver branch in gpus.name": {**served(), "gpus": {"name": "H100", "count": "8x"}},

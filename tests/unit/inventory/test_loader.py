@@ -183,7 +183,7 @@ def test_files_of_ours_are_found_from_any_directory(project):
     [
         pytest.param(
             ("-y", "inventories/nope.py", "deploys/say.py"),
-            "inventories/nope.py: there is no such inventory file; there are inventories/fake.py",
+            "inventories/nope.py: no such inventory file; there are inventories/fake.py",
             id="no-such-inventory",
         ),
         pytest.param(
@@ -203,17 +203,17 @@ def test_files_of_ours_are_found_from_any_directory(project):
             id="no-such-host",
         ),
         pytest.param(
-            ("-y", "@fake/n1", "deploys/say.py"), "deploys need the variables", id="bare-host"
+            ("-y", "@fake/n1", "deploys/say.py"), "deploys need its variables", id="bare-host"
         ),
         pytest.param((*DEPLOY, "--no-wait"), "--no-wait", id="no-wait"),
         pytest.param((*DEPLOY, "--dry"), "--dry with -y", id="dry-and-yes"),
         pytest.param((*DEPLOY, "--limit", "gpu_c"), "did you mean 'gpu_b'", id="limit-group"),
         pytest.param((*DEPLOY, "--limit", "n9*"), "--limit n9*: matches no host", id="limit-host"),
         pytest.param((*DEPLOY, "--exclude", "zz"), "--exclude zz: matches no", id="exclude"),
-        pytest.param((*DEPLOY, "--exclude", "gpu"), "leave no host", id="excludes-all"),
+        pytest.param((*DEPLOY, "--exclude", "gpu"), "match no host", id="excludes-all"),
         pytest.param((*DEPLOY, "--group-data", "x"), "--group-data", id="group-data"),
         pytest.param((*DEPLOY, "--data", "x"), "--data x: has no value", id="data-without-value"),
-        pytest.param((*DEPLOY, "--data", "vllm.x=1"), "takes no dots", id="data-with-dots"),
+        pytest.param((*DEPLOY, "--data", "vllm.x=1"), "dots are not allowed", id="data-with-dots"),
         pytest.param((*DEPLOY, "--data", "vlm={}"), "--data: vlm: no setting", id="data-unknown"),
         pytest.param(
             (*DEPLOY, "--data", 'node_exporter={"prt": 1}'),
@@ -241,8 +241,8 @@ def test_limits_that_match_are_left_alone(project, limit):
         pytest.param('groups={"gpu": "n1"}', "write a list", id="text-for-list"),
         pytest.param('groups={"gpu": ["n1", "n1"]}', "names n1 twice", id="twice"),
         pytest.param('groups={"gpu": ["n1,n2"], "b": [3]}', "group b has 3", id="no-name"),
-        pytest.param('groups={"_gpu": ["n1"]}', "no group can be called '_gpu'", id="underscore"),
-        pytest.param('groups={"all": ["n1"]}', "no group can be called 'all'", id="all"),
+        pytest.param('groups={"_gpu": ["n1"]}', "no group can be named '_gpu'", id="underscore"),
+        pytest.param('groups={"all": ["n1"]}', "no group can be named 'all'", id="all"),
         pytest.param(
             'groups={"gpu": ["n1"]}, children={"top": ["gpus"]}',
             "children of top: there is no group 'gpus'; did you mean 'gpu'?",

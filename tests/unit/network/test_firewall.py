@@ -224,7 +224,9 @@ def test_what_must_never_be_open_is_not_opened():
             [HEAD], settings(open=[{"ports": "29000-29600"}, {"ports": "29515", "protocol": "udp"}])
         )
     assert len(refused.value.problems) == 2
-    assert "firewall.open: 29000-29600, and 29500-29515 are between the nodes" in str(refused.value)
+    assert "firewall.open: 29000-29600, and 29500-29515 are used between the nodes" in str(
+        refused.value
+    )
 
 
 @each_row("name", ["eth*", 'eth"1', "eth 1", "", "a" * 16])
@@ -236,7 +238,7 @@ def test_a_name_that_nft_would_take_for_something_else_is_refused(name):
             'iifname "lo"', ""
         )
         return
-    with pytest.raises(FleetError, match="nftables has no word for"):
+    with pytest.raises(FleetError, match="nftables cannot express"):
         firewall.render_rules([stage], settings())
 
 
@@ -306,8 +308,8 @@ def test_what_is_wrong_on_a_node_is_said():
     for changed, said in (
         ({"loaded": None}, "is not loaded"),
         ({"loaded": "table inet gpufleet {\n\taccept\n\tdrop\n}"}, "wanted: + drop"),
-        ({"saved": False}, "after a reboot other rules would hold"),
-        ({"pending": True}, "never confirmed"),
+        ({"saved": False}, "after a reboot other rules would apply"),
+        ({"pending": True}, "not confirmed"),
         ({"service": "inactive"}, "gpufleet-firewall.service is inactive"),
         ({"error": "nft: no permission"}, "nft: no permission"),
     ):

@@ -250,7 +250,7 @@ def test_a_node_that_answers_nonsense_does_too(broken):
     texts, journals = read({"a": answer((1, "one")), "b": broken})
 
     assert texts == ["one"]
-    assert "b: its answer makes no sense" in journals.notes[0]
+    assert "b: its answer is invalid" in journals.notes[0]
 
 
 def test_a_journal_that_cannot_be_read_matters_where_a_rank_is():

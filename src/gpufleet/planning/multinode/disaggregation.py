@@ -148,7 +148,7 @@ class Pairs:
         config = {
             **(added if isinstance(added, dict) else {}),
             "kv_connector": "NixlConnector",
-            "kv_role": role,  # kv_both does for either side, and 0.33 calls it deprecated
+            "kv_role": role,  # kv_both does for either side, and 0.33 deprecates it
         }
         found = [LayeredFlag(FLAG, config, LAYER, because)]
         several = isinstance(description, Description) and any(

@@ -297,7 +297,7 @@ def read_answers(
             try:
                 _read_node(node, said.get(node, "was not asked"), question, found, servers)
             except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as problem:
-                why = f"its answer makes no sense ({type(problem).__name__}: {problem})"
+                why = f"its answer is invalid ({type(problem).__name__}: {problem})"
                 _mark_unknown(node, why, question, found, servers)
         answers[question.replica] = {prompt: tuple(each) for prompt, each in found.items()}
         readings[question.replica] = Reading(now, servers)
@@ -319,7 +319,7 @@ def traffic_between(first: Reading | None, last: Reading) -> Traffic:
         before = first.servers.get(name) if first else None
         if isinstance(after, str) or isinstance(before, str):
             why = after if isinstance(after, str) else before
-            unread.append(f"{name}: its counters are not known: {why}")
+            unread.append(f"{name}: its counters are unknown: {why}")
             continue
         if before is not None and _has_restarted(before, after):
             restarted.append(name)
@@ -335,7 +335,7 @@ def traffic_between(first: Reading | None, last: Reading) -> Traffic:
         unread.append("it has no server whose counters could be read")
     if first:
         gone = sorted(set(first.servers) - set(last.servers))
-        unread += (f"{name}: it was there before and is not now" for name in gone)
+        unread += (f"{name}: it existed before and does not now" for name in gone)
     return Traffic(
         last.at - first.at if first else 0.0,
         latencies,
@@ -462,7 +462,7 @@ def _read_node(
         try:
             servers[name] = counters(metrics["text"])
         except (KeyError, ValueError) as problem:
-            servers[name] = f"its /metrics makes no sense: {problem}"
+            servers[name] = f"its /metrics are invalid: {problem}"
 
 
 def _mark_unknown(
@@ -502,9 +502,9 @@ def _alerts(
             if not problem and not isinstance(document, str):
                 asked_at.append(float(document["alerts"]["at"]))
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-            problem = f"its answer makes no sense ({type(error).__name__}: {error})"
+            problem = f"its answer is invalid ({type(error).__name__}: {error})"
         if problem:
-            problems.append(f"{home}: Alertmanager did not say what fires: {problem}")
+            problems.append(f"{home}: Alertmanager did not report its alerts: {problem}")
     return Alerts(
         tuple(sorted(homes)),
         tuple(alerts.values()),

@@ -89,7 +89,7 @@ def golden(before: Answers, after: Answers, same: float) -> Verdict:
     """
     case = _Case()
     if not before and not after:
-        case.remarks.append("no golden prompts are declared: its answers were not judged")
+        case.remarks.append("no golden prompts are declared: answers are not compared")
         return case.verdict
     shares = []
     loose = []
@@ -97,11 +97,11 @@ def golden(before: Answers, after: Answers, same: float) -> Verdict:
         was, now = before.get(prompt, ()), after.get(prompt, ())
         name = _quoted(prompt)
         if not now:
-            case.unknown.append(f"{name} was not asked after the change")
+            case.unknown.append(f"{name} was not tested after the change")
         elif failed := sorted({each.error for each in now if each.error and each.asked}):
             case.against.append(f"{name} is not answered: {'; '.join(failed)}")
         elif silent := sorted({each.error for each in now if each.error}):
-            case.unknown.append(f"{name} could not be asked: {'; '.join(silent)}")
+            case.unknown.append(f"{name} could not be tested: {'; '.join(silent)}")
         elif same == 0:
             _answers_at_all(case, name, was, now)
         elif why := _unfit(was, same):
@@ -118,8 +118,8 @@ def golden(before: Answers, after: Answers, same: float) -> Verdict:
         case.unknown += loose
         if loose:
             case.unknown.append(
-                "no golden prompt says whether it answers as before: write prompts whose answers "
-                "are stable, or `golden.same: 0`, with which an answer is enough"
+                "no golden prompt has a stable answer to compare: write prompts with stable "
+                "answers, or `golden.same: 0`, which accepts any answer"
             )
     return case.verdict
 
@@ -127,7 +127,7 @@ def golden(before: Answers, after: Answers, same: float) -> Verdict:
 def _answers_at_all(case: _Case, name: str, was: Sequence[Answer], now: Sequence[Answer]) -> None:
     spoke = any(_tokens(each) for each in was if not each.error)
     if spoke and not all(_tokens(each) for each in now):
-        case.against.append(f"{name} is answered with nothing, and was with something before")
+        case.against.append(f"{name} has an empty answer, and had a text before")
 
 
 def _unfit(was: Sequence[Answer], same: float) -> str:
@@ -135,16 +135,16 @@ def _unfit(was: Sequence[Answer], same: float) -> str:
     if not was:
         return "it was not queried before the change"
     if failed := sorted({each.error for each in was if each.error}):
-        return f"it was not answered before either: {'; '.join(failed)}"
+        return f"it had no answer before either: {'; '.join(failed)}"
     if not any(_tokens(each) for each in was):
         return "its answer was empty before"
     if len(was) < 2:
-        return "it was asked once before, which does not tell whether its answer is stable"
+        return "it was tested once before, so it is unknown whether its answer is stable"
     share = min(_share(one, other) for one, other in combinations(was, 2))
     if share < same:
         return (
-            f"asked {len(was)} times before the change, its answers had {_percent(share)} in "
-            f"common, and {_percent(same)} are asked for"
+            f"in {len(was)} tests before the change its answers had {_percent(share)} in common, "
+            f"and {_percent(same)} is required"
         )
     return ""
 
@@ -212,7 +212,7 @@ def traffic(before: Traffic, after: Traffic, gates: Gates) -> Verdict:
     case = _Case()
     is_new = not before.latencies and before.finished == before.answered == {} and not before.unread
     for name in after.restarted:
-        case.against.append(f"{name}: it started again while it was watched")
+        case.against.append(f"{name}: it restarted while it was observed")
     case.unknown += (f"after the change: {each}" for each in after.unread)
     case.unknown += (f"before the change: {each}" for each in before.unread)
     case.seen |= {"requests_before": before.requests, "requests_after": after.requests}
@@ -221,15 +221,15 @@ def traffic(before: Traffic, after: Traffic, gates: Gates) -> Verdict:
     for key, words in LATENCIES.items():
         was, now = before.latencies.get(key), after.latencies.get(key)
         if was is None and is_new:
-            case.remarks.append(f"{words}: not judged, for nothing of its model was there before")
+            case.remarks.append(f"{words}: not judged, because its model did not run before")
         elif was is None or now is None:
             when = "before" if was is None else "after"
-            case.unknown.append(f"{words}: {when} the change no server has counted it")
+            case.unknown.append(f"{words}: {when} the change no server counted it")
         elif fewest < gates.latency_least_requests:
             case.remarks.append(
-                f"{words}: not judged, for there were {before.requests:g} requests before and "
-                f"{after.requests:g} after the change, and {gates.latency_least_requests} are the "
-                "least (`gates.latency_least_requests`)"
+                f"{words}: not judged, because there were {before.requests:g} requests before and "
+                f"{after.requests:g} after the change, and {gates.latency_least_requests} are "
+                "required (`gates.latency_least_requests`)"
             )
         else:
             _latency(case, key, was, now, gates.latency_ratio)
@@ -248,9 +248,9 @@ def _latency(case: _Case, key: str, was: Histogram, now: Histogram, ratio: float
             continue
         if key == ITL and not any(histogram.values()):
             # Requests of one token each have nothing between tokens.
-            case.remarks.append(f"{words}: not judged, for there was none {when} the change")
+            case.remarks.append(f"{words}: not judged, because there were none {when} the change")
         else:
-            case.unknown.append(f"{words}: its p99 {when} the change cannot be told")
+            case.unknown.append(f"{words}: its p99 {when} the change is unknown")
         return
     case.seen |= {f"{key}_p99_before": one, f"{key}_p99_after": other}
     next_one = _bucket(bounds, was) + 1
@@ -322,7 +322,7 @@ def _errors(case: _Case, before: Traffic, after: Traffic, ratio: float) -> None:
                 f"{_percent_up(one)} before: more than `gates.error_ratio` ({ratio:g}) allows"
             )
     if not judged:
-        case.unknown.append("errors: no server has counted what became of its requests")
+        case.unknown.append("errors: no server counted its requests' outcomes")
 
 
 def _error_rate(finished: Mapping[str, float]) -> float:
@@ -368,10 +368,12 @@ def findings(before: Findings, after: Findings) -> Verdict:
     if unchecked := sorted(set(before.nodes) - set(after.nodes)):
         case.unknown.append(f"not checked after the change: {', '.join(unchecked)}")
     if not before.nodes and after.nodes:
-        case.unknown.append("nothing was checked before the change: nothing can be called old")
+        case.unknown.append(
+            "nothing was checked before the change, so no finding is known to be old"
+        )
     old = len(known & {each.key for each in after.stops})
     if old:
-        case.remarks.append(f"{count_of(old, 'finding')} of before the change stay as they were")
+        case.remarks.append(f"{count_of(old, 'finding')} from before the change are unchanged")
     return case.verdict
 
 
@@ -389,12 +391,12 @@ def alerts(
     """
     case = _Case()
     if not after.asked:
-        case.remarks.append("alerts: not judged, for no node has an Alertmanager")
+        case.remarks.append("alerts: not judged, because no node has an Alertmanager")
         return case.verdict
     case.unknown += before.problems
     case.unknown += (each for each in after.problems if each not in before.problems)
     if missing := sorted(set(after.asked) - set(before.asked)):
-        case.unknown.append(f"{', '.join(missing)}: was not asked before the change")
+        case.unknown.append(f"{', '.join(missing)}: was not queried before the change")
     old = {each.labels for each in before.alerts}
     for each in after.alerts:
         if each.node not in nodes or each.labels in old:
@@ -416,8 +418,8 @@ def never_passed(before: Alerts, rules: Gates) -> tuple[str, ...]:
         return ()
     return (
         *before.problems,
-        "no wave could pass the gate on alerts, and each would be taken back: nothing was changed; "
-        "have the Alertmanager answer, or write `alerts: false` under `upgrade.gates`",
+        "no wave could pass the alert gate, and each would be rolled back: nothing was changed; "
+        "make the Alertmanager reachable, or write `alerts: false` under `upgrade.gates`",
     )
 
 

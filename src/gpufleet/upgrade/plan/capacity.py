@@ -170,7 +170,7 @@ def recheck(
         need = needs[each.model]
         numbers = f"{each.model}: {each.left} of {each.serving} replicas are left, {_needs(need)}"
         if need.unknown and each.model not in accept_unknown_load:
-            waits.append(f"{each.model}: how busy it is, is not known: {'; '.join(need.unknown)}")
+            waits.append(f"{each.model}: its load is unknown: {'; '.join(need.unknown)}")
         elif each.takes > spare(need, each.serving, most[each.model], accepted=each.accepted):
             waits.append(numbers)
         else:
@@ -197,9 +197,9 @@ def _needs(need: Need) -> str:
 
 def _unknown(need: Need) -> str:
     return (
-        f"{need.model}: nobody knows how busy {count_of(len(need.unknown), 'replica')} of "
-        f"{need.serving} is, and so what may be taken away: {'; '.join(need.unknown)}: mend that, "
-        f"or go on with `{ACCEPT_UNKNOWN_LOAD} {need.model}`, which counts it as full"
+        f"{need.model}: the load of {count_of(len(need.unknown), 'replica')} of {need.serving} is "
+        f"unknown, and so is how many may be drained: {'; '.join(need.unknown)}: fix that, or "
+        f"continue with `{ACCEPT_UNKNOWN_LOAD} {need.model}`, which counts it as full"
     )
 
 
@@ -244,9 +244,9 @@ class _Request:
         add = f"(`serving.{model}.replicas`)"
         if worst.serving <= most:
             return (
-                f"{said}: all that serve go at once, so {model} is out while it loads "
-                f"({self._cost(model)}): give it another replica first {add}, or accept that by "
-                f"name: `{ACCEPT_OUTAGE} {model}`"
+                f"{said}: all serving replicas are in this wave, so {model} is down while it loads "
+                f"({self._cost(model)}): add a replica first {add}, or accept the outage: "
+                f"`{ACCEPT_OUTAGE} {model}`"
             )
         written = self._smaller(need)
         remain = worst.left if written else worst.serving - most
@@ -256,7 +256,7 @@ class _Request:
         ways.append(f"give it {count_of(worst.needed - remain, 'more replica')} {add}")
         if not written:
             ways.append(
-                f"accept by name that those left do not carry it, one group at a time: "
+                f"accept that the rest cannot carry the load, one group at a time: "
                 f"`{ACCEPT_OUTAGE} {model}`"
             )
         return f"{said}: {', or '.join(ways)}"

@@ -28,7 +28,7 @@ from gpufleet.upgrade.plan.wave import Group, Kind
 
 UNTOLD = "its environment, or what starts it"
 """Of a process that was started with something else, and no argument of it (`restarts.py`)."""
-STOPPED = "it does not run, or nobody knows what it was started with"
+STOPPED = "it does not run, or its start parameters are unknown"
 
 
 def groups(
@@ -92,9 +92,8 @@ def without_cordoned(
             off.append(group)
             reasons = "; ".join(f"{node}: {cordoned[node]}" for node in kept)
             sentences.append(
-                f"{group.id} stays as it is, for a person has cordoned {join_names(kept)} "
-                f"({reasons}): {uncordon_command(kept[0])}, and upgrade once more, when that is "
-                "over"
+                f"{group.id} is left unchanged, because a person has cordoned {join_names(kept)} "
+                f"({reasons}): {uncordon_command(kept[0])}, and upgrade again when that is done"
             )
         else:
             on.append(group)

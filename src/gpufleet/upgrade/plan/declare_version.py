@@ -62,7 +62,7 @@ def edits(declared: Fleet, version: str, nodes: Collection[str] = ()) -> tuple[E
     Raises `FleetError` with every line for which it is not certain what to write.
     """
     if not RELEASE.fullmatch(version):
-        raise FleetError(f"--vllm {version}: a version is three numbers, as 0.32.0")
+        raise FleetError(f"--vllm {version}: a version has three numbers, as 0.32.0")
     wanted = {
         name: each
         for name, each in declared.gpu_nodes.items()
@@ -90,8 +90,8 @@ def edits(declared: Fleet, version: str, nodes: Collection[str] = ()) -> tuple[E
         lock = _lock(vllm, version)
         if lock is not None and not ((declared.root / lock).is_file() or shipped_lock(lock)):
             problems.append(
-                f"{lock}: is not there: make it with `gpufleet packages lock` "
-                f"(locks/README.md); {name} would be built of it"
+                f"{lock}: does not exist: create it with `gpufleet packages lock` "
+                f"(locks/README.md); {name} is built from it"
             )
     problems += _others(declared, wanted, found.values())
     if problems:
@@ -131,7 +131,7 @@ def write_down(root: Path, wanted: Iterable[Edit]) -> None:
             continue
         if not found or found["key"] != edit.key or found["value"] != edit.before:
             problems.append(
-                f"{edit.file}:{edit.line}: is not `{edit.key}: {edit.before}` any more: write "
+                f"{edit.file}:{edit.line}: is no longer `{edit.key}: {edit.before}`: write "
                 f"`{edit.after}` yourself"
             )
             continue
@@ -162,11 +162,11 @@ def _written_lock(node: NodeVars) -> str | None:
 def _origin(origins: Mapping[str, Origin], key: str) -> Origin:
     found = origins.get("vllm")
     if found is None:
-        raise FleetError(f"vllm.{key} is set nowhere that could be written")
+        raise FleetError(f"vllm.{key} is not set in a file that can be edited")
     if key == "version" and ("version",) not in found.inner and (lock := origins.get("gpu_lock")):
         raise FleetError(
-            f"{lock.place_of('vllm', 'version')}: `gpu_lock` says which vLLM these nodes have: "
-            "write a new lock (`gpufleet lock`), and leave --vllm out"
+            f"{lock.place_of('vllm', 'version')}: `gpu_lock` sets the vLLM of these nodes: write "
+            "a new lock (`gpufleet lock`), and remove --vllm"
         )
     return found.place_of(key)
 
@@ -175,21 +175,21 @@ def _edit(root: Path, origin: Origin, key: str, before: str, after: str | None) 
     path = root / origin.file
     if after is None:
         raise FleetError(
-            f"{origin}: vllm.lock is {before}, whose name does not have the version: which lock is "
-            "for another one, nobody can tell: write `vllm.version` and `vllm.lock` yourself, and "
-            "leave --vllm out"
+            f"{origin}: vllm.lock is {before}, whose name does not contain the version, so the "
+            "lock for another version is unknown: write `vllm.version` and `vllm.lock` yourself, "
+            "and remove --vllm"
         )
     if not origin.line or path.suffix not in {".yml", ".yaml"} or origin.file.endswith(SUFFIX):
         raise FleetError(
-            f"{origin}: sets vllm.{key}, and is no file of variables in group_vars or host_vars: "
-            f"write {after} there yourself, and leave --vllm out"
+            f"{origin}: sets vllm.{key}, and is not a file in group_vars or host_vars: write "
+            f"{after} there yourself, and remove --vllm"
         )
     line = _without_end(_lines(path)[origin.line - 1])
     found = _LINE.match(line)
     if not found or found["key"] != key or found["value"] != before:
         raise FleetError(
             f"{origin}: `{line.strip()}` is not plainly `{key}: {before}`: write {after} there "
-            "yourself, and leave --vllm out"
+            "yourself, and remove --vllm"
         )
     return Edit(origin.file, origin.line, key, before, after)
 
@@ -207,9 +207,9 @@ def _others(declared: Fleet, wanted: Collection[str], found: Iterable[Edit]) -> 
         ]
         if others:
             problems.append(
-                f"{edit.file}:{edit.line}: vllm.{edit.key} is that of {join_names(sorted(others))} "
-                "too, which --limit leaves out: set it for the others in their own group_vars or "
-                "host_vars, or leave --limit out"
+                f"{edit.file}:{edit.line}: vllm.{edit.key} also applies to "
+                f"{join_names(sorted(others))}, which --limit excludes: set it for them in their "
+                "own group_vars or host_vars, or remove --limit"
             )
     return problems
 

@@ -109,7 +109,7 @@ def read(text: str) -> Sample | str:
     if missing := [name for name, values in found.items() if not values]:
         return f"its metrics have no {join_names(missing)}"
     if wrong := [n for n, values in found.items() for v in values if not math.isfinite(v) or v < 0]:
-        return f"{wrong[0]} is no number of anything"
+        return f"{wrong[0]} is not a number"
     return Sample(sum(found[RUNNING]), sum(found[WAITING]), fmean(found[KV_USAGE]))
 
 
@@ -214,13 +214,13 @@ def remarks(found: Iterable[ReplicaLoad]) -> tuple[str, ...]:
         elif each.assumed:
             assumed.setdefault((each.model, each.most_running), []).append(each.replica)
     said = [
-        f"{join_names(names)}: takes {slots} requests at once by vLLM's own default: write "
-        f"`serving.{model}.flags.max-num-seqs` for a number that is yours"
+        f"{join_names(names)}: takes {slots} concurrent requests, vLLM's default: set "
+        f"`serving.{model}.flags.max-num-seqs` to change it"
         for (model, slots), names in assumed.items()
     ]
     said += [
-        f"{join_names(names)}: how many requests it takes at once is not known, so only its KV "
-        f"cache and its queue say how busy it is: write `serving.{model}.flags.max-num-seqs`"
+        f"{join_names(names)}: its limit of concurrent requests is unknown, so its load is only "
+        f"known from its KV cache and its queue: set `serving.{model}.flags.max-num-seqs`"
         for model, names in blind.items()
     ]
     return (*idle, *said)
@@ -232,10 +232,10 @@ def _samples(
     """Return what all servers of a replica said together, moment by moment."""
     servers = [(each.node, port) for each in stages for port in each.servers]
     if not servers:
-        return "its units do not say on which port it answers"
+        return "its units do not name its port"
     of_each: list[list[Sample]] = []
     for node, port in servers:
-        texts = pages.get((node, port), "nobody asked for its metrics")
+        texts = pages.get((node, port), "its metrics were not queried")
         if isinstance(texts, str) or not texts:
             return f"{node}:{port}: {texts or 'it gave no metrics'}"
         samples = [read(text) for text in texts]

@@ -56,7 +56,7 @@ def remarks(
             "its `start_seconds`"
         )
         yield (
-            f"{model} has one replica, and answers nothing while that loads ({took}): "
+            f"{model} has one replica, and does not answer while it loads ({took}): "
             f"{_room(model, found, documents, declared)}"
         )
 
@@ -75,7 +75,7 @@ def _room(
     }
     (count, *others) = counts
     if others or not isinstance(count, int):
-        return "`replicas: fit` takes what there is: there is no room for one more"
+        return "`replicas: fit` uses all room: one more does not fit"
     more = {
         name: replace(each, settings=_with(each.settings, model, count + 1))
         for name, each in declared.items()
@@ -83,16 +83,16 @@ def _room(
     try:
         then = assessment.plan_fleet(documents, more)
     except FleetError as error:
-        return f"there is no room for one more ({error.problems[0]})"
+        return f"one more does not fit ({error.problems[0]})"
     before, after = _places(found.plan.stages), _places(then.plan.stages)
     new = [stage for stage in then.plan.stages if (stage.node, stage.id) not in before]
     if any(after.get(key) != place for key, place in before.items()) or not new:
-        return "one more would only fit if others moved"
+        return "one more only fits if others move"
     where = " and ".join(
         f"{stage.node} (GPU {ranges(stage.gpus)})" for stage in sorted(new, key=lambda s: s.node)
     )
     return (
-        f"{where} has room for one more for that time, which moves and restarts nothing: "
+        f"{where} has room for one more, without moves or restarts: "
         f"`serving.{model}.replicas: {count + 1}` and `pyinfra INVENTORY deploys/vllm.py` before "
         f"anything else is changed, then upgrade, then {count} again and upgrade: {HOW}"
     )

@@ -36,7 +36,7 @@ class WavePlan:
     estimates: tuple[Estimate, ...]
     """Of each wave, in their order."""
     left_out: tuple[Group, ...] = ()
-    """What stays as it is, for a person has cordoned it."""
+    """What is left unchanged, because a person has cordoned it."""
     remarks: tuple[str, ...] = ()
 
     @property
@@ -128,7 +128,7 @@ def plan_waves(
             *said,
             *_accepted(left, loading),
             *(
-                f"{model}: {'; '.join(need.unknown)}: counted as full, which is accepted"
+                f"{model}: {'; '.join(need.unknown)}: counted as full, as accepted"
                 for model, need in required_replicas(
                     loads, settings.headroom, settings.keep
                 ).items()

@@ -43,12 +43,12 @@ _CLASSES = {
     "down": "own",
 }
 _LEGEND = (
-    ("drain", "drains: no new requests, those in hand end"),
+    ("drain", "drains: no new requests, running ones finish"),
     ("own", "switches: marks, units, gateways"),
     ("load", "loads its model"),
     ("judge", "answers golden prompts"),
     ("soak", "serves, and is watched"),
-    ("change", "what is below vLLM is changed"),
+    ("change", "the layers below vLLM are changed"),
     ("back", "goes back to what it was"),
     ("bad", "failed, or stuck"),
 )
@@ -79,10 +79,10 @@ ul { padding-left: 1.2rem; } li { white-space: pre-line; overflow-wrap: anywhere
 """
 
 _COLUMNS = (
-    "away: gateways sent it nothing. Of that: drain, load, judged (golden prompts); own: the rest. "
-    "left: requests that had not ended when the drain was over."
+    "away: time without requests from gateways. Parts: drain, load, judged (golden prompts); "
+    "own: the rest. left: requests that had not finished when the drain ended."
 )
-_WINDOWS = "Before the upgrade, and while it was watched under requests after the change."
+_WINDOWS = "Before the upgrade, and under load after the change."
 
 # What XML 1.0 cannot have in any way (its production 2, Char).
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -109,7 +109,7 @@ def _wording(entry: Entry) -> str | None:
 
 def _of_node(entry: Entry) -> str | None:
     if cut := entry.said.get("cut"):
-        return f"{join_names(cut)} did not end in time and was killed with requests in hand"
+        return f"{join_names(cut)} did not stop in time and was killed with running requests"
     return None
 
 
@@ -163,22 +163,22 @@ _WORDS: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = {
     "locked": lambda said: f"{count_of(len(said.get('nodes') or ()), 'node')} locked",
     "planned": lambda said: count_of(len(said.get("waves") or ()), "wave") + " planned",
     "confirmed": lambda said: f"confirmed by {said.get('by')}",
-    "preparing": lambda said: _logged("everything is prepared on all nodes first", said),
-    "prepared": lambda said: _logged("prepared: no unit has been touched so far", said),
-    "baseline": "what the replicas do now is known",
+    "preparing": lambda said: _logged("preparing all nodes first", said),
+    "prepared": lambda said: _logged("prepared: no unit has changed yet", said),
+    "baseline": "the baseline of the replicas is recorded",
     "wave": "begins",
     "paused": lambda said: _with("paused", said.get("why")),
     "aborting": lambda said: _with("what is in hand is undone", said.get("why")),
-    "resumed": lambda said: f"taken up again by {said.get('by')}",
-    "finishing": lambda said: _logged("proving that all is as declared", said),
+    "resumed": lambda said: f"resumed by {said.get('by')}",
+    "finishing": lambda said: _logged("verifying that all is as declared", said),
     "unlocked": "nodes unlocked",
     "finished": "finished: everything is as declared",
     "stopped": lambda said: _with("stopped", said.get("why")),
     "noted": lambda said: str(said.get("text", "")),
     "draining": "drains: no new requests",
     "drained": _drained,
-    "changing": lambda said: _logged("changes what is below vLLM", said),
-    "changed": lambda said: _logged("what is below vLLM is changed", said),
+    "changing": lambda said: _logged("changes the layers below vLLM", said),
+    "changed": lambda said: _logged("the layers below vLLM are changed", said),
     "switching": "switches",
     "switched": "switched, loads",
     "ready": _ready,

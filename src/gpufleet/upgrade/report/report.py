@@ -115,7 +115,7 @@ class NodeReport:
     gap_seconds: float | None
     """From the first unit's stop to the last one's start, by the node's own clock."""
     cut: tuple[str, ...]
-    """Units that were killed with requests in hand."""
+    """Units that were killed with running requests."""
     spans: tuple[Span, ...]
     """stopping, down and loading, brought to this machine's clock."""
 

@@ -26,7 +26,7 @@ from gpufleet.upgrade.report.report import (
 OUTCOMES = {
     "finished": "everything is as declared",
     "stopped": "stopped before its end",
-    "paused": "waits for somebody",
+    "paused": "waits for an operator",
     "running": "is not at its end",
 }
 STYLES = {
@@ -74,9 +74,9 @@ def totals(found: Report) -> list[str]:
     count = sum(each.outcome == "done" for each in found.groups)
     said.append(f"{count} of {count_of(len(found.groups), 'group')} changed")
     cut = [unit for group in found.groups for node in group.nodes for unit in node.cut]
-    lost = f"{count_of(found.left, 'request')} had not ended when their drain was over"
+    lost = f"{count_of(found.left, 'request')} had not finished when their drain ended"
     said.append(
-        f"{lost}; {count_of(len(cut), 'unit')} killed with requests in hand" if cut else lost
+        f"{lost}; {count_of(len(cut), 'unit')} killed with running requests" if cut else lost
     )
     return said
 

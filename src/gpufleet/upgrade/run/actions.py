@@ -208,7 +208,7 @@ class FleetActions:
                 continue
             for seen in ReadyAnswer.read(name, answer).units.values():
                 if not seen.ready:
-                    why = f"{name}: it had passed, and does not serve any more: {seen.why}"
+                    why = f"{name}: it had passed, and no longer serves: {seen.why}"
                     found.setdefault(owners[name, seen.unit], []).append(why)
         return found
 
@@ -519,9 +519,7 @@ class FleetActions:
         for name, each in found.items():
             if each.lock is None or each.lock.id != self.id:
                 owner = each.lock or "nobody"
-                raise LostError(
-                    f"{name}: this upgrade has lost its lock, {owner} has it: nothing more is done"
-                )
+                raise LostError(f"{name}: this upgrade has lost its lock to {owner}: it stops")
         self.looks |= found
         return found
 

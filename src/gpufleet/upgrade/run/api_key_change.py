@@ -83,27 +83,27 @@ def problems(
                 continue
             if sent is None:
                 yield (
-                    f"{each.model}: its servers would want {key}, and the gateway {gateway} sends "
-                    "none: `pyinfra INVENTORY deploys/gateway.py` first, for a server without a "
-                    "key takes any; then upgrade"
+                    f"{each.model}: its servers would require {key}, and the gateway {gateway} "
+                    "sends none: run `pyinfra INVENTORY deploys/gateway.py` first, because a "
+                    "server without a key accepts any; then upgrade"
                 )
             else:
                 yield (
                     f"{each.model}: {key} is not the key that the gateway {gateway} sends, and it "
-                    "sends one to all servers, those of before and those of after: write the "
-                    f"former key back and upgrade, and change the key by itself: {HOW}"
+                    "sends one key to old and new servers: restore the former key and upgrade, "
+                    f"and change the key separately: {HOW}"
                 )
         for node in each.nodes if not gateways else ():
             there = (nodes or {}).get(node, FileState("unknown", error="it was not queried"))
             if there.kind == "file" and there.sha256 != each.sha256:
                 yield (
                     f"{each.model}: {key} is not the key that its servers on {node} have, and "
-                    "clients send one to all of them: write the former key back and upgrade, and "
-                    f"change the key by itself: {HOW}"
+                    "clients send one key to all of them: restore the former key and upgrade, "
+                    f"and change the key separately: {HOW}"
                 )
             elif there.kind not in {"file", "absent"}:
                 yield (
-                    f"{each.model}: nobody knows whether {key} is the key that {node} has: "
+                    f"{each.model}: it is unknown whether {key} is the key that {node} has: "
                     f"{API_KEY_FILE}: {there.error or there.kind}"
                 )
 

@@ -106,7 +106,7 @@ class Nodes:
             gevent.sleep(AGAIN_SECONDS)
         problems = tuple(f"{name}: {answers[name]}" for name in sorted(left))
         if not self.is_any_reachable():
-            raise LostError(*problems, "no node answers: is this machine's network there?")
+            raise LostError(*problems, "no node answers: is this machine's network up?")
         raise FleetError(*problems)
 
     def is_any_reachable(self) -> bool:

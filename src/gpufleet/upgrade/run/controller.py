@@ -169,7 +169,7 @@ class UpgradeRun:
         self._write_plan(found, plan)
         by = self.confirm("Begin?")
         if by is None:
-            raise DeclinedError("nobody said yes: nothing was changed")
+            raise DeclinedError("not confirmed: nothing was changed")
         self.journal.append("confirmed", by=by)
         if self.wanted.edits:
             self.journal.append("declared", files=[each.as_json() for each in self.wanted.edits])
@@ -290,7 +290,7 @@ class UpgradeRun:
         return next(e.said for e in reversed(self.journal.entries) if e.what == "planned")
 
     def _confirm_wave(self, wave: Wave) -> str | None:
-        return self.confirm(f"Go on with wave {wave.number} ({join_names(wave.nodes)})?")
+        return self.confirm(f"Continue with wave {wave.number} ({join_names(wave.nodes)})?")
 
     # -- its end
 
@@ -304,9 +304,7 @@ class UpgradeRun:
                 self._put_back()
                 self._close_silences()
                 stuck = self.journal.state.marked
-                how = (
-                    f"; {join_names(stuck)} stays drained: mend it, then --resume" if stuck else ""
-                )
+                how = f"; {join_names(stuck)} stays drained: fix it, then --resume" if stuck else ""
                 self.journal.append("stopped", why=end.why, how=how)
                 self._unlock()
                 return STOPPED

@@ -76,7 +76,7 @@ class Deploy:
         finally:
             os.close(handle)
         if status is None:
-            raise FleetError(f"{file} did not end within {seconds:.0f} s: see {path}")
+            raise FleetError(f"{file} did not finish within {seconds:.0f} s: see {path}")
         if status:
             raise FleetError(f"{file} failed: {_failure(path, begin)} (all of it: {path})")
         return path

@@ -68,8 +68,8 @@ def is_out_of_service(look: NodeLook, unit: str) -> bool:
 def cordoned_by_people(looks: Mapping[str, NodeLook]) -> list[str]:
     """Say which nodes people have cordoned since the plan was made."""
     return [
-        f"{name} was cordoned by {look.cordon}: nothing is stopped there: "
-        f"`gpufleet uncordon INVENTORY {name}` when that is over"
+        f"{name} was cordoned by {look.cordon}: nothing is stopped there: run `gpufleet uncordon "
+        f"INVENTORY {name}` when that is done"
         for name, look in sorted(looks.items())
         if look.cordon and look.cordon.upgrade is None
     ]

@@ -37,7 +37,7 @@ WORDS: Mapping[str, str] = MappingProxyType(
         # Of a group: each has wave and group, those about one of its nodes a node.
         "draining": "nodes get their marks, gateways send no more",
         "drained": "left (requests that were cut off), seconds",
-        "changing": "log (file): what is below vLLM is changed; kind node alone",
+        "changing": "log (file): the layers below vLLM are changed; kind node alone",
         "changed": "",
         "switching": "from here on units may be the new ones, and are down",
         "switched": "seconds (by node: down to started)",

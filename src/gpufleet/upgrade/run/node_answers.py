@@ -359,7 +359,7 @@ def _document(node: str, answer: Answer) -> Mapping[str, Any]:
     if isinstance(answer, str):
         raise FleetError(f"{node}: {answer}")
     if answer.get("schema") != SCHEMA:
-        raise FleetError(f"{node}: on_node/change/change.py answered in another way than was asked")
+        raise FleetError(f"{node}: on_node/change/change.py gave an unexpected answer")
     return answer
 
 

@@ -83,9 +83,9 @@ def release(ask: Ask, nodes: Sequence[str], upgrade: str) -> tuple[str, ...]:
 
 def _refusal(name: str, found: LockAnswer) -> str:
     if found.lock is None:
-        return f"{name}: the lock was not given: {found.problem or 'no reason is known'}"
+        return f"{name}: the lock was refused: {found.problem or 'unknown reason'}"
     since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(found.lock.since))
     return (
-        f"{name} is being changed by {found.lock} since {since}: wait, or go on with that one's "
-        "journal by `--resume`; if nobody is at it any more, take over by `--steal WHY`"
+        f"{name} is being changed by {found.lock} since {since}: wait, or continue from its "
+        "journal with `--resume`; if it is abandoned, take over with `--steal WHY`"
     )

@@ -159,9 +159,9 @@ def next_step(state: State, name: str) -> Step | None:
         if has_to_go_back(state) and each.wave == state.wave:
             others = [n for n, other in state.groups.items() if other.alone and n != name]
             why = (
-                f"{join_names(others)} failed, and with it the whole wave goes back"
+                f"{join_names(others)} failed, so the whole wave is rolled back"
                 if others
-                else "the upgrade is undone, as somebody asked"
+                else "the upgrade is undone, as requested"
             )
             return Step("fail", each.group, each.wave, back=True, why=(why,))
         found = _step_forward(each)
@@ -238,7 +238,7 @@ def _stop_reasons(state: State) -> tuple[str, ...]:
     ]
     if failed:
         return tuple(failed)
-    return ("the upgrade was undone, as somebody asked",)
+    return ("the upgrade was undone, as requested",)
 
 
 # -- the steps, each written before it is made -----------------------------------------------------
@@ -267,7 +267,7 @@ RunParallel: TypeAlias = Callable[[Sequence[Iterator[Step]]], None]
 
 @dataclass
 class Driver:
-    """An upgrade under way: `move` after `move`, until it is over or waits for somebody."""
+    """An upgrade under way: `move` after `move`, until it is over or waits for an operator."""
 
     journal: Journal
     actions: Actions
@@ -362,7 +362,7 @@ class Driver:
             for entry in reversed(self.journal.entries)
             if entry.what == "judged" and entry.group == wanted.group.id
         )
-        unknown = "it is not known whether it passes: " if state.passed[gate] is None else ""
+        unknown = "it is unknown whether it passes: " if state.passed[gate] is None else ""
         reasons = [f"{unknown}{each}" for each in judged.get("reasons") or ("no reason given",)]
         self._write(wanted, "failed", why=reasons, by="engine")
 
@@ -370,7 +370,7 @@ class Driver:
         if by := self.confirm(wave):
             self.journal.append("confirmed", wave=wave.number, by=by)
         else:
-            self.journal.append("paused", why=[f"nobody has said yes to wave {wave.number} yet"])
+            self.journal.append("paused", why=[f"wave {wave.number} is not confirmed yet"])
 
     def _begin(self, wave: Wave) -> None:
         """Begin a wave, unless the load has grown so that it cannot be carried meanwhile."""

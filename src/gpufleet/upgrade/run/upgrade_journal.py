@@ -81,8 +81,8 @@ class Journal:
             _sync_folder(folder)
         except OSError as error:
             raise FleetError(
-                f"{path}: cannot be written ({error.strerror}), and no step is made that is not "
-                "written down: name another directory by --journal"
+                f"{path}: cannot be written ({error.strerror}), and every step must be recorded "
+                "first: set another directory with --journal"
             ) from None
         _lock_file(path, file)
         return cls(path, file, ())
@@ -132,8 +132,8 @@ class Journal:
             with contextlib.suppress(OSError):
                 self._cut_off()
             raise FleetError(
-                f"{self.path}: cannot be written ({error.strerror}), so {what} is not begun: make "
-                "room, and go on by `gpufleet upgrade --resume`"
+                f"{self.path}: cannot be written ({error.strerror}), so {what} is not started: "
+                "free space, and continue with `gpufleet upgrade --resume`"
             ) from None
         self._whole += len(line.encode())
         self.entries.append(entry)
@@ -236,8 +236,8 @@ def _lock_file(path: Path, file: int) -> None:
     except OSError:
         os.close(file)
         raise FleetError(
-            f"{path}: another process on this machine is at it: wait for it, or end it "
-            "(`fuser` names it)"
+            f"{path}: in use by another process on this machine: wait for it, or stop it (`fuser` "
+            "shows it)"
         ) from None
 
 

@@ -82,14 +82,14 @@ def plan_now(
     come = {replica for each in differs for replica in each.comes}
     if come and front.is_declared() and not front.gateways:
         said = (
-            f"{join_names(come)}: your balancer has to know it by then: waves count on it as "
-            "soon as it is there"
+            f"{join_names(come)}: your load balancer must know it by then: waves rely on it as "
+            "soon as it exists"
         )
         plan = replace(plan, remarks=(*plan.remarks, said))
     if not front.is_declared():
         said = (
-            "no node has `gateway`, and there is no `balancer`: nothing keeps requests from a "
-            "replica while it is changed, and those that come then fail"
+            "no node has `gateway`, and there is no `balancer`: requests to a replica fail while "
+            "it changes"
         )
         plan = replace(plan, remarks=(*plan.remarks, said))
     return found, plan
@@ -199,7 +199,7 @@ def _limit(found: Sequence[Group], limit: Sequence[str]) -> tuple[Group, ...]:
     if halves := [each for each in here if not set(each.nodes) <= set(limit)]:
         raise FleetError(
             *(
-                f"--limit: {each.id} is changed on {join_names(each.nodes)} at once: name all of "
+                f"--limit: {each.id} is changed on {join_names(each.nodes)} together: name all of "
                 "them, or none"
                 for each in halves
             )

@@ -140,7 +140,7 @@ def _ask(
         try:
             found[home] = silences.read_answer(home, answer)
         except FleetError as error:
-            problems.append(f"alerts could not be kept quiet: {error}")
+            problems.append(f"alerts could not be silenced: {error}")
     return found, tuple(problems)
 
 

@@ -104,7 +104,7 @@ def test_every_mistake_about_names_is_said_at_once() -> None:
 def test_two_entries_of_one_name_are_one_only_where_that_is_said() -> None:
     serving = {"east": entry(served_name="llama"), "west": entry(served_name="llama")}
     (said,) = said_of(around({}, serving, OPEN))
-    assert "east and west are both called llama" in said
+    assert "east and west are both named llama" in said
     assert said_of(around({"models": {"llama": {"parameters": {}}}}, serving, OPEN)) == [said]
 
     config, _ = told(around({"models": {"llama": {"entries": ["west", "east"]}}}, serving, OPEN))
@@ -184,8 +184,8 @@ def test_a_gateway_that_cannot_be_asked_is_said_with_what_to_write() -> None:
 
     assert "this node has no `gateway`" in said_of(around({}, serving))[0]
     assert "request_seconds" in said_of(around({}, serving))[1]
-    assert "shows a certificate" in said_of(around({}, serving, tls))[0]
-    assert "the gateway wants a key" in said_of(around({}, serving, keyed))[0]
+    assert "uses TLS" in said_of(around({}, serving, tls))[0]
+    assert "the gateway needs a key" in said_of(around({}, serving, keyed))[0]
     assert "nothing to ask" in said_of(around({}, {}, OPEN))[0]
     other = {"upstream_url": "https://gateway.example.net:8443", "request_seconds": 60}
     assert said_of(around(other, serving)) == []
@@ -204,7 +204,7 @@ def test_a_key_that_the_gateway_would_refuse_is_found_beforehand() -> None:
         return litellm.unknown_key(found, nodes, "gw-01", key)
 
     assert refusal(gateway, KEY) is None
-    assert "no one of `gateway.clients` has" in str(refusal(gateway, b"another"))
+    assert "no entry of `gateway.clients` has" in str(refusal(gateway, b"another"))
     narrow = {**gateway, "clients": [{**client, "models": ["tiny"]}]}
     assert "may not use other" in str(refusal(narrow, KEY))
 

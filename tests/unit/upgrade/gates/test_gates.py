@@ -518,7 +518,7 @@ def test_alerts_about_the_nodes_that_did_not_fire_before_stop(
 
 def test_a_gate_whose_source_is_silent_before_the_change_is_said_before_it() -> None:
     """Whatever comes after, the gate is not known: each wave would be out, and be taken back."""
-    silent = Alerts(HOMES, (), ("monitor-01: Alertmanager did not say what fires",))
+    silent = Alerts(HOMES, (), ("monitor-01: Alertmanager did not report its alerts",))
     for after in (Alerts(HOMES), silent, Alerts(HOMES, (alert(),))):
         assert not gates.alerts(silent, after, {"gpu-01"}).passed
     problem, what = gates.never_passed(silent, Gates())

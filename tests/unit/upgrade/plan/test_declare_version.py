@@ -109,7 +109,7 @@ def test_a_version_that_is_declared_already_changes_nothing(project: Path) -> No
             "host_vars/gpu-03.yml",
             "vllm:\n  version: 0.30.0\n  lock: {locks}/other/vllm-0.30.0.txt\n"
             "  listen: 127.0.0.1\n",
-            r"other/vllm-0.32.0.txt: is not there: .*gpu-03 would be built of it",
+            r"other/vllm-0.32.0.txt: does not exist: .*gpu-03 is built from it",
         ),
     ],
 )

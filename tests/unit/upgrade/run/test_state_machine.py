@@ -308,7 +308,7 @@ def test_abort_brings_back_the_wave_in_hand_and_no_wave_before() -> None:
         journal.append("aborting", why="asked")
         end = Driver(journal, SimulatedActions(fleet), Case.together(None), lambda _: "me").run()
 
-    assert end == state_machine.Decision("stop", why=("the upgrade was undone, as somebody asked",))
+    assert end == state_machine.Decision("stop", why=("the upgrade was undone, as requested",))
     assert [each.phase for each in case.state.groups.values()] == ["done", "returned", "waiting"]
     assert [fleet.units(name)[0].started for name in fleet.replicas] == [NEW, OLD, OLD]
     case.close()

@@ -71,7 +71,7 @@ def test_a_second_writer_is_refused_and_a_reader_is_not(tmp_path: Path) -> None:
         )
 
     assert "FleetError" in other.stderr
-    assert "another process on this machine is at it" in other.stderr
+    assert "in use by another process on this machine" in other.stderr
     assert not upgrade_journal.is_written(ours.path)
     Journal.reopen(ours.path).close()
 
@@ -105,7 +105,7 @@ def test_an_entry_that_cannot_be_written_ends_the_run(tmp_path: Path) -> None:
     """A full disk: what the entry announces is not begun, and the sentence says how to go on."""
     ours = Journal(tmp_path / "full", os.open("/dev/full", os.O_RDWR), ())
 
-    with pytest.raises(FleetError, match="so draining is not begun"):
+    with pytest.raises(FleetError, match="so draining is not started"):
         ours.append("draining", wave=1, group="tiny-0")
     assert ours.entries == []
 
