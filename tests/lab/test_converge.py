@@ -578,7 +578,7 @@ def test_what_a_killed_placing_left_is_removed_by_the_next_run(clean: Node) -> N
     )
 
     run = clean.dry(File("/etc/hostname2", b"x"))
-    assert "clear up after a run that was interrupted" in run.err
+    assert "clean up after a run that was interrupted" in run.err
     assert clean.converge(File("/etc/hostname2", b"x")) == {"files"}
     assert clean.ssh("ls -A /etc/gfc /var/lib/gpufleet") == "/etc/gfc:\n\n/var/lib/gpufleet:\nlock"
     assert clean.converge(Absent("/etc/hostname2")) == {"files"}
@@ -654,7 +654,7 @@ def test_an_installation_that_was_cut_off_is_finished(apt: Node) -> None:
     assert apt.ssh(STATUS)[1] != "i"
 
     foretold = apt.dry(Package("gfc-tool", "1.0"))
-    assert "would finish what dpkg left half done: gfc-tool" in foretold.err
+    assert "would finish what dpkg left unfinished: gfc-tool" in foretold.err
     assert apt.converge(Package("gfc-tool", "1.0")) == {"packages"}
     assert apt.ssh(STATUS) == "ii 1.0"
 

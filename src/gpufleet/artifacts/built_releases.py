@@ -68,7 +68,7 @@ def _entries(path: Path) -> list[Mapping[str, str]]:
         raise FleetError(f"{path} cannot be read ({error}): restore it, or remove it") from None
     entries = document.get("built") if isinstance(document, dict) else None
     if not isinstance(entries, list) or not all(_is_entry(each) for each in entries):
-        raise FleetError(f"{path} is no note of builds: restore it, or remove it")
+        raise FleetError(f"{path} is not a record of builds: restore it, or remove it")
     return entries
 
 

@@ -87,10 +87,10 @@ def parse_look(answer: dict[str, Any] | str) -> TreeState | str:
     if isinstance(answer, str):
         return answer
     if answer.get("error"):
-        return f"it cannot tell what kind of node it is: {answer['error']}"
+        return f"its kind of node is unknown: {answer['error']}"
     kind = answer.get("kind")
     if not isinstance(kind, list) or not all(isinstance(each, str) for each in kind):
-        return "it does not say what kind of node it is"
+        return "it reports no kind of node"
     return TreeState(answer.get("whole") is True, tuple(kind), str(answer.get("digest") or ""))
 
 
@@ -207,5 +207,5 @@ def describe_sources(answer: Mapping[str, Any]) -> str:
     given = sorted(answer.get("from", {}).items(), key=lambda each: (-each[1], each[0]))
     parts = [f"{format_bytes(count)} from {name}" for name, count in given]
     if answer.get("found"):
-        parts.append(f"{format_bytes(answer['found'])} were here")
+        parts.append(f"{format_bytes(answer['found'])} already here")
     return ", ".join(parts) or "nothing to bring"

@@ -94,8 +94,8 @@ def judge_models(settings: Mapping[str, NodeSettings]) -> tuple[str, ...]:
     """
     unlocked = {(model, served.model): served for model, served in _unlocked(settings.values())}
     if refused := tuple(
-        f"serving.{model}: `trust-remote-code` runs code of {repository}, whose files no lock "
-        "names: write one with `gpufleet lock INVENTORY --models`, or set "
+        f"serving.{model}: `trust-remote-code` runs code of {repository}, which no lock covers: "
+        "write a lock with `gpufleet lock INVENTORY --models`, or set "
         "`allow_unlocked_code: true`"
         for (model, repository), served in sorted(unlocked.items())
         if _runs_code(served) and not served.allow_unlocked_code
@@ -105,8 +105,8 @@ def judge_models(settings: Mapping[str, NodeSettings]) -> tuple[str, ...]:
     if not names:
         return ()
     return (
-        f"{names}: nodes take whatever files the download has, for no lock names their hashes: "
-        "`gpufleet lock INVENTORY --models` writes one",
+        f"{names}: nodes accept any downloaded files, because no lock has their hashes: write "
+        "one with `gpufleet lock INVENTORY --models`",
     )
 
 

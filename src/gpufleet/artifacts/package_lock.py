@@ -89,7 +89,7 @@ def packages(pylock: str) -> tuple[Package, ...]:
         if not wheels or not version:
             problems.append(
                 f"{name} {version}".rstrip() + ": has no wheel, and nodes build nothing: build "
-                "one, put it on a page, and name that with --find-links and in `find_links`"
+                "one, publish it on a page, and set that with --find-links and in `find_links`"
             )
         elif not all(map(_SHA256.fullmatch, wheels.values())):
             problems.append(f"{name} {version}: the index has no SHA-256 of a wheel of it")
@@ -181,8 +181,8 @@ def sbom_differences(lock: str, sbom: str) -> tuple[str, ...]:
     hashes = set(re.findall(r"--hash=sha256:([0-9a-f]{64})", lock))
     pins = {f"{name}=={version}" for name, version in pins_of(lock)}
     return (
-        *(f"{each} is in one of the two alone" for each in sorted(pins ^ listed)),
-        *(f"{each} is in one of the two alone" for each in sorted(hashes ^ files.keys())),
+        *(f"{each} is in only one of the two" for each in sorted(pins ^ listed)),
+        *(f"{each} is in only one of the two" for each in sorted(hashes ^ files.keys())),
         *(f"{file} is no wheel" for file in sorted(files.values()) if not file.endswith(".whl")),
     )
 

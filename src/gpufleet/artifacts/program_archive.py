@@ -74,10 +74,10 @@ def install_script(wanted: ProgramArchive) -> str:
     new = f"{wanted.all_versions}/.{wanted.version}.new"
     has = " && ".join(f"test -x {quote(f'{new}/files/{name}')}" for name in wanted.programs)
     refused = (
-        f"{url} has not the content that its sha256 in group_vars names: correct one of them "
-        "(a proxy's page of words looks like this, too)"
+        f"{url} does not match its sha256 in group_vars: correct one of them (a proxy's error "
+        "page also causes this)"
     )
-    lacks = f"{url} packs no folder with {' and '.join(wanted.programs)} in it"
+    lacks = f"{url} contains no folder with {' and '.join(wanted.programs)}"
     return f"""set -eu
 umask 022
 test -e {there} && exit 0

@@ -140,7 +140,7 @@ def release(source: Source, lock: bytes, uv_lock: bytes, program: Program = VLLM
     for name, text in ((source.lock, lock), (source.uv_lock, uv_lock)):
         if b"--hash=sha256:" not in text:
             problems.append(
-                f"{name}: a lock needs a hash for every package: make it with "
+                f"{name}: a lock needs a hash for every package: create it with "
                 "`gpufleet packages lock` (locks/README.md)"
             )
     package = program.package
@@ -151,7 +151,7 @@ def release(source: Source, lock: bytes, uv_lock: bytes, program: Program = VLLM
             (line for line in pins if line.startswith(f"{package}==")), f"no {package} at all"
         )
         problems.append(
-            f"{source.lock}: {package}.version says {source.version}, the lock has {other}"
+            f"{source.lock}: {package}.version is {source.version}, the lock has {other}"
         )
     if problems:
         raise FleetError(*problems)

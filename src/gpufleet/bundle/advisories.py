@@ -48,19 +48,19 @@ def find(source: str, pins: Iterable[tuple[str, str]]) -> tuple[Advisory, ...]:
     for a package without a version, of which it cannot be asked.
     """
     if not source.startswith(("http://", "https://")):
-        raise FleetError(f"--advisories {source}: is no address: write http:// or https://")
+        raise FleetError(f"--advisories {source}: is not an address: write http:// or https://")
     source = source.rstrip("/")
     wanted = sorted(set(pins))
     if unknown := [name for name, version in wanted if not version]:
         raise FleetError(
             *(
-                f"{name}: is locked by an address without a version, of which no source knows: "
-                "look by hand, or lock it by its version"
+                f"{name}: is locked by an address without a version: check it by hand, or lock "
+                "its version"
                 for name in unknown
             )
         )
     if not wanted:
-        raise FleetError("the lock names no package: there is nothing to ask about")
+        raise FleetError("the lock has no packages")
     named: dict[tuple[str, str], set[str]] = {}
     for start in range(0, len(wanted), _BATCH):
         named |= _named(source, wanted[start : start + _BATCH])
@@ -159,6 +159,5 @@ def _read(url: str, parse: Callable[[Any], _T], data: bytes | None = None) -> _T
         return parse(json.loads(content))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FleetError(
-            f"{url}: its answer is none of an advisory source ({error}): nothing is known of the "
-            "lock"
+            f"{url}: its answer is not from an advisory source ({error}): the lock was not checked"
         ) from None

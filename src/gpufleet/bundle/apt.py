@@ -58,8 +58,8 @@ def needed_tools() -> None:
     """Raise FleetError where this machine has no apt."""
     if missing := sorted({name for tool, name in TOOLS.items() if not shutil.which(tool)}):
         raise FleetError(
-            f"this machine lacks {' and '.join(missing)}, which read apt archives: make the bundle "
-            "on Debian or Ubuntu, of any release"
+            f"this machine lacks {' and '.join(missing)}, which are needed to read apt archives: "
+            "create the bundle on Debian or Ubuntu"
         )
 
 
@@ -78,10 +78,7 @@ class Archives:
         said = _said(ran.stderr)
         # Older releases of apt end with 0 when an archive could not be had.
         if ran.returncode or any(line.startswith(("E:", "W:")) for line in said):
-            raise FleetError(
-                "apt does not accept an archive, so nothing is taken from it: "
-                + "; ".join(said[-6:])
-            )
+            raise FleetError("apt does not accept an archive: " + "; ".join(said[-6:]))
 
     def packages(self, words: Sequence[str]) -> tuple[Remote, ...]:
         """
@@ -142,7 +139,7 @@ class Archives:
                     folder.write(beside, (folder.root / path).read_bytes())
                     yield beside
             if not kept and f"{stem}" in hashes:
-                raise FleetError(f"{at}: lists {stem} and has it in no form that apt reads")
+                raise FleetError(f"{at}: lists {stem}, but has it in no format that apt reads")
         # Last: it is what makes the new indexes count.
         for name, content in names.items():
             folder.write(f"{bundle_path(at)}/{name}", content)
@@ -171,7 +168,7 @@ class Archives:
         }
         text = found.get("InRelease") or found.get("Release")
         if text is None or ("InRelease" not in found and "Release.gpg" not in found):
-            raise FleetError(f"{at}: apt has left no signed Release of it: it is not signed")
+            raise FleetError(f"{at}: it has no signed Release file")
         return text.decode("utf-8", "replace"), found
 
     def _prepare(self) -> None:
@@ -228,8 +225,8 @@ class Archives:
             )
         except subprocess.TimeoutExpired:
             raise FleetError(
-                f"`apt-get {arguments[0]}` has not ended within {seconds:g} s: is an archive slow? "
-                "Run again: it goes on where it stopped"
+                f"`apt-get {arguments[0]}` did not finish within {seconds:g} s: is an archive "
+                "slow? Run it again: it continues where it stopped"
             ) from None
 
 
@@ -243,7 +240,9 @@ def key_of(keyring: Path) -> bytes:
         ["dpkg-deb", "--fsys-tarfile", str(keyring)], capture_output=True, check=False, timeout=60
     )
     if listed.returncode:
-        raise FleetError(f"{keyring.name}: is no Debian package: {listed.stderr.decode().strip()}")
+        raise FleetError(
+            f"{keyring.name}: is not a Debian package: {listed.stderr.decode().strip()}"
+        )
     with tarfile.open(fileobj=io.BytesIO(listed.stdout)) as files:
         keys = [
             member

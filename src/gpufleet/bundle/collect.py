@@ -149,8 +149,8 @@ def _key_file(name: str, url: str) -> Path:
     path = Path(name).expanduser().resolve()
     if not path.is_file():
         raise FleetError(
-            f"{name}: there is no such file; it has to hold the public keys of {url}, without "
-            "which nothing can be taken from there (`key_file` in group_vars)"
+            f"{name}: does not exist; it must hold the public keys of {url} (`key_file` in "
+            "group_vars)"
         )
     return path
 

@@ -54,8 +54,8 @@ class Digest:
     def __post_init__(self) -> None:
         if self.algorithm not in _ALGORITHMS:
             raise FleetError(
-                f"a source gives {self.algorithm} hashes alone, which no longer prove anything: "
-                f"it needs one of {', '.join(_ALGORITHMS)}"
+                f"a source has only {self.algorithm} hashes, which are not secure: it needs one "
+                f"of {', '.join(_ALGORITHMS)}"
             )
 
 
@@ -131,8 +131,9 @@ class Folder:
             partial.unlink()
             expected = " or ".join(digest.hexdigest for digest in remote.digests)
             raise FleetError(
-                f"{without_password(remote.url)}: its content is not the one that was announced "
-                f"({expected[:200]}): it was thrown away; if it has just changed there, run again"
+                f"{without_password(remote.url)}: its content is not as announced "
+                f"({expected[:200]}): it was discarded; if it has just changed at the source, run "
+                "again"
             )
         with self._lock:
             self.downloaded += partial.stat().st_size
@@ -232,7 +233,9 @@ def open_folder(root: Path) -> Iterator[Folder]:
     folder = Folder(root)
     try:
         if root.is_dir() and any(root.iterdir()) and not folder.state.is_dir():
-            raise FleetError(f"{root}: has files that are no bundle's: name an empty folder")
+            raise FleetError(
+                f"{root}: has files that do not belong to a bundle: use an empty directory"
+            )
         folder.state.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FleetError(f"{root}: cannot hold a bundle: {error.strerror}") from None
@@ -240,7 +243,9 @@ def open_folder(root: Path) -> Iterator[Folder]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise FleetError(f"{root}: another run fills this folder: wait for it") from None
+            raise FleetError(
+                f"{root}: another run is writing this directory: wait for it"
+            ) from None
         folder.load()
         try:
             yield folder

@@ -96,7 +96,7 @@ def _names(model: Model, token: str | None) -> tuple[str, ...]:
     except (HTTPError, OSError, ValueError) as error:  # of a name that is none, or of no JSON
         said = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise FleetError(
-            f"{model.repository} at {model.revision}: the Hub does not name its files: {said}; "
+            f"{model.repository} at {model.revision}: the Hub does not list its files: {said}; "
             "a gated model needs `vllm.hf_token_file`"
         ) from None
     if info.sha != model.revision:
@@ -123,8 +123,7 @@ def _remote(model: Model, name: str, token: str | None) -> Remote:
     etag = found.etag or ""
     if not re.fullmatch(r"[0-9a-f]+", etag) or len(etag) not in _DIGEST:
         raise FleetError(
-            f"{without_password(url)}: its ETag {etag!r} is no hash that the content could be "
-            "held to"
+            f"{without_password(url)}: its ETag {etag!r} is not a hash to verify the content with"
         )
     headers: Mapping[str, Any] = {"Authorization": f"Bearer {token}"} if token else {}
     return Remote(

@@ -61,8 +61,8 @@ def resolve(
                 check=False,
             )
     except subprocess.TimeoutExpired:
-        raise FleetError(f"uv has not resolved within {RESOLVE_SECONDS} s: try again") from None
+        raise FleetError(f"uv did not resolve within {RESOLVE_SECONDS} s: try again") from None
     if done.returncode:
         said = [printable(line) for line in done.stderr.splitlines() if line.strip()]
-        raise FleetError("uv finds no wheels that fit together:", *said[-_SAID_LINES:])
+        raise FleetError("uv finds no compatible wheels:", *said[-_SAID_LINES:])
     return done.stdout

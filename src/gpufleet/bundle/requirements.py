@@ -109,8 +109,8 @@ def needs(nodes: Iterable[NodeNeeds], index_url: str, kinds: Collection[str] = K
             ] = None
         elif not (found := _packages(node)).archives:
             problems[
-                f"{node.name}: `mirror.archives` is missing: name {node.system.id}'s archives, "
-                "which hold what the packages depend on (docs/gpu-nodes/air-gap.md), or bundle "
+                f"{node.name}: `mirror.archives` is missing: set {node.system.id}'s archives, "
+                "which hold the dependencies (docs/gpu-nodes/air-gap.md), or bundle "
                 "`--only wheels --only models`"
             ] = None
         else:
@@ -184,7 +184,7 @@ def _target(node: NodeNeeds) -> Target:
     if glibc is None or len(parts) < 2 or not all(part.isdecimal() for part in parts[:2]):
         known = ", ".join(f"{name} {version}" for name, version in GLIBC)
         raise FleetError(
-            f"{node.name}: which wheels {node.system} with Python {python or 'unknown'} takes is "
-            f"not known; known are {known}"
+            f"{node.name}: the wheels for {node.system} with Python {python or 'unknown'} are "
+            f"unknown; known are {known}"
         )
     return Target((int(parts[0]), int(parts[1])), glibc, node.system.arch)

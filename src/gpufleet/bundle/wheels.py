@@ -92,7 +92,7 @@ class Lock:
             try:
                 wanted = Requirement(re.split(r"\s+--hash=", text)[0])
             except InvalidRequirement:
-                raise FleetError(f"{self.name}: {text[:80]!r} is no requirement") from None
+                raise FleetError(f"{self.name}: {text[:80]!r} is not a valid requirement") from None
             if wanted.marker is None or wanted.marker.evaluate(dict(target.markers)):
                 yield wanted, hashes
 
@@ -151,12 +151,12 @@ def _choose(
     called = str(wanted).partition(";")[0].strip()
     if not hashes:
         raise FleetError(
-            f"{lock.name}: {called} has no hash: make the lock with `gpufleet packages lock`"
+            f"{lock.name}: {called} has no hash: create the lock with `gpufleet packages lock`"
         )
     if wanted.url:
         raise FleetError(
-            f"{lock.name}: {called} is an address, to which nodes would go past the mirror: lock "
-            "it by its version, and name the page that has it in `vllm.find_links`"
+            f"{lock.name}: {called} is an address, which nodes would download past the mirror: "
+            "lock its version, and set the page that has it in `vllm.find_links`"
         )
     links = [*flat]
     if lock.index_url:
@@ -170,8 +170,8 @@ def _choose(
     if not ranked:
         raise FleetError(
             f"{lock.name}: {called} has no wheel with a hash of the lock for these nodes at "
-            f"{', '.join(filter(None, (*lock.find_links, lock.index_url)))}: is the lock made for "
-            "their Python and processor? (What has no wheels at all is not bundled)"
+            f"{', '.join(filter(None, (*lock.find_links, lock.index_url)))}: is the lock for "
+            "their Python and processor? (Packages without wheels cannot be bundled)"
         )
     best = ranked[0][2]
     digests = [best.sha256] if best.sha256 else sorted(hashes)
@@ -218,7 +218,7 @@ def _links(page: tuple[str, bytes, str]) -> Iterator[_Link]:
                 url = urljoin(base, file["url"])
                 yield _Link(url, file["filename"], file.get("hashes", {}).get("sha256"))
         except (KeyError, TypeError, ValueError):
-            raise FleetError(f"{base}: is no page of a package index (PEP 691)") from None
+            raise FleetError(f"{base}: is not a package index page (PEP 691)") from None
         return
     parser = _Anchors()
     parser.feed(content.decode("utf-8", "replace"))

@@ -40,15 +40,15 @@ def lines(file: File, found: Mapping[str, Any] | str | None) -> Iterator[str]:
     sentence why it is not known.
     """
     if not is_readable(file):
-        yield f"{file.path}: what it says is not shown, for not everybody on the node may read it"
+        yield f"{file.path}: not shown: the file is not world-readable"
         return
     before = _before(found)
     if isinstance(before, str):
-        yield f"{file.path}: what it says now is not shown: {before}"
+        yield f"{file.path}: its present content is not shown: {before}"
         return
     old, new = _text(before), _text(file.content)
     if old is None or new is None or len(file.content) > MOST_BYTES:
-        yield f"{file.path}: {len(before)} bytes become {len(file.content)}; it is no text to show"
+        yield f"{file.path}: {len(before)} bytes become {len(file.content)}; binary, not shown"
         return
     if old == new:
         return
@@ -70,7 +70,7 @@ def _before(found: Mapping[str, Any] | str | None) -> bytes | str:
     if not isinstance(found, Mapping):
         return "the node's answer is none"
     if "hidden" in found:
-        return "not everybody on the node may read it"
+        return "the file is not world-readable"
     if "content" not in found:
         return str(found.get("error") or f"it has {found.get('bytes')} bytes")
     try:

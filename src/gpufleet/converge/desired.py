@@ -138,8 +138,8 @@ class File:
         _must_be_owned(self)
         if self.secret and self.mode & 0o007:
             raise FleetError(
-                f"{self.path} is a secret with mode {self.mode:04o}, readable or writable by "
-                "everybody on the node: take away the last digit's bits, e.g. 0600 or 0640"
+                f"{self.path} is a secret with mode {self.mode:04o}, readable or writable by all "
+                "users of the node: set a last digit of 0, as 0600 or 0640"
             )
 
     @property
@@ -179,7 +179,7 @@ class Link:
     def __post_init__(self) -> None:
         must_be_path(self.path, "of a link")
         if not self.target or CONTROL.search(self.target):
-            raise FleetError(f"{self.target!r}, the target of link {self.path}, is no path")
+            raise FleetError(f"{self.target!r}, the target of link {self.path}, is not a path")
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class NoOtherFiles:
         must_be_path(self.pattern, "of files")
         if any(wildcard in self.directory for wildcard in "*?["):
             raise FleetError(
-                f"{self.pattern}: a wildcard stands in a directory's name: only the last part may "
+                f"{self.pattern}: a wildcard is in a directory's name: only the last part may "
                 "have one"
             )
 
@@ -306,8 +306,8 @@ class NoOtherUnits:
         must_match(_UNIT_PATTERN, self.pattern, "a pattern of unit names")
         if not re.match(r"[A-Za-z0-9]{2}", self.pattern) or "." not in self.pattern:
             raise FleetError(
-                f"{self.pattern}: it would match units of the system: begin with the units' own "
-                "prefix and end with their suffix, e.g. vllm-*.service"
+                f"{self.pattern}: it would match system units: start with the units' own prefix "
+                "and end with their suffix, as vllm-*.service"
             )
 
 
@@ -437,7 +437,7 @@ def _contradictions(values: Iterable[Value]) -> Iterator[str]:
     for value in values:
         other = seen.setdefault(_subject(value), value)
         if other != value:
-            yield f"{_subject(value)} is wanted in two ways, {other} and {value}: keep one"
+            yield f"{_subject(value)} is declared twice, as {other} and as {value}: keep one"
     for unwanted in (value for value in values if isinstance(value, NoPackage)):
         for package in (value for value in values if isinstance(value, Package)):
             if unwanted.matches(package.name):

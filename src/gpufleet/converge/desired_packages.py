@@ -86,7 +86,7 @@ class PackageSource:
         must_match(_REPOSITORY, self.url, f"the address of package source {self.id}")
         must_be_path(self.key, f"of the key of package source {self.id}")
         if not self.packages:
-            raise FleetError(f"package source {self.id} names no packages that may come from it")
+            raise FleetError(f"package source {self.id} names no packages to install from it")
         for pattern in self.packages:
             must_match(_PACKAGE_PATTERN, pattern, f"a pattern of packages of {self.id}")
 
@@ -108,8 +108,8 @@ class NoPackage:
             must_match(_PACKAGE_PATTERN, pattern, "a pattern of package names")
         if not re.match(r"[A-Za-z0-9]{3}", self.pattern):
             raise FleetError(
-                f"{self.pattern}: it would match packages of the system: begin with the packages' "
-                "own prefix, e.g. nvidia-dkms-*"
+                f"{self.pattern}: it would match system packages: start with the packages' own "
+                "prefix, as nvidia-dkms-*"
             )
 
     def matches(self, name: str) -> bool:

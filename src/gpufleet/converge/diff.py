@@ -177,8 +177,8 @@ class _Work:
 
     def unknown(self, what: str, reason: str) -> None:
         self.problems.append(
-            f"{what} could not be read on the node ({reason}): nothing is changed on a guess; "
-            "if permission is what lacks, connect as root or set `_sudo: true`"
+            f"{what} could not be read on the node ({reason}): nothing was changed; if permission "
+            "is missing, connect as root or set `_sudo: true`"
         )
 
     def run(self, *argv: str, seconds: int = SHORT_SECONDS) -> None:
@@ -196,7 +196,7 @@ class _Work:
 
 def _packages(wanted: DesiredState, snapshot: Snapshot) -> Part:
     found = package_plan.packages(wanted, snapshot)
-    work = _Work(f"{len(wanted.values_of(Package))} packages are as wanted")
+    work = _Work(f"{len(wanted.values_of(Package))} packages are up to date")
     work.changes += found.changes
     for what, reason in found.unknown:
         work.unknown(what, reason)
@@ -211,7 +211,7 @@ def _packages(wanted: DesiredState, snapshot: Snapshot) -> Part:
 
 def _accounts(wanted: DesiredState, snapshot: Snapshot) -> Part:
     groups, users = wanted.values_of(Group), wanted.values_of(User)
-    work = _Work(f"{len(groups)} groups and {len(users)} users are as wanted")
+    work = _Work(f"{len(groups)} groups and {len(users)} users are up to date")
     for group in groups:
         number = snapshot.groups.get(group.name, Unknown(snapshot.missed))
         if isinstance(number, Unknown):
@@ -286,7 +286,7 @@ def _files(wanted: DesiredState, snapshot: Snapshot) -> Part:
     if isinstance(snapshot.leftovers, Unknown):
         work.unknown("the journal of placed files", snapshot.leftovers.reason)
     elif snapshot.leftovers and values:
-        work.changes.append("clear up after a run that was interrupted while placing files")
+        work.changes.append("clean up after a run that was interrupted while placing files")
     if work.changes:
         work.commands.append(Placing(tuple(entries)))
     return work.part()
@@ -299,12 +299,12 @@ def _in_the_way(value: File | Directory | Link | Absent, found: FileState) -> st
     """Nothing that an operator may have put there on purpose is destroyed."""
     if isinstance(value, Directory) and found.exists and found.kind != "directory":
         return (
-            f"{value.path} is to be a directory, and {_what(found)} is there: move it away, or "
-            "name another path"
+            f"{value.path} must be a directory, but {_what(found)} is there: move it away, or set "
+            "another path"
         )
     if not isinstance(value, Directory) and found.kind == "directory":
         return (
-            f"{value.path} is to be {type(value).__name__.lower()}, and a directory is there: "
+            f"{value.path} is to be {type(value).__name__.lower()}, but a directory is there: "
             "move it away"
         )
     return None
@@ -412,7 +412,7 @@ def _remove(gone: list[UnitGone], seen: dict[str, UnitState], work: _Work) -> No
     if not there:
         return
     work.changes += [
-        f"remove {unit.name}: it is {seen[unit.name].active}, and nothing wants it"
+        f"remove {unit.name}: it is {seen[unit.name].active}, and it is not declared"
         for unit in there
     ]
     if up := [unit for unit in there if _is_running(seen[unit.name])]:
@@ -493,8 +493,8 @@ def _related(wanted: DesiredState) -> frozenset[str]:
 
 def _refuse_masked(units: list[Unit], seen: dict[str, UnitState], work: _Work) -> None:
     work.problems += [
-        f"{unit.name} is masked, and is wanted to be started: somebody forbade that with "
-        f"`systemctl mask`; take it back with `systemctl unmask {unit.name}`"
+        f"{unit.name} is masked with `systemctl mask`, and must start: unmask it with `systemctl "
+        f"unmask {unit.name}`"
         for unit in units
         if seen[unit.name].load == "masked" and (unit.running or unit.enabled)
     ]

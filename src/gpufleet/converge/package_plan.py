@@ -82,7 +82,9 @@ def packages(wanted: DesiredState, snapshot: Snapshot) -> Packages:
     changes += [f"enable stream {one.stream} of dnf module {one.name}" for one in streams]
     half = snapshot.dpkg_unfinished
     if (install or remove) and not isinstance(half, Unknown) and half:
-        changes.insert(0, f"finish what {_TOOL[manager]} left half done: {', '.join(sorted(half))}")
+        changes.insert(
+            0, f"finish what {_TOOL[manager]} left unfinished: {', '.join(sorted(half))}"
+        )
     plan = Plan(
         manager=manager,
         install=tuple(install),
@@ -141,8 +143,8 @@ def _seen(snapshot: Snapshot, name: str) -> PackageState | None:
 def _impossible(wanted: DesiredState, manager: Manager) -> Iterator[str]:
     if manager == "apt" and (streams := wanted.values_of(ModuleStream)):
         yield (
-            f"dnf module {streams[0].name} is wanted, and this node has apt: want it for nodes "
-            "with dnf only"
+            f"dnf module {streams[0].name} is declared, but this node has apt: declare it for "
+            "nodes with dnf only"
         )
 
 
@@ -150,7 +152,7 @@ def _why_install(package: Package, found: PackageState | None) -> str | None:
     if found is None:
         return "it is not installed"
     if not found.installed:
-        return f"its installation of {found.version} was never finished"
+        return f"its installation of {found.version} was not finished"
     return None if package.accepts(found.version) else f"{found.version} is installed"
 
 
@@ -192,8 +194,8 @@ def _aligned(
         exact = {upstream(version) for version in versions if _is_whole(version)}
         if len(exact) > 1:
             problems.append(
-                f"{', '.join(lockstep.names)} only work with one version, and are wanted with "
-                f"{' and '.join(sorted(exact))}: want one"
+                f"{', '.join(lockstep.names)} need the same version, and are declared with "
+                f"{' and '.join(sorted(exact))}: choose one"
             )
             continue
         if (target := _target(members, seen)) is None:

@@ -273,7 +273,7 @@ def _file_state(
         hashes = sorted(question[2] for question in asked if question[:2] == ("secret", path))
         place = known.pop("secret")
         if place >= len(hashes):
-            return FileState("unknown", error="the node named a hash that was not asked for")
+            return FileState("unknown", error="the node returned a hash that was not requested")
         known["sha256"] = hashes[place]
     return FileState(**known)
 

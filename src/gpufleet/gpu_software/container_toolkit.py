@@ -71,6 +71,6 @@ def running_engines(seen: Snapshot) -> tuple[str, ...]:
 def engine_warning(engine: str) -> str:
     """Return what the operator has to know of containers that run already."""
     return (
-        f"{engine} runs: containers with GPUs that were started before the links in {LINKS} were "
-        "there lose their GPUs when systemd reloads its units; restart them after this run"
+        f"{engine} runs: containers with GPUs that started before the links in {LINKS} existed "
+        "lose their GPUs when systemd reloads its units; restart them after this run"
     )

@@ -103,8 +103,8 @@ class InUse:
         named = "; ".join(map(str, self.by[:NAMED]))
         more = f"; and {len(self.by) - NAMED} more" if len(self.by) > NAMED else ""
         return (
-            f"{self.reason}, and the driver is held by {named}{more}. Nothing was stopped: end "
-            "them or let them end, then run this again"
+            f"{self.reason}, and the driver is held by {named}{more}. Nothing was stopped: stop "
+            "them or wait for them, then run this again"
         )
 
 
@@ -157,7 +157,7 @@ def driver_state(
             said = f"the {told} module {loaded} is loaded, and gpu_lock.modules is {flavour}"
             return _to_be_loaded(document, loaded, on_disk, said)
         if _missing(driver.get("init")) == "version_mismatch":
-            said = f"module and libraries are {on_disk}, and NVML says that they differ"
+            said = f"module and libraries are {on_disk}, and NVML reports a mismatch"
             return NeedsReboot(said, on_disk)
         return Active(on_disk, tuple(_remarks(document)))
     return _to_be_loaded(document, loaded, on_disk)
@@ -189,21 +189,21 @@ def _without_module(
         and matches_lock(loaded, wanted)
         and _library(document["driver"]) == loaded
     ):
-        said = f"{running} has no NVIDIA module on the disk any more: the next boot may have none"
+        said = f"{running} no longer has an NVIDIA module on disk: the next boot may have none"
         return Active(loaded, (said,))
     boots = next((each for each in _kernels(document) if each["newest"]), None)
     if boots and not boots["running"] and not _missing(boots["nvidia"]):
         version = str(boots["nvidia"])
         if matches_lock(version, wanted):
             said = (
-                f"kernel {running} runs and has no NVIDIA module; {boots['kernel']}, which is "
-                f"what boots next, has {version}"
+                f"kernel {running} runs and has no NVIDIA module; {boots['kernel']}, which boots "
+                f"next, has {version}"
             )
             return NeedsReboot(said, version)
     return Blocked(
         (
-            f"the disk has no NVIDIA module for {running}: `dkms status` says why it was not "
-            f"built; install that kernel's headers (linux-headers-{running}, or kernel-devel)",
+            f"no NVIDIA module on disk for {running}: `dkms status` shows why it was not built; "
+            f"install that kernel's headers (linux-headers-{running}, or kernel-devel)",
         )
     )
 
@@ -217,11 +217,11 @@ def _unfit(driver: Mapping[str, Any], on_disk: str, wanted: str | None) -> Itera
         )
     library = _library(driver)
     if library is None:
-        yield f"the module on the disk is {on_disk}, and there is no libnvidia-ml.so.1 beside it"
+        yield f"the module on the disk is {on_disk}, and libnvidia-ml.so.1 is missing"
     elif library != on_disk:
         yield (
-            f"the module on the disk is {on_disk} and the libraries are {library}: an upgrade "
-            "stopped half-way; `dpkg --audit` or `rpm -qa '*nvidia*'` names its packages"
+            f"the module on the disk is {on_disk} and the libraries are {library}: an upgrade was "
+            "interrupted; `dpkg --audit` or `rpm -qa '*nvidia*'` names its packages"
         )
 
 
@@ -230,11 +230,11 @@ def _to_be_loaded(
 ) -> NeedsReload | NeedsReboot | InUse:
     modules = _known(document["system"]["modules"], [])
     if loaded is None and "nouveau" in modules:
-        return NeedsReboot("nouveau has the GPUs, and gives them up at a boot only", version)
+        return NeedsReboot("nouveau holds the GPUs, and releases them only at a reboot", version)
     reason = reason or (
-        f"module {loaded} is loaded, {version} lies on the disk"
+        f"module {loaded} is loaded, {version} is on disk"
         if loaded
-        else f"no NVIDIA module is loaded, {version} lies on the disk"
+        else f"no NVIDIA module is loaded, {version} is on disk"
     )
     if strange := sorted(set(document.get("used_by", ())) - set(UNLOAD_ORDER)):
         said = f"{reason}, and {', '.join(strange)} is built against the loaded one"
@@ -267,7 +267,7 @@ def _remarks(document: Mapping[str, Any]) -> Iterator[str]:
             else f"kernel {kernel} is installed and boots next, with module {module}"
         )
     if document["system"].get("reboot_required") is True:
-        yield "a package asked for a reboot (/run/reboot-required)"
+        yield "a package requires a reboot (/run/reboot-required)"
 
 
 def _kernels(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -331,7 +331,7 @@ def decide(state: DriverState, policy: Policy, *, terminal: bool) -> Decision:
     """Return what a state and `gpu.reboot` come to; `terminal`: there is somebody to be asked."""
     match state:
         case Active():
-            return Decision("nothing", f"driver {state.version} is in force")
+            return Decision("nothing", f"driver {state.version} is active")
         case NeedsReload():
             return Decision("reload", state.reason)
         case NeedsReboot() if policy == "when_needed":
@@ -342,12 +342,12 @@ def decide(state: DriverState, policy: Policy, *, terminal: bool) -> Decision:
             allowed = (
                 "gpu.reboot is never"
                 if policy == "never"
-                else "gpu.reboot is ask, and there is no terminal to ask at"
+                else "gpu.reboot is ask, and there is no terminal"
             )
             return Decision(
                 "fail",
-                f"{state.reason}: driver {state.version} comes into force by a reboot, and "
-                f"{allowed}. Reboot the node and run this again, or set gpu.reboot: when_needed",
+                f"{state.reason}: driver {state.version} needs a reboot, and {allowed}. Reboot "
+                "the node and run this again, or set gpu.reboot: when_needed",
             )
         case InUse():
             return Decision("fail", state.sentence)

@@ -59,11 +59,11 @@ def _fabric(system: System, lock: GpuLock, machine: Machine) -> Iterator[tuple[s
     """Yield the packages, of the driver's version, that the machine's fabric asks for, and why."""
     if machine.nvswitch:
         yield fabric_name("nvidia-fabricmanager", system, lock), "the node has NVSwitches"
-        yield fabric_name("libnvidia-nscq", system, lock), "DCGM reads NVSwitches by it"
+        yield fabric_name("libnvidia-nscq", system, lock), "DCGM needs it for NVSwitches"
     if machine.nvlink5 and system.arch == "x86_64":  # there is none for Arm
-        yield "libnvsdm", "DCGM reads the switches of NVLink 5 by it"
+        yield "libnvsdm", "DCGM needs it for NVLink 5 switches"
     if machine.imex:
-        reason = "the node's GPUs share their memory with those of other nodes of a rack"
+        reason = "the node's GPUs share memory with other nodes of the rack"
         yield fabric_name("nvidia-imex", system, lock), reason
 
 
@@ -108,11 +108,11 @@ def _why(
     yield f"driver {which} with {lock.modules} modules, as packaged for {found.packaging}"
     yield from (f"{name}: {reason}" for name, reason in fabric)
     if not machine.nvswitch:
-        yield "no fabric manager: the node manages no NVSwitch, and it would fail"
+        yield "no fabric manager: the node manages no NVSwitch, so it would fail"
     if machine.nvlink5:
-        yield "nvlsm, infiniband-diags: the fabric manager reaches NVLink 5 switches by them"
+        yield "nvlsm, infiniband-diags: the fabric manager needs them for NVLink 5 switches"
     if system.red_hat:
-        yield "dkms comes from EPEL, which has to be among the node's own repositories"
+        yield "dkms comes from EPEL, which must be one of the node's repositories"
     if lock.kernel == "held":
         yield f"kernels held: {', '.join(machine.kernel_packages) or 'none is installed'}"
 
@@ -127,14 +127,14 @@ def dcgm_packages(system: System, lock: GpuLock, machine: Machine) -> DriverPack
         return DriverPackages((), ("no DCGM: gpu_lock.dcgm is not set",))
     if vendor_repository(system).dcgm is False:
         raise FleetError(
-            f"NVIDIA publishes no DCGM for {system}: take `gpu_lock.dcgm` out, or serve on a "
-            "system that has it (docs/gpu-nodes/supported-systems.md)"
+            f"NVIDIA publishes no DCGM for {system}: remove `gpu_lock.dcgm`, or use a supported "
+            "system (docs/gpu-nodes/supported-systems.md)"
         )
     newest = cuda_major(lock.branch)
     if newest is None:
         raise FleetError(
-            f"gpu_lock.driver is {lock.driver}, and which CUDA R{lock.branch} serves is not known "
-            "here, so neither is DCGM's package: lock a branch that is, or take `gpu_lock.dcgm` out"
+            f"gpu_lock.driver is {lock.driver}, and the CUDA version of R{lock.branch} is "
+            "unknown, and so is DCGM's package: lock a known branch, or remove `gpu_lock.dcgm`"
         )
     majors = {newest, 12} if machine.generations & _WITHOUT_CUDA_13 else {newest}
     packages = (

@@ -22,8 +22,8 @@ def build_refusal(machine: Machine, policy: SecureBoot) -> str | None:
         return None
     state = "is on" if machine.secure_boot else "could not be read"
     return (
-        f"Secure Boot {state}, and modules that DKMS builds would not load unless the firmware "
-        "knows the key that signs them, which somebody has to confirm at the console. Enrol it "
+        f"Secure Boot {state}, and DKMS modules load only if the firmware knows their signing "
+        "key, which has to be confirmed at the console. Enrol it "
         "(`mokutil --import`, docs/gpu-nodes/supported-systems.md) and set gpu.secure_boot: "
         "enrolled, or switch Secure Boot off"
     )
@@ -42,7 +42,7 @@ def module_problems(document: Mapping[str, Any], driver: str) -> tuple[str, ...]
     """Return what keeps the locked driver from being there after any reboot, as sentences."""
     if _missing(document["kernels"]):
         why = document["kernels"].get("detail") or document["kernels"]["missing"]
-        return (f"which kernels have an NVIDIA module could not be read ({why}): read it by hand",)
+        return (f"the kernels that have an NVIDIA module could not be read ({why}): check by hand",)
     return (*_unbuilt(document, driver), *_unsigned(document))
 
 
@@ -58,8 +58,8 @@ def _unbuilt(document: Mapping[str, Any], driver: str) -> Iterator[str]:
         which += ", boots next" if row["newest"] and not row["running"] else ""
         reason = f" DKMS said:\n{said[kernel]}" if said.get(kernel) else ""
         yield (
-            f"kernel {kernel} {which} and has {has}, not driver {driver}: install what DKMS lacks, "
-            f"or remove that kernel if nobody boots it.{reason}"
+            f"kernel {kernel} {which} and has {has}, not driver {driver}: install what DKMS "
+            f"needs, or remove that kernel if it is not booted.{reason}"
         )
 
 
@@ -74,14 +74,14 @@ def _unsigned(document: Mapping[str, Any]) -> Iterator[str]:
     ]
     if bare:
         yield (
-            f"Secure Boot is on, and the modules of {', '.join(bare)} carry no signature: have "
-            "DKMS sign them (`mok_signing_key` in /etc/dkms/framework.conf), then "
+            f"Secure Boot is on, and the modules of {', '.join(bare)} are not signed: let DKMS "
+            "sign them (`mok_signing_key` in /etc/dkms/framework.conf), then "
             "`dkms install --force`"
         )
     elif document["enrolled"] is False:
         yield (
-            "Secure Boot is on, and the firmware does not know the key that DKMS signs with: "
-            "`mokutil --import` it and confirm at the next boot's console"
+            "Secure Boot is on, and the firmware does not know DKMS's signing key: `mokutil "
+            "--import` it and confirm at the next boot's console"
         )
 
 

@@ -199,8 +199,8 @@ def problems(settings: Iterable[KernelSetting], seen: Mapping[str, Any]) -> tupl
 def remarks(settings: Iterable[KernelSetting], seen: Mapping[str, Any]) -> tuple[str, ...]:
     """Return which files of others undo a setting at the next boot, in whole sentences."""
     return tuple(
-        f"{found['later']['file']} says {each.name} = {found['later']['value']} and is read after "
-        f"{SYSCTL}, which says {each.value}: after a boot the former counts; remove its line"
+        f"{found['later']['file']} has {each.name} = {found['later']['value']} and is read after "
+        f"{SYSCTL}, which has {each.value}: the former wins at boot; remove its line"
         for each, found in _readable(settings, seen)
         if found["later"] and not each.accepts(found["later"]["value"])
     )
@@ -219,7 +219,7 @@ def _readable(
 def _cause(setting: KernelSetting) -> str:
     if setting.name == "vm.nr_hugepages":
         return (
-            " of them: free memory is in pieces. They are set aside at the next boot, before "
-            "anything else has memory: reboot the node, or lower gpu.huge_pages.count"
+            " of them: free memory is fragmented. They are reserved at the next boot: reboot the "
+            "node, or lower gpu.huge_pages.count"
         )
-    return ": something else on this node sets it"
+    return ": another program on this node sets it"

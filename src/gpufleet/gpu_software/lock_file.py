@@ -52,12 +52,12 @@ def overlay(
         found = variables.load_file(file, root)
         if not found:
             problems.append(
-                f"{variables.shown_path(file, root)}: is empty: `gpufleet lock` writes it, or "
+                f"{variables.shown_path(file, root)}: is empty: write it with `gpufleet lock`, or "
                 "remove it"
             )
         problems += [
-            f"{origin}: {key}: this file has `{KEY}` alone, and `gpufleet lock` writes it anew: "
-            f"move it to {variables.shown_path(file.with_name(f'{group}.yml'), root)}"
+            f"{origin}: {key}: this file is for `{KEY}` only, and `gpufleet lock` overwrites it: "
+            f"move the key to {variables.shown_path(file.with_name(f'{group}.yml'), root)}"
             for key, (_, origin) in found.items()
             if key != KEY
         ]
@@ -78,10 +78,10 @@ _MEANING = {
     "modules": "flavour of the kernel modules",
     "kernel": "follow: kernels are upgraded as elsewhere; held: they stay",
     "nvlsm": "subnet manager of NVLink 5 switches",
-    "toolkit": "compilers on the node; vLLM's wheels bring the CUDA runtime",
+    "toolkit": "compilers on the node; vLLM's wheels contain the CUDA runtime",
     "dcgm": "monitoring: the host engine and its exporter",
-    "persistence": "whether GPUs stay initialised while nobody uses them",
-    "vllm": "must be what `vllm` says, where that says it",
+    "persistence": "whether idle GPUs stay initialised",
+    "vllm": "must match `vllm`, if set there",
 }
 
 
@@ -93,7 +93,7 @@ def lock_text(lock: GpuLock, source: str, why: Mapping[str, str]) -> str:
     """
     lines = [
         f"# {source}",
-        "# `gpufleet lock` writes this file anew: change values here, and leave other keys out.",
+        "# `gpufleet lock` overwrites this file: change values here, and add no other keys.",
         "gpu_lock:",
     ]
     for key, value in lock.model_dump().items():

@@ -60,16 +60,16 @@ def _problems(document: Mapping[str, Any], settings: NodeSettings) -> Iterator[s
     toolkits = _toolkits(packages, settings)
     if len(toolkits) > 1:
         several = join_names([f"{name}-{branch}" for _, name, branch in toolkits])
-        yield f"has several CUDA toolkits, {several}: name the one to keep in `cuda.toolkit`"
+        yield f"has several CUDA toolkits, {several}: set the one to keep in `cuda.toolkit`"
     loaded = value_or(driver["module"])
     if loaded is None or not re.fullmatch(DRIVER, loaded):
         yield (
-            "no NVIDIA driver is loaded, so there is nothing to lock: start from a set of versions "
+            "no NVIDIA driver is loaded, so nothing can be locked: start from a set of versions "
             "(`--set`), or run deploys/node.py first"
         )
         return
     if modules_flavour(document) is None:
-        yield "which kernel modules are loaded could not be read: `cat /proc/driver/nvidia/version`"
+        yield "the loaded kernel modules could not be read: `cat /proc/driver/nvidia/version`"
     parts = {
         "on the disk": _version(driver["disk"]) or "none that can be read",
         "as its library": _version(driver["library"]) or "none that can be read",
@@ -79,8 +79,8 @@ def _problems(document: Mapping[str, Any], settings: NodeSettings) -> Iterator[s
     if others:
         said = " and ".join(f"{version} {what}" for what, version in others.items())
         yield (
-            f"runs driver {loaded} and has {said}: bring one version into force first "
-            "(deploys/node.py, or a reboot)"
+            f"runs driver {loaded} and has {said}: activate one version first (deploys/node.py, "
+            "or a reboot)"
         )
 
 
@@ -110,8 +110,8 @@ def _differing(read: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         if len(nodes) > 1:
             each = "; ".join(f"{value} on {join_names(names)}" for value, names in nodes.items())
             yield (
-                f"gpu_lock.{key} is not one: {each}: bring them to one, or lock groups of their "
-                "own (`--group`)"
+                f"gpu_lock.{key} differs between nodes: {each}: install one version, or lock each "
+                "group separately (`--group`)"
             )
 
 

@@ -72,8 +72,8 @@ def release_objections(lock: GpuLock, wheels: Wheels) -> Iterator[Objection]:
     if oldest is None:
         yield Objection(
             ("gpu_lock", "driver"),
-            f"{wheels.source} brings CUDA {major}.{minor}, and which driver runs that is not known "
-            "here: look it up in NVIDIA's CUDA compatibility guide",
+            f"{wheels.source} contains CUDA {major}.{minor}, and the driver that it needs is "
+            "unknown: look it up in NVIDIA's CUDA compatibility guide",
             refused=False,
         )
     elif not _reaches(lock, oldest):
@@ -91,8 +91,7 @@ def calendar_objections(lock: GpuLock, today: dt.date) -> Iterator[Objection]:
     if known is None:
         yield Objection(
             at,
-            f"R{lock.branch} is a branch that is not known here: what it needs and serves is not "
-            "checked beforehand",
+            f"R{lock.branch} is an unknown branch: its requirements are not checked",
             refused=False,
         )
     elif known.end_of_life and known.end_of_life < today:
@@ -116,12 +115,12 @@ def system_objections(lock: GpuLock, system: System) -> Iterator[Objection]:
     if there is False:
         yield Objection(
             ("gpu_lock", "dcgm"),
-            f"NVIDIA publishes no DCGM for {system}: take it and `dcgm` out for these nodes",
+            f"NVIDIA publishes no DCGM for {system}: remove it and `dcgm` for these nodes",
         )
     elif there is None:
         yield Objection(
             ("gpu_lock", "dcgm"),
-            f"whether NVIDIA publishes DCGM for {system} is not known here",
+            f"it is unknown whether NVIDIA publishes DCGM for {system}",
             refused=False,
         )
 
@@ -153,8 +152,8 @@ def machine_objections(
     if lock.modules == "proprietary" and (machine.grace or blackwell):
         yield Objection(
             ("gpu_lock", "modules"),
-            f"is proprietary, and {'Blackwell' if blackwell else 'Grace Hopper'} runs with the "
-            "open modules alone: write `open`",
+            f"is proprietary, and {'Blackwell' if blackwell else 'Grace Hopper'} needs the open "
+            "modules: write `open`",
         )
     first = max((_first_branch(device) for device in machine.gpus), default=0)
     if int(lock.branch) < first:
@@ -167,8 +166,8 @@ def machine_objections(
     if unknown:
         yield Objection(
             ("gpu_lock", "driver"),
-            f"is {lock.driver}, and whether that runs {_ids(unknown)} is not known here: "
-            "see the driver's list of supported GPUs",
+            f"is {lock.driver}, and it is unknown whether that supports {_ids(unknown)}: see the "
+            "driver's list of supported GPUs",
             refused=False,
         )
 
@@ -178,7 +177,7 @@ def _before_turing(lock: GpuLock, names: str, wheels: Wheels | None) -> Iterator
     if lock.modules == "open":
         yield Objection(
             ("gpu_lock", "modules"),
-            f"is open, and the open modules begin with Turing; the node has {names}: write "
+            f"is open, and the open modules need Turing or newer; the node has {names}: write "
             f"`proprietary`, with R{LAST_BEFORE_TURING} or older",
         )
     if int(lock.branch) > LAST_BEFORE_TURING:
@@ -190,7 +189,8 @@ def _before_turing(lock: GpuLock, names: str, wheels: Wheels | None) -> Iterator
     if wheels and wheels.cuda and wheels.cuda >= (13, 0):
         yield Objection(
             ("gpu_lock", "vllm"),
-            f"{wheels.source} brings CUDA {wheels.cuda[0]}, whose kernels begin with Turing; the "
+            f"{wheels.source} brings CUDA {wheels.cuda[0]}, whose kernels need Turing or newer; "
+            "the "
             f"node has {names}: lock a vLLM built for CUDA 12",
         )
 

@@ -49,7 +49,7 @@ def package_names(system: System, lock: GpuLock) -> PackageNames:
     if packaging is None:
         known = ", ".join(f"{name} {version}" for name, version in _PACKAGINGS)
         raise FleetError(
-            f"{system}: NVIDIA's driver is installed here on {known}. Take `gpu_lock` out and "
+            f"{system}: NVIDIA's driver can be installed on {known}. Remove `gpu_lock` and "
             "install it by hand, or use one of those"
         )
     return packaging(lock)

@@ -76,13 +76,14 @@ def read_provisioning(
     locked = [name for name in answers if declared[name].settings.gpu_lock is not None]
     if not locked:
         refused.append(
-            "no node of this run has `gpu_lock` in its variables, so none has a driver of ours: "
-            "`gpufleet lock INVENTORY` writes one from what is installed (docs/gpu-nodes/lock.md)"
+            "no node of this run has `gpu_lock` in its variables, so gpufleet manages no driver: "
+            "`gpufleet lock INVENTORY` writes one from the installed versions "
+            "(docs/gpu-nodes/lock.md)"
         )
     for name in locked:
         answer = answers[name]
         if isinstance(answer, str):
-            refused.append(f"{name}: {answer}; `--exclude {name}` goes on without it")
+            refused.append(f"{name}: {answer}; `--exclude {name}` continues without it")
             continue
         try:
             with reading("the probe"):
@@ -105,13 +106,13 @@ def _refusals(node: BareNode) -> Iterator[str]:
     lock = node.lock
     if not node.machine.gpus:
         yield (
-            "its PCI bus has no NVIDIA GPU: look with `lspci -d 10de:`, or take the node out of "
-            "the group that has `gpu_lock`"
+            "its PCI bus has no NVIDIA GPU: check `lspci -d 10de:`, or remove the node from the "
+            "group that has `gpu_lock`"
         )
     if node.settings.cuda is None:
         yield (
-            "gpu_lock names the driver, and no `cuda.repository` says where its packages come "
-            "from: set it (docs/configure/inventory.md)"
+            "gpu_lock is set, but `cuda.repository`, the source of its packages, is not: set it "
+            "(docs/configure/inventory.md)"
         )
     try:
         driver_packages.driver_packages(node.system, lock, node.machine)

@@ -114,7 +114,7 @@ def vendor_repository(system: System) -> VendorRepository:
     found = _PUBLISHED.get((family, system.major))
     if found is None:
         raise FleetError(
-            f"no repository of NVIDIA's is known for {system}: "
+            f"no NVIDIA repository is known for {system}: "
             "docs/gpu-nodes/supported-systems.md has those that are"
         )
     return found

@@ -89,7 +89,7 @@ def _range(match: re.Match[str]) -> Iterator[str]:
     elif ascii_ and len(first) == len(last) == 1 and step and first <= last:
         yield from map(chr, range(ord(first), ord(last) + 1, step))
     else:
-        raise FleetError(f"{match[0]} is no range of hosts: write [01:08] or [a:d]")
+        raise FleetError(f"{match[0]} is not a range of hosts: write [01:08] or [a:d]")
 
 
 # -- YAML ------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def read_ini(text: str) -> Source:
         try:
             words = shlex.split(stripped, comments=True)
         except ValueError:
-            problems.append(f"line {number}: a quote is opened and never closed; close it")
+            problems.append(f"line {number}: a quote is not closed; close it")
             continue
         _ini_line(found, name, kind, words)
     if problems:
@@ -188,7 +188,9 @@ def read_hosts(text: str) -> tuple[Any, ...]:
     else:
         documents = [each for each in load_documents(text) if mapping(each)]
         if len(documents) != 1 or not is_inventory(mapping(documents[0])):
-            raise FleetError("is no Ansible inventory: give its YAML or INI file with the hosts")
+            raise FleetError(
+                "is not an Ansible inventory: give its YAML or INI file with the hosts"
+            )
         source = read_inventory(mapping(documents[0]))
     return source.hosts
 
@@ -217,8 +219,8 @@ def _source(found: _Inventory) -> Source:
     notes: dict[str, Note] = {}
     reached = {host: _reached(host, variables, notes) for host, variables in said.items()}
     notes["known_hosts"] = Note(
-        "host keys are not in an inventory: make `inventories/known_hosts` with ssh-keyscan, and "
-        "name it by `ssh_known_hosts_file` in group_vars",
+        "an inventory has no host keys: create `inventories/known_hosts` with ssh-keyscan, and "
+        "set it in `ssh_known_hosts_file` in group_vars",
         decide=True,
     )
     groups = {name: [reached[host] for host in group.hosts] for name, group in found.groups.items()}
@@ -257,7 +259,7 @@ def _variable(key: str, value: Any) -> Any:
 
 def _dropped(key: str) -> Note:
     if key in _RENAMED:
-        why = f"its value is not known here, or is the default of `{_RENAMED[key]}`"
+        why = f"its value is unknown, or is the default of `{_RENAMED[key]}`"
     elif key == "ansible_connection":
         why = "nodes are reached by SSH; write the node as '@local' where it is this machine"
     elif re.search(r"pass|secret|token|key", key, re.IGNORECASE):

@@ -46,7 +46,7 @@ def load_documents(text: str) -> tuple[Any, ...]:
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or a number that is none
         raise NoYamlError(_where(error)) from None
     except RecursionError:
-        raise FleetError("is nested more deeply than anything that starts vLLM") from None
+        raise FleetError("is nested too deeply") from None
     finally:
         loader.dispose()
     return tuple(each for each in found if each is not None)

@@ -79,7 +79,7 @@ def convert(
         settings["litellm"] = proxy
     notes += told
     notes += [
-        Note(f"`{key}` has only what was found: put it into the one that you have, whole")
+        Note(f"`{key}` is only partial: merge it into your own")
         for key in ("vllm", "litellm")
         if key in settings
     ]
@@ -191,7 +191,7 @@ def _model(found: Findings, model: str | None, written: str | None) -> None:
     served = found.served
     if model is None or written is None:
         served["model"] = None
-        found.say("nothing says which model it serves: set `model`", decide=True, at=LAST)
+        found.say("its model is unknown: set `model`", decide=True, at=LAST)
         return
     served["model"] = model
     if not _MODEL.fullmatch(model):
@@ -204,13 +204,13 @@ def _model(found: Findings, model: str | None, written: str | None) -> None:
     elif not model.startswith("/") and "revision" not in served:
         served["revision"] = None
         found.say(
-            f"`revision` has to name the commit of {model}, so that every node serves the same "
+            f"`revision` must be the commit of {model}, so that every node serves the same "
             f"files: `git ls-remote https://huggingface.co/{model} HEAD` prints today's",
             decide=True,
             at=LAST,
         )
     elif model.startswith("/") and served.pop("revision", None):
-        found.say("`--revision` is dropped: it has no meaning for a path", at=LAST)
+        found.say("`--revision` is dropped: it has no effect for a path", at=LAST)
     name = served.get("served_name", written)
     if name == found.key:
         served.pop("served_name", None)
@@ -220,6 +220,4 @@ def _model(found: Findings, model: str | None, written: str | None) -> None:
         served["served_name"] = name
     else:
         served.pop("served_name", None)
-        found.say(
-            f"clients ask for {name!r} today, and will have to ask for {found.key!r}", at=LAST
-        )
+        found.say(f"clients use {name!r} today, and will have to use {found.key!r}", at=LAST)

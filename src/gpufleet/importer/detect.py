@@ -41,8 +41,8 @@ def read(text: str, file: str, name: str) -> Source:
     """
     if len(text) > _LONGEST:
         raise FleetError(
-            f"{file}: has {len(text):,} characters, more than anything that starts vLLM: at most "
-            f"{_LONGEST:,} are read; give the part with the servers"
+            f"{file}: has {len(text):,} characters, which is too long: at most {_LONGEST:,} are "
+            "read; give the part with the servers"
         )
     try:
         found = _read(text, file, name)
@@ -50,7 +50,7 @@ def read(text: str, file: str, name: str) -> Source:
         raise FleetError(*(f"{file}: {problem}" for problem in error.problems)) from None
     if not (found.launches or found.names or found.inventory):
         left_out = f" ({_short('; '.join(note.text for note in found.notes))})" * bool(found.notes)
-        raise FleetError(f"{file}: nothing in it starts vLLM{left_out}; {_HOW}")
+        raise FleetError(f"{file}: it does not start vLLM{left_out}; {_HOW}")
     return replace(found, launches=_named(found.launches))
 
 

@@ -67,8 +67,8 @@ class Findings:
         self.hide(value)
         if setting is None:
             self.say(
-                f"{what} is dropped, its value not shown: settings are readable by everyone who "
-                "reads the repository; give it to the unit by a systemd credential",
+                f"{what} is dropped, its value not shown: settings are readable by all users of "
+                "the repository; give it to the unit by a systemd credential",
                 decide=True,
                 at=at,
             )

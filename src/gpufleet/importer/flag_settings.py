@@ -152,7 +152,7 @@ class FlagSettings:
             value, _ = values.read(self._schema, given)
             said = " ".join(line.words[each] for each in given.at)
             if value is None:
-                self._found.say(f"`{said}` is dropped: it says what vLLM does anyway", at=at)
+                self._found.say(f"`{said}` is dropped: it is vLLM's default", at=at)
                 continue
             if given.flag.kind is FlagKind.APPEND and len(uses) > 1:
                 all_values = ", ".join(f"`{text}`" for use in uses for text in use.values)
@@ -259,9 +259,7 @@ class FlagSettings:
         if _COMMIT.fullmatch(str(value)):
             self._found.served["revision"] = value
         else:
-            self._found.say(
-                f"`{written}` is no commit, and may be another set of files tomorrow", at=at
-            )
+            self._found.say(f"`{written}` is not a commit, and its files may change", at=at)
         return True
 
 

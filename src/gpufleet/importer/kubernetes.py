@@ -206,5 +206,5 @@ class _Container:
                 yield path, outer
             else:
                 self.notes.append(
-                    Note(f"the volume `{name}` at {path} is dropped: it is no path of the node")
+                    Note(f"the volume `{name}` at {path} is dropped: it is not a path on the node")
                 )

@@ -34,7 +34,7 @@ def read_litellm(document: Mapping[str, Any]) -> Source:
         said = mapping(each)
         shown = f"model_list[{at}]"
         if not _is_vllm(mapping(said.get("litellm_params")) or said):
-            notes.append(Note(f"{shown} is left out: it asks no vLLM server"))
+            notes.append(Note(f"{shown} is left out: it uses no vLLM server"))
             continue
         name, more = read_deployment(said)
         names.append(name)

@@ -39,7 +39,7 @@ def launches(models: Any, shared: Any) -> tuple[tuple[Launch, ...], tuple[Note, 
     for at, (name, model) in enumerate(_models(models)):
         where = f"models.{name or at}"
         if not isinstance(model, Mapping):
-            problems.append(f"{where} is no mapping: write `command:`, `env:` below it")
+            problems.append(f"{where} is not a mapping: write `command:`, `env:` below it")
             continue
         launch = _launch(name or f"model-{at + 1}", model, everywhere, where, problems)
         if launch is not None:
@@ -67,7 +67,7 @@ def _launch(
     notes: list[Note] = []
     environment = {**shared, **dict(_pairs(_first(model, _ENVIRONMENT)))}
     if said is None and "model" not in model:
-        problems.append(f"{where} has neither `command` nor `model`: nothing says what it serves")
+        problems.append(f"{where} has neither `command` nor `model`: its model is unknown")
         return None
     try:
         text = "" if said is None else _text(said)
@@ -97,7 +97,7 @@ def _launch(
     ]
     port = str(model.get("port", ""))
     if port and not port.isdecimal():
-        notes.append(Note("`port` is dropped: it is no whole number", decide=True))
+        notes.append(Note("`port` is dropped: it is not a whole number", decide=True))
     return Launch(
         name,
         tuple(argv),

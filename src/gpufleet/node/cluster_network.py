@@ -148,7 +148,7 @@ def describe_networks(replica: str, found: Mapping[str, Network]) -> str:
     """Say what a replica's nodes talk over, and why, as a line of the plan."""
     where = ", ".join(f"{node} {each.interface} {each.address}" for node, each in found.items())
     why = next((each.why for each in found.values()), "")
-    return f"{replica}: its nodes talk over {where}: {why}"
+    return f"{replica}: its nodes communicate over {where}: {why}"
 
 
 # The network that the operator names
@@ -202,7 +202,7 @@ def _doubles(replica: str, chosen: Mapping[str, _Interface]) -> Iterator[str]:
         if address in owners:
             yield (
                 f"{owners[address]} and {node} both have {address} in cluster_network, and "
-                f"{replica} needs both: name a network that joins them"
+                f"{replica} needs both: set a network that connects them"
             )
         owners.setdefault(address, node)
 
@@ -303,9 +303,9 @@ def _none(
     if any(each.alone for own in found.values() for each in own):
         tried += ". Networks of unknown prefix are an older probe's: probe these nodes again"
     return (
-        f"{replica} spans {' and '.join(found)}, and no network joins them: name one by "
+        f"{replica} spans {' and '.join(found)}, and no network connects them: set one in "
         "`cluster_network` (where they reach each other through a router, one that holds an "
-        f"address of each), or give their interfaces one. Tried: {tried}"
+        f"address of each), or configure one on their interfaces. Tried: {tried}"
     )
 
 

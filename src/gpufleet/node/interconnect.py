@@ -172,7 +172,7 @@ def from_probe(name: str, document: Mapping[str, Any]) -> Interconnect:
         remarks = [*_silent(node, document), *_not_granted(node, document), *_one_sided(document)]
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
         raise FleetError(
-            f"{name}: its probe is not whole ({type(error).__name__}: {error}): record it again "
+            f"{name}: its probe is incomplete ({type(error).__name__}: {error}): record it again "
             "with `gpufleet probe INVENTORY --json`"
         ) from None
     gpus = tuple(gpu.index for gpu in node.gpus)
@@ -212,14 +212,14 @@ def _silent(node: Node, document: Mapping[str, Any]) -> Iterator[str]:
     init = document["driver"]["init"]
     if init != "ok":
         why = init["missing"].replace("_", " ")
-        yield f"no GPU answers, the driver does not start ({why}): `gpufleet check` says what to do"
+        yield f"no GPU answers, because the driver does not start ({why}): see `gpufleet check`"
     answering = {gpu.index for gpu in node.gpus}
     for facts in document["gpus"]:
         if facts["index"] not in answering:
             why = facts.get("missing", "it tells only half of itself").replace("_", " ")
             yield (
-                f"GPU {facts['index']} does not answer ({why}) and is in no island: `gpufleet "
-                "check` says what to do"
+                f"GPU {facts['index']} does not answer ({why}) and is in no island: see `gpufleet "
+                "check`"
             )
     unread = [
         gpu.index

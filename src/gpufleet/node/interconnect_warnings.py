@@ -46,8 +46,9 @@ def _mig(node: Interconnect) -> Iterator[str]:
     """MIG instances: CUDA grants none of them peer access, not even to one of the same GPU."""
     if node.mig:
         yield (
-            f"{named(node.mig)} {'is' if len(node.mig) == 1 else 'are'} cut into MIG instances, "
-            "which have no peer access to each other or to other GPUs: no tensor parallelism over "
+            f"{named(node.mig)} {'is' if len(node.mig) == 1 else 'are'} partitioned into MIG "
+            "instances, which have no peer access to each other or to other GPUs: no tensor "
+            "parallelism over "
             "them; for it switch MIG off (`nvidia-smi -mig 0 -i GPU`) and reset the GPU"
         )
 
@@ -91,14 +92,14 @@ def _uneven(node: Interconnect) -> Iterator[str]:
         yield (
             f"NVLink pairs differ ({words(found)}) in "
             f"{_groups(wired_so)}, and every GPU uses as many links as its neighbours: the board "
-            "is wired so, an all-reduce goes at the pace of the narrowest"
+            "is wired this way, and an all-reduce runs at the pace of the narrowest pair"
         )
 
     for island in halves:
         yield (
             f"NVLink pairs differ (NV1 and NV2) in {ranges(island)}, as in each half of a mesh of "
-            "eight V100, whose other links lead to GPUs that this machine was not given: the board "
-            "is wired so, an all-reduce goes at the pace of the narrowest"
+            "eight V100, whose other links lead to GPUs that this machine was not given: the "
+            "board is wired this way, and an all-reduce runs at the pace of the narrowest pair"
         )
 
 

@@ -98,13 +98,13 @@ def _ask(release: Release) -> Schema:
         _stdin=extract.program(seconds=READ_SECONDS),
         _timeout=int(READ_SECONDS) + 20,
     )
-    unread = f"{release.directory}: which flags this release takes could not be read"
+    unread = f"{release.directory}: the release's flags could not be read"
     if not document:
-        raise NoAnswerError(f"{unread}, for the node gave no answer: run the deploy again")
+        raise NoAnswerError(f"{unread}, because the node did not answer: run the deploy again")
     if "refused" in document:
         raise FleetError(
-            f"{unread} ({document['refused']}), so it has accepted nothing: remove that folder and "
-            "deploy again, or take a release that gpufleet can read and report this one"
+            f"{unread} ({document['refused']}), so it has accepted nothing: remove that folder "
+            "and deploy again, or use a release that gpufleet can read and report this one"
         )
     try:
         with reading(host.name):
@@ -148,7 +148,7 @@ def accept_flags(node: Converge, proof: Proof) -> Commands:
         yield from refuse(part.problems)
         return
     if not part.changes:
-        host.noop(f"release {proof.release.id} has accepted what its stages are started with")
+        host.noop(f"release {proof.release.id} has accepted its stages' flags")
         return
     try:
         found = proof.judge()
@@ -168,11 +168,11 @@ def accept_flags(node: Converge, proof: Proof) -> Commands:
 def _foretell(proof: Proof) -> Commands:
     """Say what will be asked; only while preparing, for afterwards the release is there."""
     if ctx_state.get().is_executing:
-        yield from refuse((f"{proof.release.directory} is not whole: run the deploy again",))
+        yield from refuse((f"{proof.release.directory} is incomplete: run the deploy again",))
         return
     foretell(
-        f"ask release {proof.release.id}, once it is built, whether it accepts what "
-        f"{len(proof.stages)} stages are started with"
+        f"ask release {proof.release.id}, once it is built, whether it accepts the flags of "
+        f"{len(proof.stages)} stages"
     )
     yield FunctionCommand(lambda *_: True, (), {})
 
@@ -196,5 +196,5 @@ def require_all_accepted() -> Commands:
         host.noop("no release has refused")
         return
     yield from refuse(
-        (f"stages are left as they are: on {', '.join(others) or host.name} the release refused",)
+        (f"stages are unchanged: on {', '.join(others) or host.name} the release refused",)
     )

@@ -123,13 +123,17 @@ def settle_driver_packages(packages: Converge, node: BareNode) -> Commands:
                 _settle, (replace(driver_policy(node), wanted=None, flavour=None),), {}
             )
             return
-    host.noop("the driver's packages are as wanted")
+    host.noop("the driver's packages are up to date")
 
 
 def _settle(state: State, host: Host, driver: DriverPolicy) -> bool:
     _act("start", driver)  # what packages have stopped; whether it runs, the check says
     if _judge(state, host, driver):
-        _fail(host, "the driver's packages are not as wanted; the node serves on with what it has")
+        _fail(
+            host,
+            "the driver's packages are not as declared; the node keeps serving with "
+            "the installed ones",
+        )
     return False
 
 
@@ -161,11 +165,11 @@ def activate_driver(driver: DriverPolicy) -> Commands:
 def _description(state: DriverState, found: Decision) -> str:
     match found.way:
         case "fail" if isinstance(state, Blocked):
-            return "bring the driver into force, once its packages are there"
+            return "activate the driver, once its packages are installed"
         case "fail":
             return f"fail: {found.said}"
         case "nothing":
-            return "load and start what an interrupted run has left to do"
+            return "finish what an interrupted run left to load and start"
         case way:
             verb = {"reload": "unload and load the driver", "ask": "ask for a reboot"}
             return f"{verb.get(way, 'reboot')}: {found.said}"
@@ -195,7 +199,7 @@ def _bring_into_force(host: Host, driver: DriverPolicy) -> bool:
             found = NeedsReboot(said["error"], found.version)
             chosen = decide(found, driver.reboot, terminal=sys.stdin.isatty())
         if booted and chosen.way != "fail":
-            return _fail(host, f"{chosen.said}, although the node was rebooted just now")
+            return _fail(host, f"{chosen.said}, although the node was just rebooted")
         if chosen.way == "fail":
             return _fail(host, chosen.said)
         if not _may_reboot(host, chosen):
@@ -259,7 +263,7 @@ def check_node(driver: DriverPolicy) -> Commands:
     executing = ctx_state.get().is_executing
     untouched = seen["mark"] is None and not seen["kept"]["units"]
     if untouched and (executing or found.way == "nothing"):
-        host.noop("nothing has touched the driver since the node was checked")
+        host.noop("the driver has not changed since the node was checked")
         return
     waiting = ", ".join([*seen["kept"]["units"], *seen["barred"]]) or "no unit"
     announce(printable(f"check the node, then let it serve; {waiting} waits for that"))
@@ -273,7 +277,7 @@ def _judge(state: State, host: Host, driver: DriverPolicy) -> bool:
         for problem in found:
             logger.error("%s%s", host.print_prefix, problem)
         _act("fail", reason="; ".join(found)[:2000])
-        return _fail(host, f"the node stays out of service: {quarantine.MARK} on it says why")
+        return _fail(host, f"the node stays out of service: {quarantine.MARK} on it has the reason")
     return _succeeded(host, _act("clear", driver))
 
 

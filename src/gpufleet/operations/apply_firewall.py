@@ -67,7 +67,7 @@ def apply_firewall(node: Converge, text: str, confirm_seconds: int) -> Commands:
     seen = _ask("look", text)
     executing = ctx_state.get().is_executing
     if not seen or seen["error"]:
-        yield from refuse((seen.get("error") or "the node's firewall could not be asked",))
+        yield from refuse((seen.get("error") or "the node's firewall could not be read",))
         return
     if not executing and seen["canonical"] is None:
         for line in changes(None, text):
@@ -102,7 +102,7 @@ def _replace(state: State, host: Host, text: str, seconds: int) -> bool:
         "%sunder the new rules of the firewall %s: %s",
         host.print_prefix,
         error,
-        f"they are taken back within {seconds} s ({back})" if back else "they were taken back",
+        f"they are rolled back within {seconds} s ({back})" if back else "they were taken back",
     )
     return False
 
@@ -118,9 +118,9 @@ def _confirm(state: State, host: Host, text: str, seconds: int) -> str:
         host.connector = new
         return _error(_ask("confirm", text))
     except ConnectError as error:
-        return f"no new SSH connection came about ({error})"
+        return f"no new SSH connection succeeded ({error})"
     except gevent.Timeout:
-        return f"no new SSH connection came about within {seconds} s"
+        return f"no new SSH connection succeeded within {seconds} s"
     finally:
         host.connector = own
         if new.client is not None:

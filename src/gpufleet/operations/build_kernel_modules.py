@@ -37,9 +37,9 @@ def rebuild_initramfs(settings: Converge) -> Commands:
     wanted_file = next(file for file in settings.wanted.values_of(File) if file.path == MODPROBE)
     done = wanted_file.sha256
     if settings.snapshot().file(INITRAMFS).sha256 == hashlib.sha256(done.encode()).hexdigest():
-        host.noop("no initramfs has nouveau; the next boot goes without")
+        host.noop("no initramfs contains nouveau")
         return
-    announce(printable("make every initramfs anew, without nouveau"))
+    announce(printable("rebuild every initramfs without nouveau"))
     if ctx_state.get().is_executing:
         settings.forget()
     yield StringCommand(

@@ -201,7 +201,7 @@ def copy(node: Converge, artifact: Artifact) -> Generator[FunctionCommand]:
             "%s%s is not copied to this node: %s", host.print_prefix, artifact.what, printable(why)
         )
     if own is None or (executing and not own.there):
-        host.noop(f"nobody has {artifact.what} for this node")
+        host.noop(f"no node has {artifact.what} for this node")
         return
     if not executing:
         foretell(distribution.describe_action(artifact.what, artifact.verb, own, host.name))

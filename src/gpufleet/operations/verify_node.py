@@ -80,7 +80,7 @@ def _exporter_problems(exporter: Metrics, answer: Mapping[str, Any]) -> Iterator
             "could not be read"
             if at is None
             else f"port {exporter.loopback_port}, DCGM's host engine: listens beyond loopback, and "
-            "whoever reaches it may set GPUs: look at `systemctl cat nvidia-dcgm`"
+            "any client that reaches it can configure GPUs: check `systemctl cat nvidia-dcgm`"
         )
 
 

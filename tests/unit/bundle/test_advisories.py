@@ -204,7 +204,7 @@ def test_a_source_that_is_not_reached_is_no_pass(source: Source, tmp_path: Path)
     (problem,) = refused(tmp_path, source.url)
     assert "503" in problem
     (problem,) = refused(tmp_path, str(tmp_path))
-    assert "is no address" in problem
+    assert "is not an address" in problem
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_a_source_that_is_not_reached_is_no_pass(source: Source, tmp_path: Path)
 def test_an_answer_that_is_none_is_no_pass(source: Source, tmp_path: Path, answer: bytes) -> None:
     source.batch = answer
     (problem,) = refused(tmp_path, source.url)
-    assert "nothing is known of the lock" in problem
+    assert "the lock was not checked" in problem
 
 
 def test_an_advisory_that_cannot_be_read_is_no_pass(source: Source, tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_a_lock_that_cannot_be_asked_about_is_no_pass(source: Source, tmp_path: 
     (problem,) = refused(tmp_path, source.url, text)
     assert problem.startswith("deep: is locked by an address without a version")
     (problem,) = refused(tmp_path, source.url, "")
-    assert "names no package" in problem
+    assert "has no packages" in problem
     assert source.asked == []
 
 

@@ -106,7 +106,7 @@ def test_a_file_is_held_to_its_hash(folder: Folder, origin: Origin, digest: str)
 
 
 def test_another_content_is_thrown_away(folder: Folder, origin: Origin):
-    with pytest.raises(FleetError, match="not the one that was announced"):
+    with pytest.raises(FleetError, match="not as announced"):
         folder.fetch(remote(origin, "0" * 64))
 
     names = {path.name for path in folder.root.rglob("*") if path.is_file()}

@@ -97,9 +97,9 @@ def test_wheels_are_for_the_c_library_of_the_node(system: System, glibc: tuple[i
 def test_a_node_whose_wheels_are_not_known_is_refused_with_those_that_are(
     system: System, python: str
 ) -> None:
-    with pytest.raises(FleetError, match=r"gpu-01: which wheels .* known are debian 12") as refused:
+    with pytest.raises(FleetError, match=r"gpu-01: the wheels .* known are debian 12") as refused:
         needs([node(system=system, python=python)], INDEX, ["wheels"])
-    assert f"with Python {python or 'unknown'} takes" in str(refused.value)
+    assert f"with Python {python or 'unknown'} are" in str(refused.value)
     assert all(" ".join(each) in str(refused.value) for each in GLIBC)
 
 

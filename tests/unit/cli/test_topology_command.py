@@ -155,8 +155,8 @@ def test_a_mistake_ends_in_a_sentence(arguments, says):
         (b'{"a": {"b": 1}}', "a: its probe is no probe's document"),
         (b'{"a": {"schema": 2}, "b": 1}', "stdin: is JSON and no probe"),
         (b'{"schema": 0}', "stdin: its probe has schema 0"),
-        (b'{"schema": %d}' % SCHEMA, "stdin: its probe is not whole"),
-        (b'{"schema": %d, "driver": 7, "gpus": 7}' % SCHEMA, "stdin: its probe is not whole"),
+        (b'{"schema": %d}' % SCHEMA, "stdin: its probe is incomplete"),
+        (b'{"schema": %d, "driver": 7, "gpus": 7}' % SCHEMA, "stdin: its probe is incomplete"),
         (b'{"a":' * 100_000, "stdin: is no probe"),
     ],
 )

@@ -60,7 +60,7 @@ def test_what_not_everybody_may_read_is_not_shown(found: Any, more: dict[str, An
     """Neither what is there nor what will be: a password may have got into any file."""
     (line,) = shown(b"hunter2-new\n", found, **more)
     assert "hunter2" not in line
-    assert "not everybody on the node may read it" in line
+    assert "the file is not world-readable" in line
 
 
 @each_row(
@@ -71,9 +71,9 @@ def test_what_not_everybody_may_read_is_not_shown(found: Any, more: dict[str, An
         (b"a\n", "the node did not say", "the node did not say"),
         (b"a\n", {"content": "no base64"}, "the node's answer is none"),
         (b"a\n", ["nonsense"], "the node's answer is none"),
-        (b"a\0b", said(b"text\n"), "5 bytes become 3; it is no text to show"),
-        (b"text\n", said(b"\xff\xfe"), "2 bytes become 5; it is no text to show"),
-        (b"a" * (MOST_BYTES + 1), None, "it is no text to show"),
+        (b"a\0b", said(b"text\n"), "5 bytes become 3; binary, not shown"),
+        (b"text\n", said(b"\xff\xfe"), "2 bytes become 5; binary, not shown"),
+        (b"a" * (MOST_BYTES + 1), None, "binary, not shown"),
     ],
 )
 def test_what_cannot_be_shown_says_why_in_one_line(new: bytes, found: Any, text: str) -> None:
@@ -149,7 +149,7 @@ def test_a_dry_run_with_diff_shows_it_and_one_without_does_not(tmp_path: Path) -
         assert "hunter2" not in output
     assert "-port = 1" in differing
     assert "+port = 2" in differing
-    assert f"{secret}: what it says is not shown" in differing
+    assert f"{secret}: not shown" in differing
     assert "port = " not in plain
     assert there.read_text() == "port = 1\n"
 

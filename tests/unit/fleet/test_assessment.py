@@ -75,7 +75,9 @@ def test_a_plan_over_nodes_says_what_they_talk_over_and_why(fleet):
 
     assert [stage.node for stage in found.plan.stages] == ["a", "b"]
     (said,) = (reason for reason in found.plan.reasons if "talk over" in reason)
-    assert said.startswith("q-0: its nodes talk over a eth1 10.1.0.1, b eth1 10.1.0.2: 10.1.0.0/24")
+    assert said.startswith(
+        "q-0: its nodes communicate over a eth1 10.1.0.1, b eth1 10.1.0.2: 10.1.0.0/24"
+    )
 
 
 @pytest.mark.parametrize(("system", "version"), [("rocky", "9.6"), ("fedora", "42")])

@@ -76,7 +76,7 @@ MISTAKES: dict[str, dict[str, Any]] = {
     "the exporter's port": served(port=9100),
     "the watchdog's port": served(port=8406),
     "a low port": served(port=80),
-    "no commit": served(model="Qwen/Qwen3-32B"),
+    "not a commit": served(model="Qwen/Qwen3-32B"),
     "a branch": served(**{**HUB, "revision": "main"}),
     "no organisation": served(model="Qwen3-32B"),
     "the page of a model": served(**{**HUB, "model": "https://huggingface.co/Qwen/Qwen3-32B"}),

@@ -140,8 +140,8 @@ def test_what_was_stopped_and_unloaded_before_comes_back():
     [
         (document(OLD, OLD), NEW, Blocked, "gpu_lock.driver is 580.95.05"),
         (document(NEW, NEW), "58", Blocked, "gpu_lock.driver is 58"),
-        (document(OLD, NEW, OLD), NEW, Blocked, "stopped half-way"),
-        (document(OLD, NEW, None), NEW, Blocked, "no libnvidia-ml.so.1"),
+        (document(OLD, NEW, OLD), NEW, Blocked, "was interrupted"),
+        (document(OLD, NEW, None), NEW, Blocked, "libnvidia-ml.so.1 is missing"),
         (document(None, None), NEW, Blocked, "dkms status"),
         (document(NEW, PATCH, used_by=["nvidia_uvm", "gdrdrv"]), PATCH, NeedsReboot, "gdrdrv"),
         (with_newer_kernel(document(None, None, NEW), NEW), NEW, NeedsReboot, "9.9.9-newer"),

@@ -206,7 +206,7 @@ def test_modules_without_signature_are_told_apart(disk: Disk) -> None:
     secured(disk)
     (disk.root / f"lib/modules/{NEXT}/nvidia.ko.signer").unlink()
     (problem,) = module_problems(disk.ask("look"), "580.95.05")
-    assert f"the modules of {NEXT} carry no signature" in problem
+    assert f"the modules of {NEXT} are not signed" in problem
 
 
 @each_row(

@@ -359,7 +359,7 @@ def test_wheels_of_cuda_13_have_no_kernels_for_volta() -> None:
 
     assert not refused(lock_rules.machine_objections(closed, volta, Wheels((12, 9), "a.txt")))
     (said,) = refused(lock_rules.machine_objections(closed, volta, Wheels((13, 1), "a.txt")))
-    assert "a.txt brings CUDA 13, whose kernels begin with Turing" in said
+    assert "a.txt contains CUDA 13, whose kernels need Turing or newer" in said
     assert "lock a vLLM built for CUDA 12" in said
 
 

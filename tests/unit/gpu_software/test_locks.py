@@ -111,7 +111,7 @@ def test_of_several_toolkits_the_declared_one_is_locked() -> None:
     node = changed("h100x8", system__packages=both)
     declared = {"repository": REPOSITORY, "toolkit": "12-9", "version": "12.9.1-1"}
 
-    assert "name the one to keep in `cuda.toolkit`" in refused(node)[0]
+    assert "set the one to keep in `cuda.toolkit`" in refused(node)[0]
     assert read(node, cuda=declared).toolkit.branch == "12-9"
 
 
@@ -137,7 +137,7 @@ def test_the_declared_vllm_is_locked_with_the_nodes_python() -> None:
         ({"driver__disk__version": "580.95.05"}, "has 580.95.05 on the disk"),
         ({"driver__disk": {"missing": "absent"}}, "none that can be read on the disk"),
         ({"driver__library": {"missing": "timeout"}}, "none that can be read as its library"),
-        ({"driver__proc": {"missing": "absent"}}, "which kernel modules are loaded could not"),
+        ({"driver__proc": {"missing": "absent"}}, "the loaded kernel modules could not"),
         ({"system__packages": {"missing": "timeout"}}, "its packages could not be read (timeout)"),
         ({"system__units": {"missing": "timeout"}}, "its units could not be read (timeout)"),
     ],

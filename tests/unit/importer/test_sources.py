@@ -217,7 +217,7 @@ def test_false_in_vllm_s_file_switches_off_what_has_a_form_for_that() -> None:
     (one,) = found.settings["serving"].values()
     assert one["flags"] == {"enable-prefix-caching": False, "enforce-eager": False}
     assert "`enable_chunked_prefill: false` is dropped: vLLM reads nothing" in told(found)
-    assert "`--quantization=None` is dropped: it says what vLLM does anyway" in told(found)
+    assert "`--quantization=None` is dropped: it is vLLM's default" in told(found)
 
 
 def test_litellm_s_file_becomes_names_of_litellm() -> None:
@@ -433,27 +433,27 @@ DOUBLED = ", ".join(
     [
         ("plain: 1\nother: {a: b}\n", "plain, other, and is none of what is read; what is read:"),
         ("k" * 900 + ": 1\n", "none of what is read"),
-        ("{apiVersion: v1, kind: Pod, spec: 3}", "nothing in it starts vLLM"),
-        ("{apiVersion: v1, kind: List, items: {a: b}}", "nothing in it starts vLLM"),
-        ("servingEngineSpec: [x]", "nothing in it starts vLLM"),
-        ("servingEngineSpec: {modelSpec: {a: b}}", "nothing in it starts vLLM"),
-        ("model_list: 3", "nothing in it starts vLLM"),
-        ("model_list: [3, [x], {litellm_params: 7}]", "nothing in it starts vLLM"),
+        ("{apiVersion: v1, kind: Pod, spec: 3}", "it does not start vLLM"),
+        ("{apiVersion: v1, kind: List, items: {a: b}}", "it does not start vLLM"),
+        ("servingEngineSpec: [x]", "it does not start vLLM"),
+        ("servingEngineSpec: {modelSpec: {a: b}}", "it does not start vLLM"),
+        ("model_list: 3", "it does not start vLLM"),
+        ("model_list: [3, [x], {litellm_params: 7}]", "it does not start vLLM"),
         ("all: {hosts: [a, b]}", "groups and no hosts"),
         ("all: {hosts: {'gpu-[1:999999999]': }}", "more than 10,000 hosts"),
-        ("all: {hosts: {'gpu-[5:1]': }}", "no range of hosts"),
+        ("all: {hosts: {'gpu-[5:1]': }}", "not a range of hosts"),
         (f"all: {{hosts: {{'{'[1:1]' * 150}': }}}}", "more than 8 ranges"),
         ("a: {children: {b: {children: {a: }}}, hosts: {x: }}", "contain each other"),
         ("{? {a: b} : c}", "line 1: a name is a mapping or a list"),
         ("{apiVersion: v1, kind: Pod, spec: {containers: [{image: vllm, args: ['$(A59)'], "
          f"env: [{DOUBLED}]}}]}}}}", "its variables become more than"),
-        ("--- a\n--- b\n", "nothing in it starts vLLM"),
+        ("--- a\n--- b\n", "it does not start vLLM"),
         ("a: &a {hosts: *a}", "aliases"),
         ("{model: m, runtime: sglang, defaults: {port: 1}}", "the runtime sglang"),
         ("{model: m, runtime: vllm, command: echo hello}", "has no `vllm serve`"),
         ("{model: m, runtime: vllm, command: '{a}', defaults: {a: '{b}{b}{b}{b}{b}{b}{b}{b}', "
          "b: '{a}{a}{a}{a}{a}{a}{a}{a}'}}", "becomes more than"),
-        ("all: " + "{children: {g: " * 400 + "}}" * 400, "nested more deeply|groups and no hosts"),
+        ("all: " + "{children: {g: " * 400 + "}}" * 400, "nested too deeply|groups and no hosts"),
     ],
 )  # fmt: skip
 def test_hostile_yaml_ends_in_a_sentence_at_once(text: str, said: str) -> None:

@@ -406,7 +406,7 @@ def test_another_content_leaves_nothing_and_the_version_before_stays(publisher: 
     done = bring(wanted)
 
     assert done.returncode == 1
-    assert "has not the content that its sha256 in group_vars names" in done.stderr
+    assert "does not match its sha256 in group_vars" in done.stderr
     assert not Path(wanted.directory).exists()
     assert Path(before.program("node_exporter")).exists()
     assert {each.name for each in Path(before.all_versions).iterdir()} == {before.version, ".lock"}
@@ -444,7 +444,7 @@ def test_an_archive_of_something_else_is_refused(publisher: Publisher):
     done = bring(of(publisher))
 
     assert done.returncode == 1
-    assert "packs no folder with node_exporter in it" in done.stderr
+    assert "contains no folder with node_exporter" in done.stderr
     assert not Path(of(publisher).directory).exists()
 
 

@@ -331,7 +331,7 @@ def test_the_choice_is_a_line_of_the_plan():
     }
 
     assert describe_networks("llama-0", found) == (
-        "llama-0: its nodes talk over gpu-01 eth0 10.1.0.1, gpu-02 eth1 10.1.0.2: "
+        "llama-0: its nodes communicate over gpu-01 eth0 10.1.0.1, gpu-02 eth1 10.1.0.2: "
         "cluster_network names 10.1.0.0/24"
     )
 

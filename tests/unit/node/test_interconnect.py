@@ -151,7 +151,7 @@ GRACE = {"nics": {"mlx5_0": dict.fromkeys(range(4), "SYS")}, "numa": {0: 0, 1: 0
         (node(4, PAIRS, models=dict.fromkeys(range(4), "A")), "a bridge is missing", "unless"),
         (node(4, PAIRS), "a bridge is missing, unless its cards are of another kind", "down;"),
         # p3.8xlarge: four V100 of a cube mesh, the ends of the double line use a link less.
-        (node(4, HALF_A_CUBE, models=V100), "the board is wired so", "one may be down"),
+        (node(4, HALF_A_CUBE, models=V100), "the board is wired this way", "one may be down"),
         (node(4, HALF_A_CUBE), "that this machine was not given", "one may be down"),
         (node(4, HALF_A_CUBE | {(0, 3): 1}, models=V100), "one may be down", "wired so"),
         (node(4, HALF_A_CUBE, models=dict.fromkeys(range(4), "A")), "one may be down", "wired so"),
@@ -187,7 +187,7 @@ GRACE = {"nics": {"mlx5_0": dict.fromkeys(range(4), "SYS")}, "numa": {0: 0, 1: 0
         # MIG instances have no peer access.
         (
             node(2, clique(range(2)), mig=frozenset({0, 1})),
-            "GPUs 0-1 are cut into MIG instances, which have no peer access",
+            "GPUs 0-1 are partitioned into MIG instances, which have no peer access",
             "sold with NVLink",
         ),
         # Every NIC is SYS on Grace.
@@ -373,7 +373,7 @@ def test_a_probe_with_a_part_missing_is_refused(document, gone):
     found = document("h100x8")
     del found[gone]
 
-    with pytest.raises(FleetError, match=r"gpu-01: its probe is not whole.* again"):
+    with pytest.raises(FleetError, match=r"gpu-01: its probe is incomplete.* again"):
         from_probe("gpu-01", found)
 
 

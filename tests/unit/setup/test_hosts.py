@@ -75,5 +75,5 @@ def test_an_ansible_inventory_gives_its_hosts_with_address_user_and_port() -> No
 
 
 def test_a_text_that_is_no_ansible_inventory_is_refused() -> None:
-    with pytest.raises(FleetError, match="no Ansible inventory"):
+    with pytest.raises(FleetError, match="not an Ansible inventory"):
         read_hosts("models: [a, b]\n")

@@ -99,7 +99,7 @@ def test_a_half_downloaded_checkpoint_counts_by_its_index(tmp_path):
     [
         ("config.json", b"{", "config.json: is no JSON"),
         ("config.json", b"[]", "holds a list, not an object"),
-        ("config.json", b"[" * 100_000, "is nested more deeply"),
+        ("config.json", b"[" * 100_000, "is nested too deeply"),
         (checkpoint_reader.INDEX, b'{"weight_map": [1]}', "`weight_map` does not name"),
         (checkpoint_reader.INDEX, b'{"weight_map": {"a": 1}}', "`weight_map` does not name"),
         (checkpoint_reader.INDEX, b'{"weight_map": {"a": "../x"}}', "`weight_map` does not name"),

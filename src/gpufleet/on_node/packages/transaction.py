@@ -112,7 +112,7 @@ def mend(manager: Manager, asked: Dict[str, Any]) -> List[str]:
             "%s was left half installed, and finishing it fails: %s. Mend it on the node (dpkg "
             "--configure -a), then run again" % (", ".join(strangers), output.last)
         )
-    return ["finished what was left half done: %s" % ", ".join(half)] if not left else []
+    return ["finished what was left unfinished: %s" % ", ".join(half)] if not left else []
 
 
 def change(manager: Manager, asked: Dict[str, Any], notes: List[str]) -> List[Change]:
