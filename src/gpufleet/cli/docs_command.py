@@ -15,7 +15,7 @@ from gpufleet.paths import PROJECT
 @click.argument("page", required=False)
 def docs(page: str | None) -> None:
     """
-    Print a page of the documentation; without PAGE, their names.
+    Print a documentation page; without PAGE, list them.
 
     \b
     gpufleet docs

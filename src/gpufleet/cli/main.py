@@ -42,7 +42,7 @@ COMMANDS = {
     ),
     "docs": (
         "gpufleet.cli.docs_command:docs",
-        "Print a page of the documentation, as messages name it.",
+        "Print a documentation page; without PAGE, list them.",
     ),
     "drain": (
         "gpufleet.cli.drain_command:drain",
