@@ -5,7 +5,7 @@ pyinfra --dry inventories/prod.py deploys/monitoring.py     # only shows what wo
 
 A node that has them and no `monitoring` in its variables any more loses them, last of all, but for
 what is recorded: docs/operate/removal.md. All other nodes are asked what runs on them, and left
-alone. One that does not answer keeps nobody from being watched: docs/monitor/monitoring.md.
+alone. One that does not answer does not stop the rest: docs/monitor/monitoring.md.
 """
 
 from gpufleet.fleet.exporter_access import access_to_exporters

@@ -40,7 +40,7 @@ PACKAGES = (
 # No node needs them; they would be half of the image.
 EXCLUDED = ("/usr/share/doc/*", "/usr/share/locale/*", "/usr/share/man/*")
 
-# Timers that would download at a time of their own choosing, and a terminal that nobody looks at.
+# Timers that would download at a time of their own choosing, and an unused terminal.
 MASKED = (
     "apt-daily-upgrade.timer", "apt-daily.timer", "console-getty.service",
     "e2scrub_all.timer", "e2scrub_reap.service", "systemd-timesyncd.service",

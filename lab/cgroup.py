@@ -124,7 +124,7 @@ def bound_memory(group: str, mib: int) -> None:
     except OSError as error:
         raise FleetError(
             f"The memory of {group} cannot be bounded ({error}): that needs the kernel's memory "
-            "controller, which is off (see /proc/cgroups) or belongs to somebody else."
+            "controller, which is off (see /proc/cgroups) or belongs to another user."
         ) from error
     # What a process forks is where its parent is, and a parent may be moved just after it.
     for _ in range(2 if apart else 0):

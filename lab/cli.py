@@ -223,7 +223,7 @@ def net(ctx: click.Context, node: str, action: str, amount: str | None) -> None:
     Harm NODE's link, or heal it.
 
     cut, loss PERCENT, delay MILLISECONDS, deaf OTHER-NODE (one way: what that one sends is lost),
-    rate RATE (1mbit). All stay until they are set anew or healed.
+    rate RATE (1mbit). All stay until they are set again or healed.
     """
     _open(ctx, "changes network interfaces").net(node, action, amount)
 
@@ -235,7 +235,7 @@ def vendor_state(ctx: click.Context, state: str | None) -> None:
     """
     Bring the vendor's package repository into STATE, or show in which it is.
 
-    It stays so until it is set anew; `good` mends it.
+    It stays so until it is set again; `good` repairs it.
     """
     room = _open(ctx, "writes the lab's files")
     folder = room.state / "vendor"

@@ -68,7 +68,8 @@ def revision_of(model: Path) -> str:
 def _refuse(authorization: str, token: str) -> Answer | None:
     if token and hmac.compare_digest(authorization.encode(), f"Bearer {token}".encode()):
         return None
-    # What the hub says: nobody is told whether a repository exists, a wrong token is called wrong
+    # The hub's answers: it does not reveal whether a repository exists, a wrong token is called
+    # wrong
     if authorization:
         message = "Invalid credentials in Authorization header"
         return _error(HTTPStatus.UNAUTHORIZED, "", message)

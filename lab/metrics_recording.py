@@ -8,7 +8,7 @@ ENVIRONMENT has a release's CPU build: uv installs `vllm==VERSION` with the whee
 
 What is written is what came: nothing is left out, nothing added.  A class of HTTP status has no
 series before its first answer, so the server has to give answers of every class; the one with 500
-it gives in its drain (SIGTERM), to whoever still comes.
+it gives in its drain (SIGTERM), to late clients.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0) -> None:
 
 
 def unmount(target: str) -> None:
-    """Take away the topmost mount of `target`; whoever has it open keeps it."""
+    """Take away the topmost mount of `target`; open files stay valid."""
     _call("umount2", os.fsencode(target), DETACH)
 
 

@@ -277,7 +277,7 @@ def _put(home: Path, path: str, entry: Entry) -> bool:
 
 
 def _remove(home: Path, path: str, wanted: Mapping[str, Entry]) -> None:
-    """Remove one entry, and the directories that it leaves empty and nobody is bound to."""
+    """Remove one entry, and the directories that it leaves empty and unbound."""
     at = home / path.lstrip("/")
     if at.is_dir() and not at.is_symlink():
         empty = at

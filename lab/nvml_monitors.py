@@ -23,7 +23,7 @@ def install(root: Path) -> None:
     for package in PACKAGES:
         for file in metadata.files(package) or ():
             if ".." in file.parts or file.suffix == ".pyc":
-                continue  # scripts for bin/, and what Python makes anew
+                continue  # scripts for bin/, and what Python rebuilds
             to = root / PLACE / file
             to.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file.locate(), to)

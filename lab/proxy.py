@@ -26,7 +26,7 @@ http_access allow nodes debian
 http_access deny all
 {parent}
 cache_effective_user {user}
-# Packages never change under their name; indexes are asked for anew when they expire.
+# Packages never change under their name; indexes are fetched again when they expire.
 refresh_pattern -i \\.deb$ 129600 100% 129600
 refresh_pattern . 0 20% 4320
 collapsed_forwarding on
@@ -47,7 +47,7 @@ max_filedescriptors 4096
 
 
 def configure(state: LabState) -> bool:
-    """Write squid's configuration; return whether it has changed, so that squid must start anew."""
+    """Write squid's configuration; return whether it has changed, so that squid must restart."""
     return write(_config_file(state), _config(state), 0o600)
 
 

@@ -1,7 +1,7 @@
 """What runs on this machine beside the nodes: the way to Debian, the mirror of all else.
 
 Each service is a foreground program in a cgroup of the lab, so that it is found and ended by where
-it lives, never by a pid that was written down and may have become somebody else's.
+it lives, never by a pid that was written down and may belong to another process now.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ class LabState:
         )
 
     def save(self) -> None:
-        """Write `lab.json` for later commands and for whoever reads about the lab."""
+        """Write `lab.json` for later commands and for readers."""
         nodes = {
             node.name: {
                 "address": str(node.address),

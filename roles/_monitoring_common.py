@@ -29,7 +29,7 @@ def install(package: Package, program: ProgramArchive | None, unit: File) -> Non
     Converge the account, the unit's file and the program, in this order.
 
     A package starts what it brings at once, with its own configuration on all addresses: the unit
-    is there before, and does not start without a configuration of ours.
+    is there before, and does not start without gpufleet's configuration.
     """
     account = Converge(DesiredState(Group(ACCOUNT), User(ACCOUNT, ACCOUNT, STATE)))
     account.accounts(name="account")

@@ -71,7 +71,7 @@ def gateway(node: MonitoringTargets) -> None:
 @deploy("gateway")
 def gateway_servers(node: MonitoringTargets, *, if_nothing_failed: bool = False) -> None:
     """
-    Converge the configuration alone, where there is a gateway of ours.
+    Converge the configuration alone, where there is a gpufleet gateway.
 
     With `if_nothing_failed` only when no node of the run has failed until then: what was not
     replaced goes on being served.

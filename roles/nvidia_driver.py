@@ -23,7 +23,7 @@ def nvidia_driver(node: BareNode) -> None:
     Converge the driver on the disk; `driver_activation` loads it afterwards.
 
     The node is marked before its packages change, so that nothing starts to serve on a driver that
-    nobody has checked. The modules' settings come first: the packages put them into the initramfs.
+    is not checked. The modules' settings come first: the packages put them into the initramfs.
     """
     settings = Converge(DesiredState(*driver_files(node)), watch=(INITRAMFS,))
     settings.files(name="settings of its modules")

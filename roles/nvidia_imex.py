@@ -13,7 +13,7 @@ from gpufleet.operations.join_imex_domain import SERVICE, join_imex_domain
 @deploy("IMEX")
 def nvidia_imex(node: BareNode) -> None:
     """
-    Converge IMEX, after the driver is in force: before, nobody knows which nodes share a fabric.
+    Converge IMEX, after the driver is in force: before, it is unknown which nodes share a fabric.
 
     Its package comes with the driver's, of its version. The module option that makes its channel
     (NVreg_CreateImexChannel0) is the driver's.

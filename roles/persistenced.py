@@ -1,4 +1,4 @@
-"""Keep GPUs initialised while nobody uses them: NVIDIA's persistence daemon."""
+"""Keep idle GPUs initialised: NVIDIA's persistence daemon."""
 
 from __future__ import annotations
 

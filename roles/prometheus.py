@@ -57,7 +57,7 @@ def prometheus(node: MonitoringTargets) -> None:
 
 @deploy("Prometheus")
 def prometheus_targets(node: MonitoringTargets) -> None:
-    """Converge the targets alone, where there is a Prometheus of ours; it reads them by itself."""
+    """Converge the targets alone, where gpufleet runs Prometheus, which rereads them itself."""
     if node.monitoring.prometheus is None:
         return
     configuration = f"{HOME}/prometheus.yml"

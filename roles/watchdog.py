@@ -37,7 +37,7 @@ def watchdog(here: NodePlan) -> None:
 def wanted(told: str | None) -> DesiredState:
     """Return what a node is to have whose watchdog is told this; None: it needs none."""
     if told is None:
-        # Its metrics, too: nobody would write them any more.
+        # Its metrics, too: they would no longer be written.
         gone = (watchdog_unit.METRICS, watchdog_unit.CONFIGURATION, watchdog_unit.PROGRAM)
         return DesiredState(UnitGone(watchdog_unit.SERVICE), *map(Absent, gone))
     unit = watchdog_unit.service(told)

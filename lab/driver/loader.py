@@ -348,7 +348,7 @@ def nvidia_modprobe(arguments: list[str]) -> None:
 
 
 def main() -> None:
-    """Do what the name says that this was called by."""
+    """Do what the called name stands for."""
     program, arguments = Path(sys.argv[0]).name, sys.argv[1:]
     programs = {"modprobe": modprobe, "rmmod": rmmod, "nvidia-modprobe": nvidia_modprobe}
     try:

@@ -77,7 +77,7 @@ from lab.machine import Profile
 
 
 def unless_contained(profile: Profile) -> str:
-    """NVIDIA: a pending remap harms nobody where errors are contained; where not, it may."""
+    """NVIDIA: a pending remap is harmless where errors are contained; where not, it may."""
     return WARN if profile.contains_errors else BLOCK
 
 
@@ -112,7 +112,7 @@ OF_GPUS = (
         {"gpu-answers": BLOCK}, lines="gpu.{gpu}.error.* = 999",
     ),
     Fault(
-        "gpu-hang", "whoever asks a GPU anything waits for ever",
+        "gpu-hang", "any query of a GPU hangs",
         {"gpu-answers": BLOCK}, lines="gpu.{gpu}.hang.* = 600",
     ),
     Fault(
@@ -246,7 +246,7 @@ OF_LINKS = (
         {"nvlink-errors": WARN}, linked, change=link_errors,
     ),
     Fault(
-        "nvlink-errors-fatal", "a link has to be trained anew again and again",
+        "nvlink-errors-fatal", "a link is retrained again and again",
         {"nvlink-errors": BLOCK}, linked, change=link_errors_fatal,
     ),
 )
@@ -322,7 +322,7 @@ OF_STATE = (
         {"compute-mode": BLOCK}, lines="gpu.{gpu}.computemode = 3",
     ),
     Fault(
-        "foreign-process", "somebody else's program computes on a GPU",
+        "foreign-process", "a foreign program computes on a GPU",
         {"foreign-processes": BLOCK}, change=stranger,
     ),
     Fault(
@@ -556,7 +556,7 @@ OF_LOG = (
         ),
     ),
     Fault(
-        "xid-154-none", "the driver says that a GPU needs nothing any more (Xid 154)", {},
+        "xid-154-none", "the driver reports that a GPU needs no action (Xid 154)", {},
         tells_action, harmless=True,
         change=says(
             XID + "154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"

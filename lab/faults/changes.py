@@ -64,7 +64,7 @@ def _renumbered(wiring: str, gone: int) -> str:
 
 
 def unprobed(machine: Machine, gpu: int) -> Machine:
-    """The driver gave up on one GPU while it was loaded: it stays on the bus, bound to nobody."""
+    """The driver gave up on one GPU while it was loaded: it stays on the bus, unbound."""
     function = machine.function(machine.gpu_bus_id(gpu))
     lost = with_function(without_gpu(machine, gpu), [replace(function, driver=None)])
     return logged(
@@ -115,7 +115,7 @@ def link_errors(machine: Machine, gpu: int) -> Machine:
 
 
 def link_errors_fatal(machine: Machine, gpu: int) -> Machine:
-    """A link has to be trained anew again and again."""
+    """A link is retrained again and again."""
     # 213 and 214: recoveries that succeeded and failed; 220: effective bit error rate, its mantissa
     # in bits 8 to 11, its negative exponent in bits 0 to 7, here 1e-9.
     return _link_3(machine, gpu, "recovery", {213: "50000+200", 214: "1", 220: "0x109"})
@@ -239,7 +239,7 @@ def old_driver(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
 
 
 def not_root(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
-    """The SSH user is nobody in particular."""
+    """The SSH user has no special rights."""
     return replace(machine, uid=1000, log_access="denied")
 
 
@@ -408,7 +408,7 @@ def nouveau(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
 
 
 def refused_by_secure_boot(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
-    """Secure Boot is on, nobody signed the module, and so the kernel did not load it."""
+    """Secure Boot is on and the module is not signed, so the kernel did not load it."""
     unsigned = with_kernel(machine, *(replace(each, signer=None) for each in machine.kernels))
     return logged(
         replace(_without_module(unsigned), secure_boot=True),
@@ -438,7 +438,7 @@ def disk_full(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
 
 
 def unsynced(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
-    """Nobody disciplines the clock: the kernel's error has grown to its limit."""
+    """The clock is not synchronised: the kernel's error has grown to its limit."""
     return replace(machine, clock=(False, 16000000))
 
 
@@ -473,7 +473,7 @@ STRANGER = 4194305
 
 
 def stranger(machine: Machine, gpu: int) -> Machine:
-    """A program of somebody else's, in a unit of its own."""
+    """A foreign program, in a unit of its own."""
     return replace(
         with_nvml_lines(machine, f"gpu.{gpu}.proc.0 = {STRANGER},3000,/opt/train.py"),
         processes=(*machine.processes, Process(STRANGER, "/opt/train.py", "train.service", 1001)),

@@ -91,7 +91,7 @@ def _driver(machine: Machine, own: str | None, loaded: Loaded) -> str | None:
 
 
 def _unconfigured(machine: Machine) -> tuple[str, ...]:
-    """What nobody has set up yet: the daemons do, when they are installed."""
+    """What is not set up yet: the daemons do, when they are installed."""
     lines = ["gpu.*.persistence = 0"] if machine.profile.gpu(0, "persistence") else []
     if machine.profile.registers and machine.profile.managed:
         lines.append("gpu.*.fabric.state = 1")

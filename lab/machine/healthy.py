@@ -138,7 +138,7 @@ def _units(profile: Profile) -> dict[str, Unit]:
     if profile.managed:
         units["nvidia-fabricmanager.service"] = Unit()
     elif profile.text("host.fabricmanager"):
-        # Installed where there is nothing to manage: it fails at each boot and harms nobody.
+        # Installed where there is nothing to manage: it fails at each boot, without harm.
         units["nvidia-fabricmanager.service"] = FAILED
     if profile.gpu(0, "platform.chassis"):
         units["nvidia-imex.service"] = Unit()
@@ -202,7 +202,7 @@ def _upgrades(machine: Machine) -> Upgrades | None:
 
 
 def boot_log(machine: Machine) -> tuple[tuple[float, str], ...]:
-    """Return what the kernel says while a healthy machine boots, as far as anybody reads it."""
+    """Return what the kernel says while a healthy machine boots, as far as it is read."""
     profile, arch = machine.profile, machine.arch
     lines = [
         (0.0, f"Linux version {machine.kernel} (build@host) (gcc 13.3.0) #91 SMP PREEMPT_DYNAMIC"),

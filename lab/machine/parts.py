@@ -19,7 +19,7 @@ class Kernel:
 
     release: str
     nvidia: str | None  # the module's version; None: no module was built for this kernel
-    signer: str | None = None  # whose key signed the module; None: nobody's
+    signer: str | None = None  # whose key signed the module; None: unsigned
 
 
 @dataclass(frozen=True)
@@ -118,14 +118,14 @@ class Process:
 
 @dataclass(frozen=True)
 class Upgrades:
-    """How unattended-upgrades is set up: what apt-config says of it."""
+    """How unattended-upgrades is set up: as apt-config shows it."""
 
     enabled: bool
     origins: tuple[str, ...]
     blacklist: tuple[str, ...]
 
 
-# Who lets the kernel log be read: the journal, only the ring, or nobody.
+# Who lets the kernel log be read: the journal, only the ring, or none.
 LogAccess = Literal["journal", "ring", "denied"]
 
 

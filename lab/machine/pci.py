@@ -186,7 +186,7 @@ def _place(slots: _Slots, endpoints: list[_Endpoint], nvswitches: int) -> None:
 def _root_port(
     slots: _Slots, root: str, path: tuple[int, ...], above: dict[tuple[int, ...], tuple[str, ...]]
 ) -> str:
-    """The port of this path's TREE, made anew unless another path of the same tree has it."""
+    """The port of this path's TREE, created unless another path of the same tree has it."""
     domain = int(root[3:7], 16)
     for known, bridges in above.items():
         if known[:4] == (domain, *path[:3]):

@@ -1,6 +1,6 @@
 """A machine as files: what /proc, /sys, /etc, /lib/modules and /run of it hold. Pure but `write`.
 
-Only what somebody reads of them, in the kernel's own form. What programs and system calls answer
+Only what is read of them, in the kernel's own form. What programs and system calls answer
 instead is in programs.py and `answers`.
 """
 

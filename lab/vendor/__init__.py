@@ -72,7 +72,7 @@ def build_kernels(state: Path) -> None:
 
 @contextmanager
 def _understood(folder: Path) -> Iterator[None]:
-    """Turn what a tool says when it fails into an error of ours."""
+    """Turn a tool's failure into a gpufleet error."""
     try:
         yield
     except subprocess.CalledProcessError as error:

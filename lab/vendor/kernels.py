@@ -1,7 +1,7 @@
 """The lab's stand-in for a distribution's archive of kernels, as its nodes' own apt knows it.
 
 It has the kernel that runs, and newer ones, of which the newest has no headers: a node that takes
-it has a kernel for which nobody can build a driver. None of them can be booted.
+it has a kernel for which no driver can be built. None of them can be booted.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     put(folder, "bad-signature")        # `gpufleet lab vendor bad-signature`
 
-Whatever the state, what nodes are served is signed anew, with the present date: apt takes a
+Whatever the state, what nodes are served is signed again, with the present date: apt takes a
 Release that is older than the one it has for a replay, and keeps the one it has. The repository
 that `lab.vendor.build` made is never touched.
 """
@@ -78,7 +78,7 @@ def put(folder: Path, name: str) -> None:
 
 
 def forget(folder: Path) -> None:
-    """Serve what was built, whatever the state was: the repository was built anew."""
+    """Serve what was built, whatever the state was: the repository was rebuilt."""
     (folder / "state").unlink(missing_ok=True)
     shutil.rmtree(folder / "served", ignore_errors=True)
 

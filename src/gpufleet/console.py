@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-# Wide enough for every line when nobody looks: a program that reads a table wants no folds.
+# Wide enough for every line without a terminal: a program that reads a table wants no folds.
 UNFOLDED = 1000
 
 
@@ -44,7 +44,7 @@ def new_table(*columns: str, whole: Collection[str] = ()) -> Table:
 
 
 def add_row(table: Table, *cells: str | Text, style: str = "") -> None:
-    """Add cells that nobody interprets: not rich, and not the terminal."""
+    """Add cells as plain text: neither rich nor the terminal interprets them."""
     from rich.text import Text
 
     # Text: what operators write may look like rich's own markup. Printable: what nodes say may be

@@ -75,7 +75,7 @@ KEYS = "/etc/gpufleet/keys"
 KEPT_KEYS = "/var/lib/gpufleet/keys"
 """The files from which repositories' keys came."""
 INITRAMFS = "/var/lib/gpufleet/initramfs"
-"""Says of which modprobe file every initramfs was made."""
+"""Names the modprobe file with which every initramfs was built."""
 
 # The gateway and LiteLLM
 

@@ -292,7 +292,7 @@ TLS_VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3
 
 
 class WebConfig:
-    """The file of --web-config-file, read anew whenever it is needed, as exporter-toolkit does."""
+    """The file of --web-config-file, read again whenever it is needed, as exporter-toolkit does."""
 
     def __init__(self, path: str) -> None:
         """No path is neither TLS nor passwords."""

@@ -1,5 +1,5 @@
 #!/usr/bin/python3 -I
-"""A stand-in for nvidia-smi: what NVML says of the driver and of every GPU.
+"""A stand-in for nvidia-smi: NVML's values of the driver and of every GPU.
 
 Runs on the node: standard library only, Python 3.8. It knows -L, -pm 0|1, --query-gpu with the
 names below, and shows a short list otherwise; it fails in the words and with the status of the real

@@ -3,7 +3,7 @@ Which files a release has, noted on this machine when a run had it built.  Borde
 writes the note.
 
 The note lies beside the release's lock: `<lock>.built.json`. A node copies a release only if its
-files are those of a build that is noted, whatever the node says that gives it.
+files are those of a build that is noted, whatever the sending node claims.
 
     {"schema": 1, "built": [{"lock": "<the lock's SHA-256>", "system": "ubuntu 24.04",
       "machine": "x86_64", "interpreter": "CPython 3.12.3", "tree": "<the manifest's SHA-256>",

@@ -5,8 +5,8 @@ A release works on nodes of one kind: system, machine and interpreter (hardware 
 One of them has it or builds it, and the others copy it from there; so it is with a model, which
 works everywhere.
 
-The way is two trees (`sources`). In each a node hands its pieces to two others, and whoever does
-so in the first has nobody below it in the second: pieces of even number go down the first and
+The way is two trees (`sources`). In each a node hands its pieces to two others, and a node that
+does so in the first has no node below it in the second: pieces of even number go down the first and
 those of odd number the second. So no line carries more than one copy in either direction, the
 source's neither, and the way to the last of N nodes is log2 N nodes long. (One tree alone would
 have each node send two copies, and take twice as long; a chain would take one copy's time, and be
@@ -29,7 +29,7 @@ HALVES = 2
 @dataclass(frozen=True)
 class TreeState:
     """
-    What a node says of a tree.
+    A node's report about a tree.
 
     Attributes:
         whole: whether it is there and whole.
@@ -74,7 +74,7 @@ class DistributionPlan:
     unknown: tuple[str, ...] = ()
 
     def makes(self, node: str) -> Share | None:
-        """Return the share for which a node makes it; None: it makes it for nobody."""
+        """Return the share for which a node builds it; None: it builds for no other node."""
         return next((each for each in self.shares if each.source == node and not each.there), None)
 
     def copies(self, node: str) -> Share | None:
@@ -103,7 +103,7 @@ def plan_distribution(
     Return who makes and who copies.
 
     `wanting` are the nodes that need it in this run and may have it, in the inventory's order.
-    `looks` are theirs and those of others who may have it already: whoever has it gives it, the
+    `looks` are theirs and those of others who may have it already: a node that has it sends it, the
     first of `wanting` before the first of the others; where none has it, the first makes it.
     `right` are the digests that it may have, by kind of node; None: any. A node with another one
     gives it to no other node, and keeps it.

@@ -41,7 +41,7 @@ class Checkpoint:
 
     @property
     def mark(self) -> str:
-        """The file whose presence says that every file is there."""
+        """The file that marks a complete model."""
         return f"{self.directory}/.complete"
 
 

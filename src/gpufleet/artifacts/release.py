@@ -3,7 +3,7 @@
 A release is one immutable virtual environment under `/opt/vllm/releases/` (or LiteLLM's, under
 `/opt/litellm/`), built by uv from a lock in which every package has a hash. Units name one release;
 rolling back is rendering a unit again, never installing again. A release without its `.complete`
-mark is not finished, and is built anew.
+mark is incomplete, and is rebuilt.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Release:
 
     @property
     def mark(self) -> str:
-        """The file whose presence says that the release is whole."""
+        """The file that marks a complete release."""
         return f"{self.directory}/.complete"
 
     @property
@@ -208,7 +208,7 @@ def cuda_release(lock: bytes) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class Wheels:
-    """What a release's lock says of what its wheels need: `source` is the lock's path."""
+    """What a release's lock states about its wheels' needs; `source` is the lock's path."""
 
     cuda: tuple[int, int] | None
     source: str

@@ -134,7 +134,7 @@ def _advisory(name: str, version: str, said: Mapping[str, Any]) -> Advisory:
             tuple(map(str, sorted(each for each in fixes if each > Version(version)))),
         )
     except (KeyError, TypeError, AttributeError, InvalidVersion):
-        # What it says of versions is for people; that there is one stands.
+        # Its version ranges are for people; the advisory itself counts.
         return Advisory(name, version, str(said["id"]))
 
 

@@ -289,7 +289,7 @@ def _hashes(release: str) -> Iterator[tuple[str, tuple[str, int]]]:
 
 
 def _unmet(output: str) -> list[str]:
-    """Return what apt says of dependencies, without how it came to that."""
+    """Return apt's message about dependencies, without its derivation."""
     start = "The following packages have unmet dependencies:"
     return _said(output.partition(start)[2] or output)
 

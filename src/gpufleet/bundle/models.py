@@ -49,7 +49,7 @@ def find(model: Model, token: str | None) -> tuple[Remote, ...]:
     """
     Return the model's files.
 
-    Raises FleetError if the Hub cannot be asked, or says of a file no hash that can be checked.
+    Raises FleetError if the Hub cannot be asked, or gives no verifiable hash for a file.
     """
     return tuple(_remote(model, name, token) for name in _names(model, token))
 
@@ -89,7 +89,7 @@ def _names(model: Model, token: str | None) -> tuple[str, ...]:
     from huggingface_hub import HfApi
 
     try:
-        # False: no token of whoever is logged in on this machine.
+        # False: do not use the token of a user who is logged in here.
         info = HfApi(endpoint=model.endpoint, token=token or False).model_info(
             model.repository, revision=model.revision, timeout=60
         )

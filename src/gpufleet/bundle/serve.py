@@ -43,7 +43,7 @@ class FileHandler(BaseHTTPRequestHandler):
     """
     One connection, on which files are sent as apt, uv and the Hub's client ask for them.
 
-    Whoever makes `do_GET` says what is asked for: `send` answers with a file, `head` without.
+    A subclass's `do_GET` chooses the file: `send` answers with a file, `head` without.
     """
 
     protocol_version = "HTTP/1.1"

@@ -59,7 +59,7 @@ class Choice(_Entry):
 
 
 class Need(_Entry):
-    """A flag that nobody but the operator can know."""
+    """A flag that only the operator can know."""
 
     flag: str
     what: str

@@ -121,7 +121,7 @@ def _nearest(node: Reading, alike: Sequence[Reading]) -> tuple[Reading, ...]:
     """
     Return up to `ASKED_SIBLINGS` others with the same GPUs: those that follow by name, in a ring.
 
-    Each node has its own, so that no odd one out is asked by everybody.
+    Each node has its own, so that the values are compared once.
     """
     others = [each for each in alike if each.product == node.product]
     others.sort(key=lambda each: each.name)

@@ -395,12 +395,12 @@ def _needs_manager(node: Reading) -> None:
 
 
 def _of_manager(node: Reading, key: str) -> Any:
-    """Return what systemd says of the unit; a unit that is not there has no state to be enabled."""
+    """Return systemd's state of the unit; a unit that does not exist has no enabled state."""
     return node.get("system", "units", FABRIC_MANAGER, key, absent=None)
 
 
 def _not_there(node: Reading, load: str) -> Problem:
-    # Somebody registered the GPUs since they booted: a hypervisor, or a container on the node.
+    # The GPUs were registered since they booted, by a hypervisor, or a container on the node.
     elsewhere = load == "not-found" and not nvswitches(node) and _all_joined(node)
     said = "not installed" if load == "not-found" else load
     unmask = Step(Action.CONFIGURE, f"`sudo systemctl unmask {FABRIC_MANAGER}`, then enable it")

@@ -40,7 +40,7 @@ NEEDED = ("uuid", "name", "pci", "memory", "compute_capability")
 # fact has them, the others are of no worth.
 GONE = {"lost", "reset_required"}
 # So many facts of one GPU (of some sixty) that fail for no reason are no quirk of a driver: a sound
-# GPU answers every one of them, or says that it has no such thing.
+# GPU answers every one of them, or reports that it has none.
 FAILING = 3
 
 # nvmlDeviceGpuRecoveryAction_t, nvml.h (R570 and newer).

@@ -28,7 +28,7 @@ def gpu_count(node: Reading) -> Iterator[Problem]:
     Those on the bus that vfio-pci has, or that a module option hides, are away on purpose: what
     siblings have is compared with those of vfio-pci too. Where the bus misses nothing, siblings
     alone only warn: a node may have been built with fewer. Without declaration and siblings a gap
-    in the board's module numbers says that one is gone.
+    in the board's module numbers shows that one is gone.
     """
     count = _counted(node)
     unlisted, given = _unlisted(node), _given_away(node)

@@ -174,7 +174,7 @@ def _acs(node: Reading, severity: Severity, whom: str) -> Iterator[Problem]:
 def _pairs_over_pcie(node: Reading) -> dict[tuple[int, int], int]:
     """Return each pair (NVML's indices) that NVLink does not join and that may talk over PCIe.
 
-    The value is what the driver says of reading and writing: 0, or why not.
+    The value is the driver's status of reading and writing: 0, or why not.
     """
     found: dict[tuple[int, int], int] = {}
     for one, other in permutations(node.gpus, 2):
@@ -289,7 +289,7 @@ def _full(path: str, mount: str, free: int, severity: Severity, expected: str) -
 
 
 def clock(node: Reading) -> Iterator[Problem]:
-    """The kernel's clock is disciplined by somebody (adjtimex's STA_UNSYNC is off)."""
+    """Check that the kernel's clock is synchronised (adjtimex's STA_UNSYNC is off)."""
     if not node.get("system", "clock", "synchronized"):
         yield Problem(
             Severity.WARN,

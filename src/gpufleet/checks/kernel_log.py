@@ -107,7 +107,7 @@ class Xid:
 
     @property
     def action(self) -> int | None:
-        """What Xid 154 says that the driver asks for now, in NVML's numbers."""
+        """The action that Xid 154 asks for now, in NVML's numbers."""
         found = _ACTION.search(self.text) if self.number == RECOVERY_CHANGED else None
         return int(found["action"], 16) if found else None
 
@@ -125,7 +125,7 @@ class Log:
 
     @cached_property
     def unread(self) -> tuple[Xid, ...]:
-        """Every line that has the word Xid and could not be read, whoever wrote it."""
+        """Every line that has the word Xid and could not be parsed, from any driver."""
         return tuple(xid for xid in _xids(self.lines) if xid.number is None)
 
     @cached_property

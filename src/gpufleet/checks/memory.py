@@ -244,7 +244,7 @@ def row_remap_pending(gpu: GpuReading) -> Iterator[Problem]:
     No row waits for a reset to be replaced, where the bad one may still be used until then.
 
     On chips that contain errors the driver has taken the page with the bad row out of use, and
-    NVIDIA says that new work may start: there it is only something for the next window.
+    NVIDIA states that new work may start: there the reset can wait for the next window.
     """
     if not _remapped_rows(gpu, "pending"):
         return

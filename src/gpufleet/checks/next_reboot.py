@@ -1,6 +1,6 @@
 """What breaks at the next reboot, while everything still runs. Pure.
 
-The next boot starts the newest installed kernel, as boot loaders do unless somebody told them
+The next boot starts the newest installed kernel, as boot loaders do unless they are configured
 otherwise, and loads the NVIDIA module that lies on the disk for that kernel. Nothing of it stops
 work today: every problem here is a `WARN`.
 """
@@ -139,7 +139,8 @@ def reboot_signature(node: Reading) -> Iterator[Problem]:
                 ),
                 Step(
                     Action.CONFIGURE,
-                    "if the firmware does not know the key: mokutil --import its .der, and confirm "
+                    "if the firmware does not know the key: mokutil --import its "
+                    ".der, and confirm "
                     "at the console during the next boot",
                 ),
                 Step(Action.LOOK, f"modinfo -k {boot.kernel} -F signer nvidia names the key"),

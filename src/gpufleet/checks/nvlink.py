@@ -53,7 +53,7 @@ CRC_PER_SECOND_MANY = 100
 # (imbue's health checks).
 REPLAYS_MANY = 5
 # Recoveries of a link: it was down for a moment. DCGM fails a link with one since it began to
-# watch; here the time since boot stands for that, and a link may be trained anew once while a node
+# watch; here the time since boot stands for that, and a link may be retrained once while a node
 # boots. (Of 5760 NVLink 5 links of a running cluster all had none but one, which had several an
 # hour and died five days later.)
 RECOVERIES_PER_DAY_MAX = 1

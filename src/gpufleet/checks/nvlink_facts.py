@@ -1,8 +1,8 @@
 """A node's NVLinks, and what they say of the kind of board that its GPUs are on.  Pure.
 
 Three kinds have to be told apart. Behind NVSwitches every link of every GPU is in use. Boards on
-PCIe have links only where somebody plugged a bridge, and a bridge does not use all of them. A GPU
-by itself has nobody to be linked with. So a dead link on the first kind is how the second looks
+PCIe have links only with an installed bridge, and a bridge does not use all of them. A GPU
+by itself has no peer to link to. So a dead link on the first kind is how the second looks
 when all is well.
 """
 
@@ -171,7 +171,7 @@ def links_into_switches(node: Reading) -> bool:
 
 @cached_answer
 def has_switches(node: Reading) -> bool:
-    """Say whether NVSwitches join the node's GPUs, wherever they are and whoever manages them."""
+    """Say whether NVSwitches join the node's GPUs, wherever they are and whatever manages them."""
     return bool(
         nvswitches(node)
         or links_into_switches(node)

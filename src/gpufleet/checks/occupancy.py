@@ -22,7 +22,7 @@ COMPUTE_MODES = {1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
 # Of the memory: vLLM leaves 8 % of it to others unless told otherwise (--gpu-memory-utilization
 # 0.92). Half of that is the most that others may have before its start is in danger.
 SPARED = 0.04
-# What belongs to nobody on a sound idle GPU is below this (gcm's check uses it, 1b7bde9).
+# Unowned memory on a healthy idle GPU is below this (gcm's check uses it, 1b7bde9).
 IDLE_MIB = 15
 MIB = 1 << 20
 
@@ -97,11 +97,11 @@ def compute_mode(gpu: GpuReading) -> Iterator[Problem]:
 
 def foreign_processes(gpu: GpuReading) -> Iterator[Problem]:
     """
-    Nobody but our own units computes on the GPU.
+    Check that only gpufleet's own units compute on the GPU.
 
     A desktop that only draws, and leaves vLLM the memory that it takes by default, is a warning, as
     is a unit named like ours for a model that is not declared: a deploy would stop it. Where
-    processes of others are hidden from the SSH user (hidepid), nobody can tell. NVIDIA's own
+    processes of others are hidden from the SSH user (hidepid), the owner is unknown. NVIDIA's own
     services, and processes that root finds no more, are no trouble (`foreign_memory` looks at what
     those leave).
     """
@@ -274,7 +274,7 @@ def foreign_memory(gpu: GpuReading) -> Iterator[Problem]:
     Where no process is listed, no memory is in use: a dead process has left none behind.
 
     Only the newer struct is judged (R510): the older counts the driver's own reserve as used. On a
-    board that lists no processes memory in use may be our own or anybody's: nobody can tell.
+    board that lists no processes memory in use may belong to any process: the owner is unknown.
     """
     kinds = ("graphics_processes", "mps_processes")
     listed = [process for kind in kinds for process in _listed(gpu, kind)]

@@ -62,7 +62,7 @@ class Fact:
     `spread`: sound GPUs differ in it, so the mildest step counts from the nearest other one.
     `names`: the value is a name and no quantity, any other one stands out. `among` narrows what a
     GPU is compared with: GPUs that answer the same, None being compared with none. `asked_by` is
-    the check that also needs the number: that one says that it is missing.
+    the check that also needs the number: that one reports it as missing.
     """
 
     path: str

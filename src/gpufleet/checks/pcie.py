@@ -32,7 +32,7 @@ def pcie_width(gpu: GpuReading) -> Iterator[Problem]:
     The GPU has all its PCIe lanes.
 
     All means: as declared, else as its siblings have in the same slot, and as most GPUs of its node
-    have. Fewer than the device could have, and nobody to compare with, may be the slot's design.
+    have. Fewer than the device could have, with no GPU to compare with, may be the slot's design.
     """
     width = gpu.get("pcie_width")
     if not 0 < width <= WIDEST:

@@ -206,7 +206,7 @@ class GpuReading:
         Return one of its facts, such as ("ecc_mode", "current"); raises like `Reading.get`.
 
         That it has no such thing is only believed (`DoesNotApply`) where none of the node's GPUs of
-        the same name has one, and nobody declared what it should be.
+        the same name has one, and its value is not declared.
         """
         try:
             return lookup(self.facts, path, _RAISE, absent)
@@ -263,7 +263,7 @@ def expectation(
 
     `key` is the setting's name for the source. `of_siblings` are their values, None where unknown;
     more than half of those that know must agree. One sibling alone makes the expectation uncertain:
-    of two that differ, either may be the odd one. None: nobody can say.
+    of two that differ, either may be the odd one. None: unknown.
 
     >>> expectation(None, "gpus.count", [8, 8, 7]).value
     8

@@ -1,4 +1,4 @@
-"""Is a GPU slowed down: by heat, by power, by a limit that somebody set?  Pure."""
+"""Is a GPU slowed down: by heat, by power, by a configured limit?  Pure."""
 
 from __future__ import annotations
 

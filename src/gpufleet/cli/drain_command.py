@@ -209,7 +209,7 @@ class _Session:
         from gpufleet.upgrade.run import node_questions
 
         found, looks = self._find_drain(name)
-        # Whoever is drained without a unit here (it was stopped) is undrained as well.
+        # A replica that is drained without a unit here (it was stopped) is undrained as well.
         here = {**dict.fromkeys(looks[name].drained, (name,)), **found.nodes}
         stays = {
             replica: mark

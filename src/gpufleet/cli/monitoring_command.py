@@ -1,4 +1,4 @@
-"""`gpufleet monitoring ...`: its files for servers of yours, and silences on a monitoring node."""
+"""`gpufleet monitoring ...`: its files for your own servers, and silences on a monitoring node."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def list_silences(inventory_file: str, *, as_json: bool) -> None:
 
 
 def _declared(fleet: Fleet) -> Monitoring:
-    """Return what the inventory says of monitoring; the first node's, if several differ."""
+    """Return the inventory's monitoring settings; the first node's, if several differ."""
     from gpufleet.settings.monitoring_settings import Monitoring
 
     found = {name: m for name, node in fleet.nodes.items() if (m := node.settings.monitoring)}

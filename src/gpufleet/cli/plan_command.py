@@ -163,7 +163,7 @@ def _island(stage: Stage, node: Node) -> str:
 
 
 def layers_table(layers: Mapping[tuple[str, str], Iterable[LayeredFlag]]) -> Table:
-    """Return one line a flag of each model that somebody set, and who did."""
+    """Return one line a flag of each model that is set, and what set it."""
     table = new_table("model", "flag", "value", "set by", "because", whole={"flag"})
     for (model, _), flags in layers.items():
         for each in flags:

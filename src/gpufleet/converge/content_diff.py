@@ -1,6 +1,6 @@
 """How files differ that a converge writes, line by line, as `pyinfra --diff` shows it.  Pure.
 
-Never of a secret, nor of what not everybody on the node may read, or will: a password may have got
+Never of a secret, nor of what is not world-readable, before or after: a password may have got
 into a file that was not meant for it. Of these there is a line that says so.
 """
 
@@ -24,19 +24,19 @@ MOST_LINES = 400
 NO_NEWLINE = "\\ No newline at end of file"
 """As diff(1) says it; a carriage return before a newline is shown by `printable`."""
 
-EVERYBODY = 0o004
+WORLD_READABLE = 0o004
 
 
 def is_readable(file: File) -> bool:
     """Say whether a file's content may be shown."""
-    return not file.secret and bool(file.mode & EVERYBODY)
+    return not file.secret and bool(file.mode & WORLD_READABLE)
 
 
 def lines(file: File, found: Mapping[str, Any] | str | None) -> Iterator[str]:
     """
     Yield the lines that say how a file will differ from what is on the node.
 
-    `found` is what on_node/converge/read_files.py says of it, None where nothing is there, or a
+    `found` is its entry from on_node/converge/read_files.py, None where nothing is there, or a
     sentence why it is not known.
     """
     if not is_readable(file):

@@ -372,8 +372,8 @@ def started_line(fingerprint: str) -> str:
     Return the unit file's line that records what the process is started with.
 
     It belongs into [Service]. `+`: as root, outside the unit's sandbox (systemd.service(5)).
-    Whoever starts the unit, systemd writes the fingerprint of the file that it has loaded: a
-    start by hand, at boot or after a crash is as good as one of ours. Raises `FleetError` for a
+    However the unit is started, systemd writes the fingerprint of the file that it has loaded: a
+    start by hand, at boot or after a crash counts like one by gpufleet. Raises `FleetError` for a
     fingerprint that is not 1 to 64 letters and digits.
 
     >>> print(started_line("3c4d"))

@@ -3,8 +3,9 @@
 Pure: a `Plan` in, `Step`s out; `on_node/packages/transaction.py` runs them on the node, in this
 order, and judges what the simulation foretells. `commands(plan)` is what a reviewer reads.
 
-A vendor's repository is never the node's own: its index, its cache and its pins lie in folders of
-ours, and only these command lines look there. Whatever the vendor publishes, the node's own apt or
+A vendor's repository is never the node's own: its index, its cache and its pins lie in gpufleet's
+folders, and only these command lines look there. Whatever the vendor publishes, the node's own apt
+or
 dnf works on, and takes nothing from there.
 """
 
@@ -182,7 +183,7 @@ def _apt_files(plan: Plan) -> dict[str, str]:
     """
     Return apt's configuration and the vendors' sources.
 
-    The node's own sources and pins are linked into two folders of ours, because apt takes one
+    The node's own sources and pins are linked into two of gpufleet's folders, because apt takes one
     folder of each.
     """
     root, state, cache = plan.root, f"{plan.root}{STATE}", f"{plan.root}{CACHE}"
@@ -204,7 +205,7 @@ def _apt_files(plan: Plan) -> dict[str, str]:
     }
     if root:
         settings |= {"Dir": f"{root}/", "Dir::State::Status": f"{root}/var/lib/dpkg/status"}
-    # A changed configuration file is kept: there is nobody to ask (dpkg(1), --force-confold).
+    # A changed configuration file is kept: there is no terminal to ask (dpkg(1), --force-confold).
     options = ["--force-confdef", "--force-confold"]
     if root:
         options += [f"--root={root}", "--force-script-chrootless"]

@@ -2,7 +2,7 @@
 
 Pure. `questions(wanted)` says what has to be known, `on_node/converge/snapshot.py` answers,
 `Snapshot` holds the answers. An answer is a value, or None for "there is none", or `Unknown` for
-"it could not be read": whoever decides must treat the last two differently.
+"it could not be read": callers must treat the last two differently.
 """
 
 from __future__ import annotations

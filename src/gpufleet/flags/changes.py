@@ -52,7 +52,7 @@ class Change:
     One thing that happened to a flag of `vllm serve` or to an environment variable.
 
     `since` None: true of every release. `beside`: a default that matters only to who sets one of
-    these. `when`: the condition under which it touches anybody, in
+    these. `when`: the condition under which it has an effect, in
     words; None: always. `breaks`: the server does not start, or no longer does what was asked.
     `rewrite` gives the arguments that stand in place of the flag (or, for a variable, that are
     added), by value; no tokens: leave it out; None: only a person can. `then` is what a person has

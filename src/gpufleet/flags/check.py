@@ -1,7 +1,7 @@
 """Judges the arguments and variables of a server by the release that will run it.  Pure.
 
-Contract: `check` never raises for what an operator wrote, and says of everything it finds who
-refuses it: the release's parser, the start of the server, or nobody but us (`problem.By`). Without
+Contract: `check` never raises for what an operator wrote, and names for everything it finds what
+refuses it: the release's parser, the start of the server, or only gpufleet (`problem.By`). Without
 a problem `By.PARSER` the release's own parser takes the arguments; the other way round it refuses
 them, but for the beginnings of names, which argparse takes for the whole name and we never do.
 """
@@ -540,7 +540,7 @@ def _written(line: CommandLine, at: Sequence[int]) -> str:
 
 # -- rewriting -------------------------------------------------------------------------------------
 
-_ROUNDS = 40  # of rewriting; each takes one thing away, and nobody has so many
+_ROUNDS = 40  # of rewriting; each takes one thing away, and no command line has so many
 
 
 def _rewritten(

@@ -61,7 +61,7 @@ class Explanation:
     """
     One page.
 
-    `entry` is None for a name on which nobody has written yet. `there` is what release `version`
+    `entry` is None for a name without an entry. `there` is what release `version`
     has under that name; `accepted` are the runs of packaged releases that take it, `defaults` those
     with one default. `base` is the flag that it is another name or the negation of.
     """

@@ -1,6 +1,6 @@
 """One flag or variable in every packaged release.  Pure.
 
-Contract: what `schema.load` of each release says of the name, without reading all the rest of all
+Contract: the name's entry in each release's `schema.load`, without reading all the rest of all
 releases: a page about one flag must not take longer than the check of a command line.
 """
 

@@ -3,7 +3,8 @@
 Contract: names and values are compared by the two schemas, and what became of them is told by
 `changes`; whatever else `check` refuses in the new release and not in the old one breaks, too. Told
 are: everything of the operator's that the new release refuses, ignores or
-understands otherwise; new defaults of what they do not set, where `changes` says that it matters or
+understands otherwise; new defaults of what they do not set, where `changes` marks it as important
+or
 where the explanations call it related to something they set; and new flags that data/useful.json
 ties to something they set. Everything else that is new or gone is not their business.
 """
@@ -132,7 +133,7 @@ class Overview:
 
 
 def overview(old: Schema, new: Schema) -> Overview:
-    """Return how much changes for anybody, and what is worth knowing of it."""
+    """Return how much changes in general, and what is worth knowing of it."""
     before, after = set(old.by_option), set(new.by_option)
     names = {flag.name for flag in old.flags if not flag.positional}
     renamed = {
@@ -168,7 +169,7 @@ def overview(old: Schema, new: Schema) -> Overview:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """A flag worth knowing for who sets one of `beside`; for everybody if there is none."""
+    """A flag worth knowing for who sets one of `beside`; for all if there is none."""
 
     name: str
     beside: tuple[str, ...]

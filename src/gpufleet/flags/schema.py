@@ -48,7 +48,7 @@ class Computed:
     A default that is no plain value.
 
     `how` is "object" (an instance of the dataclass `what` with its own defaults), "factory" (made
-    anew each time by code), "runtime" (known only to a process with torch), "suppress" (the flag
+    again each time by code), "runtime" (known only to a process with torch), "suppress" (the flag
     leaves nothing behind when it is not given) or "unset" (the field has to be given).
     """
 

@@ -48,7 +48,7 @@ def parse_hardware(written: Sequence[str]) -> dict[str, str]:
             problems.append(f"--as has {name} as {found[name]} and as {hardware}: keep one")
         if hardware not in recorded_nodes.names():
             problems.append(
-                f"--as {each}: no hardware is called {hardware!r}"
+                f"--as {each}: no hardware is named {hardware!r}"
                 f"{suggestion(hardware, recorded_nodes.names())}; known are "
                 f"{', '.join(recorded_nodes.names())}"
             )

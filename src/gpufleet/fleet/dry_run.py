@@ -3,7 +3,7 @@
 Border. The deploy files are executed for every node as pyinfra does while it prepares, and nothing
 is executed after that. So it is the same operations that compare, and what they record ("write
 /etc/x: it is missing") is what is collected, with the operation that said it. An operation that
-fails its node says that it could not tell: that is unknown, and the node's other operations are
+fails its node reports that it is unknown: that is unknown, and the node's other operations are
 asked all the same.
 """
 

@@ -50,4 +50,4 @@ def _release(settings: NodeSettings) -> str | None:
     try:
         return release_of(settings.vllm).id
     except FleetError:
-        return None  # whoever installs it says what is wrong with its lock
+        return None  # its installer reports what is wrong with its lock

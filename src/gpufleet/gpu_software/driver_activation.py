@@ -63,7 +63,7 @@ class Active:
 @dataclass(frozen=True)
 class NeedsReload:
     """
-    Nobody but units that we stop holds the driver: it is unloaded and loaded without a reboot.
+    Only units that gpufleet stops hold the driver: it is reloaded without a reboot.
 
     Attributes:
         reason: which versions differ.
@@ -92,7 +92,7 @@ class NeedsReboot:
 
 @dataclass(frozen=True)
 class InUse:
-    """Somebody else works with the driver, whom nobody but the operator may end."""
+    """Another program uses the driver; only the operator may stop it."""
 
     reason: str
     by: tuple[Holder, ...]
@@ -328,7 +328,7 @@ class Decision:
 
 
 def decide(state: DriverState, policy: Policy, *, terminal: bool) -> Decision:
-    """Return what a state and `gpu.reboot` come to; `terminal`: there is somebody to be asked."""
+    """Return the decision for a state and `gpu.reboot`; `terminal`: a terminal can ask."""
     match state:
         case Active():
             return Decision("nothing", f"driver {state.version} is active")

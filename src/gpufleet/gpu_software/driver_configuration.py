@@ -14,7 +14,7 @@ LOADED_AT_BOOT = "/etc/modules-load.d/gpufleet-nvidia.conf"
 
 UNATTENDED = "/etc/apt/apt.conf.d/52gpufleet-unattended-upgrades"
 
-# Says of which MODPROBE every initramfs was made, while nouveau is still loaded from one.
+# The MODPROBE with which every initramfs was built; nouveau is loaded from an initramfs.
 INITRAMFS = node_paths.INITRAMFS
 
 
@@ -53,7 +53,7 @@ def unattended_upgrades_file(node: BareNode) -> str:
     """
     Return what unattended-upgrades must leave alone: its own list, beside apt's holds.
 
-    A hold is lost when somebody upgrades by hand; this stays.
+    A manual upgrade removes a hold; this stays.
     """
     patterns = ["nvidia-", "libnv", "libcuda1", "nvlsm", "datacenter-gpu-manager", "cuda-"]
     if node.lock.kernel == "held":

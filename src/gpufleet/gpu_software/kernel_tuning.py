@@ -40,7 +40,7 @@ class KernelSetting:
     Attributes:
         name: as in "vm.swappiness".
         value: what it has to be.
-        why: for whoever reads the file on the node.
+        why: for readers of the file on the node.
         least: True: a larger value is as good, and stays.
     """
 
@@ -135,7 +135,7 @@ def devices_unit(gpus: int) -> str:
     Return the unit that makes the device files of so many GPUs.
 
     A program without privileges has CUDA call the setuid nvidia-modprobe for them, which
-    NoNewPrivileges= of a stage forbids: it would find no GPU after a boot on which nobody with
+    NoNewPrivileges= of a stage forbids: it would find no GPU after a boot on which no program with
     privileges was first.
     """
     files = " ".join(f"-c {number}" for number in range(gpus))

@@ -1,6 +1,6 @@
 """`group_vars/<group>.lock.yml`: where a group's `gpu_lock` is, when `gpufleet lock` writes it.
 
-One file for one key, so that a program may write it anew without touching what people wrote.
+One file for one key, so that a program can overwrite it without touching what people wrote.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def overlay(
     Return a group's variables with its lock from each `group_vars` directory laid over them.
 
     `written` is what people wrote of the group. Raises FleetError for a lock in both, of which one
-    would be read by nobody, and for other keys in a lock's file, which the next lock would lose.
+    would have no reader, and for other keys in a lock's file, which the next lock would lose.
     """
     problems = []
     locked: Variables = {}

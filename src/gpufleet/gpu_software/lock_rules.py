@@ -85,7 +85,7 @@ def release_objections(lock: GpuLock, wheels: Wheels) -> Iterator[Objection]:
 
 
 def calendar_objections(lock: GpuLock, today: dt.date) -> Iterator[Objection]:
-    """Yield what the calendar says of a branch; nothing of it stops a run."""
+    """Yield notes about a branch's end of support; none of them stops a run."""
     at = ("gpu_lock", "driver")
     known = branch(lock.branch)
     if known is None:

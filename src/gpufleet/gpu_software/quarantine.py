@@ -2,7 +2,7 @@
 
 The mark is a file with the reason as its text, set before the driver is touched and removed by a
 check that passes, so that it outlives an interrupted run and a reboot. While it is there systemd
-starts no stage, whoever asks for that: at boot, after a crash, a deploy.
+starts no stage, for any reason: boot, crash, deploy.
 """
 
 from __future__ import annotations

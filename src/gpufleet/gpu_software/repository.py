@@ -1,7 +1,7 @@
 """Which of NVIDIA's repositories is for which system, and by what it is known to be true.  Pure.
 
 A table and nothing derived: the key of one distribution's repository is not the other's, and its
-file is not named by a rule. Not known stays None: whoever needs it says so instead of guessing.
+file is not named by a rule. Not known stays None: its user reports that instead of guessing.
 """
 
 from __future__ import annotations

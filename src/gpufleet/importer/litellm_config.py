@@ -1,6 +1,7 @@
 """LiteLLM's own `config.yaml`, as `litellm` of group_vars.  Pure.
 
-Contract: what `model_list` says of servers that speak vLLM's protocol becomes names; the rest is
+Contract: the entries of `model_list` for servers that speak vLLM's protocol becomes names; the rest
+is
 named by its key, its values are not shown.
 """
 

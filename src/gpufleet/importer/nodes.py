@@ -47,7 +47,7 @@ class Topology:
             )
 
     def _spans(self) -> str | None:
-        """Return the flag that says that the replica has several nodes."""
+        """Return the flag that shows that the replica has several nodes."""
         if self._number("--nnodes", 1) > 1:
             return self._written("--nnodes")
         if by := self._further():
@@ -61,7 +61,7 @@ class Topology:
         return None
 
     def _further(self) -> str | None:
-        """Return the flag that says that this is not the replica's first node."""
+        """Return the flag that shows that this is not the replica's first node."""
         if self._value("--headless"):
             return self._written("--headless")
         for name in ("--node-rank", "--data-parallel-start-rank"):

@@ -1,6 +1,6 @@
 """LiteLLM's names and parameters, as `litellm` of group_vars has them.  Pure.
 
-Contract: what a deployment of LiteLLM's says of a server becomes a name with entries, parameters
+Contract: a LiteLLM deployment of a server becomes a name with entries, parameters
 and fallbacks, or a sentence with its key. Values that no setting takes are never shown: they may be
 keys.
 """

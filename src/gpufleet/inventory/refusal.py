@@ -1,6 +1,7 @@
 """How this project says no inside a pyinfra run: every problem on its own line, no traceback.
 
-pyinfra prints its own errors as one line that begins with a source file of ours, which helps no
+pyinfra prints its own errors as one line that begins with one of gpufleet's source files, which
+helps no
 operator. An exception that is both a pyinfra error and an error of pyinfra's command line is passed
 through to the end and prints itself.
 """

@@ -1,6 +1,6 @@
 """Who is told of what: Alertmanager's configuration. Pure.
 
-Pages go to `page`, everything else to `ticket`; what has no receiver is shown and sent to nobody.
+Pages go to `page`, everything else to `ticket`; what has no receiver is shown and not sent.
 Secrets lie in files beside the configuration (credentials/), of which it has the names. The one
 that Alertmanager before 0.26 cannot read from a file is a webhook's URL (config/notifiers.go of
 0.25 has no url_file, amtool 0.25 refuses it; 0.26 knows it): given in `urls`, it is written out,
@@ -20,7 +20,7 @@ from gpufleet.settings.monitoring_settings import Alertmanager, Mail, Receiver
 NODE_DOWN = "NodeDown"
 """While it fires for a node, nothing else of that node is sent: it all follows from it."""
 ALIVE = "MonitoringAlive"
-"""Fires always. Sent to `heartbeat` every minute; to nobody where there is none."""
+"""Fires always. Sent to `heartbeat` every minute, if there is one."""
 
 # A page is sent at once but for what comes in the same breath; a ticket can wait to be one of many.
 _PAGE = {"group_wait": "10s", "group_interval": "2m", "repeat_interval": "4h"}

@@ -45,8 +45,8 @@ def require_published(system: System, node: str) -> None:
     if has is False:
         raise FleetError(
             f"{node}: `dcgm` is set, and NVIDIA publishes no DCGM for {system}: write "
-            "`dcgm: null` for these nodes (and no `gpu_lock.dcgm`); what NVML says of their GPUs "
-            "is then served by the node exporter (docs/monitor/exporters.md)"
+            "`dcgm: null` for these nodes (and no `gpu_lock.dcgm`); NVML's values of their GPUs "
+            "are then served by the node exporter (docs/monitor/exporters.md)"
         )
 
 

@@ -112,7 +112,7 @@ def _signs(issuer: x509.Certificate, certificate: x509.Certificate) -> bool:
 
 
 def fingerprint(named: CertificateFiles) -> str:
-    """Return the SHA-256 of a certificate that is none too bad to be read."""
+    """Return the SHA-256 of a certificate that can be parsed."""
     return _leaf(named).fingerprint(hashes.SHA256()).hex()
 
 
@@ -141,7 +141,7 @@ def end_remarks(named: CertificateFiles, now: dt.datetime) -> Iterator[str]:
 
 
 def certificate_remarks(named: CertificateFiles, address: str, now: dt.datetime) -> Iterator[str]:
-    """Yield what will be wrong with it soon, or for whoever asks the node at an address."""
+    """Yield what will be wrong with it soon, or for clients that connect to the node at an address."""
     path, leaf = named.certificate[0], _leaf(named)
     yield from end_remarks(named, now)
     if not _names(leaf, address):

@@ -4,7 +4,7 @@ How the exporters of a node are reached: over TLS, with a password.  Reads what 
 A node gets a web configuration as Prometheus' exporters take it (github.com/prometheus/
 exporter-toolkit, docs/web-configuration.md), its own certificate and key, and a hash of the
 password; units load them as credentials. Everything is read and judged here, before a node is
-touched: an exporter that dies of its certificate is noticed by nobody but the alerts that it feeds.
+touched: an exporter that fails on its certificate is noticed only by the alerts that it feeds.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Access:
     How one node's exporters are reached.
 
     Attributes:
-        credentials: what their units load, by name; empty: plain HTTP for whoever reaches them.
+        credentials: what their units load, by name; empty: plain HTTP without access control.
         listen: the address that they bind; "": all.
-        username, password: who may ask; None: anybody.
+        username, password: the login; None: no login.
         certificate_sha256: of the certificate that they show; None: they speak plain HTTP.
         certificate_end: when it ends, in seconds since 1970.
         remarks: what an operator may want to know.
@@ -196,7 +196,7 @@ def password_hash(password: str, username: str, node: str) -> str:
     """
     Return the bcrypt hash of a password, always the same one for a user on a node.
 
-    The salt comes from both names, and from nothing secret: it stands in the hash for everybody to
+    The salt comes from both names, and from nothing secret: it is part of the hash and readable by
     read, and one that came from the password would let guesses be tried without bcrypt's cost.
     """
     names = f"gpufleet exporters\0{node}\0{username}".encode()

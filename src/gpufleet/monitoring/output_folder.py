@@ -1,8 +1,8 @@
-"""Files of ours in a folder that is not only ours: written, corrected, removed, never usurped.
+"""gpufleet's files in a shared folder: written, corrected, removed, never usurped.
 
 What is ours says a list in the folder, with the hash of each file as it was written. A file that is
 not in it, or was changed since, is left alone and refused. The list is written before the files, so
-that a run that is killed leaves nothing that the next one takes for somebody else's.
+that a run that is killed leaves nothing that the next one takes for foreign files.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Every file that monitoring is made of, by its path: for a node of ours, or for one of yours.
+"""Every file that monitoring is made of, by its path: for a monitoring node, or for your own
+servers.
 
-Pure: settings in, contents out. Secrets are not among them: `needed_secrets` says which files of this
-machine belong where, for whoever puts them there.
+Pure: settings in, contents out. Secrets are not among them: `needed_secrets` says which files of
+this
+machine belong where, for the operator who copies them.
 
     prometheus/prometheus.yml, rules/*.rules.yml, targets/*.json, credentials/
     alertmanager/alertmanager.yml, credentials/

@@ -1,7 +1,7 @@
 """Silences of alerts: for whom, until when, by whom and why. Pure.
 
 Alertmanager's API, version 2 (api/v2/openapi.yaml of 0.25). A silence has an end from the
-beginning: nobody has to remember to close it, and an upgrade that is killed leaves none that lasts.
+beginning: it needs no closing, and an upgrade that is killed leaves none that lasts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpufleet.errors import FleetError
 from gpufleet.remote.answer_forms import reading
 
 MARK = "gpufleet: "
-"""How `createdBy` of ours begins: no other silence is ever closed by us."""
+"""The prefix of gpufleet's `createdBy`: no other silence is ever closed."""
 LONGEST = dt.timedelta(hours=24)
 _DURATION = re.compile(r"(\d+)([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -132,7 +132,7 @@ def _moment(text: str) -> dt.datetime:
 
 
 def silences_to_close(found: Iterable[Silence], nodes: Collection[str]) -> tuple[Silence, ...]:
-    """Return those of ours that are about any of these nodes and nothing else."""
+    """Return gpufleet's silences that are about any of these nodes and nothing else."""
     return tuple(
         each for each in found if each.ours and each.nodes and set(each.nodes) <= set(nodes)
     )

@@ -27,7 +27,7 @@ class MonitoringTargets:
     servers: tuple[Server, ...]
     """Of vLLM."""
     silent: frozenset[str] = frozenset()
-    """Nodes of which nobody knows what runs on them now."""
+    """Nodes whose running servers are unknown."""
 
     @property
     def settings(self) -> NodeSettings:
@@ -35,9 +35,9 @@ class MonitoringTargets:
 
     @property
     def monitoring(self) -> Monitoring:
-        """What is declared of its servers; there is none on a node that watches nobody."""
+        """What is declared of its servers; none if the node is not a monitoring node."""
         if self.settings.monitoring is None:
-            raise ValueError(f"{self.name} watches nobody")
+            raise ValueError(f"{self.name} is not a monitoring node")
         return self.settings.monitoring
 
     def scrapes(self, before: Mapping[str, Iterable[Target]]) -> tuple[Scrape, ...]:

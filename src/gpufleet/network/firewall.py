@@ -1,9 +1,11 @@
 """
 Which of a node's ports others may reach, as one nftables table.  Pure.
 
-Whoever reaches the ports between the nodes of a replica may run code there: vLLM, Ray, torch and
+Any client that reaches the ports between the nodes of a replica can run code there: vLLM, Ray,
+torch and
 NIXL ask for nothing, and read pickles. So these ports are for the addresses of the replica's other
-nodes, on the interface that was chosen for them, and for nobody else. Endpoints and exporters are
+nodes, on the interface that was chosen for them, and for no other client. Endpoints and exporters
+are
 for those whom the settings name.
 
 What nftables cannot know beforehand are the ports that vLLM, NCCL and Ray choose themselves. They
@@ -109,7 +111,7 @@ def render_rules(
         drop=wanted.policy == "drop",
         links=list(_links(meetings)),
         guarded=_ports(guarded),
-        # Whoever asks a server is told by the watchdog how it gets on.
+        # A client of a server also reads its state from the watchdog.
         endpoints=_ports([*endpoints, *_watchdogs(ours, settings)]),
         # vLLM's metrics are at its endpoints.
         clients=_sources([*wanted.clients, *wanted.monitoring] if wanted.clients else []),

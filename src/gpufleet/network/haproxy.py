@@ -2,7 +2,8 @@
 A gateway: HAProxy in front of every vLLM server of the fleet.  Pure.
 
 Values in, text out: which backends there are, HAProxy's configuration with the files that it
-names, and what `on_node/network/gateway_drains.py` says of a gateway that runs. A backend is an
+names, and the report of `on_node/network/gateway_drains.py` about a running gateway. A backend is
+an
 entry of `serving`, a server of it is a server of one of its replicas. For HAProxy 2.4 to 3.x, with
 what all of them have (docs.haproxy.org: json_query and wait-for-body came with 2.4).
 
@@ -121,7 +122,7 @@ class ServerState:
     """Requests that it has now, those of reloaded processes among them."""
     queued: int
     drained: bool
-    """Whether it is to get no request: somebody has drained it, which lasts until `ready`."""
+    """Whether it is drained and gets no requests, until `ready`."""
 
     @property
     def name(self) -> str:
@@ -131,7 +132,7 @@ class ServerState:
 
 @dataclass(frozen=True)
 class GatewayState:
-    """What a gateway says of itself."""
+    """A gateway's report about itself."""
 
     error: str = ""
     """Why it could not be asked or told; "": it was."""
@@ -302,7 +303,7 @@ def problems(nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
 
 
 def _outside(address: str, networks: Iterable[IPv4Network | IPv6Network]) -> bool:
-    """Say whether an address is in none of the networks; of a name nobody knows: no."""
+    """Return whether an address is in none of the networks; False for a host name."""
     try:
         found = ip_address(address)
     except ValueError:

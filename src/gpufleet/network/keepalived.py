@@ -23,7 +23,7 @@ HOME = "/etc/keepalived"
 CONFIGURATION = "keepalived.conf"
 CHECK = node_paths.GATEWAY_CHECK
 GONE = node_paths.GATEWAY_GONE
-"""1 from when somebody stops HAProxy, 0 from when it runs again; keepalived sees it change."""
+"""1 after HAProxy is stopped, 0 when it runs again; keepalived watches it."""
 # keepalived.conf(5), auth_pass: no more of it is used.
 _LONGEST_PASSWORD = 8
 _PASSWORD = re.compile(r"[A-Za-z0-9._+:/@%^&*=-]+")
@@ -53,9 +53,9 @@ def keepalived(wanted: VirtualAddress, password: bytes) -> bytes:
 
 def slow_hash(configuration: bytes) -> str:
     """
-    Return what tells this configuration from another, for files that everybody may read.
+    Return what tells this configuration from another, for files that are world-readable.
 
-    There is a password of 8 bytes in it, which a quick hash would let somebody guess. RFC 7914's
+    There is a password of 8 bytes in it, which a quick hash would make guessable. RFC 7914's
     scrypt with 16 MiB (N = 2**14, r = 8) takes some 50 ms a guess.
     """
     return hashlib.scrypt(configuration, salt=b"gpufleet keepalived", n=1 << 14, r=8, p=1).hex()

@@ -140,7 +140,7 @@ def names(wanted: Litellm, served: Mapping[str, str]) -> tuple[Name, ...]:
 
 
 def problems(wanted: Litellm, nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
-    """Yield what `litellm` of node `home` says that cannot be, in sentences."""
+    """Yield what is wrong with `litellm` of node `home`, in sentences."""
     served = entries(nodes)
     found = [*_of_upstream(wanted, nodes[home].settings.gateway, nodes)]
     if served:

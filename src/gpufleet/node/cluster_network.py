@@ -335,7 +335,7 @@ def _listing(interfaces: list[_Interface], reasons: Mapping[_Interface, str] | N
     return ", ".join(said) or "no interface"
 
 
-# What a probe says of interfaces
+# Interfaces in a probe
 
 
 def _interfaces(document: Mapping[str, Any]) -> Iterator[_Interface]:

@@ -59,7 +59,7 @@ def uncordon_command(node: str, force: bool = False) -> str:
 
 
 def describe_cordon(node: str, cordon: Cordon) -> str:
-    """Return what a plan says of a cordoned node."""
+    """Return a plan's sentence about a cordoned node."""
     return (
         f"{node}: {cordon}; no new replicas are placed there, running ones stay; "
         f"{uncordon_command(node, cordon.upgrade is not None)} lifts it"

@@ -145,7 +145,7 @@ class Interconnect:
 
 
 def from_matrix(name: str, matrix: TopoMatrix) -> Interconnect:
-    """Return what a matrix of `nvidia-smi topo -m` says of node `name`."""
+    """Return node `name` as a matrix of `nvidia-smi topo -m` shows it."""
     return Interconnect(
         name=name,
         gpus=matrix.gpus,
@@ -237,7 +237,7 @@ def _silent(node: Node, document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _not_granted(node: Node, document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield GPUs with NVLinks that are up and that the driver lets nobody use."""
+    """Yield GPUs with NVLinks that are up but that the driver does not allow to use."""
     gpus = [gpu.index for gpu in node.gpus]
     refused = [
         pair
@@ -247,8 +247,8 @@ def _not_granted(node: Node, document: Mapping[str, Any]) -> Iterator[str]:
     if refused:
         between = ranges({gpu for pair in refused for gpu in pair})
         yield (
-            f"NVLinks between GPUs {between} are up, and the driver allows no peer access over "
-            "them, so they join nothing: see that nvidia-fabricmanager runs in the driver's "
+            f"NVLinks between GPUs {between} are up, but the driver allows no peer access over "
+            "them, so they are not used: check that nvidia-fabricmanager runs with the driver's "
             "version and that MIG mode is off"
         )
 

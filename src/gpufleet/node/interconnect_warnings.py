@@ -264,7 +264,7 @@ def _leaves_nvlink(node: Interconnect) -> Iterator[str]:
 
 
 def _all_as_far(node: Interconnect) -> Iterator[str]:
-    """All SYS within a NUMA node: what nvidia-smi says of boards whose bridges it cannot see."""
+    """All SYS within a NUMA node: nvidia-smi's answer for boards whose bridges it cannot see."""
     if len(node.gpus) > 2 and set(node.classes.values()) == {"SYS"} == set(node.tiers):
         groups: dict[int, list[int]] = {}
         for gpu, numa in sorted(node.numa.items()):

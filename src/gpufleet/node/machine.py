@@ -86,7 +86,7 @@ class Kernel:
     Attributes:
         release: as `uname -r` says it.
         running: it is the one that runs now.
-        newest: it boots next, unless somebody chooses another.
+        newest: it boots next, unless another is chosen.
         module: version of the NVIDIA module that lies on the disk for it; None: none does.
     """
 
@@ -146,7 +146,7 @@ def generation(device: int) -> Generation | None:
 
 def from_probe(document: Mapping[str, Any]) -> tuple[System, Machine]:
     """
-    Return what a probe's document says of the system and the machine.
+    Return the system and the machine of a probe's document.
 
     Raises `FleetError` where the system, the processor, the PCI bus or the kernel cannot be told:
     packages are never chosen by a guess.

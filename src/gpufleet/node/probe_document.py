@@ -1,6 +1,6 @@
 """A probe's document: is it whole, and which nodes' are in a file.  Pure.
 
-What a node printed, or a person edited, may be anything. It is looked at once, here: whoever works
+What a node printed, or a person edited, may be anything. It is checked once, here: code that works
 on a document that has no flaw may rely on its outline (docs/reference/probe.md), never on its
 facts.
 """
@@ -103,7 +103,7 @@ _WANTED = "`gpufleet probe INVENTORY --json` and `gpufleet check INVENTORY --jso
 
 
 def _reported(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a report's facts, and what it says of nodes without any."""
+    """Return a report's facts, and its remarks on nodes without any."""
     facts = report.get("facts")
     nodes: dict[str, Any] = dict(facts) if isinstance(facts, dict) else {}
     findings = report.get("findings")

@@ -44,7 +44,7 @@ Commands: TypeAlias = Generator[StringCommand | FunctionCommand]
 LOOK_SECONDS = 120
 
 # What on_node/gpu_software/driver_reload.py takes at most: its lock, five services down and up,
-# five modules out and in, 180 s each; stages come on top, twice, for whoever else is at it.
+# five modules out and in, 180 s each; stages come on top, twice, for a concurrent run.
 ACT_SECONDS = 60 + 2 * 5 * 180 + 2 * 5 * 180
 
 CHECK_APART_SECONDS = 5

@@ -49,7 +49,7 @@ def is_narrowed(here: NodePlan) -> bool:
 def remove_firewall(node: Converge) -> Commands:
     """Take the table away, where there was one; the unit and its file follow."""
     if not node.snapshot().file(RULES).exists:
-        host.noop("there is no firewall of ours")
+        host.noop("there is no gpufleet firewall")
         return
     announce("remove the table inet gpufleet")
     # On a node whose nftables are gone there is no table either.

@@ -41,7 +41,7 @@ class Artifact:
 
     Attributes:
         what, verb: "release 0.32.0-ab", "build".
-        directory, mark: the tree on the nodes, and the file in it that says that it is whole.
+        directory, mark: the tree on the nodes, and the file in it that marks it as complete.
         wanting: the nodes of the inventory that are to have it, in its order.
         sharing: the nodes that may have it, and may give it.
         seconds: after which a copy ends.

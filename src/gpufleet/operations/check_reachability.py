@@ -1,7 +1,7 @@
 """Have the nodes of a replica prove that they reach each other, before one of its ranks starts.
 
 Border: it asks nodes through pyinfra, from this side and all nodes of a replica at once; what the
-answers mean is `reachability.py`. Once a run for each replica, whoever comes first: with --limit
+answers mean is `reachability.py`. Once a run for each replica, by its first node: with --limit
 and --serial the others have no turn, and are asked all the same. What was found then holds for
 every node of the replica: none restarts in a run in which the proof failed.
 """

@@ -280,7 +280,7 @@ class _Memory:
     """Operations that changed nothing that a probe looks at."""
 
     def recall(self, asked: frozenset[Question]) -> Snapshot:
-        """Return a snapshot that answers what is asked, read anew if need be."""
+        """Return a snapshot that covers the request, read again if necessary."""
         self.asked |= asked
         stamp = (ctx_state.get().is_executing, _operations_that_ran() - self.asking)
         fresh = self.stamp == stamp and time.monotonic() - self.read_at < SNAPSHOT_LASTS_SECONDS

@@ -3,11 +3,12 @@
 Border: it asks nodes through pyinfra, all that have a part in a copy at once, and shows how far
 they are; who has what from whom is `distribution.py`, what runs there
 `on_node/transfer/transfer.py`. An operation that makes something asks first whether it `is_copied`;
-`copy` is behind it, and behind that whoever has got nothing makes it. So a node to which nothing
+`copy` is behind it, and after that a node that received nothing builds it. So a node to which
+nothing
 comes is as well off as one alone.
 
 Nodes that pyinfra works on together have a part in one copy. With --serial it is the node whose
-turn it is, from whoever has it by then; nodes outside of --limit may give, and nothing there is
+turn it is, from a node that has it by then; nodes outside of --limit may give, and nothing there is
 changed.
 """
 
@@ -187,7 +188,7 @@ def copy(node: Converge, artifact: Artifact) -> Generator[FunctionCommand]:
     """
     Copy what this node lacks from one that has it.
 
-    It never fails the node: whoever has got nothing makes it, in the operation behind this one.
+    It never fails the node: a node that received nothing builds it, in the next operation.
     """
     if node.snapshot().file(artifact.mark).exists:
         host.noop(f"{artifact.what} is there")

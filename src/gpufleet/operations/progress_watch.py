@@ -138,7 +138,7 @@ def show_build(wanted: Release) -> Generator[None]:
 
 @contextmanager
 def show_elapsed(what: str, seconds: float) -> Generator[None]:
-    """Say how long the block has run by now: for what nobody can look at. Asks the node nothing."""
+    """Print how long the block has run; for work without visible progress. Queries no node."""
     with _show_beside(_Look(what), seconds):
         yield
 

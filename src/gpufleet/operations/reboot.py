@@ -62,7 +62,7 @@ def reboot_node(
                 format_duration(spent),
                 format_duration(wanted.seconds),
             )
-        # The connection that was open may be dead without anybody having said so.
+        # The connection that was open may be dead without a notice.
         _disconnect(host)
         gevent.sleep(APART_SECONDS)
         if boot_id() not in {None, wanted.boot_id}:

@@ -43,7 +43,7 @@ def record_deploy(deploy: str) -> Generator[StringCommand]:
     Write down on the node that a deploy came to its end, and what the check found. No change of it.
 
     For nodes with GPUs it is the check of the probe that the run began with; one of a node that the
-    run has changed since is made anew.
+    run has changed since is written again.
     """
     if ctx_state.get().is_executing:
         # What is raised here would end the run for every node, of which all is done already.

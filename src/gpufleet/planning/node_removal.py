@@ -1,8 +1,8 @@
 """
 A node goes while a replica over several nodes needs it.  Pure.
 
-The other nodes of such a replica hold parts of a model that nobody can use alone, so a typing error
-in an inventory, or a GPU that is reserved for somebody else, ends a service that runs on nodes far
+The other nodes of such a replica hold parts of a model that are useless alone, so a typing error
+in an inventory, or a GPU that is reserved for others, ends a service that runs on nodes far
 away. That is refused, unless the operator has asked for a new plan. A replica on one node goes with
 its node, and the plan says where to.
 """
@@ -64,7 +64,8 @@ def refusals(
     """
     Return a sentence for each replica of a model that would lose a node that it needs.
 
-    `running` are its running replicas by number, `losing` what `lost_nodes` says of each. A replica
+    `running` are its running replicas by number, `losing` the result of `lost_nodes` for each. A
+    replica
     that the settings do not ask for any more, or ask for in another shape, needs no node.
     """
     if served.when_a_node_leaves == "replan" or not served.span_nodes:

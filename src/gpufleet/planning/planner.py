@@ -263,7 +263,7 @@ def _report(
 
 
 def _without_reserved(node: Node, reserved: Collection[int]) -> Node:
-    """Take GPUs that others use for unfit ones: nothing of ours may be placed on them."""
+    """Treat GPUs that others use as unfit: no replica may be placed on them."""
     if not any(gpu.index in reserved for gpu in node.gpus):
         return node
     taken = {gpu.index: "reserved for others" for gpu in node.gpus if gpu.index in reserved}

@@ -34,11 +34,11 @@ class Endpoint:
     nodes: tuple[str, ...]
     declared: int
     explicit: bool
-    """Whether somebody wrote `port`."""
+    """Whether `port` is set explicitly."""
     wished: int | None = None
     """On which it answers now; None: it does not run, or it moves."""
     room: int = 1
-    """Replicas that a node can hold: so far from `declared` a port can be one of ours."""
+    """Replicas that a node can hold: so far from `declared` a port can be a replica's."""
     width: int = 1
     """Ports in a row that it needs on each node."""
     port: int = 0
@@ -72,7 +72,7 @@ class _Ports:
         self.users: dict[str, dict[int, str]] = {}
         """By node: who has the port, as the key that says so."""
         self.declared: dict[str, dict[int, dict[str, bool]]] = {}
-        """By node: the models that declare a port, and whether somebody wrote it."""
+        """By node: the models that declare a port, and whether it is explicit."""
         for name, wanted in settings.items():
             taken = dict.fromkeys(others.get(name, ()), OTHERS)
             taken.update({port: key for key, port in wanted.ports.items()})
@@ -186,7 +186,7 @@ class _Ports:
         )
 
     def _conflicting_keys(self, endpoint: Endpoint, *ports: int) -> set[str]:
-        """Return the keys that give one of the ports to somebody else."""
+        """Return the keys that give one of the ports to another program."""
         users = (self.users[node].get(port, "") for node in endpoint.nodes for port in ports)
         return {user for user in users if user.endswith("port") or user == OTHERS}
 

@@ -1,7 +1,7 @@
 """The raw ends of a command that runs on a node, by SSH or on this machine.
 
-Border: pyinfra's connections, and none of its readers of text. Whoever starts a command stops it
-when nobody waits for it any more.
+Border: pyinfra's connections, and none of its readers of text. The caller that starts a command
+stops it when no task waits for it.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class NodeSnapshot(_Printed):
 
 class Contents(_Printed):
     """
-    What small files say that everybody on the node may read, as `on_node/converge/read_files.py`
+    Contents of small world-readable files, as `on_node/converge/read_files.py`
     prints it.
 
     ```python

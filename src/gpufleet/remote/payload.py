@@ -40,7 +40,7 @@ BINDING_SHA256 = "2828e66b483bec218f461314f6da96c1e56330ed4b297a20b3444b4c43cdd1
 _BINDING = "pynvml.py"
 _BINDING_REMEDY = f"install nvidia-ml-py=={BINDING_VERSION}, as uv.lock has it (`uv sync --frozen`)"
 
-# Kept code that nobody has written for so long is of another release of gpufleet, or of a Python
+# Kept code that was not written for so long is of another release of gpufleet, or of a Python
 # that the node has no more.
 _KEPT_DAYS = 30
 
@@ -57,7 +57,7 @@ _NAMES = re.compile(r"\w+")
 _LEVEL = 6
 
 # With these a program ends, before it has done anything, that was sent without its source (`brief`)
-# and is not kept on the node; there is no directory for it. No program of ours ends with them.
+# and is not kept on the node; there is no directory for it. No program of gpufleet ends with them.
 LACKS = 113
 KEEPS_NOTHING = 114
 
@@ -65,9 +65,10 @@ KEEPS_NOTHING = 114
 # The program is compiled from text, so its docstring and `from __future__` stay first in their own
 # file. Compiling is most of what a short program costs a node (the probe: 95 of 205 ms of its
 # processor, with NVIDIA's binding; measured with Python 3.11): where there is a directory for it
-# that nobody else can write to, the result is kept, under the source's hash and the Python's name,
+# that no other user can write to, the result is kept, under the source's hash and the Python's
+# name,
 # with a checksum for what a power cut leaves. All of it is looked for first: what a question in a
-# process of its own found missing, nobody could send any more. Not base64 but binascii, and no
+# process of its own found missing, could no longer be sent. Not base64 but binascii, and no
 # importlib.util: both would cost as much as the rest of it.
 _BOOTSTRAP = """\
 import sys

@@ -163,7 +163,7 @@ def await_jobs(
 
 
 def say(text: str) -> None:
-    """Have pyinfra's command log a line; a command of ours, which has no log, prints it."""
+    """Have pyinfra's command log a line; a gpufleet command, which has no log, prints it."""
     if logger.handlers:
         logger.info("    %s", text)
     else:
@@ -299,7 +299,8 @@ _SESSIONS: WeakKeyDictionary[Host, _Open | None] = WeakKeyDictionary()
 
 def read(fact: type[FactBase[Any]], program: str, seconds: int, **arguments: Any) -> Any:
     """
-    Return what a fact's program says of the current node, over the session that asks it the rest.
+    Return the answer of a fact's program on the current node, over the session that asks it the
+    rest.
 
     Only for short programs that do no harm when they are run twice. Where there is no session, or
     another user's, and for everything that goes wrong, pyinfra reads the fact, with `arguments`: it
@@ -326,7 +327,7 @@ def _in_session(
         return None
     command = make_unix_command_for_host(state, host, StringCommand(COMMAND), **ours)
     text = command.get_raw_value()
-    # A node that was rebooted meanwhile is connected to anew.
+    # Reconnect to a node that was rebooted meanwhile.
     if opens and (host not in _SESSIONS or _gone(_SESSIONS[host], transport)):
         streams, channel = start_command(connector, text, pty=False)
         session = Session(streams, partial(close, channel))
@@ -344,7 +345,7 @@ def _in_session(
         known.session.close()
         return None
     except BaseException:
-        # Whoever is not waited for any more would answer the next one.
+        # An abandoned program would answer the next request.
         _SESSIONS[host] = None
         known.session.close()
         raise
@@ -367,7 +368,8 @@ def _exchange(
     """
     Give a command its program while its outputs are read; return its status and what it printed.
 
-    Three greenlets, because nobody knows which pipe a node fills first. Raises `_TooMuchError`, and
+    Three greenlets, because it is unknown which pipe a node fills first. Raises `_TooMuchError`,
+    and
     what `streams` raise.
     """
     printed = _Printed()
@@ -416,7 +418,7 @@ def _listen(
                 hear(chunk)
             del kept[:-most]
             # What has arrived is read without waiting, and others, the deadline among them, have
-            # their turn only while somebody waits.
+            # their turn only while a task waits.
             gevent.sleep(0)
     except Exception as problem:  # noqa: BLE001
         return problem

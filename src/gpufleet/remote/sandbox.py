@@ -33,7 +33,7 @@ def as_nobody(seconds: float) -> str:
     """
     Return the words of a shell that stand in front of a command of a release's own files.
 
-    It runs as a user that exists while it runs, which can read what everybody may, write to a
+    It runs as a user that exists while it runs, which can read world-readable files, write to a
     temporary folder of its own, reach no network, and is ended after `seconds`.
     """
     return _unit(seconds, "DynamicUser=yes")

@@ -25,7 +25,7 @@ LOADER = "import sys; b = sys.stdin.buffer; exec(b.read(int(b.readline())))"
 COMMAND = f"command -v python3 >/dev/null && exec python3 -IS -c '{LOADER}'"
 
 _CHUNK = 1 << 16
-# What a login prints before anything of ours: a banner has some kilobytes.
+# What a login prints before our output: a banner has some kilobytes.
 _MOST_BEFORE = 1 << 18
 # 0.1 s on a node that has nothing else to do. Most of a probe's deadline is left to find
 # out in the ordinary way what is wrong with one that says nothing.

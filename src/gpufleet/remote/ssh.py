@@ -27,13 +27,13 @@ KEEPALIVE_PROBES = 3
 UNACKED_MS = 30_000
 
 # Each connection is a file, and stays open until the run ends. 1024 is what Linux grants a process
-# that does not ask, macOS 256; as many as systemd's own hard limit allows would let a mistake of
-# ours eat the machine.
+# that does not ask, macOS 256; as many as systemd's own hard limit allows would let a bug in
+# gpufleet exhaust the machine.
 OPEN_FILES = 4096
 
 
 # A connection that fails is said by pyinfra in one sentence. paramiko would add a traceback on
-# stderr, which logging prints when nobody listens; --debug-all still shows it.
+# stderr, which logging prints without a handler; --debug-all still shows it.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
@@ -50,7 +50,7 @@ def nodelay_transport(sock: Any, **options: Any) -> paramiko.Transport:
     Make paramiko's transport over `sock`, with the TCP connection below it tuned.
 
     `sock` is a socket, a channel of another SSH connection (ProxyJump), or the pipes of a
-    ProxyCommand, which have no TCP connection of ours below.
+    ProxyCommand, which have no local TCP connection below.
     """
     below = sock
     while isinstance(below, paramiko.Channel):

@@ -56,7 +56,7 @@ def variable_credentials(stage: Stage, model: Served, names: Iterable[str]) -> t
     """
     Return those of a node's credentials that are variables of the stage's process.
 
-    What a model says of a variable, in the open or by a file, counts more than what `vllm` does.
+    A model's variable, plain or from a file, overrides that of `vllm`.
     """
     own = {f"{VARIABLE}.{name}.{stage.model}" for name in model.environment_files}
     shadowed = {*model.environment, *model.environment_files}

@@ -157,7 +157,7 @@ def check_stage(
     found = FlagFindings()
     for problem in check(schema, begun.argv, begun.environment):
         if problem.by is By.ADVICE and not problem_keys(begun, problem):
-            continue  # a variable of ours that this release does not read
+            continue  # a gpufleet variable that this release does not read
         sentence = problem_sentence(schema, begun, problem, origins or {})
         if problem.refuses:
             found += FlagFindings(refused=(sentence,))

@@ -206,7 +206,7 @@ def _lines(replica: str, node: str, answer: Mapping[str, Any]) -> list[Line]:
     lines = answer["lines"]
     if isinstance(lines, Mapping):
         if isinstance(answer["here"], list) and replica not in answer["here"]:
-            return []  # what it cannot read is nothing of ours
+            return []  # what it cannot read is not a gpufleet unit
         raise _UnreadError(f"its journal cannot be read: {lines.get('detail') or lines['missing']}")
     rank = answer["rank"] if isinstance(answer["rank"], int) else None
     found = [

@@ -1,4 +1,4 @@
-"""What one node says of its ranks: how each is, why, and what ended it last.  Pure."""
+"""One node's report about its ranks: health, reason, and what ended each last.  Pure."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class RankStatus:
     """That and those of the node's other engines, where each has a server of its own."""
     release: str = ""
     restarts: int | None = None
-    """By itself, since somebody started it."""
+    """Restarts by systemd, since the last manual start."""
     last_restart: LastRestart | None = None
     phase: str = ""
     """Of a rank of several, as rank.json has it."""
@@ -217,7 +217,7 @@ _PHASES = {
 
 
 def _group(stage: Mapping[str, Any], clock: float) -> tuple[Health, str] | None:
-    """Judge a rank by what it says of its group; None for a replica of one node."""
+    """Judge a rank by its report about its group; None for a replica of one node."""
     state, unit = stage["state"], stage["unit"]
     if "missing" in state:
         if len(stage["nodes"]) < 2 and state["missing"] == "absent":
@@ -280,7 +280,7 @@ def _by_unit(stage: Mapping[str, Any], boot_id: str) -> LastRestart | None:
     if events[-1]["boot"] != boot_id:
         if any(event["what"] == "stops" for event in ends):
             return LastRestart(float(ends[-1]["at"]), "the node was shut down or rebooted")
-        # Nobody wrote down when that was: it is known only when the unit was back.
+        # The time was not recorded: only the unit's return is known.
         back = [event["at"] for event in stage["events"] if event["boot"] == boot_id]
         return LastRestart(float(back[0] if back else events[-1]["at"]), WENT_DOWN)
     if not ends:

@@ -115,7 +115,9 @@ def fleet_status(
             for stage in _stages(answer):
                 if "model" not in stage:
                     if "foreign" in stage:
-                        remarks.append(f"{node}: {stage['unit']} is none of ours: left alone")
+                        remarks.append(
+                            f"{node}: {stage['unit']} is not managed by gpufleet: unchanged"
+                        )
                     else:
                         why = f"{stage['unit']} could not be looked at: {reason(stage)}"
                         silent[node] = "; ".join(filter(None, [silent.get(node), why]))
@@ -138,7 +140,7 @@ def fleet_status(
 
 
 def _stages(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return what a node says of its stages; raises `ValueError` for another kind of document."""
+    """Return a node's report about its stages; raises `ValueError` for another kind of document."""
     if answer["schema"] != 1:
         raise ValueError(f"schema {answer['schema']!r}, expected 1")
     return list(answer["stages"])

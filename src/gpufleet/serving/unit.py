@@ -5,7 +5,7 @@ Everything a stage is started with is visible in its unit, one flag a line: `sys
 the whole truth of a node, a diff of two units the whole change. Secrets are the exception: the
 unit names their files only.
 
-Nothing reaches a unit file unescaped: values of ours go through `systemd_quote`, names are
+Nothing reaches a unit file unescaped: gpufleet's values go through `systemd_quote`, names are
 checked by patterns that leave nothing to escape (`settings.ModelName`).
 """
 

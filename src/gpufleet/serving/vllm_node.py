@@ -169,7 +169,7 @@ def launch_commands(
 
 
 def services(rendered: Mapping[Stage, UnitFile], settings: NodeSettings) -> DesiredState:
-    """Return the planned stages' units, and that any other stage of ours is gone."""
+    """Return the planned stages' units, and that any other stage is removed."""
     values: list[Value] = [NoOtherUnits(UNITS, stop_seconds=LONGEST_STOP_SECONDS)]
     for stage, file in rendered.items():
         model = settings.serving[stage.model]

@@ -95,7 +95,7 @@ Tokens = Annotated[
 ]
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
-"""Addresses on which nobody outside of the node reaches a program."""
+"""Addresses that are not reachable from other machines."""
 
 
 def _absolute(path: str) -> str:

@@ -25,7 +25,7 @@ from gpufleet.settings.gateway_settings import ClientKey, GatewayTls, access_mis
 # What clients ask for, as `served_name` of `serving` may be.
 PublicName = Annotated[str, form(r"[\w.:/-]+", "letters, digits, `.`, `_`, `:`, `/` and `-`")]
 
-# Releases on PyPI that were somebody else's (2026): 1.82.7 and 1.82.8 stole credentials,
+# Releases on PyPI that were not its publisher's (2026): 1.82.7 and 1.82.8 stole credentials,
 # 1.107.0 is listed as compromised. A lock's hashes would bring exactly these.
 COMPROMISED = ("1.82.7", "1.82.8", "1.107.0")
 
@@ -98,7 +98,7 @@ class PublicModel(Setting):
 
 
 class LitellmClient(ClientKey):
-    """Somebody who may ask LiteLLM."""
+    """A client of LiteLLM."""
 
     models: Annotated[
         tuple[PublicName, ...], Field(description="Names that it may request; empty: all")

@@ -1,4 +1,4 @@
-"""What `gpu_lock` says of `cuda`, `dcgm` and `vllm` too: filled in there, or refused.  Pure.
+"""What `gpu_lock` also sets of `cuda`, `dcgm` and `vllm`: filled in there, or refused.  Pure.
 
 Works on variables as operators wrote them, before they are checked: only there can be told what
 was written from what is a default. So variables are valid before a group is locked, and stay so:
@@ -56,7 +56,7 @@ def differences(given: Mapping[str, Any], lock: GpuLock) -> Iterator[Difference]
     """Yield what variables and their lock say differently of the same thing."""
     written = given["gpu_lock"]
     for at, locked_at in _SAME:
-        # A toolkit of profile none says that there is no branch, and no version.
+        # A toolkit of profile none means no branch and no version.
         said = locked_at[:1] if locked_at[0] == "toolkit" else locked_at
         if _has(given, at) and _has(written, said):
             locked = _value(lock.model_dump(), locked_at)

@@ -15,7 +15,7 @@ Address = Annotated[
     str,
     form(
         r"https?://[^\s/@]+(/\S*[^/\s])?",
-        "an address that starts with https:// or http://, without a user and a trailing /",
+        "an address that starts with https:// or http://, without a user and without a trailing /",
     ),
     Field(description="Without a trailing slash"),
 ]

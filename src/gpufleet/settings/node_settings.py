@@ -75,7 +75,7 @@ class Gpus(Setting):
         known = recorded_nodes.names()
         if self.hardware is not None and self.hardware not in known:
             raise ValueError(
-                f"no hardware is called {self.hardware!r}{suggestion(self.hardware, known)}; known "
+                f"no hardware is named {self.hardware!r}{suggestion(self.hardware, known)}; known "
                 f"are {', '.join(known)}"
             )
         return self
@@ -221,13 +221,13 @@ class NodeSettings(Setting):
 
     @property
     def watchdog_port(self) -> int | None:
-        """Where this node's watchdog answers gateways; None: nobody watches, or nobody may ask."""
+        """Where this node's watchdog answers gateways; None: no watchdog, or no access."""
         watched = any(each.watchdog.mode != "off" for each in self.serving.values())
         return self.vllm.watchdog_port if self.vllm and watched else None
 
     @property
     def ports(self) -> dict[str, int]:
-        """The ports that programs of ours beside vLLM listen on, by the key that says so."""
+        """The ports that gpufleet's programs beside vLLM listen on, by their keys."""
         found = {"node_exporter.port": self.node_exporter.port}
         if watchdog := self.watchdog_port:
             found["vllm.watchdog_port"] = watchdog

@@ -24,7 +24,7 @@ from gpufleet.settings.server_routes import route_mistakes
 from gpufleet.settings.server_sandbox import sandbox_mistakes
 
 
-class SettingsError(Exception):  # it is a list of mistakes, not an error of ours
+class SettingsError(Exception):  # it is a list of mistakes, not a program error
     """
     What is wrong in a node's variables: pairs of (key path, sentence).
 

@@ -101,8 +101,8 @@ PLANNED_ENVIRONMENT = frozenset(
 )
 
 
-# Flags that would put a secret where everybody on the node reads it, or that move the endpoint to
-# where nothing of ours finds it.
+# Flags that would make a secret world-readable on the node, or that move the endpoint to
+# where gpufleet does not find it.
 REFUSED_ARGUMENTS = {
     "config": "its file could override the plan: write the flags here",
     "hf-token": "arguments are readable by all users of the node: use vllm.hf_token_file",

@@ -178,7 +178,7 @@ def _group(path: str) -> str:
 
 
 def _write_key(file: Path) -> bool:
-    """Write a key that nobody else can read; return whether it was made now."""
+    """Write a key that only its owner can read; return whether it was created now."""
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

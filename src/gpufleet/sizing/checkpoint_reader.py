@@ -146,7 +146,7 @@ def _read_from_hub(model: str, revision: str | None, hub: Hub, seconds: float) -
     from huggingface_hub import errors
     from huggingface_hub.utils import logging as hub_logging
 
-    # We say it, once. By its own function: importing more of it sets the logger's level anew.
+    # We say it, once. By its own function: importing more of it resets the logger's level.
     hub_logging.set_verbosity(logging.CRITICAL)
     token = _token(hub)
     unreachable = _connection_error(model, revision, hub, token)

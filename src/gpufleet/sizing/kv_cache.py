@@ -31,7 +31,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class CacheReport:
-    """What a release says of its KV cache at start."""
+    """A release's report about its KV cache at startup."""
 
     bytes_per_token_per_gpu: int
     """That one more token of a long context takes on the largest stage: windows, chunks and states

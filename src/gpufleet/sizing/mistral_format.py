@@ -86,7 +86,7 @@ def _quantization(said: Any, origin: str) -> dict[str, Any] | None:
 
 
 def _put_class(config: dict[str, Any]) -> None:
-    """Name the class, by what the file says of experts and latent attention."""
+    """Name the class, by the file's keys for experts and latent attention."""
     experts = config.get("moe")
     latent = bool(config.get("qk_nope_head_dim"))
     if config["model_type"] == "mamba":

@@ -140,7 +140,7 @@ def test_what_a_killed_run_left_of_another_file_is_not_believed(folder: Folder, 
     left.parent.mkdir(parents=True)
     left.write_bytes(b"another")
 
-    with pytest.raises(FleetError, match="not the one"):
+    with pytest.raises(FleetError, match="not as announced"):
         folder.fetch(remote(origin, size=len(CONTENT)))
 
     assert folder.fetch(remote(origin, size=len(CONTENT)))

@@ -78,7 +78,7 @@ def test_a_name_that_is_not_there_is_refused_with_near_ones():
     with pytest.raises(FleetError, match=r"H100-NVL.*--gpu-memory-gib") as refused:
         card("H100-NVL2")
 
-    assert "not known" in str(refused.value)
+    assert "is unknown" in str(refused.value)
 
 
 def test_an_unknown_product_counts_with_less_than_nvml_says():

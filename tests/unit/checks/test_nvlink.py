@@ -344,7 +344,7 @@ def test_a_gpu_that_denies_the_nvlink_that_its_neighbours_have(document, judged,
     said = judged(node)
     assert said.troubles == {("nvlink-links", "block", 3)}
     text = said.text("nvlink-links", 3)
-    assert "answers that it has no NVLink" in text
+    assert "reports no NVLink" in text
     assert f"{len(document(profile)['nvlink'][3]['links'])} links up" in text
 
 

@@ -37,7 +37,7 @@ def samples(document, *bits, gpu=3):
     [
         ([HW | HW_THERMAL] * 3, "block", "heat"),
         ([HW | BRAKE] * 3, "block", "power supply"),
-        ([HW] * 3, "block", "hardware slows"),
+        ([HW] * 3, "block", "hardware throttles"),
         ([HW | HW_THERMAL, HW | HW_THERMAL, 0], "warn", "2 of 3 samples"),
         ([HW | BRAKE, 0, 0], "warn", "1 of 3 samples"),
         # A passing brake beside lasting heat: the worse one is told.
@@ -207,7 +207,7 @@ def test_hot_memory_is_a_warning(document, judged, celsius, troubles):
 
     assert said.troubles - {("gpu-outlier", "warn", 3)} == troubles
     if troubles:
-        assert "memory has 95 °C" in said.worst("temperature").found
+        assert "memory is at 95 °C" in said.worst("temperature").found
 
 
 @pytest.mark.parametrize("fact", ["temperature_celsius", "temperature_slowdown_celsius"])

@@ -40,7 +40,7 @@ def test_the_file_has_what_standard_output_would_have(source: Path, tmp_path: Pa
     assert target.read_text() == printed
     assert printed
     assert written.stdout == ""
-    assert f"{target} is written" in written.stderr
+    assert f"{target} written" in written.stderr
     assert written.return_value == 1  # something is left to decide
     assert [each.name for each in target.parent.iterdir()] == ["gpu.yml"]
 

@@ -82,7 +82,7 @@ def test_a_member_that_is_installed_but_not_wanted_goes_along() -> None:
 
 def test_members_wanted_with_two_versions_are_refused() -> None:
     values = (Package("lib", "580.1.1-1"), Package("kernel", "595.1.1-1"), Lockstep(PARTS))
-    assert "580.1.1 and 595.1.1: want one" in compare(*values).problems[0]
+    assert "580.1.1 and 595.1.1: choose one" in compare(*values).problems[0]
 
 
 def test_what_must_go_goes_in_the_same_transaction() -> None:

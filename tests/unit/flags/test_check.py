@@ -248,7 +248,7 @@ def test_dotted_form_is_the_same_json() -> None:
 def test_dotted_form_is_of_its_release() -> None:
     """A release that takes JSON in one piece only is not said to lack the flag."""
     problem = refused("0.8.5", "M --limit-mm-per-prompt.image 4")
-    assert (problem.kind, "one piece" in problem.found) == (Kind.FORM, True)
+    assert (problem.kind, "whole JSON" in problem.found) == (Kind.FORM, True)
 
 
 def test_pairs_are_of_their_releases() -> None:
@@ -372,7 +372,7 @@ def test_a_json_key_that_is_gone_says_since_when_and_what_replaces_it(
 ) -> None:
     problem = refused(version, ["M", json_flag, value])
     assert (problem.since, problem.replacement) == (since, replacement)
-    assert ("is gone" in problem.found) is (since is not None)
+    assert ("was removed" in problem.found) is (since is not None)
 
 
 def test_what_replaces_a_json_key_is_in_the_release_that_lost_it() -> None:
@@ -398,7 +398,7 @@ def test_what_replaces_a_json_key_is_in_the_release_that_lost_it() -> None:
         ("M --data-parallel-backend nope", "choose from ray, mp"),
         ('M --speculative-config {"method":"ngram"}', "needs `num_speculative_tokens`"),
         ("M --spec-method ngram", "needs `num_speculative_tokens`"),
-        ("M --additional-config [1]", "is no JSON object"),
+        ("M --additional-config [1]", "is not a JSON object"),
         ("M -tp 2 --nnodes 2 --distributed-executor-backend ray", "Ray places the ranks itself"),
     ],
 )

@@ -335,7 +335,7 @@ def test_variables_may_stand_on_the_command_line() -> None:
 
 
 def test_an_unknown_release_is_refused() -> None:
-    with pytest.raises(FleetError, match="does not know"):
+    with pytest.raises(FleetError, match="unknown release"):
         _run("0.15.7", "0.18.0")
 
 

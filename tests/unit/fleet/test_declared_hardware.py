@@ -75,9 +75,9 @@ def test_nodes_without_hardware_are_named_with_what_to_write():
     ("written", "says"),
     [
         (["gpu_h10=h100x8,all=h100x8"], "no group or node of GPUs called 'gpu_h10'; did you mean"),
-        (["h100x9"], "no hardware is called 'h100x9'; did you mean 'h100x8'"),
+        (["h100x9"], "no hardware is named 'h100x9'; did you mean 'h100x8'"),
         (["gpu=h100x8", "gpu=a100x8"], "--as has gpu as h100x8 and as a100x8: keep one"),
-        (["gpu="], "no hardware is called ''"),
+        (["gpu="], "no hardware is named ''"),
     ],
 )
 def test_a_name_that_is_not_known_is_refused(written, says):

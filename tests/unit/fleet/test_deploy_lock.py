@@ -117,7 +117,9 @@ def test_all_that_is_in_the_way_is_said_at_once(nodes: Nodes, ann: subprocess.Po
     assert [each.split(" ")[0] for each in problems] == ["upgrade", "gpu-03:", "gpu-02:"]
     assert "has gpu-01: a deploy would restart" in problems[0]
     assert "ann@laptop is deploying there" in problems[1]
-    assert "is not known: /var/lib/gpufleet/change/lock.json is no JSON object" in problems[2]
+    assert (
+        "it is being deployed: /var/lib/gpufleet/change/lock.json is no JSON object" in problems[2]
+    )
 
 
 def test_an_upgrades_own_deploys_go_on(nodes: Nodes) -> None:

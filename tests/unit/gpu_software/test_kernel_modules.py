@@ -199,7 +199,7 @@ def test_a_key_that_the_firmware_does_not_know_is_told_apart(disk: Disk) -> None
     secured(disk)
     disk.program("mokutil", '#!/bin/sh\necho "$2 is not enrolled"\n')
     (problem,) = module_problems(disk.ask("look"), "580.95.05")
-    assert "firmware does not know the key" in problem
+    assert "firmware does not know DKMS's signing key" in problem
 
 
 def test_modules_without_signature_are_told_apart(disk: Disk) -> None:

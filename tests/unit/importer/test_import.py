@@ -447,7 +447,7 @@ def test_two_servers_of_one_name_stay_two() -> None:
     ("text", "file", "said"),
     [
         ("echo hello", "a.sh", "it does not start vLLM"),
-        ("vllm serve 'org/m", "a.sh", "never closed"),
+        ("vllm serve 'org/m", "a.sh", "is not closed"),
         ("a: [", "a.yml", "is no YAML"),
         ("plain: 1", "a.yml", "none of what is read"),
         ("models:\n  - name: a\n    env: {A: b}\n", "a.yml", "neither `command` nor `model`"),
@@ -455,7 +455,7 @@ def test_two_servers_of_one_name_stay_two() -> None:
         ('models: [{name: a, model: m, args: "\'x"}]', "a.yml", "models.a: a quote is opened"),
         ("[" * 5000, "a.yml", "nested too deeply"),
         ("models: 3", "a.yml", "neither a list nor a mapping"),
-        ("models: [3]", "a.yml", "is no mapping"),
+        ("models: [3]", "a.yml", "is not a mapping"),
         ("services:\n  a: {image: nginx}\n", "a.yml", "it does not start vLLM"),
     ],
 )

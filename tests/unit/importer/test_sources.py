@@ -469,7 +469,7 @@ def test_hostile_ini_ends_in_a_sentence() -> None:
     many = "\n".join(f"[g{n}]\nh{n}" for n in range(3000))
     with pytest.raises(FleetError, match="more than 1,000 groups"):
         imported(many, "hosts.ini")
-    with pytest.raises(FleetError, match="line 2: a quote is opened"):
+    with pytest.raises(FleetError, match="line 2: a quote is not closed"):
         imported(f"[a]\nhost x='{SECRET}\n", "hosts.ini")
 
 

@@ -239,7 +239,7 @@ def test_limits_that_match_are_left_alone(project, limit):
         pytest.param('groups={"gpu": []}', "has no nodes", id="empty"),
         pytest.param("groups={}", "has no nodes", id="no-groups"),
         pytest.param('groups={"gpu": "n1"}', "write a list", id="text-for-list"),
-        pytest.param('groups={"gpu": ["n1", "n1"]}', "names n1 twice", id="twice"),
+        pytest.param('groups={"gpu": ["n1", "n1"]}', "has n1 twice", id="twice"),
         pytest.param('groups={"gpu": ["n1,n2"], "b": [3]}', "group b has 3", id="no-name"),
         pytest.param('groups={"_gpu": ["n1"]}', "no group can be named '_gpu'", id="underscore"),
         pytest.param('groups={"all": ["n1"]}', "no group can be named 'all'", id="all"),

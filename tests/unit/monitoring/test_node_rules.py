@@ -234,7 +234,7 @@ CLOCK = (
         "no time server",
         {series("timex_sync_status"): "0x60", series("timex_maxerror_seconds"): "16x60"},
         at=1800,
-        fires=(Firing(ON, "gpu-01: nobody sets the clock"),),
+        fires=(Firing(ON, "gpu-01: the clock is not synchronised"),),
     ),
     Case(
         "ClockNotSynchronised",

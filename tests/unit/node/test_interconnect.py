@@ -345,7 +345,7 @@ def test_links_that_nobody_may_use_join_nothing_and_are_said(document):
     without = from_probe("gpu-01", found)
 
     assert without.max_tp == 1
-    assert "NVLinks between GPUs 0-7 are up, and the driver grants no peer" in without.warnings[0]
+    assert "NVLinks between GPUs 0-7 are up, but the driver allows no peer" in without.warnings[0]
 
 
 def test_a_link_that_one_end_alone_sees_is_said(document):

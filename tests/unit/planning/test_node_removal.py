@@ -67,7 +67,7 @@ def test_that_it_may_leave_is_asked_for():
 
 def test_what_is_refused_does_not_depend_on_whether_there_is_room():
     """One sentence says it: neither that nothing fits, nor where it would."""
-    assert "gpu-02 is not in the inventory" in refusal(("gpu-01",), over("gpu-01", "gpu-02"))
+    assert "gpu-02 is no longer in the inventory" in refusal(("gpu-01",), over("gpu-01", "gpu-02"))
 
 
 def test_a_node_that_does_not_declare_the_model_any_more_has_left():
@@ -108,7 +108,7 @@ def test_a_gpu_that_may_not_be_used_is_as_gone_as_its_node(second, reserved, why
         )
 
     (problem,) = refused.value.problems
-    gone = f"gpu-02 has GPUs of it that can no longer be used (GPU 0 is left out ({why}))"
+    gone = f"gpu-02 has GPUs of it that can no longer be used (GPU 0 is not used ({why}))"
     assert gone in problem
 
 

@@ -794,7 +794,7 @@ def test_as_many_as_fit_is_at_least_one():
 
     (problem,) = problems_of([machine("gpu-01", 2)], {"gpu-01": declare(wanted)})
 
-    assert problem.startswith("serving.b: 1 replica of 1 GPU asked for, 0 fit on gpu-01")
+    assert problem.startswith("serving.b: 1 replica of 1 GPU declared, 0 fit on gpu-01")
 
 
 # GPUs of others, NICs

@@ -28,7 +28,7 @@ def test_one_name_for_several_entries_is_said_with_where_clients_can_ask() -> No
     entries = {"a": model(served_name="chat"), "b": model(served_name="chat", port=8100)}
     (said,) = about(reasons(entries), "serving.a.served_name")
     assert "a, b all answer to 'chat'" in said
-    assert "ask at /a/v1" in said
+    assert "use /a/v1" in said
     entries["b"] = model(served_name="other", port=8100)
     assert about(reasons(entries), "serving.a.served_name") == []
 

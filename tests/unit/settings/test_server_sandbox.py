@@ -28,12 +28,12 @@ REFUSED: list[tuple[dict[str, Any], KeyPath, str]] = [
     ({"cluster_port": 500}, ("cluster_port",), "only root can listen below 1024"),
     ({"model": "/tmp/llama"}, ("model",), "is under /tmp, which servers cannot see"),
     ({"model": "/root/models/llama"}, ("model",), "is under /root"),
-    ({"model": "/dev/shm/llama"}, ("model",), "lies below /dev/shm"),
+    ({"model": "/dev/shm/llama"}, ("model",), "is under /dev/shm"),
     ({"model": "/root"}, ("model",), "is under /root"),
     ({"flags": {"chat-template": "chat.jinja"}}, ("flags", "chat-template"), "/srv/models/chat"),
     ({"flags": {"chat-template": "a/b.jinja"}}, ("flags", "chat-template"), "not an absolute path"),
-    ({"flags": {"chat-template": "/tmp/b.jinja"}}, ("flags", "chat-template"), "below /tmp"),
-    ({"flags": {"chat-template": "/home/a/b"}}, ("flags", "chat-template"), "below /home"),
+    ({"flags": {"chat-template": "/tmp/b.jinja"}}, ("flags", "chat-template"), "under /tmp"),
+    ({"flags": {"chat-template": "/home/a/b"}}, ("flags", "chat-template"), "under /home"),
     ({"flags": {"lora-modules": ["a=./b"]}}, ("flags", "lora-modules"), "not an absolute path"),
     (
         {"flags": {"lora-modules": [{"name": "a", "path": "~/b"}]}},
@@ -48,7 +48,7 @@ REFUSED: list[tuple[dict[str, Any], KeyPath, str]] = [
     (
         {"flags": {"speculative-config": {"model": "/tmp/draft", "num_speculative_tokens": 3}}},
         ("flags", "speculative-config"),
-        "/tmp/draft lies below /tmp",
+        "/tmp/draft is under /tmp",
     ),
     (
         {"flags": {"max-num-seqs": 4}, "concurrency": 8},

@@ -332,12 +332,12 @@ def test_a_password_in_the_endpoint_is_not_shown(tmp_path):
     with pytest.raises(FleetError) as error:
         checkpoint_reader.read("org/m", hub=hub)
 
-    assert "http://127.0.0.1:9 cannot be asked" in str(error.value)
+    assert "http://127.0.0.1:9 cannot be reached" in str(error.value)
     assert "a-word" not in str(error.value)
 
 
 def test_nobody_at_the_endpoint_is_said_at_once(tmp_path, hub):
     with served(tmp_path) as server:
         pass
-    with pytest.raises(FleetError, match="cannot be asked"):
+    with pytest.raises(FleetError, match="cannot be reached"):
         checkpoint_reader.read("lab/tiny", hub=hub(server))

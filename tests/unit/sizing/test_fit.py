@@ -233,8 +233,8 @@ def test_a_newer_release_is_counted_as_the_newest_known_with_twice_the_error():
     ("given", "says"),
     [
         ({"vllm": (0, 7, 3)}, "--vllm 0.7.3: releases before 0.8"),
-        ({"dtype": "int3"}, "--dtype int3: vLLM knows"),
-        ({"gpu_memory_utilization": 1.5}, "--gpu-memory-utilization 1.5: has to be"),
+        ({"dtype": "int3"}, "--dtype int3: vLLM accepts"),
+        ({"gpu_memory_utilization": 1.5}, "--gpu-memory-utilization 1.5: must be"),
         ({"max_model_len": 0}, "--max-model-len 0: must be above 0"),
         ({"quantization": "awq"}, "--quantization awq: the checkpoint is not quantized"),
         ({"kv_cache_dtype": "fp3"}, "--kv-cache-dtype fp3"),

@@ -110,7 +110,8 @@ WORK = Row(
             "Work",
             Unit.RATIO,
             _each("gpu:utilization_ratio"),
-            "Share of time in which anything ran, not how much. One apart from its group: it hangs, "
+            "Share of time in which anything ran, not how much. One apart from its group: it "
+            "hangs, "
             "or the others wait for it.",
             maximum=1,
         ),
@@ -160,8 +161,8 @@ HEAT = Row(
                 *_each("gpu:power_watts"),
                 Query(f"min(gpu:power_limit_watts{{{_OF}}})", "may take", limit=True),
             ),
-            "At the dashed line the clock gives way. A line that is lower than it was: somebody set a "
-            "limit.",
+            "At the dashed line the clock gives way. A line that is lower than it was: a limit "
+            "was set.",
             width=6,
         ),
         timeline(
@@ -172,7 +173,8 @@ HEAT = Row(
                     "GPU {{gpu}} {{reason}}",
                 ),
             ),
-            "sw_power_cap: its limit, often wanted so. sw_thermal, hw_thermal: heat. hw_power_brake: "
+            "sw_power_cap: its limit, often wanted so. sw_thermal, hw_thermal: heat. "
+            "hw_power_brake: "
             "the machine's power supply.",
             shown=(ValueDisplay(1, " ", Colour.LOOK),),
             width=6,
@@ -249,7 +251,8 @@ NVLINK = Row(
                     _ONE,
                 ),
             ),
-            "Even over the GPUs of a tensor-parallel group. None under load: NCCL goes another way.",
+            "Even over the GPUs of a tensor-parallel group. None under load: NCCL goes another "
+            "way.",
             empty=_NO_NVLINK,
         ),
     ),

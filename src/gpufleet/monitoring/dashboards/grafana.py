@@ -332,7 +332,7 @@ def _column(column: Column) -> Json:
 
 
 def _only_bad(marks: tuple[_Marked, ...]) -> tuple[_Marked, ...]:
-    """Return what a table colours: in a field of green nobody sees the one cell that is not."""
+    """Return what a table colours: in a green table the one red cell is hard to see."""
     return tuple(
         replace(mark, colour=Colour.NONE) if mark.colour is Colour.GOOD else mark for mark in marks
     )

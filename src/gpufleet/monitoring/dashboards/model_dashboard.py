@@ -33,7 +33,7 @@ _RATE = "[$__rate_interval]"
 # What the alert of an objective is raised at, and what is near it.
 _PROMISE = (Step(None, Colour.GOOD), Step(0.8, Colour.LOOK), Step(1, Colour.BAD))
 _QUIET = "no request in this time"
-_NO_GATEWAY = "no gateway of ours has this model"
+_NO_GATEWAY = "no gateway has this model"
 _STALLED = 'gpufleet_watchdog_stalled{stage=~"$stage"}'
 _RESTARTS = 'increase(gpufleet_{}_restarts_total{{stage=~"$stage"}}[10m])'
 
@@ -82,7 +82,8 @@ NOW = Row(
         stat(
             "First token, of promise",
             _held("model:ttft_seconds:p99_15m", "model:objective_ttft_p99_seconds"),
-            "Over 100 % is longer than promised. Long with a queue: too few replicas. Long without: "
+            "Over 100 % is longer than promised. Long with a queue: too few replicas. Long "
+            "without: "
             "prompts are long, see their lengths.",
             unit=Unit.RATIO,
             steps=_PROMISE,
@@ -128,7 +129,8 @@ NOW = Row(
         stat(
             "Preempted, 10 min",
             f"sum(increase(vllm:num_preemptions_total{{{_OF}}}[10m]))",
-            "Each one is computed again: fewer requests at once (`max_num_seqs`), or more KV cache.",
+            "Each one is computed again: fewer requests at once (`max_num_seqs`), or more KV "
+            "cache.",
             steps=ANY_IS_TO_LOOK_AT,
             decimals=0,
         ),
@@ -182,7 +184,8 @@ LOAD = Row(
                     "{{stage}} {{reason}}",
                 ),
             ),
-            "capacity: no KV cache or no place for them. deferred: an adapter or a cache on its way.",
+            "capacity: no KV cache or no place for them. deferred: an adapter or a cache on its "
+            "way.",
             width=6,
         ),
         lines(
@@ -243,7 +246,8 @@ THROUGHPUT = Row(
             (
                 Query(
                     f"sum by (stage) (rate(vllm:prefix_cache_hits_total{{{_OF}}}{_RATE}))"
-                    f" / (sum by (stage) (rate(vllm:prefix_cache_queries_total{{{_OF}}}{_RATE})) > 0)",
+                    f" / (sum by (stage) (rate(vllm:prefix_cache_queries_total{{{_OF}}}{_RATE})) "
+                    "> 0)",
                     "{{stage}}",
                 ),
             ),
@@ -363,7 +367,7 @@ GATEWAY = Row(
                     "{{instance}}",
                 ),
             ),
-            "Fewer than replicas: drained by somebody, or down for the gateway.",
+            "Fewer than replicas: drained, or down for the gateway.",
             width=8,
             height=7,
             empty=_NO_GATEWAY,

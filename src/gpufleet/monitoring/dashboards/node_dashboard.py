@@ -69,7 +69,8 @@ NOW = Row(
         stat(
             "Not checked",
             f"max(gpufleet_node_unchecked{{{_ON}}})",
-            "Its driver was touched and no check has passed since: its units do not start until a check has passed.",
+            "Its driver was touched and no check has passed since: its units do not start until "
+            "a check has passed.",
             unit=Unit.STATE,
             shown=YES_IS_BAD,
         ),
@@ -90,7 +91,7 @@ NOW = Row(
         stat(
             "Up since",
             f"1000 * max(node_boot_time_seconds{{{_ON}}})",
-            "A boot that nobody asked for is a crash: `journalctl -b -1 -e`.",
+            "An unplanned boot is a crash: `journalctl -b -1 -e`.",
             unit=Unit.AGO,
         ),
     ),
@@ -105,7 +106,8 @@ RUNS = Row(
             Unit.COUNT,
             (
                 Query(
-                    "max by (instance, kernel, driver_loaded, driver_disk, library, fabric_manager, "
+                    "max by (instance, kernel, driver_loaded, driver_disk, library, "
+                    "fabric_manager, "
                     f"release, lock) (gpufleet_node_info{{{_ON}}})"
                 ),
             ),
@@ -163,7 +165,8 @@ LOAD = Row(
                     "{{mode}}",
                 ),
             ),
-            "iowait is waiting for disks. Much system time beside busy GPUs: look for a copy in the "
+            "iowait is waiting for disks. Much system time beside busy GPUs: look for a copy in "
+            "the "
             "way.",
             maximum=1,
             stacked=True,
@@ -173,7 +176,8 @@ LOAD = Row(
             Unit.BYTES,
             (
                 Query(
-                    f"max(node_memory_MemTotal_bytes{{{_ON}}}) - max(node_memory_MemAvailable_bytes{{{_ON}}})",
+                    f"max(node_memory_MemTotal_bytes{{{_ON}}}) - "
+                    f"max(node_memory_MemAvailable_bytes{{{_ON}}})",
                     "used",
                 ),
                 Query(f"max(node_memory_MemTotal_bytes{{{_ON}}})", "all there is", limit=True),
@@ -209,7 +213,8 @@ LOAD = Row(
                     "{{mountpoint}}",
                 ),
             ),
-            "A full disk stops deploys and downloads; old releases and model files are the first to go.",
+            "A full disk stops deploys and downloads; old releases and model files are the "
+            "first to go.",
             steps=_NEARLY_FULL,
             maximum=1,
         ),

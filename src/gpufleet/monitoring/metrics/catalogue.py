@@ -29,7 +29,7 @@ def join_lists(*lists: tuple[Metric, ...]) -> dict[str, Metric]:
     """
     Return {name: metric} of lists that share no name.
 
-    `up` and its kin, which every target has, belong to nobody's list but server_metrics'. Raises
+    `up` and its kin, which every target has, belong to server_metrics' list only. Raises
     ValueError for a name in two places: one of them would say something else than the other.
     """
     found: dict[str, Metric] = {}

@@ -1,7 +1,8 @@
 """What the node exporter serves, as far as rules and dashboards use it. Pure.
 
 Names, types and labels are those of Debian's 1.5.0, run on a Debian 12 machine, and hold for the
-publisher's 1.12. Those that it calls "untyped" (vmstat, netstat) have the type that the kernel gives
+publisher's 1.12. Those that it calls "untyped" (vmstat, netstat) have the type that the kernel
+gives
 them. `only` says which collector or hardware a metric needs; the collectors chosen for
 GPU nodes are in monitoring/node_exporter.py.
 """
@@ -120,7 +121,7 @@ NETWORK = (
     _counter("netstat_Tcp_RetransSegs", "TCP segments sent again"),
     _counter("netstat_Tcp_OutSegs", "TCP segments sent"),
     _gauge("netstat_Tcp_CurrEstab", "TCP connections"),
-    _counter("netstat_TcpExt_ListenDrops", "Connections dropped since nobody accepted them"),
+    _counter("netstat_TcpExt_ListenDrops", "Connections dropped because they were not accepted"),
     _gauge("bonding_slaves", "Interfaces of a bond", "master", only=BONDS),
     _gauge("bonding_active", "Interfaces of a bond that work", "master", only=BONDS),
     _gauge("infiniband_state_id", "State of a port; 4 is active", *INFINIBAND, only=ADAPTERS),

@@ -1,7 +1,8 @@
 """What vLLM's servers serve under /metrics, as far as rules, dashboards and gates need it. Pure.
 
 Releases are those whose `vllm/v1/metrics/` was read, 0.17.0 to 0.33.0; 0.28.0, 0.30.0 and 0.32.0
-were run as well (tests/unit/monitoring/recorded/). Of all releases from 0.18 a metric has the same name
+were run as well (tests/unit/monitoring/recorded/). Of all releases from 0.18 a metric has the same
+name
 and the same labels, or it says since when it is there.
 
 Not here, although guides name them: `gpu_cache_usage_perc`, `time_per_output_token_seconds`,
@@ -97,7 +98,7 @@ THROUGHPUT = (
     ),
     _histogram(
         "iteration_tokens_total",
-        "Tokens of an engine step that gave somebody a token; its count are those steps",
+        "Tokens of an engine step that produced a token; its count is the number of those steps",
     ),
 )
 

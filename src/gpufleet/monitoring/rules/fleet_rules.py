@@ -13,7 +13,7 @@ SOON_DAYS, URGENT_DAYS = 21, 7
 RECORDINGS: tuple[Recording, ...] = (
     Recording(
         "node:answers",
-        # Whoever watches is not on trial; a gateway may share a node's name.
+        # The monitoring server itself is not checked here; a gateway may share a node's name.
         'max by (instance) (up{job=~"node|dcgm|vllm|gateway"})',
         "Whether anything on the node answered the last scrape",
         ("instance",),
@@ -135,7 +135,7 @@ ALERTS: tuple[Alert, ...] = (
         # Summed: the findings' own `severity` must not become the alert's.
         expr='sum by (instance) (gpufleet_check_findings{severity=~"block|unknown"}) > 0',
         severity=AlertSeverity.TICKET,
-        for_seconds=600,  # somebody who checks is most likely about to mend it
+        for_seconds=600,  # an operator who checks is most likely about to fix it
         summary=f"{_ON}: the last check has {{{{ $value }}}} findings that block, or could not be judged",
         action="`gpufleet check` says which, and what mends them; record the next one again.",
     ),

@@ -30,7 +30,8 @@ ALERTS: tuple[Alert, ...] = (
         AlertSeverity.PAGE,
         120,  # a reload takes a second, a restart ten
         "{{ $labels.instance }}: the gateway does not answer",
-        "systemctl status gpufleet-gateway on the node; a second gateway, if there is one, has all traffic.",
+        "systemctl status gpufleet-gateway on the node; a second gateway, if there is one, has "
+        "all traffic.",
         needs=_NEEDS,
     ),
     Alert(
@@ -41,7 +42,7 @@ ALERTS: tuple[Alert, ...] = (
         AlertSeverity.PAGE,
         60,
         "{{ $labels.instance }}: no server of {{ $labels.proxy }} is up, its clients get 503",
-        "Look at the model's stages: VllmDown and VllmNotReady say which. Drained by somebody? "
+        "Look at the model's stages: VllmDown and VllmNotReady say which. Drained by an operator? "
         "haproxy_server_status tells DRAIN and MAINT from DOWN.",
         needs=_NEEDS,
     ),

@@ -86,7 +86,7 @@ CRITICAL = {
     if kind.severity is Severity.BLOCK and xid not in (OFF_THE_BUS | GSP | NVLINK | CONTAINED)
 }
 APPLICATION = {xid for xid, kind in KINDS.items() if kind.severity is Severity.INFO}
-# Everything else is worth a look, numbers that nobody knows yet among them.
+# Everything else is worth a look, unknown numbers included.
 _CLASSIFIED = CRITICAL | APPLICATION | OFF_THE_BUS | GSP | NVLINK | CONTAINED
 
 _XID = "gpu:xid_errors:count5m"
@@ -224,7 +224,8 @@ RECORDINGS: tuple[Recording, ...] = (
     ),
     Recording(
         "node:gpus_missing:count",
-        # Whoever misses more is right: facts count what NVML lists, DCGM what still answers.
+        # The source that misses more is right: facts count what NVML lists, DCGM what still
+        # answers.
         "max by (instance) (\n"
         '  label_replace(max by (instance) (gpufleet_gpus{state="expected"})\n'
         '    - max by (instance) (gpufleet_gpus{state="present"}), "by", "facts", "", "")\n'
@@ -311,7 +312,7 @@ ALERTS: tuple[Alert, ...] = (
         "reports the same program's error again and again",
         "Look at the log of the program on that GPU: it is most likely its own fault.",
         # One crash is the program's business. Half an hour of them, each within 5 minutes of the
-        # last, is a program that nobody looks at, or a GPU that is to blame after all.
+        # last, is a program without an owner, or a GPU that is to blame after all.
         for_seconds=1800,
     ),
     Alert(
@@ -383,7 +384,8 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         name="NvlinkFlapping",
         expr="\nor ".join(
-            f"max {BY_GPU} (increase({NVLINK_ERRORS[error]}[6h]) < {_JUMP}) > {RECOVERIES_PER_DAY_MAX + 0.5}"
+            f"max {BY_GPU} (increase({NVLINK_ERRORS[error]}[6h]) < {_JUMP}) > "
+            f"{RECOVERIES_PER_DAY_MAX + 0.5}"
             for error in ("recovery", "recovered")
         ),
         severity=AlertSeverity.TICKET,

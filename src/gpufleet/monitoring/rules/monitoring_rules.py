@@ -1,7 +1,7 @@
-"""Rules over monitoring itself: whoever watches must be seen to watch. Pure.
+"""Rules over monitoring itself: a monitoring server must be monitored as well. Pure.
 
 What Prometheus can no longer do it cannot tell either: then MonitoringAlive stops coming, which is
-for somebody outside to notice (docs/alerts/monitoring-alive.md).
+for an external service to notice (docs/alerts/monitoring-alive.md).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ALERTS: tuple[Alert, ...] = (
         AlertSeverity.PAGE,
         300,  # a restart that replays the log of samples takes minutes on a large fleet
         "{{ $labels.instance }}: {{ $labels.job }} does not answer",
-        "systemctl status of its unit. While it is down, nobody is told of anything else.",
+        "systemctl status of its unit. While it is down, no notification is sent.",
     ),
     Alert(
         "MonitoringBlind",

@@ -26,7 +26,7 @@ _EVERYWHERE = (
     "|textfile|timex|uname|vmstat"
 )
 # A busy node misses a scrape now and then, and what is read from one alone is gone for that minute:
-# the alert would end, wait anew, and come back as another one (measured: two of these did, for an
+# the alert would end, wait again, and come back as another one (measured: two of these did, for an
 # hour). A node that stays away is NodeDown's within this time.
 _MISSED_SECONDS = 300
 
@@ -151,21 +151,22 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         name="ClockNotSynchronised",
-        # The kernel's own word, and a bound that only grows while nobody sets the clock.
+        # The kernel's own word, and a bound that only grows while the clock is not set.
         expr=(
             "max by (instance) (node_timex_sync_status) == 0\n"
             "  and max by (instance) (node_timex_maxerror_seconds) >= 16"
         ),
         severity=AlertSeverity.TICKET,
         for_seconds=900,  # chrony needs some minutes after a boot
-        summary=f"{_ON}: nobody sets the clock",
+        summary=f"{_ON}: the clock is not synchronised",
         action="`chronyc tracking` or `timedatectl timesync-status`: is a time server reached?",
     ),
     Alert(
         name="ClockSkew",
         expr="abs(node:clock_skew_seconds) > 5",
         severity=AlertSeverity.TICKET,
-        # A slow scrape looks like skew; certificates and logs suffer from minutes, not from a spike.
+        # A slow scrape looks like skew; certificates and logs suffer from minutes, not from a
+        # spike.
         for_seconds=600,
         summary=f"{_ON}: the clock is off by {{{{ $value | humanizeDuration }}}}",
         action="Compare `date` with another node; restart chrony, which then sets the clock.",
@@ -196,7 +197,8 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         name="InfinibandFlapping",
-        expr="max by (instance, device, port) (increase(node_infiniband_link_downed_total[1h])) > 1.5",
+        expr="max by (instance, device, port) "
+        "(increase(node_infiniband_link_downed_total[1h])) > 1.5",
         severity=AlertSeverity.TICKET,
         for_seconds=0,  # a count of an hour; once is a switch that was restarted
         summary=f"{_ON}: port {{{{ $labels.port }}}} of {{{{ $labels.device }}}} lost its link again",

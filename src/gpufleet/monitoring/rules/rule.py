@@ -10,7 +10,7 @@ from enum import StrEnum
 class AlertSeverity(StrEnum):
     """Who is told, and when: the label `severity`, by which Alertmanager routes."""
 
-    PAGE = "page"  # somebody gets up: clients are hurt, or soon will be
+    PAGE = "page"  # wakes a person: clients are hurt, or soon will be
     TICKET = "ticket"  # on the next working day
 
 

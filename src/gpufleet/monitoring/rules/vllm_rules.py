@@ -77,7 +77,7 @@ def rules(objectives: Mapping[str, Objectives]) -> tuple[tuple[Recording, ...], 
 
 
 def _promised(what: str, about: str, values: Mapping[str, float | None]) -> Recording | None:
-    """Return the promises as constants with the label `model`; None where nobody made any."""
+    """Return the promises as constants with the label `model`; None without objectives."""
     constants = [
         f'label_replace(vector({float(value)!r}), "model", "{model}", "", "")'
         for model, value in sorted(values.items())
@@ -190,7 +190,7 @@ def _nothing_moved() -> str:
     """Return what keeps series of engines that have work and in which nothing at all moved."""
     # Of a long prompt that is computed in parts only the KV cache moves: tokens and iterations
     # are counted when it is through (vllm/v1/engine/async_llm.py of 0.28 to 0.32). A counter that
-    # starts anew has moved as well.
+    # restarts has moved as well.
     others = (
         "vllm:prompt_tokens_total",
         "vllm:iteration_tokens_total_count",
@@ -280,7 +280,7 @@ ALERTS = (
         300,
         "{{ $labels.instance }}: the watchdog has said nothing for {{ $value | humanizeDuration }}",
         "Look at its unit on the node; until it runs, frozen stages are found by VllmNoProgress "
-        "alone, and nobody restarts them.",
+        "alone, and are not restarted.",
         needs=("watchdog",),
     ),
     Alert(
@@ -318,7 +318,7 @@ ALERTS = (
     ),
     Alert(
         "VllmQueueGrows",
-        # A queue as long as twice what runs: whoever comes now waits for two requests' time.
+        # A queue as long as twice what runs: a new request waits for two requests' time.
         "stage:requests_waiting:sum > 2 * stage:requests_running:sum"
         " and stage:requests_waiting:sum >= 20"
         " and deriv(stage:requests_waiting:sum[10m]) > 0",
@@ -348,7 +348,8 @@ ALERTS = (
         600,
         "{{ $labels.instance }}: stage {{ $labels.stage }} turned {{ $value | humanize }} requests "
         "away in 10 minutes",
-        "Its queue is at the limit that its flags set: add a replica, or raise max-num-queued-reqs.",
+        "Its queue is at the limit that its flags set: add a replica, or raise "
+        "max-num-queued-reqs.",
     ),
 )
 

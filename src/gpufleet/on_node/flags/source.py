@@ -19,7 +19,7 @@ INSTALLED = "installed"
 # What every release has had since 0.1: the engine's arguments.
 _LANDMARK = "vllm/engine/arg_utils.py"
 
-# The largest source file of 0.33.0 has 0.6 MB. A bigger one is not Python that somebody wrote.
+# The largest source file of 0.33.0 has 0.6 MB. A bigger one is not Python that an operator wrote.
 _FILE_LIMIT = 16 * 1024 * 1024
 
 

@@ -198,7 +198,7 @@ class Front:
         return {**scope, "headers": headers, "query_string": b""}, messages
 
 
-class _Refused(Exception):  # noqa: N818  # an answer, not an error of ours
+class _Refused(Exception):  # noqa: N818  # an answer, not a program error
     def __init__(
         self, status: int, message: str, kind: str = "invalid_request_error", code: str = ""
     ) -> None:

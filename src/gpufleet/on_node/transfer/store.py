@@ -120,7 +120,7 @@ class IncomingTree:
         if free < missing + SPARE_BYTES:
             raise RefusedError(
                 "%.1f GiB are free where %s is to be, and %.1f GiB are to come (1 GiB stays free): "
-                "make room" % (free / 2**30, self.directory, missing / 2**30)
+                "free space" % (free / 2**30, self.directory, missing / 2**30)
             )
 
     def write(self, number: int, data: memoryview) -> None:

@@ -89,7 +89,7 @@ class Rank:
     flags: Mapping[str, Argument] = field(default_factory=dict)
     """Of `vllm serve`, without their dashes, as `arguments.words` takes them."""
     drops: tuple[str, ...] = ()
-    """Flags that this process refuses, whoever set them."""
+    """Flags that this process refuses, from any source."""
     variables: Mapping[str, str] = field(default_factory=dict)
     unset: tuple[str, ...] = ()
     """Variables of the node that `vllm serve` must not see: vLLM would copy them to all nodes."""
@@ -220,7 +220,7 @@ def has_handover(stage: Stage, model: Served) -> bool:
     """
     Say whether a stage's KV cache goes to other processes by NIXL, alone or among others.
 
-    Whoever sets `kv-transfer-config`: the operator, a preset, or `prefill`.
+    `kv-transfer-config` is set by the operator, a preset, or `prefill`.
     """
     name = "kv-transfer-config"
     configs = [each.value for each in stage.flags if each.name == name] + [model.flags.get(name)]
@@ -278,7 +278,8 @@ def ray_token(cluster_key: bytes) -> bytes:
     """
     Return what Ray's processes of a fleet prove to each other that they belong to it.
 
-    Of the cluster key, so that there is no second secret to keep, and such that nobody learns that
+    Of the cluster key, so that there is no second secret to keep, and such that it does not reveal
+    that
     from it: Ray sends its token with each request, over lines that are not encrypted.
     """
     return hmac.new(cluster_key, b"gpufleet: Ray's token", hashlib.sha256).hexdigest().encode()
@@ -451,7 +452,7 @@ def _ray_flags(
         **variables,
         "RAY_ADDRESS": address,
         "RAY_USAGE_STATS_ENABLED": "0",
-        # The head's autoscaler has nothing to scale, and would tell figures to anybody on 44217. A
+        # The head's autoscaler has nothing to scale, and would publish figures on 44217. A
         # port that is none keeps it from that: it logs that and goes on (monitor.py of 2.60).
         "AUTOSCALER_METRIC_PORT": "-1",
     }
@@ -495,7 +496,7 @@ def _ray_flags(
         ray=(
             *("ray", "start", "--head", "--port", MASTER_PORT),
             # Off where it can be; Ray's client server, where its dependencies are there, has a
-            # port of ours instead of 10001, which the next replica's could not have too.
+            # port from the plan instead of 10001, which the next replica's could not have too.
             *("--include-dashboard", "false", "--ray-client-server-port", RPC_PORT),
             *common,
         ),

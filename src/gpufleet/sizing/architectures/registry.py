@@ -170,7 +170,7 @@ UNREADABLE = (TypeError, ValueError, AttributeError, LookupError, ArithmeticErro
 
 
 def unreadable_error(what: str, error: Exception) -> FleetError:
-    """Return the error that says that a file's value is of no use."""
+    """Return the error for a file's unusable value."""
     return FleetError(
         f"config.json of {what} has a value of an unexpected type ({error}); use the publisher's "
         "original file"

@@ -1,7 +1,7 @@
 """What a service was seen to do, as values: its answers, its counters, its alerts.  Pure.
 
 `on_node/serving/replica_answers.py` looks, `seen` reads what it printed, `gates.py` compares two
-looks. A baseline lies in the journal (`JsonValue`), and whoever resumes an upgrade judges by the
+looks. A baseline lies in the journal (`JsonValue`), and a resumed upgrade judges by the
 same one.
 """
 
@@ -108,7 +108,7 @@ class Traffic(JsonValue):
     finished: Mapping[str, float] | None = field(default=None, hash=False)
     answered: Mapping[str, float] | None = field(default=None, hash=False)
     restarted: tuple[str, ...] = ()
-    """Servers that began to count anew in between."""
+    """Servers whose counters were reset in between."""
     unread: tuple[str, ...] = ()
     """A sentence for each server whose counters are not known."""
 
@@ -140,7 +140,7 @@ class Alert(JsonValue):
 
 @dataclass(frozen=True)
 class Alerts(JsonValue):
-    """What Alertmanagers said. Neither alerts nor problems, nor an address: nobody was asked."""
+    """What Alertmanagers said. Neither alerts nor problems, nor an address: none was queried."""
 
     asked: tuple[str, ...] = ()
     """Monitoring nodes that were to be asked; empty: none is declared."""
@@ -179,7 +179,7 @@ class Findings(JsonValue):
 
     @classmethod
     def unaccepted(cls, report: Report) -> Findings:
-        """Return those of a report that nobody has accepted."""
+        """Return those of a report that are not accepted."""
         return cls(
             report.nodes,
             tuple(
@@ -397,13 +397,13 @@ def _answered(
     """Return answers by class of status; a class has no series before its first answer."""
     rows = series.get(ANSWERED)
     if rows is None:
-        # Where requests are counted at all, nobody has asked yet.
+        # Where requests are counted at all, there were none yet.
         return {} if INSTRUMENTED in series else None
     return _by([row for row in rows if row[0].get("handler", "").startswith(API)], "status")
 
 
 def _has_restarted(before: Counters, after: Counters) -> bool:
-    """Say whether a server has begun to count anew: counters of one process never fall."""
+    """Return whether a server's counters were reset: those of one process never fall."""
     if before.started is not None and after.started is not None:
         # To a hundredth of a second, as the kernel's clock ticks are; a second is no restart.
         return abs(after.started - before.started) > 1
@@ -514,7 +514,7 @@ def _alerts(
 
 
 def _alert(each: Mapping[str, Any], ours: Collection[str]) -> Alert | None:
-    """Return an alert of Alertmanager's API; None: silenced by somebody, or hidden by another."""
+    """Return an alert of Alertmanager's API; None: silenced, or inhibited by another."""
     status = each["status"]
     if status["inhibitedBy"] or set(status["silencedBy"]) - set(ours):
         return None

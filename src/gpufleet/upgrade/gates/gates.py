@@ -1,7 +1,7 @@
 """Is a replica, or a node, after a change what it was before?  Pure.
 
 Each gate compares two looks (`baseline.py`) and gives a `Verdict`. What is not known is no pass:
-only a person may take it for one. What could not be judged for a reason that is nobody's fault
+only a person may take it for one. What could not be judged for a reason outside the change
 (too few requests) passes, and is said.
 """
 
@@ -84,7 +84,8 @@ def golden(before: Answers, after: Answers, same: float) -> Verdict:
     """
     Say whether prompts are answered as before, in at least the share `same` of the tokens.
 
-    Of a prompt that was answered in several ways before already, nobody can tell: it is said, and
+    Of a prompt that was answered in several ways before already, the result is unknown: it is
+    reported, and
     the others judge. If there is no other one, nothing is known; with `same` 0 an answer is enough.
     """
     case = _Case()
@@ -386,7 +387,8 @@ def alerts(
     `holds` has for names of alerts how many seconds their reason has held when they fire. One whose
     reason is older than the first look was pending then: the change has not brought it.
 
-    Where nobody watches, there is nothing to ask; an Alertmanager that is declared and does not
+    Without a monitoring node there is nothing to query; an Alertmanager that is declared and does
+    not
     answer, before or after, is not known.
     """
     case = _Case()

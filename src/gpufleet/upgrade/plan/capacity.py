@@ -3,7 +3,7 @@
 A wave takes replicas away while it is changed. Of each model at least `Need.needed` have to serve
 all the time: as many as carry its load (`upgrade.headroom`), and `upgrade.keep`. What cannot be
 held is refused. Two things can be accepted by name: that a model is out (`--accept-outage`),
-and that nobody knows how busy it is (`--accept-unknown-load`; its replicas then count as full).
+and that its load is unknown (`--accept-unknown-load`; its replicas then count as full).
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def refusals(
             needs[each.model], each.serving, most[each.model], accepted=each.accepted
         ):
             short.setdefault(each.model, []).append(each)
-    # What a load that nobody knows leaves is no number to argue with.
+    # An unknown load leaves no number to report.
     blind = {model for model, need in needs.items() if need.unknown} - {*accept_unknown_load}
     asked = _Request(found, loads, settings, accept_outage, load_seconds or {})
     return (

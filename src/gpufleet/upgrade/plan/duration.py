@@ -41,7 +41,7 @@ class Estimate:
 
     wave: int
     seconds: float | None
-    """None: nobody knows."""
+    """None: unknown."""
     at_least: bool = False
     """Whether only a part of it is known: starts and soaking, not draining."""
 

@@ -57,7 +57,7 @@ def _leaves(settings: BaseModel, above: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _places(key: str, nodes: list[str], declared: Mapping[str, NodeVars]) -> str:
-    """Return where nodes have it from; a value that nobody wrote is a default."""
+    """Return where nodes have it from; a value that is not written is a default."""
     origins = (declared[node].origins.get(KEY) for node in nodes)
     places = dict.fromkeys(
         str(origin.place_of(*key.split("."))) if origin else "default" for origin in origins

@@ -50,7 +50,8 @@ class ReplicaLoad:
     """
     How busy a replica was at its model's busiest moment.
 
-    `running`, `waiting` and `kv_usage` are None where `unknown` says why nobody knows them.
+    `running`, `waiting` and `kv_usage` are None where `unknown` has the reason why they are
+    unknown.
     """
 
     replica: str
@@ -67,7 +68,7 @@ class ReplicaLoad:
     kv_usage: float | None
     """From 0 to 1, the mean of its engines."""
     serves: bool = True
-    """Whether it gets requests: it is up, and nobody has drained it."""
+    """Whether it gets requests: it is up, and not drained."""
     unknown: str = ""
     """Why its load is not known; of one that does not serve, why not."""
     assumed: bool = False
@@ -160,7 +161,7 @@ def most_running(
     """
     Return how many requests all engines of a replica take at once, and whether that is a default.
 
-    None: nobody knows. Its units do not say what they start, or not which release, or on what.
+    None: unknown. Its units do not say what they start, or not which release, or on what.
     """
     first = stages[0]
     flags = {

@@ -33,7 +33,7 @@ class Need:
     needed: int
     """Replicas that have to serve at any time."""
     unknown: tuple[str, ...] = ()
-    """A sentence for each replica whose load nobody knows."""
+    """A sentence for each replica whose load is unknown."""
 
     @property
     def spare(self) -> int:

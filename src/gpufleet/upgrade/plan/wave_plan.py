@@ -1,6 +1,6 @@
 """The plan of an upgrade's waves: made or refused, and what is shown of it before it begins.  Pure.
 
-`planned` is the one road from groups to waves for whoever carries them out.
+`planned` builds waves from groups for the code that runs them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class WavePlan:
 
     @property
     def seconds(self) -> float | None:
-        """How long all waves take; None: of one of them nobody knows."""
+        """How long all waves take; None: one of them is unknown."""
         known = [each.seconds for each in self.estimates if each.seconds is not None]
         return sum(known) if len(known) == len(self.estimates) else None
 
@@ -92,7 +92,7 @@ def plan_waves(
     models that the operator has named.
 
     Raises `FleetError` with a sentence for each model that would lose more than its load allows,
-    or of which nobody knows its load.
+    or whose load is unknown.
     """
     before = tuple(journals)
     on, off, said = without_cordoned(groups, cordoned or {})

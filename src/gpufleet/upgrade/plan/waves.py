@@ -1,6 +1,6 @@
 """Which groups are changed together, and when: canary, then waves of the sizes asked for.  Pure.
 
-A size that somebody wrote is kept to: what would take more of a model than its load allows is not
+An explicit size is kept: what would take more of a model than its load allows is not
 made smaller in silence, it is refused (`capacity.refusals`). What a wave can do is to mix: its
 groups are chosen so that no model loses more than it can spare, while there are such.
 

@@ -184,7 +184,7 @@ class Report:
     ended: float
     """Of the last entry."""
     outcome: str
-    """finished, stopped, paused, or running: nobody has said an end."""
+    """finished, stopped, paused, or running: no end is recorded."""
     why: tuple[str, ...]
     waves: tuple[WaveReport, ...]
     notes: tuple[str, ...]

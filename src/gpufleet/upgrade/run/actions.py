@@ -213,7 +213,7 @@ class FleetActions:
         return found
 
     def _silence_alerts(self, wave: Wave) -> None:
-        """Keep alerts about a wave's nodes from waking anybody."""
+        """Silence alerts about a wave's nodes."""
         where = wave_silences.alertmanagers(self.declared.nodes)
         over = [name for name in self.declared.nodes if name not in wave.nodes]
         wave_silences.close_silences(self.nodes.ask_each, where, self.id, over)
@@ -271,7 +271,7 @@ class FleetActions:
         }
 
     def _take_over(self, looks: Mapping[str, NodeLook], patience: float) -> None:
-        """Make marks that an upgrade before has left, and could not lift, marks of nobody."""
+        """Release drain marks that an earlier upgrade left and could not lift."""
         left: dict[str, list[tuple[str, str]]] = {}
         for name, look in looks.items():
             marks = {**look.drained, **({"": look.cordon} if look.cordon else {})}
@@ -407,14 +407,14 @@ class FleetActions:
             before = self._baseline_of("answers", replica)
             was = baseline.answers_from_json(before) if before else {}
             if golden.prompts and not was:
-                # Nobody of its model answered before: that it answers has to be enough.
+                # No replica of its model answered before: any answer has to be enough.
                 verdicts.append(gates.golden({}, seen.answers.get(replica, {}), 0))
                 continue
             verdicts.append(gates.golden(was, seen.answers.get(replica, {}), golden.same))
         return gates.combine(verdicts) if verdicts else Verdict(True, ("nothing is left to ask",))
 
     def undrain(self, group: Group) -> Mapping[str, Any]:
-        """Lift our marks, and have requests sent again where nobody else's are left."""
+        """Lift our marks, and send requests again where no other mark is left."""
         state = self.journal.state
         looks = self._look(group, GONE_SECONDS)
         undrain = {
@@ -514,7 +514,7 @@ class FleetActions:
         return observe.observe_replicas(self.nodes, asked, homes, time.time(), self.silent)
 
     def _look(self, group: Group, patience: float) -> dict[str, NodeLook]:
-        """Look at a group's nodes. Raises `LostError` where somebody else has taken them over."""
+        """Look at a group's nodes. Raises `LostError` if another upgrade has taken them over."""
         found = observe.look(self.nodes, group.nodes, patience)
         for name, each in found.items():
             if each.lock is None or each.lock.id != self.id:

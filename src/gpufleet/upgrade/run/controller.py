@@ -1,7 +1,7 @@
 """The course of an upgrade from its lock to its end: what `gpufleet upgrade` and `rollback` do.
 
 Border. Everything before the first wave may be broken off without a trace but the journal's; from
-there on `state_machine` knows what is left to do, whoever goes on.
+there on `state_machine` knows what is left to do, whichever process continues.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PATIENCE_SECONDS = 60
 
 
 class DeclinedError(FleetError):
-    """Nobody said yes. Nothing was changed."""
+    """Not confirmed. Nothing was changed."""
 
 
 @dataclass
@@ -61,7 +61,7 @@ class UpgradeRun:
     nodes: Nodes
     show: Callable[[WavePlan], None]
     confirm: Callable[[str], str | None]
-    """Asks a question; returns who said yes, None: nobody did."""
+    """Asks a question; returns who confirmed, None: not confirmed."""
     before: Sequence[Sequence[Entry]] = ()
     """Journals of upgrades before, the oldest first."""
     _main: Any = field(default=None, repr=False)
@@ -184,7 +184,7 @@ class UpgradeRun:
             self.journal.append("prepared", log=str(log))
         else:
             self.journal.append("prepared")
-        # What was not used meanwhile may have been closed by somebody on the way.
+        # What was not used meanwhile may have been closed on the way.
         self.nodes.connect()
         actions.record_baseline()
         return actions
@@ -349,7 +349,7 @@ class UpgradeRun:
         }
 
     def _collect(self) -> None:
-        """Remove releases that nobody needs. What cannot be removed costs disk, and is said."""
+        """Remove unused releases. What cannot be removed costs disk, and is reported."""
         asked = {
             name: node_questions.collect(vllm.keep_releases, vllm.keep_days)
             for name, each in self.wanted.declared.gpu_nodes.items()

@@ -87,7 +87,7 @@ class SharedDeploy:
     """
     A deploy that several groups of a wave want: one at a time, and one for all who waited for it.
 
-    What it reads of the fleet it reads after it has begun: one that began before somebody asked
+    What it reads of the fleet it reads after it has begun: one that began before the request
     may not know what they had done by then.
     """
 

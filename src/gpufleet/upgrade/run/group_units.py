@@ -1,4 +1,4 @@
-"""Which units and replicas of a group a node has, by what it says of itself.  Pure."""
+"""Which units and replicas of a group a node has, by its own report.  Pure."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def _named(read: Callable[[type[T], str, Answer], T]) -> Callable[[type[T], str,
 
 @dataclass(frozen=True)
 class UnitLook:
-    """A unit of ours on a node."""
+    """A gpufleet unit on a node."""
 
     unit: str
     active: str

@@ -30,7 +30,7 @@ def take(
     steal: bool = False,
 ) -> dict[str, Lock]:
     """
-    Take the lock on all nodes; return whose it was, by node, where `steal` took it from somebody.
+    Take the lock on all nodes; return whose it was, by node, where `steal` took it over.
 
     Raises `FleetError` with owner, since and what where another one, or a deploy, has it, or a node
     does not say.

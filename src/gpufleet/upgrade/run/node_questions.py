@@ -86,14 +86,14 @@ def cordon(by: str, why: str, *, upgrade: str | None = None) -> NodeQuestion:
     Mark the node: nothing new is placed there. `Marks`.
 
     `by` is `user@host`. `upgrade` None: a person does. A mark that is there stays as it is,
-    whoever's it is; only a person's takes the place of an upgrade's, which can then not lift it.
+    whatever its owner; only a person's takes the place of an upgrade's, which can then not lift it.
     """
     return _question("cordon", SHORT_SECONDS, "the cordon", by=by, why=why, upgrade=upgrade)
 
 
 def uncordon(*, upgrade: str | None = None, force: bool = False) -> NodeQuestion:
     """
-    Take the mark away: `Marks`, with a `problem` where it is somebody else's.
+    Take the mark away: `Marks`, with a `problem` where another owner has it.
 
     An upgrade lifts its own only. A person (None) lifts a person's, and an upgrade's with `force`.
     """

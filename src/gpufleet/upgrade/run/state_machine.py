@@ -65,7 +65,7 @@ class Actions(Protocol):
     Who touches the fleet. Every one of these may be called again, also after it was cut short.
 
     They return what the journal is to have of it, and raise `FleetError` with why it cannot be
-    done, `LostError` when nobody answers at all.
+    done, `LostError` when no node answers.
     """
 
     def check_load(self, wave: Wave) -> tuple[tuple[str, ...], Mapping[str, Any]]:
@@ -144,7 +144,7 @@ def decide(state: State) -> Decision:
 
 
 def has_to_go_back(state: State) -> bool:
-    """Tell whether more has failed than was allowed, or somebody wants to go back."""
+    """Tell whether more has failed than was allowed, or a rollback was requested."""
     return state.aborting or state.failures > int(state.settings.get("failures") or 0)
 
 
@@ -273,7 +273,7 @@ class Driver:
     actions: Actions
     run_parallel: RunParallel
     confirm: Callable[[Wave], str | None]
-    """Who said yes to a wave; None: nobody did."""
+    """Who confirmed a wave; None: not confirmed."""
 
     def run(self) -> Decision:
         """Go on as far as it goes; return where it ends: finish, stop, pause, or over."""

@@ -38,7 +38,7 @@ class Frontends:
 
     @property
     def gateways(self) -> tuple[str, ...]:
-        """Nodes that have one of ours."""
+        """Nodes that have one of gpufleet's gateways."""
         return tuple(n for n, each in self.declared.nodes.items() if each.settings.gateway)
 
     def balancer(self, node: str) -> Balancer | None:
@@ -95,7 +95,7 @@ class Frontends:
         return left
 
     def states(self) -> dict[str, haproxy.GatewayState]:
-        """Return what each of our gateways says of itself, by its node."""
+        """Return each gateway's report about itself, by its node."""
         return self._send("show", (), SECONDS)
 
     def drained_servers(self) -> dict[str, frozenset[str]]:
@@ -159,7 +159,7 @@ class Frontends:
 
 
 def _fill(word: str, values: Mapping[str, str]) -> str:
-    """Put a server's values into a word; other braces are nobody's."""
+    """Put a server's values into a word; other braces stay."""
     for key, value in values.items():
         word = word.replace(f"{{{key}}}", value)
     return word

@@ -1,7 +1,7 @@
 """What an upgrade did and is about to do: a file to which every step is written before it is made.
 
 One JSON object a line, in a file that only its owner can read, and each line is on the disk
-(`fsync`) before the step that it announces begins. So whoever reads it after a `kill -9` knows at
+(`fsync`) before the step that it announces begins. So a reader after a `kill -9` knows at
 most too much: that something had begun, never that something is missing. `upgrade_state.fold` makes
 of it what the fleet is left in; what is done next is `state_machine`'s.
 
@@ -162,7 +162,7 @@ class Journal:
 
 
 def read(path: Path) -> tuple[Entry, ...]:
-    """Return what a journal has, whoever writes it. Raises `FleetError` for what is none."""
+    """Return what a journal has, from any writer. Raises `FleetError` for what is none."""
     return _read(path)[1]
 
 

@@ -64,7 +64,7 @@ class State:
     locked: tuple[str, ...] = ()
     """Nodes that may have its lock."""
     confirmed: frozenset[int] = frozenset()
-    """Waves that somebody said yes to; 0: the start."""
+    """Confirmed waves; 0: the start."""
     planned: bool = False
     prepared: bool = False
     baseline: Mapping[str, Any] = field(default_factory=dict)

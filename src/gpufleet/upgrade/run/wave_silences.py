@@ -1,11 +1,11 @@
 """While a wave is changed, alerts about its nodes are kept quiet, and not longer.  Pure.
 
-Nobody is to be woken by a replica that loads because it was told to. The alerts fire all the same:
+A replica that loads as planned must not wake a person. The alerts fire all the same:
 they are shown, and the gates see them (`baseline.seen` is told which silences are ours). A silence
 has an end from the beginning, so an upgrade that is killed leaves none that lasts.
 
 Nothing here stops an upgrade: where an Alertmanager does not answer, that is said, and its alerts
-are told to whoever they go to.
+are sent to their receivers.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def close_silences(
 
 
 def find_open(ask: Ask, where: Mapping[str, str], upgrade: str) -> OpenSilences:
-    """Return the silences of an upgrade that are open now: for whoever resumes it."""
+    """Return the silences of an upgrade that are open now, for a resumed run."""
     if not where:
         return OpenSilences()
     known, problems = _ask(ask, where)

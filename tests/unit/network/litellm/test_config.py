@@ -186,7 +186,7 @@ def test_a_gateway_that_cannot_be_asked_is_said_with_what_to_write() -> None:
     assert "request_seconds" in said_of(around({}, serving))[1]
     assert "uses TLS" in said_of(around({}, serving, tls))[0]
     assert "the gateway needs a key" in said_of(around({}, serving, keyed))[0]
-    assert "nothing to ask" in said_of(around({}, {}, OPEN))[0]
+    assert "there are no models" in said_of(around({}, {}, OPEN))[0]
     other = {"upstream_url": "https://gateway.example.net:8443", "request_seconds": 60}
     assert said_of(around(other, serving)) == []
 

@@ -342,7 +342,7 @@ def test_a_model_without_quantization_has_none():
             "sparse-24-bitmask",
         ),
         ({"quant_method": "torchao", "quant_type": "uintx"}, "`quant_type` 'uintx'"),
-        ({"quant_method": "awq", "group_size": "many"}, "of another kind"),
+        ({"quant_method": "awq", "group_size": "many"}, "of an unexpected type"),
     ],
 )
 def test_what_is_not_known_is_refused_by_name(keys, sentence):

@@ -127,7 +127,7 @@ def test_what_is_not_certain_is_for_a_person_to_write(
 
 def test_lines_that_other_nodes_have_too_are_not_written(project: Path) -> None:
     """--limit names one node, and the line is that of all three."""
-    with pytest.raises(FleetError, match=r"vllm.version is that of gpu-02(,| and) gpu-03 too"):
+    with pytest.raises(FleetError, match=r"vllm.version also applies to gpu-02(,| and) gpu-03"):
         declare_version.edits(read(project), "0.32.0", ["gpu-01"])
 
 
@@ -138,7 +138,7 @@ def test_a_line_that_somebody_has_changed_meanwhile_stays(project: Path) -> None
     path.write_text(path.read_text().replace('"0.31.1"', '"0.31.2"'))
     before = path.read_text()
 
-    with pytest.raises(FleetError, match=r"gpu.yml:3: is not `version: 0.31.1` any more"):
+    with pytest.raises(FleetError, match=r"gpu.yml:3: is no longer `version: 0.31.1`"):
         declare_version.write_down(project, edits)
     assert path.read_text() == before
 

@@ -176,7 +176,7 @@ def ended_well(case: Case) -> None:
         if entry.what == "failed" and fleet.behaviour.get(str(entry.group)) in {"slow", "unknown"}:
             (why,) = entry.said["why"]
             found = fleet.behaviour[str(entry.group)]
-            assert why.startswith("it is not known") is (found == "unknown"), why
+            assert why.startswith("it is unknown") is (found == "unknown"), why
     if state.finished:
         assert all(each.phase == "done" for each in state.groups.values())
         assert not fleet.behaviour

@@ -221,7 +221,7 @@ def test_a_journal_survives_a_full_disk(tmp_path: Path) -> None:
         for room in (1, 20):
             with (
                 disk_of(ours.path.stat().st_size + room),
-                pytest.raises(FleetError, match="make room"),
+                pytest.raises(FleetError, match="free space"),
             ):
                 ours.append("draining", wave=1, group="tiny-0")
             assert len(upgrade_journal.read(ours.path)) == 1
