@@ -156,7 +156,7 @@ def sentence(error: Exception) -> str:
     """Return what went wrong, for the operator."""
     if isinstance(error, CannotRead):
         more = error.missing.get("detail") or error.missing.get("seconds")
-        return "systemd could not be tested: %s%s" % (
+        return "systemd could not be queried: %s%s" % (
             error.missing["missing"],
             "" if more is None else " (%s)" % more,
         )

@@ -35,7 +35,7 @@ def cordon() -> Optional[Dict[str, Any]]:
 
 
 def upgrade() -> Optional[Dict[str, Any]]:
-    """Return whose the node is while an upgrade is not at its end; None: unsigned."""
+    """Return whose the node is while an upgrade is not at its end; None: no upgrade's."""
     found = document("lock.json")
     if found is None:
         return None
