@@ -33,7 +33,7 @@ FORWARD_COMPATIBILITY = "VLLM_ENABLE_CUDA_COMPATIBILITY"  # vLLM reads it; off w
 # Turing (its release notes), CUDA 12's wheels begin with Volta (vLLM's installation guide).
 OLDEST_CAPABILITY = {12: (7, 0), 13: (7, 5)}
 
-# How a kernel says under Secure Boot that it refuses a module: whoever signed it is not known.
+# A kernel's message under Secure Boot when it refuses a module with an unknown signer.
 _REFUSED = re.compile(r"(module|key).* is rejected|Lockdown.* module", re.IGNORECASE)
 
 _Ladder = tuple[str, tuple[Step, ...]]  # what is wrong, and the way out of it
@@ -258,7 +258,7 @@ def driver_versions(node: Reading) -> Iterator[Problem]:
             Step(
                 Action.LOOK,
                 "`cat /proc/driver/nvidia/version; ldconfig -p | grep libnvidia-ml`; "
-                "an upgrade that nobody ordered is in /var/log/apt/history.log",
+                "an unattended upgrade is in /var/log/apt/history.log",
             ),
             _RELOAD,
             _REBOOT,

@@ -18,7 +18,7 @@ class Severity(IntEnum):
     OK = 0
     INFO = 1
     WARN = 2
-    UNKNOWN = 3  # could not be checked: nobody may take that for a pass
+    UNKNOWN = 3  # could not be checked: never a pass
     BLOCK = 4
 
     @property
@@ -154,7 +154,7 @@ class Report:
         return {name: tuple(each) for name, each in found.items()}
 
     def verdict(self, node: str | None = None) -> Severity:
-        """Return the worst severity, of one node or of all, that nobody accepted."""
+        """Return the worst severity, of one node or of all, that is not accepted."""
         about = self.findings if node is None else self.node_findings[node]
         worst = (finding.severity for finding in about if finding.accepted is None)
         return max(worst, default=Severity.OK)

@@ -22,7 +22,7 @@ _DRIVER = re.compile(
     r"|cuda-drivers|kmod-nvidia|linux-(modules|objects|signatures)-nvidia|libnvsdm|nvlsm"
 )
 # A name with the driver's branch, nvidia-utils-570: Ubuntu's archive has packages of that name,
-# whoever packaged the one that is installed. NVIDIA dropped the branch with R590.
+# however it is packaged. NVIDIA dropped the branch with R590.
 _BRANCH = re.compile(r"-\d{3}(-|$)")
 # Versions that Debian and Ubuntu give: 535.183.01-1~deb12u1, 570.133.20-0ubuntu0.24.04.1.
 _OF_DISTRIBUTION = re.compile(r"[~+](deb|bpo)\d|ubuntu\d+\.\d\d\.\d\d")

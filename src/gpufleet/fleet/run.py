@@ -61,7 +61,7 @@ class NodePlan:
     everyone: tuple[Stage, ...] = field(default=(), repr=False)
     """The stages of the whole plan."""
     fellows: tuple[str, ...] = ()
-    """Addresses of the fleet's other GPU nodes, where the node has a firewall of ours."""
+    """Addresses of the fleet's other GPU nodes, where the node has gpufleet's firewall."""
 
 
 T = TypeVar("T")
@@ -196,7 +196,7 @@ def check() -> Report:
 
 def monitoring_targets(*, planned: bool = False, required: bool = True) -> MonitoringTargets | None:
     """
-    Return what the current node watches; None if it watches nobody.
+    Return what the current node monitors; None if it is not a monitoring node.
 
     Of vLLM that is what nodes are found to run; with `planned` what the plan says, for deploys
     that are about to carry it out. A node that gives no answer costs itself only: its servers stay
@@ -364,7 +364,7 @@ def _single_flight(state: State, work: Callable[[State], T]) -> T:
 
 def _bare_nodes(state: State) -> Mapping[str, BareNode]:
     asked = {each.name for each in state.inventory if state.is_host_in_limit(each)}
-    # Those that could not be connected to have failed already, and keep nobody else waiting.
+    # Those that could not be connected to have failed already, and do not delay the others.
     asked -= {each.name for each in state.failed_hosts}
     answers = {name: said for name, said in documents(state).items() if name in asked}
     declared = loader.current().gpu_nodes

@@ -1,4 +1,4 @@
-"""Nodes that an upgrade has not given back: nobody else's deploy starts anything there.  Pure.
+"""Nodes that an upgrade has not released: no other deploy starts anything there.  Pure.
 
 An upgrade runs deploys itself. They know each other by its id, in the variable `VARIABLE`.
 """

@@ -30,7 +30,7 @@ from gpufleet.settings.variables import Origin, Variables
 COMMAND_SECONDS = 3600
 
 # What every node has unless a variable says otherwise. "yes": pyinfra's own default accepts, and
-# remembers, the key of whoever answers first.
+# remembers, the first key that is offered.
 DEFAULTS: Mapping[str, Any] = {
     "ssh_strict_host_key_checking": "yes",
     "_timeout": COMMAND_SECONDS,
@@ -104,7 +104,7 @@ class NodeVars:
                     yield ".".join((key, *path)), leaf, self._filled_from((key, *path))
 
     def _filled_from(self, path: KeyPath) -> Origin | None:
-        """Return the place in the lock that filled in a value that nobody wrote here."""
+        """Return the place in the lock that filled in a value that is not written here."""
         source = lock_defaults.lock_key(path)
         if source is None or self.settings.gpu_lock is None:
             return None

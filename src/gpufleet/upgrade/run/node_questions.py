@@ -163,8 +163,9 @@ def switch(
     """
     Have units run what `deploys/prepare.py` has put into `next/`: `SwitchAnswer`.
 
-    What they were is kept as `upgrade`'s, once: switching again, after a kill too, keeps nothing
-    anew. `units` None: all of `next/`, and those that it says are to go. One that already runs with
+    What they were is kept as `upgrade`'s, once: switching again, after a kill too, records nothing
+    again. `units` None: all of `next/`, and those that it lists for removal. One that already runs
+    with
     its fingerprint of `next/` is left alone. `stop_seconds`: the longest TimeoutStopSec= of what
     runs now, `units.stop_seconds`.
     """

@@ -236,7 +236,7 @@ def _collect_pages(
     running: Iterable[Running],
     pages: dict[tuple[str, int], list[str] | str],
 ) -> None:
-    """Put what a node says of its servers into `pages`; what it does not say, as a sentence."""
+    """Put a node's report about its servers into `pages`; what is missing, as a sentence."""
     here = [each for each in running if each.node == node]
     for each in here:
         for port in each.servers:
