@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @click.option("--changed", is_flag=True, help="Only what is set, and differs from the default.")
 @json_option
 def inventory(inventory_file: str, node: str | None, *, changed: bool, as_json: bool) -> None:
-    """Show every value of the nodes, and the line that set it."""
+    """Show every variable of the nodes, and where it is set."""
     from gpufleet.inventory.loader import read
 
     fleet = read(inventory_file)

@@ -79,7 +79,7 @@ def release_objections(lock: GpuLock, wheels: Wheels) -> Iterator[Objection]:
     elif not _reaches(lock, oldest):
         yield Objection(
             ("gpu_lock", "driver"),
-            f"is {lock.driver}, and {wheels.source} brings CUDA {major}.{minor}, which runs on "
+            f"is {lock.driver}, and {wheels.source} contains CUDA {major}.{minor}, which runs on "
             f"{oldest} and newer: lock a newer driver, or a vLLM built for an older CUDA",
         )
 
@@ -189,7 +189,7 @@ def _before_turing(lock: GpuLock, names: str, wheels: Wheels | None) -> Iterator
     if wheels and wheels.cuda and wheels.cuda >= (13, 0):
         yield Objection(
             ("gpu_lock", "vllm"),
-            f"{wheels.source} brings CUDA {wheels.cuda[0]}, whose kernels need Turing or newer; "
+            f"{wheels.source} contains CUDA {wheels.cuda[0]}, whose kernels need Turing or newer; "
             "the "
             f"node has {names}: lock a vLLM built for CUDA 12",
         )

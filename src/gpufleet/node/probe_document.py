@@ -43,7 +43,7 @@ def document_problem(document: Any) -> str | None:
         bad = "errors"
     if bad is None and not set(document["driver"]) >= {"init", "version", "gpu_count"}:
         bad = "driver"
-    return f"is not whole: look at {bad!r} in it, or probe the node again" if bad else None
+    return f"is incomplete: look at {bad!r} in it, or probe the node again" if bad else None
 
 
 def _bad_gpus(document: Mapping[str, Any]) -> str | None:

@@ -168,11 +168,15 @@ def test_unreadable_words_about_a_gpu_off_the_bus_are_still_79() -> None:
         ("nvidia-nvswitch: SXid (PCI:0000:c4:00.0): 20034, Fatal, Link 28", "block", "SXid 20034"),
         ("nvidia-nvswitch: SXid (PCI:0000:c4:00.0): 12028, Non-fatal", "warn", "SXid 12028"),
         ("NVRM: SXid (PCI:0000:c4:00.0): 20034, Fatal", "block", "SXid 20034"),
-        ("nvidia-nvswitch0: SXid (garbled): 20034, Fatal", "block", "a fatal SXid cannot be read"),
+        (
+            "nvidia-nvswitch0: SXid (garbled): 20034, Fatal",
+            "block",
+            "a fatal SXid cannot be parsed",
+        ),
         ("nvidia-nvswitch0: SXid (PCI:..): 20034 Fatal Link", "block", "a fatal SXid cannot be"),
-        ("nvidia-nvswitch0: SXid (garbled): 12028, Non-fatal", "warn", "an SXid cannot be read"),
-        ("nvidia-nvswitch0: SXid (garbled): 12028", "warn", "an SXid cannot be read"),
-        ("nvidia 0000:c4:00.0: SXid 12028", "warn", "an SXid cannot be read"),
+        ("nvidia-nvswitch0: SXid (garbled): 12028, Non-fatal", "warn", "an SXid cannot be parsed"),
+        ("nvidia-nvswitch0: SXid (garbled): 12028", "warn", "an SXid cannot be parsed"),
+        ("nvidia 0000:c4:00.0: SXid 12028", "warn", "an SXid cannot be parsed"),
     ],
 )
 def test_no_line_about_an_sxid_is_passed_over(

@@ -97,7 +97,7 @@ FAULTS = [
     ),
     pytest.param(
         "a100x8", 5, {"remapped_rows": {"pending": 1}},
-        "row-remap-pending", "warn", ["next maintenance window", "out of use"],
+        "row-remap-pending", "warn", ["next maintenance window", "the page with the bad row is not used"],
         id="a pending remap on GA100, which contains errors",
     ),
     pytest.param(
@@ -157,7 +157,7 @@ FAULTS = [
     ),
     pytest.param(
         "b200x8", 2, {"repair": {"channel_pending": 1, "tpc_pending": 1}},
-        "memory-repair", "warn", ["a repair of a memory channel and of a TPC waits"],
+        "memory-repair", "warn", ["a repair of a memory channel and of a TPC is pending"],
         id="repairs wait",
     ),
     pytest.param(

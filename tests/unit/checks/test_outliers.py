@@ -196,7 +196,7 @@ def test_of_two_gpus_the_worse_is_named_and_never_blocked(document, judged):
 def test_one_gpu_alone_is_compared_with_nothing_and_that_is_said(document, judged):
     said = judged(document("t4x1"))
 
-    assert "does not apply: there is no other GPU of its model" in said.worst("gpu-outlier").found
+    assert "does not apply: no other GPU of its model" in said.worst("gpu-outlier").found
     assert "does not apply: no sibling" in said.worst("node-outlier").found
 
 

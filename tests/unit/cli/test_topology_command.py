@@ -148,8 +148,8 @@ def test_a_mistake_ends_in_a_sentence(arguments, says):
     [
         (b"", "stdin: is empty"),
         (b" \n\n", "stdin: is empty"),
-        (b"\x7fELF\xff\xfe", "stdin: is no text in UTF-8"),
-        (b"\xff\xfe\x00", "stdin: is no text in UTF-8"),
+        (b"\x7fELF\xff\xfe", "stdin: is not UTF-8 text"),
+        (b"\xff\xfe\x00", "stdin: is not UTF-8 text"),
         (b'{"a": ', "stdin:1: is not JSON"),
         (b"{}", "stdin: is JSON and no probe"),
         (b'{"a": {"b": 1}}', "a: its probe is no probe's document"),

@@ -65,7 +65,7 @@ def test_one_that_is_not_at_its_end_is_named(inventory: Path) -> None:
     status, said = gpufleet("upgrade", inventory, "--yes")
 
     assert status == 2
-    assert f"upgrade {UPGRADE} of ann@laptop is not at its end" in said
+    assert f"upgrade {UPGRADE} of ann@laptop has not finished" in said
     assert "--resume" in said
     assert "--abort" in said
 

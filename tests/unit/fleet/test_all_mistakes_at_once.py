@@ -100,7 +100,7 @@ def test_what_does_not_fit_on_the_gpus_that_are_left_is_no_mistake(
     found = refused({"a": sound, "b": smaller}, full)
     assert any("gpu-count" in each for each in found)
     assert not any("16 replicas" in each for each in found), found
-    (open_question,) = (each for each in found if "not judged" in each)
+    (open_question,) = (each for each in found if "not known yet" in each)
     assert open_question.startswith("whether q can be placed is not known yet: it depends on what")
     assert " b " in open_question
 

@@ -205,7 +205,9 @@ def test_what_could_not_be_read_is_unknown_and_the_rest_is_asked(ask: Ask, folde
             id="a-refusal",
         ),
         pytest.param(
-            "print(no_such_name)\n", ["it ends in NameError: name 'no_such_name'"], id="a-mistake"
+            "print(no_such_name)\n",
+            ["it fails with NameError: name 'no_such_name'"],
+            id="a-mistake",
         ),
         pytest.param(
             "import gevent\ngevent.sleep(60)\n",

@@ -131,7 +131,7 @@ def test_a_file_that_undoes_a_setting_at_boot_is_named(root, file, named):
     wanted = kernel_tuning.kernel_settings(Gpu())
     remarks = kernel_tuning.remarks(wanted, ask(root, wanted))
     assert bool(remarks) == named
-    assert all(f"/{file} says kernel.numa_balancing = 1" in each for each in remarks)
+    assert all(f"/{file} has kernel.numa_balancing = 1" in each for each in remarks)
 
 
 def test_of_two_files_of_a_name_the_administrators_counts(root):

@@ -246,7 +246,7 @@ def test_the_driver_runs_the_cuda_of_vllms_wheels(
 
     assert (found == []) is works
     assert works or (
-        "locks/vllm.txt brings CUDA" in found[0] and OLDEST_DRIVER[cuda[0]] in found[0]
+        "locks/vllm.txt contains CUDA" in found[0] and OLDEST_DRIVER[cuda[0]] in found[0]
     )
 
 

@@ -175,8 +175,8 @@ def test_nodes_that_differ_are_named_key_by_key() -> None:
     problems = refused(older, older, newer)
 
     assert [each.split(":")[0] for each in problems] == [
-        "gpu_lock.driver is not one",
-        "gpu_lock.dcgm is not one",
+        "gpu_lock.driver differs between nodes",
+        "gpu_lock.dcgm differs between nodes",
     ]
     assert "570.124.06 on gpu-01, gpu-02; 570.211.01 on gpu-03" in problems[0]
 

@@ -447,7 +447,7 @@ def test_two_servers_of_one_name_stay_two() -> None:
     ("text", "file", "said"),
     [
         ("echo hello", "a.sh", "it does not start vLLM"),
-        ("vllm serve 'org/m", "a.sh", "is not closed"),
+        ("vllm serve 'org/m", "a.sh", "never closed"),
         ("a: [", "a.yml", "is no YAML"),
         ("plain: 1", "a.yml", "none of what is read"),
         ("models:\n  - name: a\n    env: {A: b}\n", "a.yml", "neither `command` nor `model`"),

@@ -245,7 +245,7 @@ def test_limits_that_match_are_left_alone(project, limit):
         pytest.param('groups={"all": ["n1"]}', "no group can be named 'all'", id="all"),
         pytest.param(
             'groups={"gpu": ["n1"]}, children={"top": ["gpus"]}',
-            "children of top: there is no group 'gpus'; did you mean 'gpu'?",
+            "children of top: no group 'gpus'; did you mean 'gpu'?",
             id="unknown-child",
         ),
         pytest.param(

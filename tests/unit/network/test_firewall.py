@@ -307,7 +307,10 @@ def test_what_is_wrong_on_a_node_is_said():
     assert list(firewall.problems(well)) == []
     for changed, said in (
         ({"loaded": None}, "is not loaded"),
-        ({"loaded": "table inet gpufleet {\n\taccept\n\tdrop\n}"}, "wanted: + drop"),
+        (
+            {"loaded": "table inet gpufleet {\n\taccept\n\tdrop\n}"},
+            "differ from the declared ones: + drop",
+        ),
         ({"saved": False}, "after a reboot other rules would apply"),
         ({"pending": True}, "not confirmed"),
         ({"service": "inactive"}, "gpufleet-firewall.service is inactive"),

@@ -32,7 +32,7 @@ def test_a_picture_has_a_line_for_each_gpu():
         "  GPU 0  m-0   rank 0  port 8000  NV18",
         "  GPU 1  m-0   rank 1  port 8000  NV18",
         "  GPU 2  free",
-        "  GPU 3  left out: xid",
+        "  GPU 3  not used: xid",
         "  GPU 4  m-11  rank 0  port 8011  NODE",
         "  GPU 5  m-11  rank 1  port 8011  NODE",
     ]

@@ -120,7 +120,7 @@ def test_a_family_that_is_not_known_is_refused_until_the_operator_names_the_pars
 
 def test_a_parser_that_the_release_does_not_have_yet_is_refused_with_the_release_that_has():
     about = subject("google/gemma-4-31B-it", vllm="0.18.0")
-    with pytest.raises(FleetError, match=r"0\.19\.0 and later"):
+    with pytest.raises(FleetError, match=r"0\.19\.0 or later"):
         layered("tools", about=about)
 
 

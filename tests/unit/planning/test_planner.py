@@ -355,7 +355,7 @@ def test_a_plan_gives_its_reasons():
     assert found.reasons == (
         "m: 2 replicas of 2 GPUs, 1 each on gpu-01, gpu-02; each group linked by "
         "NVLink (NV18); none on gpu-03, where no NVLink island has 2 GPUs",
-        "m: memory not checked: nothing is known of the model",
+        "m: memory not checked: the model is unknown",
     )
 
 
@@ -399,7 +399,7 @@ def test_a_fleet_too_small_says_how_many_fit():
     (problem,) = problems_of([machine("gpu-01", 8)], {"gpu-01": declare(wanted)})
 
     assert problem == (
-        "serving.m: 4 replicas of 2 GPUs asked for, 2 fit on gpu-01 (8 GPUs, 4 of them used by "
+        "serving.m: 4 replicas of 2 GPUs declared, 2 fit on gpu-01 (8 GPUs, 4 of them used by "
         "models placed earlier): lower `replicas` to 2, or lower `tensor_parallel`, or add nodes"
     )
 
@@ -500,7 +500,7 @@ def test_a_port_of_another_program_is_stepped_over_and_a_written_one_refused():
         "m: its first replica on gpu-01 has port 8002, for a program of others has the one it "
         "declares"
     )
-    with pytest.raises(FleetError, match=r"wanted by a program of others and serving\.m\.port"):
+    with pytest.raises(FleetError, match=r"set by a program of others and serving\.m\.port"):
         plan([node], {"gpu-01": declare({"m": model(port=8000)})}, ports=taken)
 
 
@@ -538,7 +538,7 @@ def test_an_unfit_gpu_serves_nothing_and_the_plan_says_why():
     found = plan([node], {"gpu-01": declare({"m": model(tensor_parallel=4)})})
 
     assert [stage.gpus for stage in found.stages] == [(0, 1, 3, 4)]
-    assert found.reasons[0] == "gpu-01: GPU 2 is left out (ecc-uncorrected)"
+    assert found.reasons[0] == "gpu-01: GPU 2 is not used (ecc-uncorrected)"
 
 
 def test_a_long_list_of_nodes_is_shortened():
@@ -711,7 +711,7 @@ def test_what_runs_stays_where_no_plan_would_put_it():
         pytest.param(on("gpu-09", "m", 0, 0, 1), "gpu-09 is gone", id="node"),
         pytest.param(
             on("gpu-01", "m", 0, 2, 3),
-            "a GPU of gpu-01 can no longer be used (GPU 3 is left out (xid))",
+            "a GPU of gpu-01 can no longer be used (GPU 3 is not used (xid))",
             id="gpu",
         ),
         pytest.param(
@@ -808,7 +808,7 @@ def test_reserved_gpus_serve_nothing_and_the_plan_says_so():
     )
 
     assert gpus_on(found, "gpu-01") == [(1, 2)]
-    assert found.reasons[0] == "gpu-01: GPU 0 is left out (reserved for others)"
+    assert found.reasons[0] == "gpu-01: GPU 0 is not used (reserved for others)"
 
 
 def test_gpus_behind_one_nic_are_preferred():

@@ -737,7 +737,7 @@ def test_who_has_taken_what_out_of_service_is_said_with_why_and_since_when():
     assert "llama-0 on gpu-01 drained 2 h ago by ann@desk: new fans" in text
     assert "serves, drained" in text
     assert "1 of 1 replicas serve; 1 drained" in text
-    assert "ann@desk from desk:/srv/fleet, begun 5 min ago: vLLM 0.32.0" in text
+    assert "ann@desk from desk:/srv/fleet, started 5 min ago: vLLM 0.32.0" in text
     assert "gpu-[01-02]" in text
 
 

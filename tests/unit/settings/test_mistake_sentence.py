@@ -168,4 +168,4 @@ def test_other_units_are_refused_with_those_that_there_are(
 def test_a_mistake_of_the_settings_as_a_whole_has_no_key_in_front() -> None:
     with pytest.raises(SettingsError) as error:
         parse_settings({"serving": {"m": {"model": "/srv/m"}}})
-    assert str(error.value).startswith("`serving` is declared, but `vllm` is not")
+    assert str(error.value).startswith("`serving` is set, but `vllm` is not")

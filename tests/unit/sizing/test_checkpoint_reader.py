@@ -97,7 +97,7 @@ def test_a_half_downloaded_checkpoint_counts_by_its_index(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("config.json", b"{", "config.json: is no JSON"),
+        ("config.json", b"{", "config.json: is not JSON"),
         ("config.json", b"[]", "holds a list, not an object"),
         ("config.json", b"[" * 100_000, "is nested too deeply"),
         (checkpoint_reader.INDEX, b'{"weight_map": [1]}', "`weight_map` does not name"),

