@@ -97,7 +97,7 @@ FAULTS = [
     ),
     pytest.param(
         "a100x8", 5, {"remapped_rows": {"pending": 1}},
-        "row-remap-pending", "warn", ["next maintenance window", "the page with the bad row is not used"],
+        "row-remap-pending", "warn", ["next maintenance window", "the bad row is not used"],
         id="a pending remap on GA100, which contains errors",
     ),
     pytest.param(

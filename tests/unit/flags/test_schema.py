@@ -235,7 +235,7 @@ def test_metrics_are_those_that_a_release_shows():
     ],
 )
 def test_a_document_that_is_no_schema_is_refused_in_words(document):
-    with pytest.raises(FleetError, match="flag schema|schema of vLLM's flags"):
+    with pytest.raises(FleetError, match=r"flag schema|schema of vLLM's flags"):
         schema.from_document(document)
 
 
