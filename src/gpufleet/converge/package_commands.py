@@ -5,8 +5,7 @@ order, and judges what the simulation foretells. `commands(plan)` is what a revi
 
 A vendor's repository is never the node's own: its index, its cache and its pins lie in gpufleet's
 folders, and only these command lines look there. Whatever the vendor publishes, the node's own apt
-or
-dnf works on, and takes nothing from there.
+or dnf works on, and takes nothing from there.
 """
 
 from __future__ import annotations

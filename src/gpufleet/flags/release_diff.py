@@ -4,8 +4,7 @@ Contract: names and values are compared by the two schemas, and what became of t
 `changes`; whatever else `check` refuses in the new release and not in the old one breaks, too. Told
 are: everything of the operator's that the new release refuses, ignores or
 understands otherwise; new defaults of what they do not set, where `changes` marks it as important
-or
-where the explanations call it related to something they set; and new flags that data/useful.json
+or where the explanations call it related to something they set; and new flags that data/useful.json
 ties to something they set. Everything else that is new or gone is not their business.
 """
 

@@ -1,8 +1,7 @@
 """LiteLLM's own `config.yaml`, as `litellm` of group_vars.  Pure.
 
 Contract: the entries of `model_list` for servers that speak vLLM's protocol becomes names; the rest
-is
-named by its key, its values are not shown.
+is named by its key, its values are not shown.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 servers.
 
 Pure: settings in, contents out. Secrets are not among them: `needed_secrets` says which files of
-this
-machine belong where, for the operator who copies them.
+this machine belong where, for the operator who copies them.
 
     prometheus/prometheus.yml, rules/*.rules.yml, targets/*.json, credentials/
     alertmanager/alertmanager.yml, credentials/

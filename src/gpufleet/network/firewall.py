@@ -2,11 +2,9 @@
 Which of a node's ports others may reach, as one nftables table.  Pure.
 
 Any client that reaches the ports between the nodes of a replica can run code there: vLLM, Ray,
-torch and
-NIXL ask for nothing, and read pickles. So these ports are for the addresses of the replica's other
-nodes, on the interface that was chosen for them, and for no other client. Endpoints and exporters
-are
-for those whom the settings name.
+torch and NIXL ask for nothing, and read pickles. So these ports are for the addresses of the
+replica's other nodes, on the interface that was chosen for them, and for no other client. Endpoints
+and exporters are for those whom the settings name.
 
 What nftables cannot know beforehand are the ports that vLLM, NCCL and Ray choose themselves. They
 are recognised in the second packet of a connection, by the user whose program sends it

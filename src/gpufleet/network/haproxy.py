@@ -3,9 +3,8 @@ A gateway: HAProxy in front of every vLLM server of the fleet.  Pure.
 
 Values in, text out: which backends there are, HAProxy's configuration with the files that it
 names, and the report of `on_node/network/gateway_drains.py` about a running gateway. A backend is
-an
-entry of `serving`, a server of it is a server of one of its replicas. For HAProxy 2.4 to 3.x, with
-what all of them have (docs.haproxy.org: json_query and wait-for-body came with 2.4).
+an entry of `serving`, a server of it is a server of one of its replicas. For HAProxy 2.4 to 3.x,
+with what all of them have (docs.haproxy.org: json_query and wait-for-body came with 2.4).
 
 What holds for every request, in this order: only paths of the API are answered, only known keys,
 within their rate and models; the model is named by the path or by the body; the client's key goes

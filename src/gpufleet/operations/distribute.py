@@ -4,8 +4,7 @@ Border: it asks nodes through pyinfra, all that have a part in a copy at once, a
 they are; who has what from whom is `distribution.py`, what runs there
 `on_node/transfer/transfer.py`. An operation that makes something asks first whether it `is_copied`;
 `copy` is behind it, and after that a node that received nothing builds it. So a node to which
-nothing
-comes is as well off as one alone.
+nothing comes is as well off as one alone.
 
 Nodes that pyinfra works on together have a part in one copy. With --serial it is the node whose
 turn it is, from a node that has it by then; nodes outside of --limit may give, and nothing there is

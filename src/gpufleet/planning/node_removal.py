@@ -65,8 +65,7 @@ def refusals(
     Return a sentence for each replica of a model that would lose a node that it needs.
 
     `running` are its running replicas by number, `losing` the result of `lost_nodes` for each. A
-    replica
-    that the settings do not ask for any more, or ask for in another shape, needs no node.
+    replica that the settings do not ask for any more, or ask for in another shape, needs no node.
     """
     if served.when_a_node_leaves == "replan" or not served.span_nodes:
         return []

@@ -66,9 +66,8 @@ KEEPS_NOTHING = 114
 # file. Compiling is most of what a short program costs a node (the probe: 95 of 205 ms of its
 # processor, with NVIDIA's binding; measured with Python 3.11): where there is a directory for it
 # that no other user can write to, the result is kept, under the source's hash and the Python's
-# name,
-# with a checksum for what a power cut leaves. All of it is looked for first: what a question in a
-# process of its own found missing, could no longer be sent. Not base64 but binascii, and no
+# name, with a checksum for what a power cut leaves. All of it is looked for first: what a question
+# in a process of its own found missing, could no longer be sent. Not base64 but binascii, and no
 # importlib.util: both would cost as much as the rest of it.
 _BOOTSTRAP = """\
 import sys

@@ -369,8 +369,7 @@ def _exchange(
     Give a command its program while its outputs are read; return its status and what it printed.
 
     Three greenlets, because it is unknown which pipe a node fills first. Raises `_TooMuchError`,
-    and
-    what `streams` raise.
+    and what `streams` raise.
     """
     printed = _Printed()
     sender = gevent.spawn(_send, streams, program)

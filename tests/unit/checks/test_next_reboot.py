@@ -154,7 +154,7 @@ def test_a_module_that_is_not_there_needs_no_signature(document: Document, judge
     assert judged(node).troubles == {("reboot-kernel", "warn", None)}
 
 
-# --- upgrades that nobody asked for
+# --- unattended upgrades
 
 
 UBUNTU = ["Ubuntu:noble", "Ubuntu:noble-security"]

@@ -2,9 +2,8 @@
 
 Names, types and labels are those of Debian's 1.5.0, run on a Debian 12 machine, and hold for the
 publisher's 1.12. Those that it calls "untyped" (vmstat, netstat) have the type that the kernel
-gives
-them. `only` says which collector or hardware a metric needs; the collectors chosen for
-GPU nodes are in monitoring/node_exporter.py.
+gives them. `only` says which collector or hardware a metric needs; the collectors chosen for GPU
+nodes are in monitoring/node_exporter.py.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from gpufleet.on_node.common import change_files, linux_facts, stages
 
 RELEASES = "/opt/vllm/releases"
 LOCKS = "/opt/vllm/locks"
-# Held by whoever builds a release: release.py, build_script.
+# Held while a release is built: release.py, build_script.
 BUILDING = "/opt/vllm/.building"
 # uv's, whose files releases share by links (release.py): with one that stays there, nothing of a
 # removed release would be free. The next build unpacks its wheels again.
@@ -203,7 +203,7 @@ def hold_build_lock() -> Iterator[bool]:
 
 
 def size(path: str) -> int:
-    """Return the bytes of files that a release shares with nobody, or with uv's cache alone."""
+    """Return the bytes of files that a release shares with no other, or only with uv's cache."""
     total = 0
     for folder, _, names in os.walk(linux_facts.ROOT + path):
         for name in names:

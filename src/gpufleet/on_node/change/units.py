@@ -243,7 +243,7 @@ def keep(upgrade: str, target: Target) -> None:
 
     The manifest comes last and is written before anything is changed: what it names is what was
     before the first switch of this upgrade, however often that is called. Files that were not
-    there are not kept: they stay after the way back, and hurt nobody.
+    there are not kept: they stay after a rollback, without harm.
     """
     folder = change_files.KEPT + "/" + upgrade
     manifest = change_files.document(folder + "/" + change_files.MANIFEST)
@@ -261,14 +261,14 @@ def keep(upgrade: str, target: Target) -> None:
             now["units"][unit] = None
             if content is not None:
                 change_files.write(folder + "/" + unit, content, 0o644)
-                # A unit that is not ours has none: "" says that it was there.
+                # A unit that is not ours has none: "" records that it existed.
                 found = systemd.fingerprint(content.decode("utf-8", "replace"))
                 now["units"][unit] = found or ""
         change_files.write_document(folder + "/" + change_files.MANIFEST, now)
 
 
 def keep_files(folder: str, wanted: Dict[str, StartFile]) -> Dict[str, Any]:
-    """Keep the files beside units; return what the manifest says of them."""
+    """Keep the files beside units; return their entries in the manifest."""
     found = {}
     for number, path in enumerate(sorted(wanted)):
         content = change_files.read(path)
@@ -399,7 +399,7 @@ def forget_failures(units: List[str]) -> None:
     """
     Forget failures and counted starts.
 
-    A unit that failed too often refuses to start, and each start of ours counts (StartLimitBurst=
+    A unit that failed too often refuses to start, and each of our starts counts (StartLimitBurst=
     of systemd.unit(5)). One that systemd does not know has none: it says so, and does the others.
     """
     if units:
@@ -418,7 +418,7 @@ def remove(units: List[str]) -> None:
     """
     Remove units that are stopped, as a deploy would.
 
-    Drop-ins that somebody put beside them stay: they may be an operator's, and the way back needs
+    Other drop-ins stay: they may be an operator's, and the way back needs
     them.
     """
     if not units:

@@ -30,7 +30,7 @@ READY_POLL_SECONDS = 0.5
 
 
 class Server:
-    """What a unit's file says of the server that it starts."""
+    """The server that a unit's file starts."""
 
     def __init__(self, unit: str) -> None:
         self.unit = unit

@@ -11,8 +11,8 @@
       kept/<upgrade>/<unit>          the unit files of before
       kept/<upgrade>/files/...       and what units read
 
-A file appears under its name at once and whole, and is on disk when `write` returns: whoever is
-killed leaves the file of before, or the new one. One program at a time changes anything here.
+A file appears under its name at once and whole, and is on disk when `write` returns: a kill
+leaves the old file or the new one. One program at a time changes anything here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DRAINED = HOME + "/drained"
 LOCK = HOME + "/lock.json"
 CORDON = HOME + "/cordon.json"
 MANIFEST = "manifest.json"
-# Whoever changes marks, and whoever changes units, waits for others of its kind alone: a mark is
+# A change of marks, and a change of units, waits only for others of its kind: a mark is
 # made while another replica of the node still stops.
 MARKS_TURN = HOME + "/.marks"
 UNITS_TURN = HOME + "/.units"
@@ -50,7 +50,7 @@ class RefusedError(Exception):
 
 @contextlib.contextmanager
 def turn(path: str, seconds: float = TURN_SECONDS) -> Iterator[None]:
-    """Be the only one of a kind that changes anything here; whoever is killed is it no more."""
+    """Be the only one of a kind that changes anything here; a killed process loses the lock."""
     make_directory(HOME)
     os.chmod(linux_facts.ROOT + HOME, 0o700)
 

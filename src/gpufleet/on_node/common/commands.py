@@ -2,7 +2,7 @@
 
 A program is looked for below the probe's root, so that a tree's own scripts answer for a tree. It
 gets no input, the C locale and a deadline. It ends with the question that asked for it; only one
-whose asker was killed by force, and nobody else of its group, goes on to its own end.
+whose caller alone was killed by force, goes on to its own end.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def module(kernel: str) -> dict[str, Any]:
 
 
 def modinfo_field(output: Output, name: str) -> Any:
-    """Return one line "name:   value" of modinfo's; a module that nobody signed has no signer."""
+    """Return one line "name:   value" of modinfo's; an unsigned module has no signer."""
     found = re.search(r"^%s:[ \t]*(\S.*)$" % name, output.out, re.MULTILINE)
     return found.group(1).strip() if found else missing("absent")
 

@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: questions in processes of their own, with deadlines.
 
 NVML hangs and crashes on broken GPUs, files hang on dead mounts, programs on a stuck disk; and a
-process stuck in the kernel cannot be killed. So whoever asks forks, waits no longer than the
+process stuck in the kernel cannot be killed. So the caller forks, waits no longer than the
 question's deadline, never waits for an end, and a stuck process holds nothing of its parent's open
 and ends by itself.
 """
@@ -56,7 +56,7 @@ class Watched:
         if self.pid == 0:
             answer(speak, end, max(seconds, keep), bool(keep))
         os.close(end)
-        # The programs that it starts are killed with it. Both set the group: whoever is first.
+        # The programs that it starts are killed with it. Both set the group: the first one wins.
         with contextlib.suppress(OSError):
             os.setpgid(self.pid, self.pid)
 
@@ -132,7 +132,7 @@ def answer(speak: Callable[[Any], Any], end: int, lives: float, keep: bool) -> N
     """Be the forked process: speak into the pipe and end; with `keep`, once it is killed."""
     status = 1
     try:
-        # Whatever becomes of the parent, this ends; a crash writes no core file; and whoever reads
+        # Whatever becomes of the parent, this ends; a crash writes no core file; and a reader
         # the probe's output does not wait for a process that is stuck.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)  # whatever the parent does about it
         signal.alarm(int(lives) + 1)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 ANSWER_BYTES = 64 << 20
 HEAD_BYTES = 64 << 10
 PIECE_BYTES = 1 << 18
-# Pieces taken in one turn: whoever sends without end must not keep the loop.
+# Pieces taken in one turn: an endless sender must not block the loop.
 PIECES = 64
 
 
@@ -33,7 +33,7 @@ class Answer(NamedTuple):
     why: str
     """Why there was no answer, in words."""
     silent: bool
-    """Nobody said no: it was waited for until the deadline."""
+    """Not refused: it did not finish before the deadline."""
 
 
 class Exchange:

@@ -129,7 +129,7 @@ def journal() -> Dict[str, Any]:
         seconds=SECONDS["journal"], take=lines.take,
     )  # fmt: skip
     lines.end()
-    # Whoever is in none of the journal's groups sees only a journal of his own, without a kernel.
+    # A user in none of the journal's groups sees only their own journal, without the kernel's.
     if "insufficient permissions" in output.err or "not seeing messages" in output.err:
         raise CannotRead("no_permission", detail="journalctl")
     if lines.first is None:

@@ -304,7 +304,7 @@ HOST_FACTS: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("nics", nics),
 )
 
-# What the kernel module says of itself, whether or not NVML answers.
+# The kernel module's own report, whether or not NVML answers.
 MODULE_FACTS: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("module", lambda: line("/sys/module/nvidia/version")),
     ("proc", lambda: line("/proc/driver/nvidia/version").splitlines()[0]),

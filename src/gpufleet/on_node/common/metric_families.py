@@ -33,7 +33,7 @@ _FAMILIES = {
     "stage_info": (
         GAUGE, "Always 1; its labels say what a stage is"),
     "stage_active": (
-        GAUGE, "Whether systemd says that a unit of a stage is active"),
+        GAUGE, "Whether a stage's unit is active"),
     "stage_restarts_total": (
         COUNTER, "How often systemd started a unit of a stage again by itself"),
     # The same where there is no DCGM.

@@ -80,7 +80,7 @@ def version_locks() -> list[str]:
     return [re.sub(r"-\d+:", "-", re.sub(r"^\d+:", "", lock)) for lock in locks]
 
 
-# --- upgrades that nobody asked for
+# --- unattended upgrades
 
 
 def upgrades() -> dict[str, Any]:

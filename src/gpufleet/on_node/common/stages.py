@@ -27,7 +27,7 @@ DESCRIPTION_BYTES = 64 << 20
 
 
 def stages() -> list[dict[str, Any]]:
-    """Return what each vLLM unit of ours says of its stage, by name of unit."""
+    """Return each gpufleet vLLM unit's stage, by name of unit."""
     if not os.path.isdir(linux_facts.ROOT + UNITS):
         return []
     return [
@@ -38,7 +38,7 @@ def stages() -> list[dict[str, Any]]:
 
 
 def stage(unit: str) -> dict[str, Any]:
-    """Return what one unit says; `foreign` if it is none of ours."""
+    """Return one unit's stage; `foreign` if gpufleet does not manage it."""
     with open(linux_facts.ROOT + UNITS + "/" + unit, encoding="utf-8", errors="replace") as file:
         text = file.read(UNIT_BYTES)
     # Only our section: systemd's own repeat keys, and no parser of INI files likes its quoting.

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: what the operating system says of itself, as far as GPUs depend on it.
+"""RUNS ON THE NODE: facts of the operating system that GPUs depend on.
 
 Every path is read below the probe's root; what system calls say may be known beforehand
 (machine.py, `ANSWERS`).
@@ -51,7 +51,7 @@ SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e0
 # Error detection and correction of the machine's own memory, by controller.
 EDAC = "/sys/devices/system/edac/mc"
 
-# linux/timex.h: the kernel's clock is not being disciplined by anybody.
+# linux/timex.h: the kernel's clock is not synchronised.
 STA_UNSYNC = 0x0040
 
 # PCI Express base specification 6.0, 7.7.11: extended capability ACS, its control register at
@@ -59,7 +59,7 @@ STA_UNSYNC = 0x0040
 # to each other up through the root complex.
 ACS_CAPABILITY = 0x000D
 ACS_REDIRECT = 0x04 | 0x08 | 0x20
-CONFIG_HEADER = 64  # bytes that anybody may read
+CONFIG_HEADER = 64  # bytes that are world-readable
 EXTENDED_FIRST, EXTENDED_END = 0x100, 0x1000
 
 

@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: files that the node exporter serves beside its own metrics.
 
 Its textfile collector reads every *.prom of one directory. A file appears whole or not at all, and
-it is readable by everybody: nothing secret may be in one.
+it is world-readable: nothing secret may be in one.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ Prints one JSON document:
   clocks   {node: milliseconds that its clock is ahead}, of the other ranks as this one measured it
 or `lines` as {"missing": reason}.
 
-Unit's own output and what systemd says of it. It reads; it changes nothing. The secrets that the
+The unit's own output and systemd's messages. It reads; it changes nothing. The secrets that the
 unit is given never leave the node: where they stand in a line, they are replaced by their names.
 """
 
@@ -35,7 +35,7 @@ from gpufleet.on_node.common.commands import Output, run
 
 PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 
-# Below the deadline of whoever asks. journalctl of a journal of 4 GB answers within 2 s.
+# Below the caller's deadline. journalctl of a journal of 4 GB answers within 2 s.
 SECONDS = 20
 MESSAGE_CHARACTERS = 4000
 # What is printed is below the 8 MiB that a node is listened to, also when JSON escapes all of it.
@@ -198,7 +198,7 @@ def fitting(lines: list[list[Any]]) -> list[list[Any]]:
     return lines[first:]
 
 
-# --- what the node says of its stages
+# --- the node's stages
 
 
 def ids() -> list[str]:
@@ -214,7 +214,7 @@ def rank(unit: str) -> int:
 
 
 def state(stage: str) -> dict[str, Any]:
-    """Return what this node's rank of a replica says of itself (on_node/rank/state.py)."""
+    """Return the state of this node's rank of a replica (on_node/rank/state.py)."""
     with open("%s/run/vllm/%s/rank.json" % (linux_facts.ROOT, stage), encoding="utf-8") as file:
         document = json.loads(file.read(STATE_BYTES))
     if not isinstance(document, dict) or document.get("schema") != 1:

@@ -137,7 +137,7 @@ def place_directory(entry: dict[str, Any]) -> None:
 
 
 def parents(path: str) -> None:
-    """Make the missing directories above a path, readable by everybody and root's."""
+    """Make the missing directories above a path, world-readable and root's."""
     directory = os.path.dirname(path)
     if not os.path.isdir(directory):
         parents(directory)
@@ -162,7 +162,7 @@ def owner(entry: dict[str, Any]) -> tuple[int, int]:
 
 
 def place_file(entry: dict[str, Any]) -> None:
-    """Write a file anew and rename it into place, whatever was wrong with the old one."""
+    """Write a new file and rename it into place, whatever was wrong with the old one."""
     parents(entry["path"])
     replace(entry["path"], base64.b64decode(entry["content"]), owner(entry), entry["mode"])
 

@@ -1,10 +1,10 @@
-"""RUNS ON THE NODE: what small files say that everybody on the node may read, to show a difference.
+"""RUNS ON THE NODE: contents of small world-readable files, to show a difference.
 
     PARAMETERS = {"paths": ["/etc/vllm/x.conf"], "most": 262144}
     {"schema": 1, "files": {"/etc/vllm/x.conf": {"content": "<base64>"}}}
 
 Beside `content` there may be `bytes` (it is larger than `most`, which are bytes), `hidden` (not
-everybody may read it) or `error`; None for what is no file.
+world-readable) or `error`; None for what is no file.
 """
 
 from __future__ import annotations

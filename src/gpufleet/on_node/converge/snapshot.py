@@ -32,7 +32,7 @@ from gpufleet.on_node.packages import installed
 PARAMETERS = globals().get("PARAMETERS") or {}
 
 Properties = Dict[str, str]
-"""What systemd says of a unit."""
+"""systemd's state of a unit."""
 
 UNIT_DIRECTORY = "/etc/systemd/system"
 STARTED_DIRECTORY = "/run/gpufleet/started"
@@ -192,7 +192,7 @@ def is_ours(name: str) -> bool:
 
 
 def has_marker(path: str) -> bool:
-    """Tell whether a file records starts. We write regular files: a link is somebody else's."""
+    """Tell whether a file records starts. We write regular files: a link is not gpufleet's."""
     try:
         if not stat.S_ISREG(os.lstat(path).st_mode):
             return False
@@ -286,7 +286,7 @@ def drop_ins(directory: str) -> set[str]:
 
 
 def files_like(pattern: str) -> list[str]:
-    """Return the files and links that match; directories are nobody's to remove."""
+    """Return the files and links that match; directories are not removed."""
     directory = os.path.dirname(pattern)
     if os.path.isdir(directory) and not os.access(directory, os.R_OK | os.X_OK):
         raise PermissionError(13, "Permission denied")

@@ -2,7 +2,7 @@
 
 Takes (`PARAMETERS`):
   wanted    {name: [value, least]}: least: a larger value is as good
-  file      the file of ours that sets them at boot
+  file      gpufleet's file that sets them at boot
   apply     true: set what differs, as root
   sysroot   where the machine's files lie; "" on a real one
 Prints one JSON document {"schema": 1, "applied": bool, "settings": {name: ...}}, of each setting

@@ -43,7 +43,7 @@ class FieldInfo:
         self.metadata: "list[Any]" = []
 
     def value(self) -> Any:
-        """Return the default, made anew if need be; None where the field has to be given."""
+        """Return the default, created if necessary; None if the field is required."""
         if self.default_factory is not None:
             return self.default_factory()
         return None if self.default is NOT_SET else self.default

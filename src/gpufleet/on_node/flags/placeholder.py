@@ -2,7 +2,7 @@
 
 Code that is read for one value still mentions torch, transformers and many others: as base classes,
 in annotations, as decorators, in defaults. An absent thing takes every such use and gives another
-absent thing, so that the code around it runs; whoever gets one in the end knows that the value is
+absent thing, so that the code around it runs; code that receives one knows that the value is
 not to be had without the package.
 """
 

@@ -13,8 +13,8 @@ Prints one JSON document {"schema": 1, "error": sentence or "", ...}:
   look    `driver`, `system`, `kernel` and `boot_id` as the probe has them, and
           holders  who has the device files open
           used_by  modules that use nvidia's
-          active   units that we would stop: stages of ours, and the driver's own
-          kept     {"units", "modules"} that an earlier run stopped and that nobody started again
+          active   units that we would stop: gpufleet's stages, and the driver's own
+          kept     {"units", "modules"} that an earlier run stopped and that were not started again
           barred   stages that systemd did not start because of the mark, at boot or after a crash
           mark     the mark's text, null if there is none
   mark    sets the mark, on disk when it is answered; one that is there stays as it is. Writes down
@@ -119,7 +119,7 @@ def used_by() -> list[str]:
 
 
 def mark(reason: str) -> dict[str, Any]:
-    """Say that nobody has checked the node; have systemd heed what keeps stages from starting."""
+    """Mark the node as unchecked; let systemd apply what keeps stages from starting."""
     if text_of(MARK) is None:
         write(MARK, reason)
     # Packages stop their services while they are exchanged, and not all start them again.
@@ -135,7 +135,7 @@ def fail(reason: str) -> dict[str, Any]:
 
 
 def reload_driver() -> dict[str, Any]:
-    """Bring the module on the disk into force; nothing is stopped while somebody is in the way."""
+    """Load the module that is on disk; stop nothing while another program holds the driver."""
     running = active(SERVICES)
     refuse_others(holders(), running, "nothing was stopped")
     loaded = loaded_modules()
@@ -193,7 +193,7 @@ def loaded_modules() -> list[str]:
 
 
 def wait_for_release(ours: Sequence[str]) -> None:
-    """Wait until nobody has the devices open; raise `FailedError` naming who still has."""
+    """Wait until no process has the devices open; raise `FailedError` with those that have."""
     deadline = time.monotonic() + RELEASE_SECONDS
     while True:
         left = holders()
@@ -230,7 +230,7 @@ def refuse_busy(loaded: Sequence[str]) -> None:
 
 
 def unload(module: str) -> None:
-    """Unload a module; `busy` says that nobody is left who could be stopped."""
+    """Unload a module; `busy`: no process is left to stop."""
     try:
         do("rmmod", module, seconds=MODULE_SECONDS)
     except FailedError as error:
@@ -310,7 +310,7 @@ def main() -> None:
     linux_facts.ANSWERS = PARAMETERS.get("answers", {})
     action = PARAMETERS["action"]
     if action != "look":
-        # Half a reload is worse than one that nobody waits for.
+        # Half a reload is worse than one without a waiting caller.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with contextlib.nullcontext() if action == "look" else hold_lock():

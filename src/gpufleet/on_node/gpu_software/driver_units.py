@@ -20,7 +20,7 @@ from gpufleet.on_node.common.systemctl import show_each
 
 KEPT = "/var/lib/gpufleet/driver-reload.json"
 UNITS = "/etc/systemd/system"
-OURS = "/run/gpufleet/started/"  # in each unit of ours: wanted.started_line
+OURS = "/run/gpufleet/started/"  # in each gpufleet unit: wanted.started_line
 
 SHORT_SECONDS = 60
 # systemd's default for a stop and a start (DefaultTimeoutStopSec=), and the kill after it.
@@ -81,7 +81,7 @@ def barred() -> list[str]:
 
 
 def unit_properties(units: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return systemd's properties of units, those that nobody knows left out."""
+    """Return systemd's properties of units, unknown ones left out."""
     if not units:
         return {}
     wanted = "Id,LoadState,ActiveState,ConditionResult,UnitFileState"

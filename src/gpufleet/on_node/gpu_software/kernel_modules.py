@@ -47,7 +47,7 @@ def look() -> dict[str, Any]:
 
 
 def enrolled() -> bool:
-    """Say whether firmware takes the key of DKMS; raises where there is no key, or nobody knows."""
+    """Say whether firmware takes the key of DKMS; raises if there is no key, or it is unknown."""
     for key in KEYS:
         if is_missing(read(line, key)):
             continue

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: what NVML says of each GPU now, where no DCGM says it.
+"""RUNS ON THE NODE: NVML's values of each GPU now, on nodes without DCGM.
 
 Few questions, asked every minute; the probe's tables are for what a machine is.
 """

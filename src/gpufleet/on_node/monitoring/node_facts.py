@@ -150,7 +150,7 @@ def library() -> str:
 
 
 def units() -> List[Dict[str, Any]]:
-    """Return every stage that has a unit here, with what systemd says of it."""
+    """Return every stage that has a unit here, with systemd's state of it."""
     found = [each for each in stages.stages() if "foreign" not in each]
     unread = [each for each in found if is_missing(each)]
     if unread:
@@ -182,8 +182,8 @@ def on_bus(known: Any) -> Dict[str, Any]:
     """
     Return the GPUs that the driver has, {bus id: {"answers", "uuid"}}. No driver: no GPUs.
 
-    The driver keeps its entry of a GPU that fell off the bus; only the bus tells that nobody
-    answers there. Its UUID is then what it was: the driver has forgotten it.
+    The driver keeps its entry of a GPU that fell off the bus; only the bus shows that it no
+    longer answers. Its UUID is then what it was: the driver has forgotten it.
     """
     found = read(names, "/proc/driver/nvidia/gpus")
     if is_missing(found):
@@ -233,7 +233,7 @@ class Facts:
         self.answers: Dict[str, Any] = {}
 
     def ask(self, name: str, function: Callable[[], Any], seconds: float, keep: float = 0) -> None:
-        """Ask for a part, unless whoever asked for it before is stuck with that still."""
+        """Read a part, unless an earlier reader of it is still stuck."""
         if name in self.stuck:
             self.answers[name] = missing("timeout", detail="an earlier question is stuck")
             return
@@ -298,7 +298,7 @@ def recall(name: str) -> Dict[str, Any]:
 
 
 def keep(name: str, content: Dict[str, Any]) -> None:
-    """Keep something for the next run; where that cannot be, it asks anew."""
+    """Keep something for the next run; if that fails, it reads again."""
     path = "%s%s/%s" % (linux_facts.ROOT, MEMORY, name)
     try:
         with open(path + ".tmp", "w", encoding="utf-8") as file:
@@ -423,7 +423,7 @@ def within(answer: Any, key: str) -> Any:
 
 
 def version_label(version: Optional[str]) -> str:
-    """Return a version as a label: an empty one says that there is none."""
+    """Return a version as a label: an empty one means none."""
     return "unknown" if version is None else version
 
 
@@ -455,7 +455,7 @@ def number_of_gpus(found: Dict[str, Any], about: Dict[str, Any]) -> Iterator[Sam
 
 
 def stage_facts(found: Any) -> Iterator[Sample]:
-    """Yield what systemd says of the stages."""
+    """Yield systemd's states of the stages."""
     for each in [] if is_missing(found) else found:
         stage = {"stage": each["stage"]}
         labels = {name: each[name] for name in ("stage", "model", "release", "unit")}

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE, as root: writes down what somebody else found out about the node.
+"""RUNS ON THE NODE, as root: records what the controller found out about the node.
 
 Takes (`PARAMETERS`):
   files    {"check.prom": [[name, labels, value], ...]}: metrics, as on_node/common/textfile.py has

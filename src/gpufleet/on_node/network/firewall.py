@@ -11,13 +11,13 @@ Prints one JSON document {"schema": 1, "error": sentence or "", ...}; after `loo
   installed  whether there is nft
   user       whether the user that the table names is there
   loaded     the table as nft lists it, null if there is none
-  canonical  the wanted one as nft lists it: loaded where nobody is, in a network of its own
+  canonical  the wanted one as nft lists it: loaded in an empty network namespace
   saved      whether the file is the wanted text
   pending    whether rules wait for their confirmation
   service    the unit's ActiveState
 
 `apply` starts a timer first, then loads the table; the file stays as it is, so that a reboot takes
-the rules back, too. `confirm` ends the timer and writes the file. Whoever confirms does it over a
+the rules back, too. `confirm` ends the timer and writes the file. The confirmation comes over a
 connection that came about under the new rules. Python 3.8, standard library.
 """
 
@@ -161,7 +161,7 @@ def apply(wanted: str, seconds: int) -> dict[str, Any]:
         "--quiet",
         "--collect",
         "--unit=" + REVERT,
-        "--description=Takes back rules of the firewall that nobody confirmed",
+        "--description=Rolls back firewall rules that were not confirmed",
         "--on-active=%d" % seconds,
         "--timer-property=AccuracySec=1s",
         *("nft", "-f", BEFORE),

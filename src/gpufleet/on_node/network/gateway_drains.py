@@ -40,8 +40,8 @@ from typing import Any, Iterator
 
 PARAMETERS: "dict[str, Any]" = globals().get("PARAMETERS") or {}
 
-# HAProxy answers within milliseconds. While it is reloaded a connection may be nobody's: asked
-# again, which changes nothing, the next process answers.
+# HAProxy answers within milliseconds. While it is reloaded a connection may be lost: on a
+# second try, which changes nothing, the next process answers.
 SOCKET_SECONDS = 3
 TRIES = 4
 # What is well again is so for HAProxy after two checks, 2 s apart.
@@ -309,7 +309,7 @@ def keys() -> "dict[str, str]":
 
 
 def server_states(drained: "set[str]") -> "dict[str, Any]":
-    """Return what HAProxy says of its servers, and what is kept of them."""
+    """Return HAProxy's report about its servers, and what is kept of them."""
     found = {
         "drained": sorted(drained),
         "configured": configured(),

@@ -3,7 +3,7 @@
 RUNS ON THE NODE, under the release's own Python: `litellm-serve DIRECTORY` serves what
 `config.yaml` and `front.json` there say, `litellm-serve --check DIRECTORY` has LiteLLM read them.
 
-LiteLLM without a database knows one key for everybody, and takes orders from a request (`api_base`
+LiteLLM without a database has one key for all, and takes orders from a request (`api_base`
 sends the upstream's key wherever a client likes). So it is asked only by what stands here: it sees
 requests for declared names, of clients who may use them, with keys of a body that model servers
 know. It logs who asked for what and how that ended: no key, no prompt.
@@ -254,7 +254,7 @@ def main(directory: str, *, only_check: bool) -> None:
     """Serve until told to stop."""
     told = json.loads((Path(directory) / "front.json").read_text())
     os.environ.update(QUIET)
-    # LiteLLM does not start without a key of its own: another one each time, that nobody is told.
+    # LiteLLM does not start without a key of its own: a new secret one each time.
     own_key = os.environ["LITELLM_MASTER_KEY"] = f"sk-{secrets.token_hex(32)}"
     os.environ["CONFIG_FILE_PATH"] = f"{directory}/config.yaml"
     if (believed := authorities(directory)) is not None:

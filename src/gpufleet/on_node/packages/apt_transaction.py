@@ -1,6 +1,6 @@
 """RUNS ON THE NODE: a package transaction by apt and dpkg; `transaction.py` says the order.
 
-The vendors' index, cache and pins lie in folders of ours, and only our apt.conf names them: the
+The vendors' index, cache and pins lie in gpufleet's folders, and only our apt.conf names them: the
 node's own apt sees none of it. What apt says is read in the C locale.
 """
 
@@ -24,7 +24,7 @@ CACHE = "/var/cache/gpufleet/apt"
 EXACT_PRIORITY = 1001
 # As any ordinary repository; and never.
 SOURCE_PRIORITY, NEVER = 500, -1
-# dpkg unpacks a package beside the one before; an initramfs is made anew. Bytes.
+# dpkg unpacks a package beside the one before; an initramfs is rebuilt. Bytes.
 MARGIN_BYTES = 64 << 20
 # Inst libc6 [2.36-9] (2.36-10 Debian:12/stable [amd64]); a foreign architecture follows the name.
 FORETOLD = re.compile(r"^(Inst|Remv|Purg) (\S+)(?: \[(\S+)\])?(?: \((\S+) .*)?", re.M)
@@ -89,7 +89,7 @@ class Apt:
         return self.run("finish")
 
     def repair(self) -> None:
-        """Unpack anew what was torn; needs the index."""
+        """Unpack torn packages again; needs the index."""
         torn = [
             "%s=%s" % (name, state.version)
             for name, state in self.installed().items()

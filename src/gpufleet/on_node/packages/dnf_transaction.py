@@ -1,6 +1,6 @@
 """RUNS ON THE NODE: a package transaction by dnf 4 and rpm; `transaction.py` says the order.
 
-The vendors' repositories lie in a folder of ours that only our command lines name. dnf's shell
+The vendors' repositories lie in a gpufleet folder that only our command lines name. dnf's shell
 takes removals and installations as one transaction; it exits with status 0 whatever happens, so
 what it says is read, in the C locale, and the database afterwards.
 """

@@ -1,7 +1,7 @@
-"""RUNS ON THE NODE: waits for whoever else changes packages, and says who that is.
+"""RUNS ON THE NODE: waits for other package managers, and names them.
 
 apt, dpkg and rpm lock with fcntl(2), whose F_GETLK names the holder; dnf writes its process id into
-a file. A lock that nobody holds is taken for free whatever files lie about.
+a file. A lock without a holder is free, whatever files exist.
 
 apt's own DPkg::Lock::Timeout waits for both locks of dpkg, but not for /var/lib/apt/lists/lock nor
 /var/cache/apt/archives/lock, and does not name the holder at the end (apt 2.6.1, measured);
@@ -33,7 +33,7 @@ class LockedError(Exception):
 
 
 def wait(root: str, manager: str, seconds: float, say: Callable[[str], None]) -> None:
-    """Return when nobody changes packages; raise `LockedError` naming the holder at the end."""
+    """Return when no program changes packages; raise `LockedError` with the holder at the end."""
     deadline = time.monotonic() + seconds
     said = ""
     while True:
@@ -52,7 +52,7 @@ def wait(root: str, manager: str, seconds: float, say: Callable[[str], None]) ->
 
 
 def find(root: str, manager: str) -> Optional[str]:
-    """Return who holds which lock, in words; None when nobody does."""
+    """Return who holds which lock, in words; None: no holder."""
     for path in APT if manager == "apt" else RPM:
         pid = holder_of(root + path)
         if pid is not None:
@@ -131,7 +131,7 @@ def start_time(pid: int) -> str:
 
 
 def take(path: str, seconds: float) -> int:
-    """Take a lock of ours for as long as this process lives; raise `LockedError` at the end."""
+    """Take gpufleet's lock for this process's life; raise `LockedError` at the end."""
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 

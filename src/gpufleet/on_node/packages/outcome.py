@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: may a foretold package transaction be carried out?  Pure.
 
-A simulation says what would come, go and move; here it is held against what was asked. What nobody
-asked to be removed, downgraded or moved from a hold is a reason to touch nothing.
+A simulation says what would come, go and move; here it is held against what was asked. An
+unrequested removal, downgrade or release of a hold is a reason to touch nothing.
 """
 
 from __future__ import annotations

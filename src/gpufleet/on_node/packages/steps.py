@@ -51,7 +51,7 @@ class Output(NamedTuple):
         """The lines that tell why, on one line: around the first that complains, else the last."""
         lines = output_lines(self.text)
         at = next((at for at, line in enumerate(lines) if COMPLAINS.search(line)), len(lines))
-        # A script says what is wrong before dpkg says that it failed.
+        # A script prints what is wrong before dpkg reports the failure.
         return " | ".join(lines[max(0, at - LINES_BEFORE) :][:LAST_LINES])
 
 
@@ -68,7 +68,7 @@ def deaf() -> None:
 
 
 def begin_log(root: str) -> None:
-    """Begin the log anew."""
+    """Truncate the log."""
     os.makedirs(os.path.dirname(root + LOG), mode=0o755, exist_ok=True)
     with open(root + LOG, "w") as log:
         log.write("%s\n" % time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()))
@@ -88,7 +88,7 @@ def doing(root: str, what: str, folder: str = "", size: int = 0) -> None:
 
 
 def ended(root: str) -> None:
-    """Have nobody look any more."""
+    """Stop the watcher."""
     with contextlib.suppress(OSError):
         os.unlink(root + STEP)
 

@@ -5,9 +5,9 @@ Prints one JSON document {"schema": 1, "changed": [[name, before, after]], "note
 on a problem it says so on stderr and exits with status 1.
 
 Promises:
-  * it waits for whoever else changes packages, and names them when that takes too long;
-  * nothing is touched before a simulation was read: what nobody asked to be removed, downgraded or
-    moved from a hold, packages that would no longer match, a disk without room, a source that is
+  * it waits for other package managers, and names them when that takes too long;
+  * nothing is touched before a simulation was read: what was not requested to be removed,
+    downgraded or moved from a hold, packages that would no longer match, a disk without room, a source that is
     not to be had or not signed by its key refuse it;
   * afterwards versions, holds and configuration are read from the database, not believed;
   * what a package's own script breaks is put back as it was, where the former versions are to be
@@ -67,7 +67,7 @@ def transact(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def say(text: str) -> None:
-    """Say what goes on, at once; nobody may be listening any more."""
+    """Print progress at once; the reader may be gone."""
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
@@ -90,7 +90,7 @@ def write_files(files: Dict[str, str]) -> None:
 
 
 def mend(manager: Manager, asked: Dict[str, Any]) -> List[str]:
-    """Finish what was interrupted, and unpack anew what was torn; return what was done."""
+    """Finish what was interrupted, and unpack torn packages again; return what was done."""
     half = manager.unfinished()
     if not half:
         return []

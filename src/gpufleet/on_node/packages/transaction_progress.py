@@ -22,7 +22,7 @@ from gpufleet.on_node.transfer.folder_size import size
 
 PARAMETERS: Dict[str, Any] = globals().get("PARAMETERS") or {}
 
-# Nobody listens any longer than that (gpufleet.operations.progress_watch.LOOK_SECONDS).
+# No reader waits longer than that (gpufleet.operations.progress_watch.LOOK_SECONDS).
 SECONDS = 10
 PACKAGES = (".deb", ".rpm")
 # Of the log its end: a line is no longer than that.

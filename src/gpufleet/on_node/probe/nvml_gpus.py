@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: what NVML says of the driver and of each GPU. Only questions: nothing is set.
+"""RUNS ON THE NODE: NVML's values of the driver and of each GPU. Read-only.
 
 The tables say what is asked, and by which NVML function. Numbers stand in for constants of the
 binding where those are wrong or newer than the driver; nvml.h has them.
@@ -285,13 +285,13 @@ def plausible(count: int) -> int:
 
 
 def excluded(nvml: Any, index: int) -> dict[str, Any]:
-    """Return a GPU that a module option hides from everybody."""
+    """Return a GPU that a module option hides."""
     info = nvml.nvmlGetExcludedDeviceInfoByIndex(index)
     return {"bus_id": sysfs_bus_id(plain(info.pci.busId)), "uuid": info.uuid}
 
 
 def driver() -> dict[str, Any]:
-    """Return what NVML says of the driver; raises when there is no NVML."""
+    """Return NVML's values of the driver; raises when there is no NVML."""
     nvml = started_nvml()
     return {name: read(function, nvml) for name, function in DRIVER_FACTS}
 

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: what NVML says of each NVLink, and of each pair of GPUs."""
+"""RUNS ON THE NODE: NVML's values of each NVLink, and of each pair of GPUs."""
 
 from __future__ import annotations
 

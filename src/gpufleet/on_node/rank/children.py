@@ -31,7 +31,7 @@ class Children:
         """The name of each program that runs, by process number."""
         self.pids: list[int] = []
         """Of all that were started, in order."""
-        # Kept, so that nobody but us waits for them.
+        # Kept, so that only we wait for them.
         self._started: list[subprocess.Popen[bytes]] = []
 
     def start(self, argv: list[str], environment: dict[str, str]) -> int:
@@ -122,7 +122,7 @@ def processes() -> Iterator[tuple[int, int]]:
 
 
 def listens(port: int) -> bool:
-    """Say whether somebody on this node listens on a TCP port, without connecting to it."""
+    """Return whether a program on this node listens on a TCP port, without connecting to it."""
     wanted = ":%04X" % port
     for path in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError), open(path, encoding="ascii") as file:

@@ -169,7 +169,7 @@ class Head(Rank):
         if self.step != "gather":
             # It should be part of the group, and its program is a new one.
             new = "its node" if hello.get("boot_id") != self.hello[rank].get("boot_id") else "it"
-            self.end("%s: %s was started anew" % (self.rank_name(rank), new), rank)
+            self.end("%s: %s was restarted" % (self.rank_name(rank), new), rank)
             return
         if why := "; ".join(self._differences(rank, hello)):
             self.refused[rank] = why
@@ -187,7 +187,7 @@ class Head(Rank):
         link.send("large", pad=LARGE)
 
     def _stranger(self, link: Link, hello: dict[str, Any]) -> str:
-        """Return why this is no rank of ours at all."""
+        """Return why this is not a rank of this replica."""
         rank = hello.get("rank")
         if hello.get("replica") != self.options.replica:
             return "this is %s, not %s" % (self.options.replica, hello.get("replica"))
@@ -295,7 +295,7 @@ class Head(Rank):
         name = self.nodes[rank].name
         if rank in self.refused:
             return "%s (%s)" % (name, self.refused[rank])
-        # Whoever is not here is not reached by the others either.
+        # A rank that is missing here is not reached by the others either.
         apart = [self.nodes[each].name for each in self.apart.get(rank, []) if each in self.ranks]
         if rank in self.ranks and apart:
             port = self.options.port
@@ -400,10 +400,10 @@ class Head(Rank):
             self.ending = self.ending._replace(until=min(self.ending.until, soon))
 
     def _drained(self) -> None:
-        """End once nobody serves any more."""
+        """End once no rank serves any more."""
         drains = self.ending is not None and self.ending.step == "drain"
         if drains and self._server() is None and not self.draining:
-            self.end("nobody serves any more", 0)
+            self.end("no rank serves any more", 0)
 
     def _server(self) -> int | None:
         """Return the process of the last program, if it was started and runs."""

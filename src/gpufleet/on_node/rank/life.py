@@ -132,7 +132,7 @@ class Rank:
         raise NotImplementedError
 
     def program_ended(self, why: str, status: int) -> None:
-        """Act on the end of one of our programs that nobody asked for."""
+        """Act on the unexpected end of one of our programs."""
         self.end(why, self.rank, status=WRONG if status == WRONG else 1)
 
     # The loop
@@ -301,7 +301,7 @@ class Rank:
         self.state.phase("starting", "%s is to listen on port %d" % (self.me.name, port))
         if now > self._start_until:
             limits = (self.rank_name(self.rank), port, self.options.start_seconds)
-            self.end("%s: nobody listened on port %d within %g s" % limits, self.rank)
+            self.end("%s: no program listened on port %d within %g s" % limits, self.rank)
         return False
 
     # The end
@@ -331,7 +331,7 @@ class Rank:
         self.children.terminate()
 
     def drain(self, why: str, rank: int) -> None:
-        """Begin the end after a stop that was asked for: whoever serves may finish first."""
+        """Begin the end after a requested stop: serving ranks may finish first."""
         if self.ending is not None:
             return
         self.say("stops: " + why)
@@ -402,7 +402,7 @@ class Rank:
 
 
 def peer(address: str, rank: int, link: Link | None) -> dict[str, Any]:
-    """Return what the state file says of a peer."""
+    """Return a peer's entry in the state file."""
     round_trip = link.round_trip if link else None
     offset = link.clock_offset if link else None
     return {

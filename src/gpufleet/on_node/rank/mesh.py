@@ -5,9 +5,9 @@
 * A network may be cut between two workers while the head reaches both: their links to it live, and
   the model hangs.
 
-A datagram names the newest one that came from the other side; whoever finds its own number in it
-knows that both directions pass. It carries an HMAC-SHA256 of the replica's key. What somebody
-records and sends again says nothing new: a process is taken for the rank's if it answers something
+A datagram names the newest one that came from the other side; a rank that finds its own number in
+it knows that both directions pass. It carries an HMAC-SHA256 of the replica's key. A
+replayed recording proves nothing new: a process is taken for the rank's if it answers something
 newer than was answered before, and a recording cannot.
 """
 
@@ -109,7 +109,7 @@ class Mesh:
             return
         known = self._heard.get(rank)
         if known is None or known[0] != session:
-            # A process that began anew counts from 1 again; but is it that, or an older one's word?
+            # A restarted process counts from 1 again; but is it that, or an older one's word?
             if self.answered[rank] > NEVER and at <= self.answered[rank]:
                 return
             self._heard[rank] = (session, number)

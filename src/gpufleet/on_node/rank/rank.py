@@ -6,7 +6,7 @@
 Every rank's program talks to rank 0's, the head's, over TCP. They find each other, agree that they
 are alike, form a group with an INCARNATION, start their programs in order, and beat. When one of
 them, its node, its program or the network between them fails, the group is over: every rank kills
-its programs and exits with 1, and systemd starts it anew, to find the others again.
+its programs and exits with 1, and systemd restarts it, to find the others again.
 
 Words after a lone `--` are a program; further lone `--` separate further ones. The head starts its
 first program, workers theirs when it listens on the head's `--ready-port`, the head its other ones
@@ -31,7 +31,7 @@ from gpufleet.on_node.rank.head import PORTS, Head
 from gpufleet.on_node.rank.life import WRONG, Node, Rank
 from gpufleet.on_node.rank.worker import Worker
 
-# Shorter than a hash is guessed, or is no key but what somebody typed.
+# Shorter than a hash can be guessed, or was typed by hand.
 KEY_BYTES = 32
 
 

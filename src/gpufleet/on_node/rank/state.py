@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: what a rank says of itself in a file, for whoever asks this node.
+"""RUNS ON THE NODE: a rank's state in a file, for readers on this node.
 
 The file is a JSON object; times are seconds since 1970:
   schema        1
@@ -57,7 +57,7 @@ class State:
         """Why the file cannot be written."""
         self._written = ""
         self._next = 0.0
-        if before.get("incarnation"):  # killed, or the node lost power: nobody wrote an end
+        if before.get("incarnation"):  # killed, or the node lost power: no end was written
             self.document["incarnation"] = before["incarnation"]
             self.end(KILLED, rank, node, when=number(before.get("at")))
 

@@ -15,8 +15,8 @@ Prints one JSON document; what could not be read is {"missing": reason}:
   free        TCP ports that can be listened on
   used        {port: {"program", "pid", "unit"}} of those that cannot; null where it is not known
   udp         the first of the ports that takes datagrams, the ranks' own if it is free; null: none
-  udp_user    who has the ranks' own for datagrams, as in `used`; null: nobody, or not known
-  spares      free ports: one of those that the system gives to anybody, one of each of `samples`
+  udp_user    who has the ranks' own for datagrams, as in `used`; null: none, or unknown
+  spares      free ports: one ephemeral port, one of each of `samples`
   release     {"whole": bool, "vllm": version or null, "ray": version or null}
   files       as on_node/reach/model_identity.py says
 """
@@ -98,7 +98,7 @@ def unusable(address: str) -> str | None:
 
 
 def spare(address: str) -> int:
-    """Return a TCP port that is free on an address, as the system gives them to anybody."""
+    """Return a TCP port that is free on an address, from the ephemeral range."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tried:
         tried.bind((address, 0))
         return int(tried.getsockname()[1])

@@ -5,7 +5,7 @@ datagrams to each other, small ones and such as fill a packet, which may not be 
 way, and notes what came: so a line that is cut in one direction only shows in which.
 
 Takes (`PARAMETERS`):
-  token        of this proof; whoever does not know it is not answered
+  token        of this proof; clients without it get no answer
   node, address
   ports        to listen on for connections
   udp          the port for datagrams; null: none
@@ -49,7 +49,7 @@ RETRY_SECONDS = 0.3
 HANGS_SECONDS = 0.5
 # Others may have ended by then, which began before us: that their ports are closed says nothing.
 LAST_SECONDS = 1.0
-# What says that we have all may be lost: it is said so many more times.
+# The final message may be lost: it is repeated so many times.
 FAREWELLS = 5
 MESSAGE_BYTES = 4096
 # IPv4's header and UDP's (RFC 791, RFC 768), without options.
@@ -82,7 +82,7 @@ class Peer:
         self.told = False
         """It has all that it needs of us."""
         self.full_arrived = False
-        """It has had a full packet of ours."""
+        """It has received a full packet from us."""
 
     @property
     def done(self) -> bool:
@@ -210,7 +210,7 @@ class Exchange:
         self.watch(connection, lambda: self.answer(connection, heard, source))
 
     def answer(self, connection: socket.socket, heard: bytearray, source: str) -> None:
-        """Answer a message with our clock; whoever says something else is cut off."""
+        """Answer a message with our clock; a client that sends anything else is cut off."""
         try:
             piece = connection.recv(MESSAGE_BYTES)
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: one Python that runs program after program, as they come, until nobody asks.
+"""RUNS ON THE NODE: one Python that runs program after program, as they come, until idle.
 
 A program of its own costs a node what starting one costs: sshd's fork, a shell, Python and the
 standard library, some 60 ms of its processor. Here each is a fork of a process that has all that.
@@ -162,7 +162,7 @@ def main() -> None:
         about = {"status": found["status"], "out": len(out), "error": len(error)}
         told.write(json.dumps(about).encode() + b"\n" + out + error)
         told.flush()
-        # While nobody waits: what most programs load, so that those to come have it.
+        # While idle: what most programs load, so that those to come have it.
         for name in _COMMON:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)

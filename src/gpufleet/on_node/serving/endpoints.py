@@ -6,13 +6,13 @@ Takes (JSON header `PARAMETERS`):
   metrics  [{id, unit, url, families: [name, ...], certificate_sha256, username, password,
              loopback_port}], the last four null where they have no meaning
   journal  lines of each unit's journal to bring back, from the unit's present start only, where not
-           all is well: nobody reads what a server says that answers
+           all is well: the output of a server that answers is not read
 Prints one JSON document {"schema": 1, "stages": {id: ...}, "metrics": {id: ...}}.
 
 It reads; it changes nothing. The API key is read here, from the node's own root-only file, so that
 it never travels. An exporter's password, of which the node has a hash alone, came with this
-program on standard input; it is sent to whoever shows the certificate that was deployed, and to
-nobody else. Python 3.8, standard library.
+program on standard input; it is sent only to the holder of the deployed certificate. Python 3.8,
+standard library.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """RUNS IN THE SERVER: asks for the API key on every path but two.
 
 vLLM's own key guards paths that begin with /v1 and a few others; /invocations computes the same,
-and /tokenize, /scale_elastic_ep and more answer anybody. vLLM loads this by `--middleware
+and /tokenize, /scale_elastic_ep and more answer without a key. vLLM loads this by `--middleware
 gpufleet_guard.Guard`. It is the last one on the command line, and so stands before all others and
 before every route.
 

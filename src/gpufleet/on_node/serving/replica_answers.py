@@ -73,7 +73,7 @@ def replica(asked: dict[str, Any]) -> dict[str, Any]:
     except FileNotFoundError:
         raise CannotRead("absent", detail="there is no %s here" % unit) from None
     if "model" not in said:
-        raise CannotRead("absent", detail="%s is none of ours" % unit)
+        raise CannotRead("absent", detail="%s is not managed by gpufleet" % unit)
     text = linux_facts.line(stages.UNITS + "/" + unit)
     words = status.serve(status.command(text))
     ports = [said["port"], *status.engines(words, said["port"])]

@@ -18,7 +18,7 @@ Of one stage:
   url          of the endpoint, as the node reaches it; null: it has none (a headless rank)
   keyed        whether the endpoint wants a key
   fingerprint  what the unit's file would be started with
-  seen         what on_node/serving/endpoints.py says of unit and endpoint
+  seen         the result of on_node/serving/endpoints.py for unit and endpoint
   engines      {url: /health's answer} of the node's other engines that have servers of their own
   since        seconds since 1970: when the unit came to the state it is in; null: not known
   state        rank.json, as on_node/rank/state.py says; {"missing": "absent"} for a replica of one
@@ -121,7 +121,7 @@ def main() -> None:
 
 
 def units() -> list[str]:
-    """Return the names of the units that may be stages of ours."""
+    """Return the names of the units that may be gpufleet's stages."""
     if not os.path.isdir(linux_facts.ROOT + stages.UNITS):
         return []
     return [

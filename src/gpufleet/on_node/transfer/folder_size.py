@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: how many bytes lie in a folder by now, and how many there will be.
 
 Takes (`PARAMETERS`): `folder`; `tree`, the address at which a Hub lists a model's files with their
-sizes, None where nobody is asked; `token_file`, which holds the token for it, or None.
+sizes, None: not queried; `token_file`, which holds the token for it, or None.
 Prints one JSON document {"schema": 1, "bytes": int, "total": int or None}.
 
 It reads only, and whatever it cannot know is None: nothing depends on it.
@@ -19,7 +19,7 @@ from typing import Any, Dict, Optional, Tuple
 
 PARAMETERS: Dict[str, Any] = globals().get("PARAMETERS") or {}
 
-# Nobody listens any longer than that (gpufleet.operations.progress_watch.LOOK_SECONDS).
+# No reader waits longer than that (gpufleet.operations.progress_watch.LOOK_SECONDS).
 SECONDS = 10
 HUB_SECONDS = 5
 # A list of the thousand files that a page of it has is some 300 KB.

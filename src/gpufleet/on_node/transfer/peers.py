@@ -30,7 +30,7 @@ from gpufleet.on_node.transfer.store import Files
 HALVES = 2
 """Pieces of even and of odd number take two ways, so that each node sends each piece once."""
 CONNECT_SECONDS = 5.0
-# Whoever has nothing to send says so every second: this long a silence is a dead node or line.
+# An idle sender says so every second: this long a silence is a dead node or line.
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 8.0
 # One that lives and has got nothing new for so long is passed over. Its own source may have died:
@@ -143,7 +143,7 @@ class Server:
 
     def linger(self, expected: Set[str], end: float) -> None:
         """
-        Stay until everyone who was expected has all, or nobody is there any more.
+        Stay until everyone who was expected has all, or no peer is left.
 
         `expected` are names with the half that they have from here: `gpu-02/1`.
         """
@@ -309,7 +309,7 @@ class Lines:
 
 
 def proof(token: bytes, nonce: bytes, name: bytes) -> bytes:
-    """Return what shows that somebody of this name knows the token."""
+    """Return the proof that a peer of this name knows the token."""
     said = b"gpufleet pieces 1\n" + nonce + b"\n" + name
     return hmac.new(token, said, hashlib.sha256).hexdigest().encode("ascii")
 

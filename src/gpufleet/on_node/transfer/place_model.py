@@ -6,13 +6,13 @@ Takes (`PARAMETERS`) an `action`:
   own     give a folder of models that belonged to the service user, and all in it, to root
 and
   directory   the model; of `own`: the folder of all models
-  mark        of `begin` and `place`: the file in it that says that it is whole
+  mark        of `begin` and `place`: the file in it that marks it as complete
   user        of `begin`: who downloads
   files       of `begin` and `place`: the hashes that its files must have
               (gpufleet.artifacts.model_lock); null: any
 Prints one JSON document {"schema": 1}; on a problem one sentence on stderr and status 1.
 
-    <parent>/<name>/                      root's, readable by everybody
+    <parent>/<name>/                      root's, world-readable
     <parent>/.gpufleet-download-<name>/   0700, of who downloads
       files/, home/                       the model; what the Hub's client needs a home for
     <parent>/<name>.boot                  the boot since which the download runs
@@ -130,7 +130,7 @@ def own(given: Dict[str, Any]) -> None:
     """
     Give the folder of models to root, with all in it; what is readable stays readable.
 
-    Its group goes last, and says that all is done.
+    Its group goes last, and marks the end.
     """
     above, name = os.path.split(given["directory"])
     state = open_folder(above)

@@ -1,6 +1,6 @@
 """RUNS ON THE NODE: a tree that comes in pieces, beside the place where it will be.
 
-    <parent>/.gpufleet-coming-<name>/     0700, of whoever runs this; on the same file system
+    <parent>/.gpufleet-coming-<name>/     0700, of the running user; on the same file system
       tree/...                            the files, written in place as pieces come
       have                                numbers of pieces that were written: a hint, no proof
 

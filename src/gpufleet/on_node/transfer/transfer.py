@@ -6,12 +6,12 @@ Takes (`PARAMETERS`) an `action`:
   serve     hand it out until those who were expected have it
   fetch     bring it, hand out what has come meanwhile, put it in place, hand it out until the end
 and
-  directory, mark      the tree, and the file in it that says that it is whole
+  directory, mark      the tree, and the file in it that marks it as complete
   manifests            a directory for what was read of trees; of `look`: "": none
   leave_out            names at the tree's top that are this node's own, and no part of it
   python               of `look` and `describe`: the interpreter that a tree of this kind is made
                        for; "": any
-  lock                 a file that is held so that nobody builds or removes meanwhile; "": none
+  lock                 a file that is held so that no build or removal runs meanwhile; "": none
   own, token           who we are, and what all nodes of this run know
   address, port        to listen at
   rate_mbit            of all that is sent from here; null: without limit
@@ -31,7 +31,7 @@ Prints one JSON document:
   serve:    sent
   fetch:    bytes, found (here from an earlier run), sent, seconds, port (where it listened; 0: not
             at all), remarks, from {name: bytes}
-While it works it says `<bytes> <of bytes>` on standard error; nobody to read that ends it.
+While it works it says `<bytes> <of bytes>` on standard error; without a reader it ends.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ TELL_SECONDS = 2.0
 LOCK_SECONDS = 60.0
 # All nodes of a run are told within a second or two to begin.
 PATIENT_SECONDS = 3.0
-# It was of no use before; if it is dead, nobody waits.
+# It was of no use before; if it is dead, no peer waits.
 RELEASE_SECONDS = 1.0
 # Of the interpreter, to say its own version.
 PYTHON_SECONDS = 10.0
@@ -222,7 +222,7 @@ class Fetching:
         self._lock = threading.Lock()
 
     def manifest(self) -> bytes:
-        """Return the manifest, packed, of whoever has it; sources may come up after us."""
+        """Return the manifest, packed, of a peer that has it; sources may come up after us."""
         # At first the best one only, which comes up as we do: else all would ask the same node.
         patient = time.monotonic() + PATIENT_SECONDS
         at = 0
@@ -237,7 +237,7 @@ class Fetching:
             time.sleep(0.1)
 
     def run(self, holding: peers.Holding, coming: store.IncomingTree) -> None:
-        """Bring all that is missing. Raises `RefusedError` when nobody has given more for long."""
+        """Bring all that is missing. Raises `RefusedError` when no peer has sent more for long."""
         self._last = time.monotonic()
         threads = [
             threading.Thread(target=self._half, args=(half, holding, coming), daemon=True)
@@ -314,7 +314,7 @@ class Fetching:
 
 
 class Progress:
-    """Tells whoever reads standard error how far it is; ends the program when nobody does."""
+    """Prints progress to standard error; ends the program without a reader."""
 
     def __init__(self) -> None:
         self._told = time.monotonic()
@@ -339,7 +339,7 @@ class Progress:
         try:
             os.write(2, b"%d %d\n" % (done, total))
         except OSError:
-            os._exit(3)  # the controller has gone, and with it whoever could go on
+            os._exit(3)  # the controller is gone, so the run cannot continue
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ A connection brings one line, the name of a stage, and gets one line:
 These are operational words. Those by which an agent changes what an administrator has set (`ready`,
 `drain`, `maint`) are never said: a drain is the gateway's own (HAProxy's manual, `agent-check`).
 
-Nothing here waits. Whoever connects has `CALLER_SECONDS`, and there is a limit to how many do at
+Nothing here waits. A client has `CALLER_SECONDS`, and there is a limit to how many do at
 once, to how many are taken in a second, and to what is read of each; who is beyond it waits in the
 kernel's queue, and a check that fails there changes nothing for HAProxy.
 """
@@ -22,11 +22,11 @@ CALLER_SECONDS = 2.0
 CALLERS = 64
 # A gateway asks once in 2 s for each server: two gateways and 64 servers are 64 in a second.
 TAKEN = 256
-"""In a second, so that nobody keeps the loop from its turns."""
+"""In a second, so that no client blocks the loop."""
 LINE_BYTES = 256
 """A stage's name is at most 50 characters."""
 LISTEN_AGAIN_SECONDS = 10.0
-"""Between two tries, while somebody else has the port or the address is not there yet."""
+"""Between two tries, while another program has the port or the address is not there yet."""
 
 
 class Caller:
@@ -101,7 +101,7 @@ class Agent:
             self._take(now)
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Close the port."""
         for each in [*self.callers.values()]:
             self._end(each)
         if self._listening is not None:
@@ -142,7 +142,7 @@ class Agent:
                 continue  # it is gone already
             except OSError as error:  # no descriptor, say: not again before the next turn
                 self._left = 0
-                self._once("takes nobody: %s" % error)
+                self._once("accepts no connection: %s" % error)
                 return
             self._left -= 1
             connection.setblocking(False)

@@ -110,7 +110,7 @@ def members(group: str) -> List[int]:
 
 
 def process(pid: int) -> str:
-    """Return what /proc says of a process and its threads."""
+    """Return the /proc entries of a process and its threads."""
     about = "/proc/%d" % pid
     texts = ["command: " + text_or_reason(command, pid)]
     texts.append("descriptors: " + text_or_reason(descriptors, pid))

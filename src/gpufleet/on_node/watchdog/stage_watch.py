@@ -1,12 +1,12 @@
 """RUNS ON THE NODE: one stage under watch: what its servers say, and what is done about a stall.
 
 What is done goes in steps, each with a limit, none of which waits:
-  check   systemd is asked whether the unit runs, as the same life, and nobody stops it; a rank of
+  check   systemd is asked whether the unit runs, as the same life, and is not being stopped; of
           a replica over nodes, whether its group runs. What cannot be confirmed is no stall
   warn    it is said and counted; in mode `warn` that is all
   dump    a process of its own writes down how the unit's processes stand
   hold    of a replica over nodes rank 0 acts first; its end is every rank's end
-  again   the same check, for a dump takes time, and whoever moves again meanwhile is left alone
+  again   the same check, for a dump takes time, and a server that moves again is left alone
   kill    the whole unit gets SIGKILL: a stop would drain, which a frozen server never ends
 """
 
@@ -33,7 +33,7 @@ CHECK_AGAIN_SECONDS = 15.0
 """After a suspicion that was not confirmed."""
 KILL_SECONDS = 10.0
 GONE_SECONDS = 30.0
-"""Until somebody is told that processes are left."""
+"""Until remaining processes are reported."""
 # Rank 0 has killed by then (30 s of its dump), and its group has ended (16 s, decision 10).
 HOLD_SECONDS = 50.0
 RESTARTS = 3
@@ -251,7 +251,7 @@ class Stage:
         self._turned = now
         life = self._lives()
         if life != self.life:
-            self._over(now, "the unit runs anew" if life else "the unit ended")
+            self._over(now, "the unit was restarted" if life else "the unit ended")
             self.life = life
         for each in self.servers:
             each.turn(life, now)
@@ -300,7 +300,7 @@ class Stage:
         self._program = Program(argv, now + CHECK_SECONDS)
 
     def _confirmed(self, now: float) -> Optional[str]:
-        """Return why it is no stall of ours, "" if it is one; None: not known yet."""
+        """Return why it is not a stall, "" if it is one; None: not known yet."""
         assert self._program
         if not self._program.advance(now):
             return None
@@ -313,7 +313,7 @@ class Stage:
         if state != ("active", "running"):
             return "the unit is %s (%s)" % state
         if known.get("InvocationID") != self.life:
-            return "the unit runs anew"
+            return "the unit was restarted"
         if known.get("Job") not in (None, "", "0"):
             return "the unit has a job of systemd's"
         return self._group_runs()

@@ -11,7 +11,7 @@ Three things are a stall, each after `seconds` in which nothing of that engine m
   silence    /metrics has not answered, of a server that has been ready: its front is frozen
 
 What moves is alive, however long its queue. Without a look for some time (we were stopped, the
-machine was suspended) nothing is known of that time, and counting begins anew.
+machine was suspended) nothing is known of that time, and counting restarts.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ PAUSE_SECONDS = 10.0
 
 
 class Engine(NamedTuple):
-    """What /metrics says of one engine."""
+    """One engine's values in /metrics."""
 
     work: float = 0.0
     """Requests that run, and those that wait for room."""
@@ -79,7 +79,7 @@ class Progress(NamedTuple):
 
     engine: Engine
     moved: float
-    """When something of it was last seen to move, or when counting began anew."""
+    """When something of it was last seen to move, or when counting restarted."""
     asked: Optional[float] = None
     """Since when a canary is without an answer."""
 
@@ -93,7 +93,7 @@ class State(NamedTuple):
     ready: bool = False
     """In this life /metrics has answered."""
     answered: float = 0.0
-    """When /metrics last answered, or when counting began anew."""
+    """When /metrics last answered, or when counting restarted."""
     engines: Mapping[str, Progress] = {}
 
 
@@ -139,7 +139,7 @@ def observe(
 
 
 def restart_counting(state: State, now: float) -> State:
-    """Return the state with all counting begun anew."""
+    """Return the state with all counters reset."""
     return state._replace(
         answered=now,
         engines={

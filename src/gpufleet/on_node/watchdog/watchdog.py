@@ -3,12 +3,12 @@
     gpufleet-watchdog [CONFIGURATION]        by default /etc/gpufleet/watchdog.json
 
 The configuration (roles/watchdog.py) is {"schema": 1, "listen": null or {"address", "port"},
-"stages": [{...}]}. Gateways ask at `listen` (agent.py); null: nobody does. Of each stage:
+"stages": [{...}]}. Gateways ask at `listen` (agent.py); null: none. Of each stage:
   stage, unit   llama-0, vllm-llama-0.service
   mode          off | warn | act
   seconds       without any progress, until it counts as stalled
   idle_seconds  an idle engine is asked for one token so often; 0: never
-  servers       ["http://127.0.0.1:8000", ...]; none: this rank serves nobody
+  servers       ["http://127.0.0.1:8000", ...]; none: this rank has no server
   served_name   the model that is asked for
   key_file      where the API key lies on this node; null: there is none
   group, rank   whether it is a rank of a replica over nodes, and which

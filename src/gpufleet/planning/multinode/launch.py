@@ -279,8 +279,7 @@ def ray_token(cluster_key: bytes) -> bytes:
     Return what Ray's processes of a fleet prove to each other that they belong to it.
 
     Of the cluster key, so that there is no second secret to keep, and such that it does not reveal
-    that
-    from it: Ray sends its token with each request, over lines that are not encrypted.
+    that from it: Ray sends its token with each request, over lines that are not encrypted.
     """
     return hmac.new(cluster_key, b"gpufleet: Ray's token", hashlib.sha256).hexdigest().encode()
 

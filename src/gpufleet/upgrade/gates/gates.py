@@ -85,8 +85,8 @@ def golden(before: Answers, after: Answers, same: float) -> Verdict:
     Say whether prompts are answered as before, in at least the share `same` of the tokens.
 
     Of a prompt that was answered in several ways before already, the result is unknown: it is
-    reported, and
-    the others judge. If there is no other one, nothing is known; with `same` 0 an answer is enough.
+    reported, and the others judge. If there is no other one, nothing is known; with `same` 0 an
+    answer is enough.
     """
     case = _Case()
     if not before and not after:
@@ -388,8 +388,7 @@ def alerts(
     reason is older than the first look was pending then: the change has not brought it.
 
     Without a monitoring node there is nothing to query; an Alertmanager that is declared and does
-    not
-    answer, before or after, is not known.
+    not answer, before or after, is not known.
     """
     case = _Case()
     if not after.asked:

@@ -84,8 +84,7 @@ def without_cordoned(
     Return groups to change, groups left as they are, and a sentence for each of the latter.
 
     `cordoned` is {node: why} of nodes that a person has cordoned. An operator works there, or does
-    not
-    trust the node: nothing is stopped or started on it, and what is behind is said.
+    not trust the node: nothing is stopped or started on it, and what is behind is said.
     """
     on, off, sentences = [], [], []
     for group in found:

@@ -165,9 +165,8 @@ def switch(
 
     What they were is kept as `upgrade`'s, once: switching again, after a kill too, records nothing
     again. `units` None: all of `next/`, and those that it lists for removal. One that already runs
-    with
-    its fingerprint of `next/` is left alone. `stop_seconds`: the longest TimeoutStopSec= of what
-    runs now, `units.stop_seconds`.
+    with its fingerprint of `next/` is left alone. `stop_seconds`: the longest TimeoutStopSec= of
+    what runs now, `units.stop_seconds`.
     """
     return _question(
         "switch",

@@ -614,7 +614,7 @@ def test_a_worker_that_never_becomes_ready_ends_the_group(fleet):
     fleet.start(1, ready_port="{rpc_port}", start_seconds="0.5")
 
     assert [fleet.exit_status(rank) for rank in (0, 1)] == [1, 1]
-    assert "rank 1 on gpu-02: nobody listened on port" in fleet.state(0)["last_end"]["why"]
+    assert "rank 1 on gpu-02: no program listened on port" in fleet.state(0)["last_end"]["why"]
 
 
 def test_a_program_with_wrong_arguments_is_not_started_forever(fleet):
@@ -733,7 +733,7 @@ def test_a_rank_that_was_started_anew_ends_the_group(fleet):
     pump(second, lambda messages: any(each["kind"] == "over" for each in messages))
 
     assert fleet.exit_status(0) == 1
-    assert fleet.state(0)["last_end"]["why"] == "rank 1 on gpu-02: it was started anew"
+    assert fleet.state(0)["last_end"]["why"] == "rank 1 on gpu-02: it was restarted"
 
 
 @pytest.mark.parametrize("both", [20_000], indirect=True, ids=["bytes"])
