@@ -144,7 +144,7 @@ def pids(group: str) -> list[int]:
 
 
 def populated(group: str) -> bool:
-    """Whether a process lives in `group` or below it."""
+    """Return whether a process lives in `group` or below it."""
     try:
         return "populated 1" in (unified() / group / "cgroup.events").read_text()
     except OSError:

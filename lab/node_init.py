@@ -162,12 +162,12 @@ def refresh() -> Iterator[str]:
 
 
 def covered(target: str) -> bool:
-    """Whether the directory shows the machine's entries beside the kernel's."""
+    """Return whether the directory shows the machine's entries beside the kernel's."""
     return any(place == target and source == COVER for place, _, source in mounts())
 
 
 def covers(target: str) -> bool:
-    """Whether each of the machine's entries is seen in the directory, alone or merged."""
+    """Return whether each of the machine's entries is seen in the directory, alone or merged."""
     return all(
         same(f"{target}/{name}") or not os.path.ismount(f"{target}/{name}")
         for name in entries(MACHINE + target)
@@ -202,7 +202,7 @@ def bound_files() -> list[str]:
 
 
 def same(target: str, source: str = "") -> bool:
-    """Whether the machine's file or directory is what is seen at `target`."""
+    """Return whether the machine's file or directory is what is seen at `target`."""
     try:
         return os.path.samefile(MACHINE + (source or target), target)
     except FileNotFoundError:

@@ -29,7 +29,7 @@ def group(state: LabState, name: str) -> str:
 
 def is_on(state: LabState, name: str) -> bool:
     """
-    Whether the node runs and would come back from a reboot.
+    Return whether the node runs and would come back from a reboot.
 
     A node whose keeper or nspawn was killed is not on: it is a wreck that `off` clears away.
     """
@@ -86,7 +86,7 @@ def off(state: LabState, name: str) -> None:
 
 
 def answers(node: LabNode, limit: float = BOOT_LIMIT) -> bool:
-    """Whether the node's sshd greets within `limit` seconds."""
+    """Return whether the node's sshd greets within `limit` seconds."""
     deadline = time.monotonic() + limit
     while True:
         try:

@@ -104,7 +104,7 @@ def wheelhouse(
 
 
 def is_complete(wheels: Path, wanted: Sequence[str]) -> bool:
-    """Say whether `wheels` has a manifest for at least `wanted`, and every file in it."""
+    """Return whether `wheels` has a manifest for at least `wanted`, and every file in it."""
     manifest = _read_manifest(wheels)
     sizes = {path.name: path.stat().st_size for path in wheels.glob("*.whl")}
     return set(wanted) <= set(manifest["requirements"]) and all(

@@ -91,5 +91,5 @@ def gateway_servers(node: MonitoringTargets, *, if_nothing_failed: bool = False)
 
 
 def _is_masked(node: Converge) -> bool:
-    """Say whether the package's own unit was kept from starting, which only we do."""
+    """Return whether the package's own unit was kept from starting, which only we do."""
     return node.snapshot().file(PACKAGES_UNIT).target == "/dev/null"

@@ -59,7 +59,7 @@ class Module:
         return TREE / self.name / f"kernel-{kernel}-{ARCH}"
 
     def installed(self, kernel: str) -> bool:
-        """Whether this version is the one that the kernel has."""
+        """Return whether this version is the one that the kernel has."""
         mark = self.mark(kernel)
         return mark.is_symlink() and mark.readlink().parts[0] == self.version
 
@@ -135,7 +135,7 @@ def build(module: Module, kernel: str) -> None:
 
 
 def refuses(module: Module, kernel: str) -> bool:
-    """Whether a compiler would not take the sources."""
+    """Return whether a compiler would not take the sources."""
     if (module.source / "broken").exists():
         return True
     kernels = FAILS.read_text().split() if FAILS.exists() else None

@@ -252,7 +252,7 @@ def configuration(folders: tuple[str, ...]) -> Iterator[list[str]]:
 
 
 def blacklisted(name: str) -> bool:
-    """Whether the module is not to be loaded for the hardware that it drives."""
+    """Return whether the module is not to be loaded for the hardware that it drives."""
     return any(
         words[0] in ("blacklist", "install") and words[1:2] == [name]
         for words in configuration(CONFIGURATION)
@@ -305,7 +305,7 @@ def boot() -> None:
 
 
 def is_simulated(name: str) -> bool:
-    """Whether this stands in for the module, rather than leave it to kmod."""
+    """Return whether this stands in for the module, rather than leave it to kmod."""
     shown = json.loads(LOADABLE.read_text())
     return name in NEEDS or name in ("nvidia", "nouveau", *shown["modules"]) or bool(file_of(name))
 

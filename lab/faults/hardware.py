@@ -25,12 +25,12 @@ def everywhere(profile: Profile) -> bool:  # noqa: ARG001
 
 
 def several(profile: Profile) -> bool:
-    """Whether the machine has several GPUs."""
+    """Return whether the machine has several GPUs."""
     return profile.count > 1
 
 
 def tells_action(profile: Profile) -> bool:
-    """Whether the driver knows the recovery action: field 230, from R570 on."""
+    """Return whether the driver knows the recovery action: field 230, from R570 on."""
     return profile.branch >= 570
 
 
@@ -53,22 +53,22 @@ def has(key: str) -> Condition:
 
 
 def efi(profile: Profile) -> bool:
-    """Whether the machine boots by EFI."""
+    """Return whether the machine boots by EFI."""
     return bool(profile.text("host.secure_boot"))
 
 
 def debian_like(profile: Profile) -> bool:
-    """Whether the machine has dpkg and apt."""
+    """Return whether the machine has dpkg and apt."""
     return not profile.text("host.os").startswith("rocky")
 
 
 def has_rdma(profile: Profile) -> bool:
-    """Whether the machine has InfiniBand or RoCE."""
+    """Return whether the machine has InfiniBand or RoCE."""
     return profile.number("host.rdma") > 0
 
 
 def has_bridges(profile: Profile) -> bool:
-    """Whether several GPUs are below PCI bridges that are seen: not in a virtual machine."""
+    """Return whether several GPUs are below PCI bridges that are seen: not in a virtual machine."""
     return profile.count > 1 and not profile.text("host.virtual")
 
 
@@ -78,7 +78,7 @@ def nvlink5(profile: Profile) -> bool:
 
 
 def knows_memory_limit(profile: Profile) -> bool:
-    """Whether the boards tell their memory's temperature and how hot it may be."""
+    """Return whether the boards tell their memory's temperature and how hot it may be."""
     return bool(profile.gpu(0, "temp.mem") and profile.gpu(0, "temp.mem_max"))
 
 
@@ -88,11 +88,11 @@ def has_switches_on_pci(profile: Profile) -> bool:
 
 
 def talks_over_pcie(profile: Profile) -> bool:
-    """Whether some GPUs reach each other over PCIe alone, and the driver lets them."""
+    """Return whether some GPUs reach each other over PCIe alone, and the driver lets them."""
     all_linked = profile.linked and (profile.switched or profile.count == 2)
     return profile.count > 1 and not all_linked and profile.gpu(0, "p2p.pcie", "0") == "0"
 
 
 def own_memory(profile: Profile) -> bool:
-    """Whether the GPUs' memory is theirs alone; Grace's Linux counts it as its own."""
+    """Return whether the GPUs' memory is theirs alone; Grace's Linux counts it as its own."""
     return not profile.gpu(0, "gpu_numa_id")

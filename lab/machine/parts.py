@@ -177,7 +177,7 @@ class Machine:
 
     @property
     def apt(self) -> bool:
-        """Whether the machine has apt and dpkg; else it has dnf and rpm."""
+        """Return whether the machine has apt and dpkg; else it has dnf and rpm."""
         return not self.os.startswith(("rocky", "rhel", "alma"))
 
     def gpu_bus_id(self, index: int) -> str:

@@ -73,13 +73,13 @@ class Profile:
 
     @property
     def data_centre(self) -> bool:
-        """Whether the boards are made for servers; GeForce is brand 5."""
+        """Return whether the boards are made for servers; GeForce is brand 5."""
         return self.gpu(0, "brand") != "5"
 
     @property
     def contains_errors(self) -> bool:
         """
-        Whether an uncorrectable memory error ends only the program it hits.
+        Return whether an uncorrectable memory error ends only the program it hits.
 
         NVIDIA's "error containment", which GA100, GH100 and GB10x have and GA10x and AD10x have
         not (NVIDIA GPU Memory Error Management). The boards in HBM are those that have it.
@@ -88,27 +88,27 @@ class Profile:
 
     @property
     def remaps(self) -> bool:
-        """Whether the boards remap rows (Ampere and later); others retire pages."""
+        """Return whether the boards remap rows (Ampere and later); others retire pages."""
         return bool(self.gpu(0, "remap.unc"))
 
     @property
     def retires(self) -> bool:
-        """Whether the boards retire pages (Volta, Turing)."""
+        """Return whether the boards retire pages (Volta, Turing)."""
         return bool(self.gpu(0, "retired.dbe"))
 
     @property
     def has_ecc(self) -> bool:
-        """Whether memory errors are counted, that is, ECC is on."""
+        """Return whether memory errors are counted, that is, ECC is on."""
         return self.gpu(0, "ecc.mode") == "1"
 
     @property
     def linked(self) -> bool:
-        """Whether NVLink joins the GPUs."""
+        """Return whether NVLink joins the GPUs."""
         return bool(self.gpu(0, "nvlink.to"))
 
     @property
     def switched(self) -> bool:
-        """Whether all links end at NVSwitches."""
+        """Return whether all links end at NVSwitches."""
         return self.gpu(0, "nvlink.to") == "switch"
 
     @property

@@ -37,7 +37,7 @@ HIDDEN = "(not shown)"
 
 def is_secret_name(name: str) -> bool:
     """
-    Say whether the name of a variable, a flag or a key says that its value is a secret.
+    Return whether the name of a variable, a flag or a key says that its value is a secret.
 
     >>> names_one("HF_TOKEN"), names_one("TOKENIZERS_PARALLELISM"), names_one("API_KEY_FILE")
     (True, False, False)
@@ -49,7 +49,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def is_secret(value: str) -> bool:
-    """Say whether a value has the form of a known kind of key."""
+    """Return whether a value has the form of a known kind of key."""
     return bool(_VALUE.search(value))
 
 

@@ -125,7 +125,7 @@ class Exporter:
         return [(own, f"{value:f}" if isinstance(value, float) else str(value))]
 
     def wants(self, index: int) -> bool:
-        """Whether -d asks for this GPU: "f" and "g" are all, "g:0,2" are two."""
+        """Return whether -d asks for this GPU: "f" and "g" are all, "g:0,2" are two."""
         _, colon, chosen = self.options.devices.partition(":")
         return not colon or str(index) in chosen.split(",")
 
@@ -335,7 +335,7 @@ class WebConfig:
         return str(Path(self.path).resolve().parent / path)
 
     def lets_in(self, authorization: str) -> bool:
-        """Whether this header names a user and its password, or none is needed."""
+        """Return whether this header names a user and its password, or none is needed."""
         users = self.read().get("basic_auth_users")
         if not users:
             return True

@@ -297,7 +297,7 @@ def retired(cause: int) -> Reading:
 
 
 def clocks_reasons(nvml: Nvml, handle: Any) -> float | None:
-    """Why clocks are down, a mask of bits."""
+    """Return why clocks are down, a mask of bits."""
     wide = ctypes.c_ulonglong
     now = nvml.number("nvmlDeviceGetCurrentClocksEventReasons", handle, kind=wide)
     before_r535 = "nvmlDeviceGetCurrentClocksThrottleReasons"

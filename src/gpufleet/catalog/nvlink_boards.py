@@ -23,7 +23,7 @@ H100, H200 and H20 900 by 50, B200 and GB200 1800 by 100.
 
 def is_always_wired(model: str) -> bool:
     """
-    Say whether a GPU of this name is only sold behind NVSwitches or wired to others.
+    Return whether a GPU of this name is only sold behind NVSwitches or wired to others.
 
     >>> is_always_wired("Tesla V100-SXM2-32GB"), is_always_wired("NVIDIA H100 PCIe")
     (True, False)

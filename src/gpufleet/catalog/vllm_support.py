@@ -37,27 +37,27 @@ def releases() -> tuple[Version, ...]:
 
 
 def supports_architecture(architecture: str, vllm: Version) -> bool | None:
-    """Say whether a release serves an architecture; None: it is not known of that release."""
+    """Return whether a release serves an architecture; None: it is not known of that release."""
     return _held(_spans(architecture, "served"), vllm)
 
 
 def supports_pipeline(architecture: str, vllm: Version) -> bool | None:
-    """Say whether the architecture's class can be divided into stages (`SupportsPP`)."""
+    """Return whether the architecture's class can be divided into stages (`SupportsPP`)."""
     return _held(_spans(architecture, "pipeline"), vllm)
 
 
 def supports_lora(architecture: str, vllm: Version) -> bool | None:
-    """Say whether the architecture's class takes LoRA adapters (`SupportsLoRA`)."""
+    """Return whether the architecture's class takes LoRA adapters (`SupportsLoRA`)."""
     return _held(_spans(architecture, "lora"), vllm)
 
 
 def limits_by_experts(architecture: str, vllm: Version) -> bool | None:
-    """Say whether the architecture's class refuses more tensor-parallel ranks than experts."""
+    """Return whether the architecture's class refuses more tensor-parallel ranks than experts."""
     return _held(_spans(architecture, "expert_limit"), vllm)
 
 
 def refuses_float16(architecture: str, vllm: Version) -> bool | None:
-    """Say whether a release refuses float16 for the models of an architecture."""
+    """Return whether a release refuses float16 for the models of an architecture."""
     return _held(_spans(architecture, "no_float16"), vllm)
 
 
@@ -69,7 +69,7 @@ def nearest_serving(architecture: str, vllm: Version) -> Version | None:
 
 
 def is_known_method(method: str) -> bool:
-    """Say whether any release that was read has the quantization method."""
+    """Return whether any release that was read has the quantization method."""
     return method in _document()["quantization"]
 
 
@@ -97,7 +97,7 @@ def _spans(architecture: str, key: str) -> Sequence[tuple[Version, Version | Non
 
 def _held(spans: Sequence[tuple[Version, Version | None]] | None, vllm: Version) -> bool | None:
     """
-    Say whether a release is in one of the spans.
+    Return whether a release is in one of the spans.
 
     None where the nearest releases that were read, before and after it, say different things.
     """

@@ -166,7 +166,7 @@ def driver_loaded(node: Reading) -> Iterator[Problem]:
 
 
 def _has_no_driver(node: Reading) -> bool:
-    """Whether its kernel module is neither loaded nor on the disk, as on a bare node."""
+    """Return whether its kernel module is neither loaded nor on the disk, as on a bare node."""
     disk = node.document["driver"].get("disk", {})
     absent = is_missing(disk) and disk["missing"] == "absent"
     return absent and not node.known("driver", "module")

@@ -195,7 +195,7 @@ def _not_joined(gpu: GpuReading, state: Any) -> Problem:
 
 
 def _others_have_fabric(gpu: GpuReading) -> bool:
-    """Say whether a GPU that denies to be in a fabric should be in one."""
+    """Return whether a GPU that denies to be in a fabric should be in one."""
     node = gpu.node
     count = len(node.document["gpus"])
 
@@ -208,7 +208,7 @@ def _others_have_fabric(gpu: GpuReading) -> bool:
 
 
 def _its_like_tell(gpu: GpuReading) -> bool:
-    """Say whether a GPU of the same name on the node is in a fabric, or should be."""
+    """Return whether a GPU of the same name on the node is in a fabric, or should be."""
     return any(
         known_fabric_state(other) not in {None, NO_FABRIC}
         for other in gpu.node.gpus
@@ -218,7 +218,7 @@ def _its_like_tell(gpu: GpuReading) -> bool:
 
 def _must_register(gpu: GpuReading) -> bool:
     """
-    Say whether NVSwitches join it with others and it is of those that register with them.
+    Return whether NVSwitches join it with others and it is of those that register with them.
 
     Of a GPU without NVLink nvlink-links says whether it should have some.
     """
@@ -251,7 +251,7 @@ def _of_fabric(gpu: GpuReading, key: str) -> Any:
 
 @cached_answer
 def _is_clustered(node: Reading) -> bool:
-    """Say whether all GPUs are members of a cluster: a rack has one, a single node none."""
+    """Return whether all GPUs are members of a cluster: a rack has one, a single node none."""
     joined = _memberships(node).values()
     return bool(joined) and all(str(cluster).strip("0-") for cluster, _ in joined)
 
@@ -324,7 +324,7 @@ def _linked(one: GpuReading, other: GpuReading) -> bool:
 
 
 def _may_reach(gpu: GpuReading, other: GpuReading) -> bool:
-    """Say whether the driver grants access both ways; raises where this GPU's own is unread."""
+    """Return whether the driver grants access both ways; raises where this GPU's own is unread."""
     try:
         answers = [gpu.node.get("p2p", "nvlink", gpu.at, other.at)]
     except (CannotTell, DoesNotApply):

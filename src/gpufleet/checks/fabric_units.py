@@ -90,7 +90,7 @@ def _state(node: Reading, unit: str) -> str:
 
 
 def _is_in_cluster(node: Reading) -> bool:
-    """Say whether a GPU is a member of an NVLink cluster, which spans nodes."""
+    """Return whether a GPU is a member of an NVLink cluster, which spans nodes."""
     uuids = (
         lookup(node.document["fabric"][gpu.at], ("cluster_uuid",), None, None) for gpu in node.gpus
     )
@@ -98,7 +98,7 @@ def _is_in_cluster(node: Reading) -> bool:
 
 
 def _has_switches_of_nvlink_5(node: Reading) -> bool:
-    """Say whether the node's own fabric manager drives NVLink 5."""
+    """Return whether the node's own fabric manager drives NVLink 5."""
     return any(
         links.version >= NVLINK_5 and len(node.gpus) > 1 and not is_grace(gpu)
         for gpu in node.gpus

@@ -28,7 +28,7 @@ class Severity(IntEnum):
 
     @property
     def stops(self) -> bool:
-        """Whether work must not be placed on what it is about."""
+        """Return whether work must not be placed on what it is about."""
         return self >= Severity.UNKNOWN
 
 
@@ -115,7 +115,7 @@ class Finding:
 
     @property
     def stops(self) -> bool:
-        """Whether it keeps work away from its node or GPU."""
+        """Return whether it keeps work away from its node or GPU."""
         return self.severity.stops and self.accepted is None
 
     def as_json(self) -> dict[str, Any]:

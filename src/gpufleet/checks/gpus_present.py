@@ -85,7 +85,7 @@ def _present(node: Reading) -> int:
 
 def _bus_agrees(node: Reading) -> bool:
     """
-    Say whether the PCI bus has just the GPUs that NVML lists, and those given away.
+    Return whether the PCI bus has just the GPUs that NVML lists, and those given away.
 
     It has not where it could not be read, where a module option hides a GPU, and where one that
     does not answer does not say where it is.
@@ -157,7 +157,7 @@ def _modules_missing(node: Reading) -> Iterator[Problem]:
 
 
 def _manages_switches(node: Reading) -> bool:
-    """Say whether the switches of NVLink 5 are managed by this node, over its InfiniBand."""
+    """Return whether the switches of NVLink 5 are managed by this node, over its InfiniBand."""
     devices = node.known("nics", "infiniband", default=[])
     return any(device.get("manages_switches") is True for device in devices)
 

@@ -141,7 +141,7 @@ class Log:
         return {xid.bus_id: xid.at for xid in self.xids if xid.action == 0}
 
     def is_history(self, xid: Xid) -> bool:
-        """Say whether the GPU was recovered since."""
+        """Return whether the GPU was recovered since."""
         return xid.at < max(self.loaded_at, self.recovered_at.get(xid.bus_id, -1))
 
 
@@ -279,14 +279,14 @@ def _of_recovery(gpu: GpuReading | None, last: Xid) -> tuple[Severity, tuple[Act
 
 
 def _reset_since(gpu: GpuReading) -> bool:
-    """Say whether a GPU that had an uncorrectable memory error has been reset since."""
+    """Return whether a GPU that had an uncorrectable memory error has been reset since."""
     asked = gpu.known("recovery_action")
     counted = gpu.known("ecc_uncorrected_volatile") if gpu.known("ecc_mode", "current") else None
     return (asked, counted) == (0, 0)
 
 
 def _talks_over_nvlink(node: Reading) -> bool:
-    """Say whether a replica spans, or may span, several GPUs of a node that has NVLink."""
+    """Return whether a replica spans, or may span, several GPUs of a node that has NVLink."""
     models = node.settings.serving.values()
     if models and all(model.tensor_parallel == 1 for model in models):
         return False
@@ -490,7 +490,7 @@ _SWITCH_LADDER = (
 
 
 def _switches_on_pci(node: Reading) -> bool:
-    """Say whether NVSwitches are PCI functions here (before NVLink 5), or may be."""
+    """Return whether NVSwitches are PCI functions here (before NVLink 5), or may be."""
     if node.known("pci") is not None:
         return bool(_functions(node, "0x0680"))
     return any(node.known("nvlink", gpu.at, "switch_links", default=0) for gpu in node.gpus)

@@ -107,7 +107,7 @@ def ecc_mode(gpu: GpuReading) -> Iterator[Problem]:
 
 @cached_answer
 def _has_ecc_on(node: Reading) -> bool | None:
-    """Say whether ECC is on, on most of a node's GPUs; None: they have none, or do not tell."""
+    """Return whether ECC is on, on most of a node's GPUs; None: they have none, or do not tell."""
     modes = [bool(mode) for _, mode in gpu_facts(node.gpus, "ecc_mode", "current")]
     return 2 * sum(modes) > len(modes) if modes else None
 

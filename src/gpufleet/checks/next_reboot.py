@@ -219,7 +219,7 @@ def _fits(pattern: str, name: str) -> bool:
 
 
 def _reached(node: Reading, name: str, version: str, origins: list[str]) -> bool:
-    """Say whether the allowed origins have a package of that name; dnf's have no such list."""
+    """Return whether the allowed origins have a package of that name; dnf's have no such list."""
     if node.known("os_release", "id") not in {"debian", "ubuntu"}:
         return True
     if any(map(_NVIDIA.search, origins)):

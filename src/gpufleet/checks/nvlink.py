@@ -249,7 +249,7 @@ def _unless_peer_is_gone(gpu: GpuReading, expected: Expectation) -> Expectation:
 
 
 def _partial_bridge(links: Links) -> str | None:
-    """Say which peer is joined by part of a bridge, if any."""
+    """Return which peer is joined by part of a bridge, if any."""
     if not links.down or links.version < NVLINK_3:
         return None
     for peer, count in links.peers.items():
@@ -329,7 +329,7 @@ def nvlink_widths(node: Reading) -> Iterator[Problem]:
 
 
 def _is_short(gpu: GpuReading, links: Mapping[int, Links]) -> bool:
-    """Say whether nvlink-links misses links of a GPU."""
+    """Return whether nvlink-links misses links of a GPU."""
     own = links[gpu.index]
     if not own.count:
         return _links_denied(gpu) is not None

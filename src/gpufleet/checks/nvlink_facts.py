@@ -126,7 +126,7 @@ def links_or_none(gpu: GpuReading) -> Links | None:
 
 
 def driver_knows_links(gpu: GpuReading) -> bool:
-    """Say whether the driver has NVLink's functions: without them no GPU can be asked."""
+    """Return whether the driver has NVLink's functions: without them no GPU can be asked."""
     found = gpu.node.document["nvlink"][gpu.at]
     listed = found if is_missing(found) else found["links"]
     return not (is_missing(listed) and listed["missing"] in {"function_not_found", "version"})
@@ -148,7 +148,7 @@ def _of_nvlink(gpu: GpuReading, key: str, default: Any) -> Any:
 
 
 def has_unknown_peers(gpu: GpuReading) -> bool:
-    """Say whether links are up of which NVML does not know where they lead: into a host."""
+    """Return whether links are up of which NVML does not know where they lead: into a host."""
     return any(
         is_missing(link["remote_type"]) or link["remote_type"] == REMOTE_UNKNOWN
         for link in links_up(gpu)
@@ -165,7 +165,7 @@ def nvswitches(node: Reading) -> tuple[str, ...]:
 
 @cached_answer
 def links_into_switches(node: Reading) -> bool:
-    """Say whether a link of any GPU is known to end at an NVSwitch."""
+    """Return whether a link of any GPU is known to end at an NVSwitch."""
     return any(link["remote_type"] == REMOTE_SWITCH for gpu in node.gpus for link in links_up(gpu))
 
 
@@ -186,7 +186,7 @@ def known_fabric_state(gpu: GpuReading) -> Any:
 
 
 def is_grace(gpu: GpuReading) -> bool:
-    """Say whether the GPU hangs on a Grace CPU by NVLink-C2C."""
+    """Return whether the GPU hangs on a Grace CPU by NVLink-C2C."""
     return bool(gpu.known("c2c_links", default=0))
 
 

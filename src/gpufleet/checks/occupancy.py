@@ -228,7 +228,7 @@ def _is_passing(gpu: GpuReading, process: Mapping[str, Any]) -> bool:
 
 def _ended(gpu: GpuReading, process: Mapping[str, Any]) -> bool:
     """
-    Say whether a process has gone between the driver's answer and the look at /proc.
+    Return whether a process has gone between the driver's answer and the look at /proc.
 
     Root sees every process, a container's too: one that is not there, and that the driver cannot
     name any more, is over. Others may only not see it, as may root in a container: where systemd

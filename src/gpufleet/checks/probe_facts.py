@@ -56,7 +56,7 @@ _DECLARED = {"pcie_width": "pcie_width", "power_limit_milliwatts": "power_limit_
 
 
 def is_missing(value: Any) -> bool:
-    """Say whether a value stands for one that the probe could not read."""
+    """Return whether a value stands for one that the probe could not read."""
     return isinstance(value, dict) and "missing" in value
 
 
@@ -139,7 +139,7 @@ class Reading:
 
     @property
     def driver_answers(self) -> bool:
-        """Whether NVML could be initialised."""
+        """Return whether NVML could be initialised."""
         return bool(self.document["driver"]["init"] == "ok")
 
     @cached_property
@@ -240,7 +240,7 @@ class GpuReading:
         )
 
     def tells(self, path: tuple[Any, ...]) -> bool:
-        """Say whether it tells the fact at `path`."""
+        """Return whether it tells the fact at `path`."""
         try:
             return self.known(*path) is not None
         except (LookupError, TypeError):

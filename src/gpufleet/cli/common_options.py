@@ -65,7 +65,7 @@ class FleetCommand(click.Command):
         return super().parse_args(ctx, args)
 
     def _takes_more(self) -> bool:
-        """Say whether words may follow INVENTORY: the name of a node or of a replica."""
+        """Return whether words may follow INVENTORY: the name of a node or of a replica."""
         return sum(isinstance(each, click.Argument) for each in self.params) > 1
 
 

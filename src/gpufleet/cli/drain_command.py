@@ -296,7 +296,7 @@ _NOBODY = "no gateway and no `balancer` is declared: clients keep sending reques
 
 
 def _is_of_drain(cordon: Mark, drained: Any) -> bool:
-    """Say whether a cordon is the one that a drain made."""
+    """Return whether a cordon is the one that a drain made."""
     return any((each.by, each.why) == (cordon.by, cordon.why) for each in drained)
 
 

@@ -223,7 +223,7 @@ def _pinned(
 
 
 def _own_key(given: Mapping[str, Any]) -> bool:
-    """Say whether the fleet has an API key of its own: settings name no other."""
+    """Return whether the fleet has an API key of its own: settings name no other."""
     vllm = given.get("vllm")
     return not (isinstance(vllm, Mapping) and "api_key_file" in vllm)
 

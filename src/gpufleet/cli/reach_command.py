@@ -95,7 +95,7 @@ def reach_table(found: ReachabilityResult) -> RenderableType:
 
 
 def _way(way: Route | None, itself: bool) -> Text:
-    """Say what passes from one node to another."""
+    """Return what passes from one node to another."""
     from rich.text import Text
 
     if itself:

@@ -140,7 +140,7 @@ def _health(health: Health, *, drained: bool) -> Text:
 
 
 def _marks(found: FleetStatus, now: float) -> Iterator[str]:
-    """Say what is out of service, and which upgrade has not ended."""
+    """Yield what is out of service, and which upgrade has not ended."""
     for node, mark in found.out.cordoned:
         yield f"{node} cordoned {_ago(now - mark.since)} ago by {mark}"
     for replica, node, mark in found.out.drained:

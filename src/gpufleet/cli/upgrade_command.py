@@ -478,7 +478,7 @@ class _UpgradeCommand:
         )
 
     def _why_nothing_to_resume(self) -> list[str]:
-        """Say what nodes know of upgrades, where there is no journal of one."""
+        """Return what nodes know of upgrades, where there is no journal of one."""
         from gpufleet.upgrade.run import observe
         from gpufleet.upgrade.run.connections import open_nodes
 

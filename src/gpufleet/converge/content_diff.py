@@ -28,7 +28,7 @@ WORLD_READABLE = 0o004
 
 
 def is_readable(file: File) -> bool:
-    """Say whether a file's content may be shown."""
+    """Return whether a file's content may be shown."""
     return not file.secret and bool(file.mode & WORLD_READABLE)
 
 

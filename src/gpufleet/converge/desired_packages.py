@@ -49,7 +49,7 @@ class Package:
 
     def accepts(self, version: str) -> bool:
         """
-        Tell whether an installed version is as wanted; an epoch counts only where one is wanted.
+        Return whether an installed version is as wanted; an epoch counts only where one is wanted.
 
         >>> Package("nvidia-open", "580.*").accepts("3:580.95.05-1.el9")
         True
@@ -113,7 +113,7 @@ class NoPackage:
             )
 
     def matches(self, name: str) -> bool:
-        """Tell whether a package of this name has to go; with or without an architecture."""
+        """Return whether a package of this name has to go; with or without an architecture."""
         name = name.partition(":")[0]
         return fnmatchcase(name, self.pattern) and not any(
             fnmatchcase(name, kept) for kept in self.but

@@ -474,7 +474,7 @@ def _reload(wanted: DesiredState, snapshot: Snapshot, work: _Work) -> None:
 
 def _hidden(wanted: DesiredState, name: str, state: UnitState) -> bool:
     """
-    Say whether systemd goes by a package's unit file although ours lies in front of it.
+    Return whether systemd goes by a package's unit file although ours lies in front of it.
 
     It looks at the file that it has loaded, and does not notice another that comes before it.
     """

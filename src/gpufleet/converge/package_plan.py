@@ -231,7 +231,7 @@ def _target(members: list[Package], seen: dict[str, PackageState | None]) -> str
 
 
 def _is_whole(version: str) -> bool:
-    """Whether a version names one upstream version: 580.95.05-1, 580.95.05-*; not 580.*"""
+    """Return whether a version names one upstream version: 580.95.05-1, 580.95.05-*; not 580.*"""
     return not version.endswith("*") or version.endswith("-*")
 
 

@@ -129,7 +129,7 @@ class UnitState:
     @property
     def is_up(self) -> bool:
         """
-        Whether it runs, or is on the way there and need not be started again.
+        Return whether it runs, or is on the way there and need not be started again.
 
         A unit in "auto-restart" has died and waits to be tried once more: that is not up.
         """

@@ -75,7 +75,7 @@ class Change:
 
     @property
     def is_variable(self) -> bool:
-        """Whether it speaks of an environment variable."""
+        """Return whether it speaks of an environment variable."""
         return not self.name.startswith("-")
 
     def as_json(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class Change:
         }
 
     def is_in_force(self, version: str) -> bool:
-        """Whether it is true of this release."""
+        """Return whether it is true of this release."""
         at = sort_key(version)
         return (self.since is None or sort_key(self.since) <= at) and (
             self.until is None or at < sort_key(self.until)
@@ -160,7 +160,7 @@ def for_name(name: str) -> tuple[Change, ...]:
 
 
 def removal_reason(name: str, version: str) -> Change | None:
-    """Say why this release has no such name, if it is known: removed, renamed or never there."""
+    """Return why this release has no such name, if it is known: removed, renamed or never there."""
     return next(
         (known for known in for_name(name) if known.kind in ABSENT and known.is_in_force(version)),
         None,

@@ -68,12 +68,12 @@ class Verdict:
 
     @property
     def accepted(self) -> bool:
-        """Whether it may be deployed."""
+        """Return whether it may be deployed."""
         return not any(problem.refuses for problem in self.problems)
 
     @property
     def parser_accepts(self) -> bool:
-        """Whether the release's own parser takes it, the beginnings of names left aside."""
+        """Return whether the release's own parser takes it, the beginnings of names left aside."""
         return not any(problem.by is By.PARSER for problem in self.problems)
 
     def as_json(self) -> dict[str, Any]:
@@ -230,7 +230,7 @@ def _stray(line: CommandLine, one: Unparsed) -> Problem:
 
 
 def _fault(schema: Schema, line: CommandLine, given: GivenFlag, fault: values.Fault) -> Problem:
-    """Say what is wrong with a value, and since when where the table of changes knows."""
+    """Return what is wrong with a value, and since when where the table of changes knows."""
     better = None if fault.better is None else _with_values(line, given, fault.better)
     change = _value_change(schema, given)
     since, replacement = fault.since, fault.replacement
@@ -302,7 +302,7 @@ def _beyond_limits(settings: Settings) -> Iterator[Problem]:
 
 
 def _is_in_force(settings: Settings, limits: Limits) -> bool:
-    """Say whether the config that has the limits is made at all."""
+    """Return whether the config that has the limits is made at all."""
     switch = None if limits.needs is None else settings.schema.by_dest.get(limits.needs)
     return limits.needs is None or (switch is not None and settings.on(switch.name))
 
@@ -326,7 +326,7 @@ def _misspelt(schema: Schema, line: CommandLine, given: GivenFlag, value: str) -
 
 
 def _wants_object(schema: Schema, flag: Flag) -> bool:
-    """Say whether a flag is for a JSON object of any keys; the parser takes any JSON for it."""
+    """Return whether a flag is for a JSON object of any keys; the parser takes any JSON for it."""
     bases = {"json"}
     if sort_key(schema.version) >= sort_key(_OBJECT_OR_TEXT):
         bases.add("json_or_str")
@@ -397,7 +397,7 @@ def _known(
 
 def _is_about(change: Change, given: GivenFlag) -> bool:
     """
-    Say whether it touches this use of the flag.
+    Return whether it touches this use of the flag.
 
     One that is true of every value, and of which nothing is to be rewritten, is a remark on nearly
     every line: `flags diff` says it of an upgrade, and `flags explain` of the flag.

@@ -43,7 +43,7 @@ class GivenFlag:
 
     @property
     def negated(self) -> bool:
-        """Whether it switches its flag off."""
+        """Return whether it switches its flag off."""
         return self.flag.negates(self.option)
 
 
@@ -149,7 +149,7 @@ class _Parser:
         return _Option(name, None, explicit if equals else None, candidates)
 
     def _separates(self, at: int) -> bool:
-        """Say whether argparse takes the `--` there: next to the model, and nowhere else."""
+        """Return whether argparse takes the `--` there: next to the model, and nowhere else."""
         if self._schema.positional is None:
             return False
         return self.model is None or (at > 0 and self.model is self._words[at - 1])

@@ -33,11 +33,11 @@ class Settings:
         self._values = values
 
     def has(self, *names: str) -> bool:
-        """Say whether the command line gives one of the flags, whatever its value."""
+        """Return whether the command line gives one of the flags, whatever its value."""
         return any(name in self.line.by_name for name in names)
 
     def on(self, name: str) -> bool:
-        """Say whether a switch is on."""
+        """Return whether a switch is on."""
         return bool(self.value(name))
 
     def value(self, name: str) -> Any:

@@ -84,7 +84,7 @@ class Explanation:
 
     @property
     def removal_reason(self) -> Change | None:
-        """Why the release lacks it, if it does and the reason is known."""
+        """Return why the release lacks it, if it does and the reason is known."""
         return None if self.there else changes.removal_reason(self.name, self.version)
 
     def as_json(self) -> dict[str, Any]:

@@ -106,12 +106,12 @@ def first_without_value(name: str, value: str, old: Schema, new: Schema) -> str 
 
 
 def differs(before: Any, after: Any) -> bool:
-    """Say whether two defaults are different settings; nothing, empty and computed are alike."""
+    """Return whether two defaults are different settings; nothing, empty and computed are alike."""
     return repr(_essence(before)) != repr(_essence(after))
 
 
 def is_open(default: Any) -> bool:
-    """Say whether a default is nothing: vLLM decides when it starts."""
+    """Return whether a default is nothing: vLLM decides when it starts."""
     return _essence(default) is None
 
 

@@ -296,7 +296,7 @@ _CONTAINERS = {"dict", "list", "set", "tuple"}
 
 
 def _is_share(field: Field) -> bool:
-    """Say whether a number is a part of a whole: a fraction from 0 to 1."""
+    """Return whether a number is a part of a whole: a fraction from 0 to 1."""
     least = field.constraints.get("gt", field.constraints.get("ge"))
     return field.type != "int" and least == 0 and field.constraints.get("le") == 1
 

@@ -69,7 +69,7 @@ class Problem:
 
     @property
     def refuses(self) -> bool:
-        """Whether nothing must be deployed with it."""
+        """Return whether nothing must be deployed with it."""
         return self.severity is Severity.REFUSE
 
     def as_json(self) -> dict[str, Any]:

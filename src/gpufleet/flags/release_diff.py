@@ -218,7 +218,7 @@ def _flag_differences(
 
 
 def _same(now: Flag, before: Flag) -> bool:
-    """Say whether an option still leads to the same setting."""
+    """Return whether an option still leads to the same setting."""
     return now.name == before.name or now.dest == before.dest or before.name in now.options
 
 

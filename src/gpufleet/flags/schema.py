@@ -74,7 +74,7 @@ class ValueType:
 
     @property
     def is_json(self) -> bool:
-        """Whether the text is JSON, and so may also be given in the dotted form."""
+        """Return whether the text is JSON, and so may also be given in the dotted form."""
         return self.base in {"json", "json_or_str", "from_cli", "from_json"}
 
 
@@ -132,11 +132,11 @@ class Flag:
 
     @property
     def takes_value(self) -> bool:
-        """Whether a value may follow it."""
+        """Return whether a value may follow it."""
         return self.kind in {FlagKind.VALUE, FlagKind.APPEND}
 
     def negates(self, option: str) -> bool:
-        """Say whether `option` switches the flag off."""
+        """Return whether `option` switches the flag off."""
         return option in self.negations
 
 

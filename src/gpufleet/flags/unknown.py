@@ -40,7 +40,7 @@ def unknown_option(schema: Schema, line: CommandLine, one: Unparsed) -> Problem:
 
 
 def _is_taken(schema: Schema, one: Unparsed) -> bool:
-    """Say whether argparse takes the beginning of a name, with what follows it, for the name."""
+    """Return whether argparse takes the beginning of a name, with what follows it, for the name."""
     if one.trouble is not Trouble.PREFIX:
         return False
     (only,) = one.candidates
@@ -77,7 +77,7 @@ def _problem(
 
 
 def _gone(schema: Schema, line: CommandLine, one: Unparsed, name: str) -> Problem | None:
-    """Say what the table of changes knows of the name."""
+    """Return what the table of changes knows of the name."""
     change = changes.removal_reason(name, schema.version) or _optimization(schema, name)
     if change is None:
         return None
@@ -128,7 +128,7 @@ def _optimization(schema: Schema, name: str) -> Change | None:
 
 
 def _other_form(schema: Schema, line: CommandLine, one: Unparsed, name: str) -> Problem | None:
-    """Say how this release writes a switch that is written in another release's way."""
+    """Return how this release writes a switch that is written in another release's way."""
     flag, off = _switch(schema, name)
     if flag is None:
         return None
@@ -193,7 +193,7 @@ def _prefix(line: CommandLine, one: Unparsed) -> Problem | None:
 
 
 def _elsewhere(schema: Schema, line: CommandLine, one: Unparsed, name: str) -> Problem:
-    """Say which other releases have the name, or which names of this one are near it."""
+    """Return which other releases have the name, or which names of this one are near it."""
     found, since = one.found, None
     having_it = history.flag_history(name)
     having = [version for version, flag in having_it.items() if flag]

@@ -53,7 +53,7 @@ def gpus_on_bus(document: Mapping[str, Any]) -> int | None:
 
 
 def has_dcgm_metrics(settings: NodeSettings) -> bool:
-    """Say whether DCGM's exporter serves a node's GPUs; otherwise its own facts do."""
+    """Return whether DCGM's exporter serves a node's GPUs; otherwise its own facts do."""
     return settings.dcgm is not None and settings.dcgm.exporter_version is not None
 
 

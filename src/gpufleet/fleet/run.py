@@ -281,7 +281,7 @@ def _undeclared(setting: str, look: str) -> Callable[[State], frozenset[str]]:
 
 
 def has_gateways() -> bool:
-    """Say whether a node of the inventory is a gateway."""
+    """Return whether a node of the inventory is a gateway."""
     return any(each.settings.gateway for each in loader.current().nodes.values())
 
 

@@ -54,7 +54,7 @@ def desired_toolkit(setting: ContainerToolkit, key: bytes) -> DesiredState:
 
 
 def has_device_links(names: Collection[str]) -> bool:
-    """Say whether /dev/char has NVIDIA's devices."""
+    """Return whether /dev/char has NVIDIA's devices."""
     return any(name.startswith(MAJOR) for name in names)
 
 

@@ -165,7 +165,7 @@ def driver_state(
 
 def matches_lock(version: str, wanted: str | None) -> bool:
     """
-    Say whether an installed version is what a lock names.
+    Return whether an installed version is what a lock names.
 
     >>> agrees("580.95.05", "580"), agrees("580.95.05", "580.9"), agrees("580.95.05", None)
     (True, False, True)

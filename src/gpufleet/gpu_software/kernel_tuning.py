@@ -50,7 +50,7 @@ class KernelSetting:
     least: bool = False
 
     def accepts(self, value: int) -> bool:
-        """Say whether the kernel is as wanted with this value."""
+        """Return whether the kernel is as wanted with this value."""
         return value >= self.value if self.least else value == self.value
 
     def __str__(self) -> str:

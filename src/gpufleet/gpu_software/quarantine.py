@@ -48,7 +48,7 @@ def problems(
 
 
 def is_fabric_pending(report: Report, node: str, settings: NodeSettings) -> bool:
-    """Say whether all that is wrong is a fabric that may be on its way still."""
+    """Return whether all that is wrong is a fabric that may be on its way still."""
     return {each.check for each in _stopping(report, node, settings)} <= SETTLING
 
 

@@ -96,7 +96,7 @@ def _range(match: re.Match[str]) -> Iterator[str]:
 
 
 def is_inventory(document: Mapping[str, Any]) -> bool:
-    """Say whether every key of a mapping is a group: `hosts`, `children`, `vars` alone."""
+    """Return whether every key of a mapping is a group: `hosts`, `children`, `vars` alone."""
     groups = [mapping(each) for each in document.values() if each is not None]
     parts = {"hosts", "children", "vars"}
     return bool(groups) and all(each and {*each} <= parts for each in groups)
@@ -124,7 +124,7 @@ def _yaml_group(found: _Inventory, name: str, said: Mapping[str, Any]) -> None:
 
 
 def is_ini(text: str) -> bool:
-    """Say whether a text has sections of groups, and none of a unit file."""
+    """Return whether a text has sections of groups, and none of a unit file."""
     sections = [
         match[1] for line in text.splitlines() if (match := _SECTION.fullmatch(line.strip()))
     ]

@@ -40,7 +40,7 @@ class Imported:
 
     @property
     def decided(self) -> bool:
-        """Whether nothing is left for a person to decide."""
+        """Return whether nothing is left for a person to decide."""
         return not any(note.decide for note in self.notes)
 
 

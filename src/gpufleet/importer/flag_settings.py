@@ -290,7 +290,7 @@ def quantization_of(words: Sequence[str], schema: Schema) -> str | None:
 
 
 def is_open(problem: Problem) -> bool:
-    """Say whether a person has to decide what becomes of it."""
+    """Return whether a person has to decide what becomes of it."""
     return problem.rewritten is None and problem.kind not in {Kind.REMOVED, Kind.NEVER}
 
 

@@ -38,7 +38,7 @@ _WHY = {
 
 
 def is_kubernetes(documents: Sequence[Mapping[str, Any]]) -> bool:
-    """Say whether every document is an object of Kubernetes."""
+    """Return whether every document is an object of Kubernetes."""
     return all("kind" in each and "apiVersion" in each for each in documents)
 
 

@@ -109,7 +109,7 @@ def _launch(
 
 
 def _names_a_model(argv: Sequence[str]) -> bool:
-    """Say whether arguments have the model in front or behind `--model`."""
+    """Return whether arguments have the model in front or behind `--model`."""
     flagged = any(word == "--model" or word.startswith("--model=") for word in argv)
     return flagged or (bool(argv) and not argv[0].startswith("-"))
 

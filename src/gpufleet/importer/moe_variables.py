@@ -66,7 +66,7 @@ def moe_choice(name: str, variables: Mapping[str, str], quantization: str | None
 
 
 def _acts(name: str, quantization: str | None) -> bool | None:
-    """Say whether the variable does something; None: that is not known."""
+    """Return whether the variable does something; None: that is not known."""
     if quantization is None:
         return None
     if name == _FP16:

@@ -65,7 +65,7 @@ def _values_behind(line: Placed, at: int, flag: Flag | None) -> tuple[int, ...]:
 
 
 def _hides(flag: str, schema: Schema) -> bool:
-    """Say whether a flag that the release does not have is called as if it had a secret."""
+    """Return whether a flag that the release does not have is called as if it had a secret."""
     known = flag in schema.by_option or flag.partition(".")[0] in schema.by_option
     if flag.startswith("--no-") or not flag.startswith("--"):
         return False

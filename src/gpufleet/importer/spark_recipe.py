@@ -39,7 +39,7 @@ _WHY = {
 
 
 def is_recipe(document: Mapping[str, Any]) -> bool:
-    """Say whether a mapping has a model, and what only recipes say of one."""
+    """Return whether a mapping has a model, and what only recipes say of one."""
     return (
         "model" in document
         and ("defaults" in document or "command" in document)

@@ -18,7 +18,7 @@ from gpufleet.importer.server import Launch, Note, Source
 
 
 def is_config(document: Mapping[str, Any], schema: Schema) -> bool:
-    """Say whether most keys of a mapping are options of `vllm serve`."""
+    """Return whether most keys of a mapping are options of `vllm serve`."""
     known = sum(_option(key) in schema.by_option for key in document)
     return known > 0 and known * 2 >= len(document)
 

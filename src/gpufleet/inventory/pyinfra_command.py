@@ -51,7 +51,7 @@ def pyinfra_command(deploy: str, *words: str) -> list[str]:
 
 
 def is_inventory(word: str) -> bool:
-    """Say whether a word names an inventory file, and not a node, a replica or a deploy."""
+    """Return whether a word names an inventory file, and not a node, a replica or a deploy."""
     return word.endswith(".py") or "/" in word or Path(word).is_file()
 
 

@@ -51,7 +51,7 @@ def require_published(system: System, node: str) -> None:
 
 
 def has_profiling(wanted: Dcgm, machine: Machine) -> bool:
-    """Say whether the exporter may read profiling counters of every GPU of a machine."""
+    """Return whether the exporter may read profiling counters of every GPU of a machine."""
     if wanted.profiling is not None:
         return wanted.profiling
     # By the PCI bus, as both deploys see it: one that asked the driver would write another file

@@ -152,7 +152,7 @@ def certificate_remarks(named: CertificateFiles, address: str, now: dt.datetime)
 
 
 def _names(leaf: x509.Certificate, address: str) -> bool:
-    """Say whether a certificate is for an address, as Go compares them (crypto/x509)."""
+    """Return whether a certificate is for an address, as Go compares them (crypto/x509)."""
     try:
         found = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:

@@ -75,7 +75,7 @@ class Scrape:
 def unreachable_servers(
     nodes: Mapping[str, NodeVars], servers: Iterable[Server], home: str
 ) -> list[str]:
-    """Say which servers `home` cannot scrape, because they listen on their own node alone."""
+    """Return which servers `home` cannot scrape, because they listen on their own node alone."""
     alone = {each.node for each in servers if each.node != home} & {
         name for name, each in nodes.items() if _vllm_listens(each) in _LOOPBACK
     }

@@ -37,7 +37,7 @@ class Silence:
 
     @property
     def ours(self) -> bool:
-        """Whether it was opened by this program."""
+        """Return whether it was opened by this program."""
         return self.by.startswith(MARK)
 
     def as_json(self) -> dict[str, Any]:

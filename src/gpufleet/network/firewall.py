@@ -272,7 +272,7 @@ def _watchdogs(stages: Iterable[Stage], settings: NodeSettings) -> Iterator[Rang
 
 
 def _has_server(each: Running) -> bool:
-    """Say whether a stage that runs has a server; ranks behind the first may have none."""
+    """Return whether a stage that runs has a server; ranks behind the first may have none."""
     has_server = any(line.endswith("vllm serve") for line in each.arguments)
     return each.rank == 0 or (has_server and "--headless" not in each.arguments)
 

@@ -105,7 +105,7 @@ def _uneven(node: Interconnect) -> Iterator[str]:
 
 def _is_half_a_cube(node: Interconnect, island: tuple[int, ...]) -> bool:
     """
-    Say whether these are the four of half a DGX-1V, and all that NVLink reaches.
+    Return whether these are the four of half a DGX-1V, and all that NVLink reaches.
 
     Every pair has a link, and a second one goes along a line through all four (NVIDIA's DGX-1
     system architecture white paper). So the ends of that line use four links, the others five.

@@ -71,7 +71,7 @@ class System:
 
     @property
     def red_hat(self) -> bool:
-        """Whether it is RHEL or built from its sources: rpm and dnf."""
+        """Return whether it is RHEL or built from its sources: rpm and dnf."""
         return self.id in {"rhel", "rocky", "almalinux"}
 
     def __str__(self) -> str:
@@ -130,7 +130,7 @@ class Machine:
 
     @property
     def nouveau(self) -> bool:
-        """Whether the kernel's own driver is loaded, which NVIDIA's cannot be beside."""
+        """Return whether the kernel's own driver is loaded, which NVIDIA's cannot be beside."""
         return "nouveau" in (self.modules or ())
 
 
@@ -190,7 +190,7 @@ def _machine(document: Mapping[str, Any]) -> Machine:
 
 def _manages_over_infiniband(document: Mapping[str, Any], gpus: tuple[int, ...]) -> bool:
     """
-    Tell whether a board's NVLink 5 switches are this node's to manage.
+    Return whether a board's NVLink 5 switches are this node's to manage.
 
     A virtual machine has the board's GPUs and none of the devices that reach its switches. Where
     that could not be read they are taken to be here: a fabric manager too many fails loudly.

@@ -33,7 +33,7 @@ class Lock:
         return cls(said["id"], said["owner"], said["from"], float(said["since"]), said["what"])
 
     def __str__(self) -> str:
-        """Say it in a sentence."""
+        """Return it as a sentence."""
         return printable(f"{self.owner} from {self.origin}: {self.what} ({self.id})")
 
 
@@ -104,6 +104,6 @@ class Mark:
         return cls(said["by"], said["why"], float(said["since"]), said.get("upgrade"))
 
     def __str__(self) -> str:
-        """Say it in a sentence."""
+        """Return it as a sentence."""
         whose = f", upgrade {self.upgrade}" if self.upgrade else ""
         return printable(f"{self.by}{whose}: {self.why}")

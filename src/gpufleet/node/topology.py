@@ -248,13 +248,13 @@ def _ends(document: Mapping[str, Any], i: int) -> _Ends:
 
 
 def peer_access_refused(document: Mapping[str, Any], i: int, j: int) -> bool:
-    """Say whether the driver grants two GPUs no peer access over NVLink; unknown is granted."""
+    """Return whether the driver grants two GPUs no peer access over NVLink; unknown is granted."""
     status = document["p2p"]["nvlink"]
     return any(value_or(answer, P2P_OK) != P2P_OK for answer in (status[i][j], status[j][i]))
 
 
 def _tells_enough(facts: Mapping[str, Any]) -> bool:
-    """Say whether a GPU tells what it cannot be planned without."""
+    """Return whether a GPU tells what it cannot be planned without."""
     needed = ("uuid", "name", "pci", "memory", "compute_capability")
     return all(value_or(facts.get(name)) is not None for name in needed)
 

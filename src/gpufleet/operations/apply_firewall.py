@@ -41,7 +41,7 @@ def node_rules(here: NodePlan, running: Iterable[Running] = ()) -> str:
 
 
 def is_narrowed(here: NodePlan) -> bool:
-    """Say whether something runs on the node that needs more open than what is planned does."""
+    """Return whether something runs on the node that needs more open than what is planned does."""
     return here.settings.firewall is not None and node_rules(here, here.running) != node_rules(here)
 
 

@@ -69,7 +69,7 @@ class Artifact:
 
     @property
     def has_other_nodes(self) -> bool:
-        """Whether another node than the current one may have it, or need it."""
+        """Return whether another node than the current one may have it, or need it."""
         return len(self.sharing) > 1
 
     @property

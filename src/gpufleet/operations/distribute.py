@@ -49,7 +49,7 @@ LOOK_SECONDS = 30
 
 def is_copied(artifact: Artifact | None) -> bool:
     """
-    Say whether what the current node lacks comes from another one; if not, it is to make it.
+    Return whether what the current node lacks comes from another one; if not, it is to make it.
 
     While preparing, what it is about to make is logged, with those for whom.
     """

@@ -147,5 +147,5 @@ def wait_for_nodes() -> Commands:
 
 
 def nothing_failed() -> bool:
-    """Say whether no node of this run has failed until now."""
+    """Return whether no node of this run has failed until now."""
     return not ctx_state.get().failed_hosts

@@ -74,7 +74,7 @@ class Candidate:
 
     @property
     def fits(self) -> bool:
-        """Say whether it may be chosen: it fits, and nothing has been said against it."""
+        """Return whether it may be chosen: it fits, and nothing has been said against it."""
         return self.verdict is Verdict.FITS and not self.reason
 
     @property

@@ -175,7 +175,7 @@ class Layout:
         }
 
     def may_hold(self, gpus: tuple[int, ...], division: Division, *, pcie: bool) -> bool:
-        """Say whether GPUs in the order of ranks are a node's part of a replica."""
+        """Return whether GPUs in the order of ranks are a node's part of a replica."""
         size = division.unit
         if len(gpus) != size * division.units:
             return False

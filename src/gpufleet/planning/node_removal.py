@@ -97,7 +97,7 @@ def _sentence(
 
 
 def _is_reshaped(served: Served, stages: Sequence[Running]) -> bool:
-    """Say whether the operator asks for another division than the one that runs."""
+    """Return whether the operator asks for another division than the one that runs."""
     arguments = next((each.arguments for each in stages if each.arguments), ())
     if not arguments:
         return False

@@ -127,7 +127,7 @@ class Division:
     @property
     def width_reason(self) -> str:
         """
-        Say what makes a group as wide as it is.
+        Return what makes a group as wide as it is.
 
         >>> Division(16).width_reason
         'TP 16'

@@ -103,7 +103,7 @@ class _Ports:
         return tuple(self._problems()), tuple(self._remarks())
 
     def _may_keep(self, endpoint: Endpoint) -> bool:
-        """Say whether a running replica's port is one that it could have got."""
+        """Return whether a running replica's port is one that it could have got."""
         port = endpoint.wished
         if port is None or port < endpoint.declared or self._in_use(endpoint, port):
             return False
@@ -155,7 +155,7 @@ class _Ports:
         return any(at in self.users[node] for node in endpoint.nodes for at in wanted)
 
     def _has_other_user(self, endpoint: Endpoint, port: int) -> bool:
-        """Say whether the port has a user who is no replica of the same model."""
+        """Return whether the port has a user who is no replica of the same model."""
         users = (self.users[node].get(port) for node in endpoint.nodes)
         own = f"serving.{endpoint.model}.port"
         return any(
@@ -163,7 +163,7 @@ class _Ports:
         )
 
     def _is_reserved(self, endpoint: Endpoint, port: int, *, written: bool = False) -> bool:
-        """Say whether another model of a node declares one of its ports, or has it `written`."""
+        """Return whether another model of a node declares one of its ports, or has it `written`."""
         return any(
             self._is_port_reserved(endpoint, at, written=written) for at in endpoint.ports(port)
         )

@@ -252,7 +252,7 @@ class ModelAllocation:
 
     @property
     def refusal(self) -> str:
-        """Why no kind of node has a division, and what to write."""
+        """Return why no kind of node has a division, and what to write."""
         nodes = join_names(room.name for room in self.rooms)
         description = self.description
         judged = [each for each in self.considered.values() if each.candidates]
@@ -289,7 +289,7 @@ class ModelAllocation:
 
     @property
     def shortfall(self) -> str:
-        """Why not all replicas fit, and what to change."""
+        """Return why not all replicas fit, and what to change."""
         if not any(each.chosen and each.chosen.replicas for each in self.considered.values()):
             considered = self.considered.values()
             return str(
@@ -317,7 +317,7 @@ class ModelAllocation:
         )
 
     def _cordoned(self) -> str:
-        """Say which nodes get no new replica, by whom, and how that ends."""
+        """Return which nodes get no new replica, by whom, and how that ends."""
         closed = [
             f"{room.name} ({mark}; {uncordon_command(room.name, mark.upgrade is not None)})"
             for room in self.rooms

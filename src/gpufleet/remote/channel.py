@@ -69,7 +69,7 @@ def start_command(connector: SSHConnector, command: str, *, pty: bool) -> tuple[
 
 
 def is_lost(connector: object) -> bool:
-    """Say whether a node's connection is over: it does not come back within a run."""
+    """Return whether a node's connection is over: it does not come back within a run."""
     if not isinstance(connector, SSHConnector) or connector.client is None:
         return False
     transport = connector.client.get_transport()
@@ -132,7 +132,7 @@ def local_command(command: str) -> Iterator[Streams]:
 
 def accepts_more(transport: Transport | None) -> bool:
     """
-    Say whether a connection with a command takes another one: sshd's `MaxSessions` may be 1.
+    Return whether a connection with a command takes another one: sshd's `MaxSessions` may be 1.
 
     All that a run does besides would fail beside a session. This asks while the node starts Python.
     """

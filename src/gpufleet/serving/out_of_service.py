@@ -41,7 +41,7 @@ class OutOfService:
     changes: tuple[Change, ...] = ()
 
     def drains(self, replica: str, node: str) -> bool:
-        """Say whether a replica is drained there."""
+        """Return whether a replica is drained there."""
         return any((each, at) == (replica, node) for each, at, _ in self.drained)
 
     def as_json(self) -> dict[str, Any]:

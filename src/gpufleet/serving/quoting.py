@@ -35,7 +35,7 @@ UNQUOTABLE = "holds a NUL, a lone surrogate or a Unicode noncharacter, which sys
 
 
 def is_unquotable(value: str) -> bool:
-    """Say whether systemd refuses `value` in any spelling."""
+    """Return whether systemd refuses `value` in any spelling."""
     points = [ord(character) for character in value]
     return any(
         point == 0

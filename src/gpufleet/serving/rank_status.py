@@ -33,7 +33,7 @@ class Health(StrEnum):
 
     @property
     def good(self) -> bool:
-        """Say whether nothing is amiss."""
+        """Return whether nothing is amiss."""
         return self in {Health.SERVES, Health.RUNS}
 
 

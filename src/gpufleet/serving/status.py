@@ -71,7 +71,7 @@ class FleetStatus:
 
     @property
     def serves(self) -> bool:
-        """Say whether all that is declared serves, and nothing is unknown."""
+        """Return whether all that is declared serves, and nothing is unknown."""
         good = all(replica.health is Health.SERVES for replica in self.replicas)
         return good and not self.silent and not self.missing
 

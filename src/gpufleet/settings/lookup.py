@@ -143,7 +143,7 @@ def default_text(key: str) -> str | None:
 
 
 def is_default(key: str, value: Any) -> bool:
-    """Say whether a value is what the setting of this key is where it is not written."""
+    """Return whether a value is what the setting of this key is where it is not written."""
     return default_text(key) == _yaml(value)
 
 

@@ -216,7 +216,7 @@ def _key_mistakes(node: str, found: Variables) -> Iterator[tuple[Origin, str]]:
 
 
 def _of_pyinfra(node: str, key: str, value: Any) -> str | None:
-    """Say what is wrong with a variable that is not ours; None: nothing."""
+    """Return what is wrong with a variable that is not ours; None: nothing."""
     from gpufleet.settings import pyinfra_arguments
 
     if key in pyinfra_arguments.known_variables(node):

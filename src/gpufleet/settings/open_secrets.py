@@ -61,7 +61,7 @@ def _strings(value: Any, at: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
 
 
 def _is_free(at: KeyPath) -> bool:
-    """Say whether a key's name is the operator's to choose: of a variable, or within a flag."""
+    """Return whether a key's name is the operator's to choose: of a variable, or within a flag."""
     return bool({"environment", "flags", "_env"} & set(at[:-1]))
 
 

@@ -421,7 +421,7 @@ class Served(Setting):
 
     @property
     def is_path(self) -> bool:
-        """Whether the model's files are declared to lie on the node already."""
+        """Return whether the model's files are declared to lie on the node already."""
         return self.model.startswith("/")
 
     @model_validator(mode="after")

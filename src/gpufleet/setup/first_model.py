@@ -38,7 +38,7 @@ class FirstModel:
 
     @property
     def local(self) -> bool:
-        """Whether it is a directory on the nodes."""
+        """Return whether it is a directory on the nodes."""
         return self.model.startswith("/")
 
 

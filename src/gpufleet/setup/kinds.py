@@ -65,7 +65,7 @@ class Kind:
 
     @property
     def bare(self) -> bool:
-        """Whether its GPUs have no driver."""
+        """Return whether its GPUs have no driver."""
         return bool(self.gpus) and not self.drivers
 
 

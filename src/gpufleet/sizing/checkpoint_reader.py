@@ -362,7 +362,7 @@ def _weight_files(index: Mapping[str, Any] | None, name: str) -> list[str]:
 
 
 def _is_below(file: Any) -> bool:
-    """Say whether it is a name of a file below the model's directory."""
+    """Return whether it is a name of a file below the model's directory."""
     return isinstance(file, str) and not file.startswith("/") and ".." not in file.split("/")
 
 

@@ -38,7 +38,7 @@ _V2_PROFILES_GRAPHS = (0, 29)
 
 def has_second_runner(architecture: Architecture, vllm: tuple[int, ...]) -> bool:
     """
-    Say whether the release runs this model with its second model runner (vllm/v1/worker/gpu/).
+    Return whether the release runs this model with its second model runner (vllm/v1/worker/gpu/).
 
     Its dummy run of the sampler takes less. Source: use_v2_model_runner in vllm/config/vllm.py.
     """

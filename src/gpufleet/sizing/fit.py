@@ -205,7 +205,7 @@ def _doubts(
     beyond: list[str],
     sequences: int,
 ) -> Iterator[str]:
-    """Say why a model that vLLM does not refuse may not start, or not serve its whole length."""
+    """Yield why a model that vLLM does not refuse may not start, or not serve its whole length."""
     report, worst = estimate.report, estimate.worst
     if not worst.starts:
         yield from explain(
@@ -444,7 +444,7 @@ def _loading_faults(description: Description, options: Options) -> list[str]:
 
 
 def _notes(description: Description, options: Options) -> Iterator[str]:
-    """Say what was not counted exactly."""
+    """Yield what was not counted exactly."""
     yield from description.architecture.notes
     yield from description.notes
     if options.vllm > (*NEWEST, 1 << 30):

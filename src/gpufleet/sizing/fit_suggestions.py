@@ -40,7 +40,7 @@ class SmallCache:
 
 
 def explain(case: SmallCache) -> Iterator[str]:
-    """Say why the cache is too small, or may be."""
+    """Yield why the cache is too small, or may be."""
     options, stage, report = case.options, case.stage, case.report
     given = options.kv_cache_memory_bytes is not None or options.device == "cpu"
     if given:
@@ -74,7 +74,7 @@ def explain(case: SmallCache) -> Iterator[str]:
 def suggest(
     options: Options, found: Sizing, smallest: int | None, starts: Callable[[Options], bool]
 ) -> str:
-    """Say which single changes are certain to start, those that cost least first."""
+    """Return which single changes are certain to start, those that cost least first."""
     ways: dict[str, str] = {}
     for flag, value, changed in _possible_changes(options, found):
         if flag not in ways and starts(changed):

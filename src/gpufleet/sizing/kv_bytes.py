@@ -328,7 +328,7 @@ def _element_bytes(layout: Layout) -> int:
 
 def _is_sparse(layout: Layout) -> bool:
     """
-    Say whether the model's attention is sparse: of all layers, where only some have an index.
+    Return whether the model's attention is sparse: of all layers, where only some have an index.
 
     GLM-5.2's layers without one use that of a layer before (`index_topk_freq`).
     """

@@ -21,7 +21,7 @@ def counted(description: Description, options: Options) -> Options:
 
 
 def not_counted(description: Description, options: Options) -> Iterator[str]:
-    """Say what takes memory that is not known here, by name."""
+    """Yield what takes memory that is not known here, by name."""
     architecture = description.architecture
     if architecture.tower_estimated and all(part.name != "tower" for part in architecture.parts):
         yield f"what {architecture.name} has besides its text part is not counted"

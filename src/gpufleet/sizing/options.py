@@ -190,7 +190,7 @@ POOLING = frozenset({"embed", "embedding", "classify", "score", "reward"})
 
 
 def is_pooling(runner: object, convert: object) -> bool:
-    """Say whether `--runner` and `--convert`, or `--task`, make a server that pools."""
+    """Return whether `--runner` and `--convert`, or `--task`, make a server that pools."""
     return runner == "pooling" or (runner in (None, "auto") and convert in POOLING)
 
 

@@ -42,7 +42,7 @@ class Sharding:
     @property
     def replicates_shared_experts(self) -> bool:
         """
-        Say whether each rank has all of the shared experts, since it gets a part of the tokens.
+        Return whether each rank has all of the shared experts, since it gets a part of the tokens.
 
         Source: use_sequence_parallel_moe in vllm/config/parallel.py, DeepseekV2MLP.
         """

@@ -30,7 +30,7 @@ def as_served(description: Description, options: Options) -> Description:
 
 
 def is_text_only(description: Description, options: Options) -> bool:
-    """Say whether a multimodal model takes text alone."""
+    """Return whether a multimodal model takes text alone."""
     if not description.architecture.multimodal:
         return False
     needed = _modalities(description.config or {})

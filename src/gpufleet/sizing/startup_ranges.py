@@ -137,13 +137,13 @@ def _links(run: DummyRun, *, switched: bool) -> str:
 
 
 def _many_tokens(config: Mapping[str, Any] | None, run: DummyRun) -> bool:
-    """Say whether the encoder is run over more than 8,192 tokens: a video has up to 16,384."""
+    """Return whether the encoder is run over more than 8,192 tokens: a video has up to 16,384."""
     vision = (config or {}).get("vision_config") or {}
     return "temporal_patch_size" in vision or run.max_num_batched_tokens > 8192
 
 
 def _is_long(architecture: Architecture, config: Mapping[str, Any] | None, run: DummyRun) -> bool:
-    """Say whether the dummy run takes more than the encoder's, so that this is not the peak."""
+    """Return whether the dummy run takes more than the encoder's, so that this is not the peak."""
     return peak_bytes(architecture, config, run)[0] > _ENCODER
 
 

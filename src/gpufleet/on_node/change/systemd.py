@@ -85,12 +85,12 @@ def states(units: Iterable[str]) -> Dict[str, Dict[str, str]]:
 
 
 def is_up(state: Dict[str, str]) -> bool:
-    """Say whether a unit's process is there, and stays."""
+    """Return whether a unit's process is there, and stays."""
     return state.get("ActiveState") in ("active", "reloading")
 
 
 def is_gone(state: Dict[str, str]) -> bool:
-    """Say whether nothing of a unit runs, and nothing is about to."""
+    """Return whether nothing of a unit runs, and nothing is about to."""
     return state.get("ActiveState") in GONE
 
 

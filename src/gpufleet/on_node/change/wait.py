@@ -192,7 +192,7 @@ def look(server: Server) -> Dict[str, Any]:
 
 
 def is_ready(server: Server, seen: Dict[str, Any]) -> bool:
-    """Say whether a unit serves what its file says, by an answer of its own."""
+    """Return whether a unit serves what its file says, by an answer of its own."""
     if seen["unit"].get("ActiveState") not in ("active", "reloading"):
         return False
     if seen.get("started") != server.fingerprint:
@@ -204,7 +204,7 @@ def is_ready(server: Server, seen: Dict[str, Any]) -> bool:
 
 
 def has_died(properties: Dict[str, str], restarts: int) -> bool:
-    """Say whether a unit ended since the wait began, or is not there at all."""
+    """Return whether a unit ended since the wait began, or is not there at all."""
     if properties.get("ActiveState") in systemd.GONE:
         return True
     again = int(properties.get("NRestarts") or 0) > restarts

@@ -91,7 +91,7 @@ def loader_error() -> str:
 
 
 def is_missing(value: Any) -> bool:
-    """Say whether a value stands for one that could not be read."""
+    """Return whether a value stands for one that could not be read."""
     return isinstance(value, dict) and "missing" in value
 
 

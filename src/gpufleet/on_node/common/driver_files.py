@@ -39,7 +39,7 @@ def kernels() -> dict[str, Any]:
 
 
 def is_installed(kernel: str) -> bool:
-    """Say whether a kernel's own modules are there: DKMS leaves its directories behind."""
+    """Return whether a kernel's own modules are there: DKMS leaves its directories behind."""
     at = linux_facts.ROOT + "/lib/modules/" + kernel
     return any(os.path.exists(at + "/" + name) for name in ("modules.dep", "modules.builtin"))
 

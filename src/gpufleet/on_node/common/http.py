@@ -65,7 +65,7 @@ class Exchange:
 
     @property
     def sends(self) -> bool:
-        """Whether it waits until it may send, not until it may read."""
+        """Return whether it waits until it may send, not until it may read."""
         return bool(self._unsent)
 
     def advance(self, now: float) -> None:

@@ -79,7 +79,7 @@ class Lines:
     @property
     def complete(self) -> bool:
         """
-        Whether the log still has this boot's beginning.
+        Return whether the log still has this boot's beginning.
 
         Where the kernel prints no times (printk.time=0) only its first words say so.
         """

@@ -150,7 +150,7 @@ def infiniband(name: str) -> dict[str, Any]:
 
 def manages_switches(at: str) -> bool:
     """
-    Say whether a board's NVSwitches are managed over this device, by its vital product data.
+    Return whether a board's NVSwitches are managed over this device, by its vital product data.
 
     Read only where a board has such switches: it takes the card up to 0.1 s. In a virtual machine
     the GPUs are there and the devices are not: its host manages the switches.

@@ -68,7 +68,7 @@ def red_hat() -> dict[str, Any]:
 
 
 def is_locked(package: str, arch: str, locks: list[str]) -> bool:
-    """Say whether dnf keeps a package; a lock is a pattern, with or without the architecture."""
+    """Return whether dnf keeps a package; a lock is a pattern, with or without the architecture."""
     names = (package, package + "." + arch)
     return any(fnmatch.fnmatch(name, lock) for name in names for lock in locks)
 

@@ -74,7 +74,7 @@ def modules() -> list[str]:
 
 
 def secure_boot() -> bool:
-    """Say whether firmware let only signed code boot; raises where it did not boot by EFI."""
+    """Return whether firmware let only signed code boot; raises where it did not boot by EFI."""
     with open(linux_facts.ROOT + SECURE_BOOT, "rb") as file:
         return file.read()[4:5] == b"\x01"
 
@@ -171,7 +171,7 @@ def memory_errors() -> dict[str, int]:
 
 
 def reboot_required() -> bool:
-    """Say whether a package asked for a reboot; only Debian's family writes that down."""
+    """Return whether a package asked for a reboot; only Debian's family writes that down."""
     try:
         path_of("dpkg-query")
     except CannotRead as error:
@@ -278,7 +278,7 @@ def bridges_above(path: str) -> Iterator[str]:
 
 
 def redirects(bridge: str) -> Any:
-    """Say whether a bridge sends what GPUs tell each other up to the root complex."""
+    """Return whether a bridge sends what GPUs tell each other up to the root complex."""
     with open(linux_facts.ROOT + bridge + "/config", "rb") as file:
         config = file.read(EXTENDED_END)
     if len(config) <= CONFIG_HEADER:

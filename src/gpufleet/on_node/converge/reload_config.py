@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def is_active() -> bool:
-    """Whether the unit runs."""
+    """Return whether the unit runs."""
     done = command("systemctl", "is-active", "--quiet", "--", PARAMETERS["unit"])
     return bool(done.returncode == 0)
 

@@ -104,7 +104,7 @@ def goes(path: str, keep: List[str]) -> List[str]:
 
 
 def left_of(path: str, keep: List[str]) -> bool:
-    """Say whether anything of a path would go: not only what stays, or this run's own mark."""
+    """Return whether anything of a path would go: not only what stays, or this run's own mark."""
     if any(inside(path, each) for each in keep):
         return False
     if os.path.islink(path) or not os.path.isdir(path):
@@ -116,12 +116,12 @@ def left_of(path: str, keep: List[str]) -> bool:
 
 
 def inside(path: str, folder: str) -> bool:
-    """Say whether a path is a folder, or in it."""
+    """Return whether a path is a folder, or in it."""
     return path == folder or path.startswith(folder + "/")
 
 
 def matches(name: str, patterns: List[str]) -> bool:
-    """Say whether a name matches one of several patterns."""
+    """Return whether a name matches one of several patterns."""
     return any(fnmatch.fnmatchcase(name, each) for each in patterns)
 
 

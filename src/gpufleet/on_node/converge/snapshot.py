@@ -178,12 +178,12 @@ def units_on_disk() -> list[str]:
 
 
 def is_like(name: str, pattern: str) -> bool:
-    """Tell whether a unit that can be shown has a name that matches."""
+    """Return whether a unit that can be shown has a name that matches."""
     return fnmatch.fnmatchcase(name, pattern) and bool(UNIT_NAME.match(name))
 
 
 def is_ours(name: str) -> bool:
-    """Tell whether we wrote a unit, or a drop-in of it. Raise OSError if that cannot be read."""
+    """Return whether we wrote a unit, or a drop-in of it. Raise OSError if that cannot be read."""
     path = os.path.join(UNIT_DIRECTORY, name)
     if any(has_marker(part) for part in [path, *sorted(drop_ins(os.path.join(path + ".d", "")))]):
         return True
@@ -192,7 +192,7 @@ def is_ours(name: str) -> bool:
 
 
 def has_marker(path: str) -> bool:
-    """Tell whether a file records starts. We write regular files: a link is not gpufleet's."""
+    """Return whether a file records starts. We write regular files: a link is not gpufleet's."""
     try:
         if not stat.S_ISREG(os.lstat(path).st_mode):
             return False

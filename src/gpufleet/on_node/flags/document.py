@@ -137,7 +137,7 @@ def _enclosed(function: Any) -> List[Any]:
 
 
 def _lowers(convert: Any) -> bool:
-    """Say whether it takes `Flash-Attn` for `flash_attn`, as those of the backends' names do."""
+    """Return whether it takes `Flash-Attn` for `flash_attn`, as those of the backends' names do."""
     try:
         return bool(convert("Aa-Bb_c") == "aa_bb_c")
     except Exception:

@@ -90,7 +90,7 @@ def pydantic_dataclass(cls: Any = None, **options: Any) -> Any:
 
 
 def is_checked(cls: Any) -> bool:
-    """Say whether pydantic checks the fields of a class."""
+    """Return whether pydantic checks the fields of a class."""
     return "_is_checked" in getattr(cls, "__dict__", {})
 
 

@@ -87,7 +87,7 @@ def _changing(statement: Optional[ast.ClassDef]) -> Iterator[str]:
 
 
 def _lets_none_pass(function: Any) -> bool:
-    """Say whether a validator only takes None as it is, and leaves the rest to the field."""
+    """Return whether a validator only takes None as it is, and leaves the rest to the field."""
     body = [one for one in function.body if not isinstance(one, ast.Expr)]
     if len(body) != 2 or not isinstance(body[0], ast.If) or not isinstance(body[1], ast.Return):
         return False

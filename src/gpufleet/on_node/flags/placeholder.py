@@ -97,5 +97,5 @@ def absent(name: str) -> Any:
 
 
 def is_absent(thing: Any) -> bool:
-    """Say whether `thing` stands for something that is not there."""
+    """Return whether `thing` stands for something that is not there."""
     return type(thing) is AbsentType and "_is_absent" in vars(thing)

@@ -129,7 +129,7 @@ def mark(reason: str) -> dict[str, Any]:
 
 
 def fail(reason: str) -> dict[str, Any]:
-    """Say why the node did not pass its check."""
+    """Return why the node did not pass its check."""
     write(MARK, reason)
     return {}
 

@@ -65,7 +65,7 @@ def active(services: Sequence[str]) -> list[str]:
 
 
 def is_up(about: dict[str, str]) -> bool:
-    """Say whether a unit runs or is about to: a stage that waits for its restart is."""
+    """Return whether a unit runs or is about to: a stage that waits for its restart is."""
     return about.get("ActiveState") in {"active", "activating", "reloading"}
 
 

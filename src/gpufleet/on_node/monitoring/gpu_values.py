@@ -70,7 +70,7 @@ def gpu(index: int) -> Dict[str, Any]:
 
 
 def is_number(answer: Any) -> bool:
-    """Say whether an answer is a value; NVML's own garbage is none."""
+    """Return whether an answer is a value; NVML's own garbage is none."""
     return isinstance(answer, (int, float)) and not is_missing(answer)
 
 

@@ -283,7 +283,7 @@ def began(pid: int) -> Optional[str]:
 
 
 def lives(about: Dict[str, Any]) -> bool:
-    """Say whether that very process is there."""
+    """Return whether that very process is there."""
     return about["began"] is not None and began(about["pid"]) == about["began"]
 
 

@@ -68,7 +68,7 @@ def run(*argv: str, text: str = "") -> str:
 
 
 def is_installed(name: str) -> bool:
-    """Say whether a program is in the path that is used here."""
+    """Return whether a program is in the path that is used here."""
     return any(os.access(os.path.join(where, name), os.X_OK) for where in PATH.split(":"))
 
 
@@ -87,7 +87,7 @@ def canonical(wanted: str) -> str:
 
 
 def users(wanted: str) -> bool:
-    """Say whether the users that a table names are there."""
+    """Return whether the users that a table names are there."""
     for name in re.findall(r'skuid != "([^"]+)"', wanted):
         try:
             pwd.getpwnam(name)
@@ -97,7 +97,7 @@ def users(wanted: str) -> bool:
 
 
 def saved(path: str, wanted: str) -> bool:
-    """Say whether a file has the wanted text."""
+    """Return whether a file has the wanted text."""
     try:
         with open(path, encoding="utf-8") as file:
             return file.read() == wanted

@@ -140,7 +140,7 @@ def perform(what: str, servers: "list[str]") -> "dict[str, Any]":
 
 
 def down(found: "dict[str, Any]", servers: "list[str]") -> bool:
-    """Whether one of these servers gets no request because its check fails."""
+    """Return whether one of these servers gets no request because its check fails."""
     return any(
         each["backend"] + "/" + each["server"] in servers and each["status"].startswith("DOWN")
         for each in found.get("servers", [])

@@ -74,7 +74,7 @@ class Apt:
         )
 
     def older(self, one: str, other: str) -> bool:
-        """Tell whether one version is older than another, as dpkg orders them."""
+        """Return whether one version is older than another, as dpkg orders them."""
         words = ("dpkg", "--compare-versions", one, "lt", other)
         try:
             steps.ask(*words)
@@ -223,7 +223,7 @@ class Apt:
         return [change for change in changes.values() if change.before != change.after]
 
     def _holds(self, text: str) -> List[str]:
-        """Say which of the packages that apt names it may not move."""
+        """Return which of the packages that apt names it may not move."""
         ours = {name for name, _ in self.asked["install"]} | set(self.asked["remove"])
         return [
             "%s is held at %s" % (name, state.version)

@@ -78,7 +78,7 @@ class Dnf:
         return sorted(twice)
 
     def older(self, one: str, other: str) -> bool:
-        """Tell whether the simulation calls this a downgrade."""
+        """Return whether the simulation calls this a downgrade."""
         return (other, one) in self.down
 
     def finish(self) -> Output:

@@ -88,7 +88,7 @@ def written_in(path: str) -> Optional[int]:
 
 
 def is_dnf(pid: int) -> bool:
-    """Tell whether a process id, which may be of a process long gone, is a package manager's."""
+    """Return whether a process id, which may be of a process long gone, is a package manager's."""
     words = " ".join(command(pid))
     return any(name in words for name in ("dnf", "yum", "rpm", "packagekit"))
 

@@ -131,7 +131,7 @@ def out_of_step(groups: List[List[str]], after: Dict[str, str]) -> List[str]:
 
 
 def accepts(wanted: str, found: str) -> bool:
-    """Tell whether an installed version is as wanted, as wanted.Package.accepts does."""
+    """Return whether an installed version is as wanted, as wanted.Package.accepts does."""
     if ":" not in wanted:
         found = found.rpartition(":")[2]
     if wanted.endswith("*"):
@@ -145,5 +145,5 @@ def upstream(version: Optional[str]) -> str:
 
 
 def matches(name: str, patterns: List[str]) -> bool:
-    """Tell whether a package's name matches one of the patterns."""
+    """Return whether a package's name matches one of the patterns."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -7,8 +7,8 @@ on a problem it says so on stderr and exits with status 1.
 Promises:
   * it waits for other package managers, and names them when that takes too long;
   * nothing is touched before a simulation was read: what was not requested to be removed,
-    downgraded or moved from a hold, packages that would no longer match, a disk without room, a source that is
-    not to be had or not signed by its key refuse it;
+    downgraded or moved from a hold, packages that would no longer match, a disk without room, a
+    source that cannot be reached or is not signed by its key refuse it;
   * afterwards versions, holds and configuration are read from the database, not believed;
   * what a package's own script breaks is put back as it was, where the former versions are to be
     had; what a power cut or a kill breaks, the next run finishes first.

@@ -241,7 +241,7 @@ class Head(Rank):
                 self.drop(link, "has not answered a large message")
 
     def _not_large(self, rank: int) -> str:
-        """Say which way large messages do not pass."""
+        """Return which way large messages do not pass."""
         ends = [self.me, self.nodes[rank]][:: 1 if self.tested[rank] == "there" else -1]
         return (
             "messages of 64 KiB from %s (%s) to %s (%s) do not arrive, while small ones do: "
@@ -286,7 +286,7 @@ class Head(Rank):
                 link.send("waiting", why=self.told)
 
     def _waits_too(self, rank: int) -> bool:
-        """Say whether a rank is here, and does not reach those alone who are not."""
+        """Return whether a rank is here, and does not reach those alone who are not."""
         apart = self.apart.get(rank) or []
         return rank in self.ranks and bool(apart) and not any(each in self.ranks for each in apart)
 

@@ -288,7 +288,7 @@ class Rank:
         self._start_until = time.monotonic() + self.options.start_seconds
 
     def ready(self) -> bool:
-        """Say whether what was started listens on `--ready-port`; never is the group's end."""
+        """Return whether what was started listens on `--ready-port`; never is the group's end."""
         now = time.monotonic()
         if not self.options.ready_port:
             return True

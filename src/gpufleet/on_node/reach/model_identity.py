@@ -55,7 +55,7 @@ def files(directory: str, user: str) -> Dict[str, Any]:
 
 
 def refusal(path: str) -> str:
-    """Say why nothing is there for this account: it is absent, or hidden."""
+    """Return why nothing is there for this account: it is absent, or hidden."""
     try:
         os.stat(path)
     except PermissionError:

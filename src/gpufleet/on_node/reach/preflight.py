@@ -114,7 +114,7 @@ def spares(address: str, samples: List[List[int]]) -> Iterator[int]:
 
 
 def can_bind(kind: int, address: str, port: int) -> bool:
-    """Say whether a port is free; for TCP, what a connection left behind does not count."""
+    """Return whether a port is free; for TCP, what a connection left behind does not count."""
     with socket.socket(socket.AF_INET, kind) as tried:
         try:
             if kind == socket.SOCK_STREAM:

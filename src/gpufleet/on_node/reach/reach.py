@@ -86,7 +86,7 @@ class Peer:
 
     @property
     def done(self) -> bool:
-        """Say whether we have all that we need of it."""
+        """Return whether we have all that we need of it."""
         connected = not any(self.connected.values())
         return connected and (self.udp is None or self.bytes >= self.full)
 

@@ -171,7 +171,7 @@ def stage(
 
 
 def is_healthy(asked: dict[str, Any], seen: dict[str, Any]) -> bool:
-    """Say whether a stage answers, and its unit has never restarted by itself."""
+    """Return whether a stage answers, and its unit has never restarted by itself."""
     answers = asked["served_name"] in seen.get("models", ())
     completes = "completion" in seen or not asked.get("completion")
     return answers and completes and seen["unit"].get("NRestarts", "0") == "0"

@@ -81,7 +81,7 @@ class Guard:
 
 
 def is_open(scope: Message) -> bool:
-    """Say whether a request needs no key, by the path that its route is looked up with."""
+    """Return whether a request needs no key, by the path that its route is looked up with."""
     if scope.get("method") not in ("GET", "HEAD"):
         return False
     path: str = scope["path"]

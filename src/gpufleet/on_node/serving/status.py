@@ -267,7 +267,7 @@ def endpoint(server: list[str], port: int) -> str | None:
 
 
 def is_guarded(server: list[str]) -> bool:
-    """Say whether a server loads our guard; units of older releases of gpufleet do not."""
+    """Return whether a server loads our guard; units of older releases of gpufleet do not."""
     return value(server, "--middleware") == GUARD
 
 

@@ -110,11 +110,11 @@ class Holding:
 
     @property
     def is_whole(self) -> bool:
-        """Say whether every piece is here."""
+        """Return whether every piece is here."""
         return len(self.have) == len(self.tree.pieces)
 
     def wait(self, number: int, seconds: float) -> bool:
-        """Say whether a piece is here, after so many seconds at most."""
+        """Return whether a piece is here, after so many seconds at most."""
         with self.changed:
             return self.changed.wait_for(lambda: number in self.have or self.failed != "", seconds)
 

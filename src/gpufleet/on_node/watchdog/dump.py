@@ -182,7 +182,7 @@ def descriptors(pid: int) -> str:
 
 
 def is_python(pid: int) -> bool:
-    """Say whether a process runs Python, as its program's file is named."""
+    """Return whether a process runs Python, as its program's file is named."""
     with contextlib.suppress(OSError):
         return "python" in os.path.basename(os.readlink("/proc/%d/exe" % pid))
     return False

@@ -356,7 +356,7 @@ class Stage:
             self._dump(worst, now)
 
     def _exhausted(self) -> bool:
-        """Say whether it was killed so often lately that it is only warned of."""
+        """Return whether it was killed so often lately that it is only warned of."""
         now = time.time()
         # A time that is yet to come: the clock was set back since. It counts as now.
         self.killed = [

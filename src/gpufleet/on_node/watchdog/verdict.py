@@ -171,7 +171,7 @@ def canaries(
 
 
 def judge(state: State, now: float, seconds: float, *, pinned: bool) -> Verdict:
-    """Say how it stands."""
+    """Return how it stands."""
     if not state.ready:
         return Verdict("starting")
     silence = now - state.answered

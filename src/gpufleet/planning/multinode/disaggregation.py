@@ -468,7 +468,7 @@ def _context_problems(
 
 
 def _router_sentence(decode: str, prefill: str, by_model: Mapping[str, list[Stage]]) -> str:
-    """Say what a router needs to know."""
+    """Return what a router needs to know."""
 
     def places(model: str) -> str:
         serving = [stage for stage in by_model[model] if stage.servers]

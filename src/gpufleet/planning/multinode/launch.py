@@ -218,7 +218,7 @@ def transfer_variables(
 
 def has_handover(stage: Stage, model: Served) -> bool:
     """
-    Say whether a stage's KV cache goes to other processes by NIXL, alone or among others.
+    Return whether a stage's KV cache goes to other processes by NIXL, alone or among others.
 
     `kv-transfer-config` is set by the operator, a preset, or `prefill`.
     """

@@ -112,12 +112,12 @@ class Route:
 
     @property
     def has_clock_skew(self) -> bool:
-        """Say whether the clocks are certainly too far apart."""
+        """Return whether the clocks are certainly too far apart."""
         return self.ahead is not None and abs(self.ahead) - self.within > CLOCK_SECONDS
 
     @property
     def is_dead(self) -> bool:
-        """Say whether neither connections nor packets came about."""
+        """Return whether neither connections nor packets came about."""
         return len(self.failed) == self.ports and self.bytes == 0
 
 
@@ -532,7 +532,7 @@ def _merge_pairs(replica: Replica, sentence: str, pairs: set[tuple[str, str]]) -
 
 
 def _ports(replica: Replica, failed: Mapping[int, str]) -> str:
-    """Say which ports are affected by what: `ports 29500-29507 (Connection refused)`."""
+    """Return which ports are affected by what: `ports 29500-29507 (Connection refused)`."""
     by_reason: dict[str, list[int]] = defaultdict(list)
     samples: dict[tuple[str, str], None] = {}
     for port, why in failed.items():

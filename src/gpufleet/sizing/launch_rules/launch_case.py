@@ -92,7 +92,7 @@ class LaunchCase:
 
     @property
     def has_no_bfloat16(self) -> bool:
-        """Whether the GPU is known to have no bfloat16."""
+        """Return whether the GPU is known to have no bfloat16."""
         return self.capability is not None and self.capability < BFLOAT16_CAPABILITY
 
     @property
@@ -107,7 +107,7 @@ class LaunchCase:
 
     @cached_property
     def refuses_float16(self) -> bool:
-        """Whether the release refuses float16 for the model."""
+        """Return whether the release refuses float16 for the model."""
         return bool(vllm_support.refuses_float16(self.model, self.vllm))
 
 

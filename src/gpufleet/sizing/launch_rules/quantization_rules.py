@@ -165,7 +165,7 @@ def check_expert_groups(case: LaunchCase, tensor: int, expert: bool) -> Iterator
 
 
 def _group_divides(group: int, *sizes: int) -> bool:
-    """Say whether a group, halved as often as needed, divides all sizes."""
+    """Return whether a group, halved as often as needed, divides all sizes."""
     while any(size % group for size in sizes):
         group //= 2
         if group < _SMALLEST_GROUP:

@@ -82,7 +82,7 @@ def combine(verdicts: Iterable[Verdict]) -> Verdict:
 
 def golden(before: Answers, after: Answers, same: float) -> Verdict:
     """
-    Say whether prompts are answered as before, in at least the share `same` of the tokens.
+    Return whether prompts are answered as before, in at least the share `same` of the tokens.
 
     Of a prompt that was answered in several ways before already, the result is unknown: it is
     reported, and the others judge. If there is no other one, nothing is known; with `same` 0 an
@@ -132,7 +132,7 @@ def _answers_at_all(case: _Case, name: str, was: Sequence[Answer], now: Sequence
 
 
 def _unfit(was: Sequence[Answer], same: float) -> str:
-    """Say why answers of before are no measure; "" if they are one."""
+    """Return why answers of before are no measure; "" if they are one."""
     if not was:
         return "it was not queried before the change"
     if failed := sorted({each.error for each in was if each.error}):
@@ -203,7 +203,7 @@ def _percent(share: float) -> str:
 
 def traffic(before: Traffic, after: Traffic, gates: Gates) -> Verdict:
     """
-    Say whether requests are answered as quickly, and as well, as before.
+    Return whether requests are answered as quickly, and as well, as before.
 
     A p99 is as exact as the histogram's buckets. One that is in the bucket of before, or in the
     next, may be the same time, and never fails; nor does one slow request alone. Of few requests no
@@ -351,7 +351,7 @@ def _seconds(value: float) -> str:
 
 def findings(before: Findings, after: Findings) -> Verdict:
     """
-    Say whether the node check has nothing against the nodes that it had not before.
+    Return whether the node check has nothing against the nodes that it had not before.
 
     What it had before stays allowed. A check that could not be made and could before is not known.
     """
@@ -382,7 +382,7 @@ def alerts(
     before: Alerts, after: Alerts, nodes: Collection[str], holds: Mapping[str, float] | None = None
 ) -> Verdict:
     """
-    Say whether nothing fires about `nodes` that did not fire before.
+    Return whether nothing fires about `nodes` that did not fire before.
 
     `holds` has for names of alerts how many seconds their reason has held when they fire. One whose
     reason is older than the first look was pending then: the change has not brought it.

@@ -62,7 +62,7 @@ class RemainingCapacity:
 
     @property
     def enough(self) -> bool:
-        """Whether those carry the load."""
+        """Return whether those carry the load."""
         return not self.takes or self.left >= self.needed
 
     def as_json(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Recheck:
 
     @property
     def proceeds(self) -> bool:
-        """Whether it may."""
+        """Return whether it may."""
         return self.verdict == "proceed"
 
 
@@ -158,7 +158,7 @@ def recheck(
     accept_unknown_load: Collection[str] = (),
 ) -> Recheck:
     """
-    Say whether a wave may begin under the load of this moment.
+    Return whether a wave may begin under the load of this moment.
 
     `loads` are fresh ones, of all replicas of its models. It waits where the load is too high, and
     where it is not known: both pass.
@@ -204,7 +204,7 @@ def _unknown(need: Need) -> str:
 
 
 def _part(lack: RemainingCapacity) -> str:
-    """Say what a wave takes."""
+    """Return what a wave takes."""
     if lack.serving == 1:
         return "the only replica"
     return f"{lack.takes} of the {count_of(lack.serving, 'replica')}"
@@ -222,7 +222,7 @@ class _Request:
 
     def refusal(self, need: Need, lacks: Sequence[RemainingCapacity], most: int) -> str:
         """
-        Say what is lacking of a model, and what can be done about it.
+        Return what is lacking of a model, and what can be done about it.
 
         `lacks` are the waves that take too much, `most` is what the largest group takes by itself.
         """

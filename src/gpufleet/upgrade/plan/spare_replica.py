@@ -67,7 +67,7 @@ def _room(
     documents: Mapping[str, Mapping[str, Any]],
     declared: Mapping[str, NodeVars],
 ) -> str:
-    """Say where one more replica has room, or why there is none."""
+    """Return where one more replica has room, or why there is none."""
     counts = {
         each.settings.serving[model].replicas
         for each in declared.values()

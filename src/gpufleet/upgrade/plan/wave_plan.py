@@ -148,7 +148,7 @@ def _not_served(accepted: Iterable[str], loads: Sequence[ReplicaLoad], option: s
 
 
 def _accepted(left: Iterable[RemainingCapacity], loading: Mapping[str, float]) -> list[str]:
-    """Say what an accepted outage costs, for each wave in which it is one."""
+    """Return what an accepted outage costs, for each wave in which it is one."""
     said = []
     for each in left:
         if each.enough:

@@ -178,7 +178,7 @@ class FleetActions:
 
     def find_fallen(self, groups: Sequence[Group]) -> Mapping[str, Sequence[str]]:
         """
-        Say which groups do not answer any more although they had passed.
+        Return which groups do not answer any more although they had passed.
 
         What a person has taken out of service meanwhile is theirs, and of a node that does not
         answer nothing is known: whether the rest carries the load without it is asked elsewhere.

@@ -110,7 +110,7 @@ class Nodes:
         raise FleetError(*problems)
 
     def is_any_reachable(self) -> bool:
-        """Tell whether any node answers."""
+        """Return whether any node answers."""
         look = node_questions.look()
         answers = self.ask(dict.fromkeys(self._hosts, look))
         return any(not isinstance(said, str) for said in answers.values())

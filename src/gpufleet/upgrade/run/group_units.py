@@ -60,13 +60,13 @@ def unit_names(group: Group) -> set[str]:
 
 
 def is_out_of_service(look: NodeLook, unit: str) -> bool:
-    """Tell whether a person has cordoned the node, or drained the unit's replica."""
+    """Return whether a person has cordoned the node, or drained the unit's replica."""
     marks = [look.cordon, look.drained.get(unit.removeprefix("vllm-").removesuffix(".service"))]
     return any(mark is not None and mark.upgrade is None for mark in marks)
 
 
 def cordoned_by_people(looks: Mapping[str, NodeLook]) -> list[str]:
-    """Say which nodes people have cordoned since the plan was made."""
+    """Return which nodes people have cordoned since the plan was made."""
     return [
         f"{name} was cordoned by {look.cordon}: nothing is stopped there: run `gpufleet uncordon "
         f"INVENTORY {name}` when that is done"

@@ -57,11 +57,11 @@ class UnitLook:
 
     @property
     def is_running(self) -> bool:
-        """Whether its process is there."""
+        """Return whether its process is there."""
         return self.active in {"active", "reloading", "activating", "deactivating"}
 
     def is_running_with(self, fingerprint: str | None) -> bool:
-        """Say whether it runs, and was started with that."""
+        """Return whether it runs, and was started with that."""
         up = self.active in {"active", "reloading"}
         return up and fingerprint is not None and self.started == fingerprint
 
@@ -227,7 +227,7 @@ class RequestsLeft:
 
     @property
     def quiet(self) -> bool:
-        """Whether none is left and none is unknown."""
+        """Return whether none is left and none is unknown."""
         return not self.total and not self.unknown and self.problem is None
 
     @classmethod
@@ -312,12 +312,12 @@ class ReadyAnswer:
 
     @property
     def ready(self) -> bool:
-        """Whether all do."""
+        """Return whether all do."""
         return self.problem is None and all(each.ready for each in self.units.values())
 
     @property
     def why(self) -> tuple[str, ...]:
-        """Why not, a sentence for each that does not."""
+        """Return why not, a sentence for each that does not."""
         own = () if self.problem is None else (self.problem,)
         return (*own, *(each.why for each in self.units.values() if not each.ready))
 

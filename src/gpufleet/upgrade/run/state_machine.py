@@ -144,7 +144,7 @@ def decide(state: State) -> Decision:
 
 
 def has_to_go_back(state: State) -> bool:
-    """Tell whether more has failed than was allowed, or a rollback was requested."""
+    """Return whether more has failed than was allowed, or a rollback was requested."""
     return state.aborting or state.failures > int(state.settings.get("failures") or 0)
 
 

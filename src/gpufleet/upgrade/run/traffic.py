@@ -47,7 +47,7 @@ class Frontends:
         return there.settings.balancer if there else None
 
     def is_declared(self) -> bool:
-        """Tell whether anything keeps requests away from a replica that is changed."""
+        """Return whether anything keeps requests away from a replica that is changed."""
         return bool(self.gateways) or any(
             each.settings.balancer for each in self.declared.gpu_nodes.values()
         )

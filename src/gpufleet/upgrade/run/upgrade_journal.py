@@ -42,7 +42,7 @@ def new_id() -> str:
 
 
 def is_id(text: str) -> bool:
-    """Tell whether a text may be an upgrade's name."""
+    """Return whether a text may be an upgrade's name."""
     return _ID.fullmatch(text) is not None
 
 
@@ -167,7 +167,7 @@ def read(path: Path) -> tuple[Entry, ...]:
 
 
 def is_written(path: Path) -> bool:
-    """Tell whether a process has a journal open to write."""
+    """Return whether a process has a journal open to write."""
     try:
         file = os.open(path, os.O_RDONLY)
     except OSError:

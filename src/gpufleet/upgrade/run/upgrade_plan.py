@@ -152,7 +152,7 @@ def _kept_groups(found: FleetView, of: str) -> list[Group]:
 
 
 def _has_kept(group: Group, found: FleetView, of: str) -> bool:
-    """Tell whether a node has something of a group that runs otherwise now."""
+    """Return whether a node has something of a group that runs otherwise now."""
     for name in group.nodes:
         kept = found.looks[name].kept.get(of) if name in found.looks else None
         for unit, fingerprint in (kept.units if kept else {}).items():
