@@ -75,7 +75,7 @@ def up(
     without_driver: tuple[str, ...],
 ) -> None:
     """
-    Have exactly these nodes running, healthy and reachable.
+    Make exactly these nodes run, healthy and reachable.
 
     Without arguments: those of the last time, or gpu-01=h100x8 gpu-02=a100x4-pcie. Profiles are
     the files of lab/profiles/, and `none` for a node without GPUs (mon-03=none). Interfaces with

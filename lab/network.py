@@ -222,7 +222,7 @@ def deafen(state: LabState, node: LabNode, peer: LabNode) -> None:
 
 
 def delay(state: LabState, node: LabNode, milliseconds: int) -> None:
-    """Have every packet be so late, each way for itself: 200 makes a round trip of 400."""
+    """Make every packet be so late, each way for itself: 200 makes a round trip of 400."""
     heal(state, node)
     tap, port = state.tap(node.number), state.port(node)
     _ip("tuntap", "add", tap, "mode", "tap", "vnet_hdr")

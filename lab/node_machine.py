@@ -150,7 +150,7 @@ def mark_placed(root: Path) -> None:
 
 
 def follow(group: str, root: Path, changes: Changes) -> None:
-    """Have the node that runs in the cgroup `group` see what `place` has changed at `root`."""
+    """Make the node that runs in the cgroup `group` see what `place` has changed at `root`."""
     if changes.shown:
         _inside(group, f"/{NODE_INIT}", "refresh")
     if changes.log:
@@ -223,7 +223,7 @@ def _order(release: str) -> list[int]:
 
 
 def _show(home: Path, machine: Machine, tree: Mapping[str, Entry]) -> bool:
-    """Have the tree that stands in for the kernel's hold just this; return whether it changed."""
+    """Make the tree that stands in for the kernel's hold just this; return whether it changed."""
     wanted = {path: entry for path, entry in tree.items() if _SHOWN.fullmatch(path)}
     wanted["/proc/meminfo"] = _meminfo(home, str(wanted["/proc/meminfo"]))
     for name in machine.modules:
@@ -252,7 +252,7 @@ def _remember(listed: Path, machine: Machine, paths: set[str]) -> None:
 
 
 def _put(home: Path, path: str, entry: Entry) -> bool:
-    """Have one entry as it is wanted, in one step; return whether it changed."""
+    """Place one entry as declared, in one step; return whether it changed."""
     at, draft = home / path.lstrip("/"), home / "draft"
     if isinstance(entry, Folder):
         missing = not at.is_dir()

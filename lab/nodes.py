@@ -119,7 +119,7 @@ class Lab:
         packages: Collection[str] = (),
     ) -> None:
         """
-        Have exactly these nodes running (name -> hardware profile), reachable and unharmed.
+        Make exactly these nodes run (name -> hardware profile), reachable and unharmed.
 
         None means those of the last `up`, or the default two. A running node is left running; one
         not named any more is removed with what it had written. `cables` are what nodes have besides

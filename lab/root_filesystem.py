@@ -101,7 +101,7 @@ def furnish(state: LabState, node: LabNode) -> None:
 
 
 def _kernel_archive(state: LabState, root: Path) -> None:
-    """Have the node's apt know the archive of kernels, as it knows its distribution's."""
+    """Make the node's apt know the archive of kernels, as it knows its distribution's."""
     key = Path("usr/share/keyrings/gpufleet-lab.gpg")
     (root / key).write_bytes((state.dir / "vendor/signing-key.gpg").read_bytes())
     url = f"{state.mirror_url}/{kernels.FOLDER}/"

@@ -36,7 +36,7 @@ def build(cache: Path = CACHE) -> Path:
 
 
 def install(root: Path, home: Path, machine: Machine) -> None:
-    """Have the node at `root` answer as `machine`; running programs follow from the next call."""
+    """Make the node at `root` answer as `machine`; running programs follow from the next call."""
     built, target = build(), root / _LIBRARY
     if not target.exists() or target.read_bytes() != built.read_bytes():
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -84,7 +84,7 @@ def forget(folder: Path) -> None:
 
 
 def _newer(new: Path, before: Path) -> None:
-    """Have every index be later than the one served before, for clients that ask by date."""
+    """Make every index be later than the one served before, for clients that ask by date."""
     last = int((before / "Release").stat().st_mtime) + 1
     for path in (new / name for name in _INDEXES):
         if path.exists() and path.stat().st_mtime < last:

@@ -28,7 +28,7 @@ def driver() -> str:
 
 
 def set_up(setting: str) -> None:
-    """Have every GPU say `setting`, until the driver is reloaded."""
+    """Make every GPU say `setting`, until the driver is reloaded."""
     with NVML_STATE.open("a") as file:
         file.write(f"gpu.*.{setting}\n")
 

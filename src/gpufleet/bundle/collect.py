@@ -41,7 +41,7 @@ class Collected:
         return self.packages | self.wheels | self.models | self.programs | self.others
 
     def bring(self, remotes: Iterable[Remote]) -> set[str]:
-        """Have these files; return their paths."""
+        """Fetch these files; return their paths."""
         found = tuple(remotes)
         self.folder.bring(found, self.say)
         return {remote.path for remote in found}

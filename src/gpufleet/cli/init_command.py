@@ -169,7 +169,7 @@ def _known(directory: Path, hosts: tuple[Host, ...], known_hosts: Path | None) -
 
 
 def _accept(*, yes: bool) -> None:
-    """Have the operator accept the keys that were shown."""
+    """Ask the operator to accept the keys that were shown."""
     if yes:
         return
     if not sys.stdin.isatty():

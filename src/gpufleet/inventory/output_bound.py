@@ -25,7 +25,7 @@ class TooMuchError(Exception):
 
 
 def patch_output_bound() -> None:
-    """Have pyinfra read no more than the bound, by the reader that it has now."""
+    """Make pyinfra read no more than the bound, by the reader that it has now."""
     util.read_buffer = bounded(util.read_buffer)
 
 

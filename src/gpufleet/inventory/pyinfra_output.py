@@ -31,7 +31,7 @@ class _Lines(Protocol):
 
 
 def patch_output() -> None:
-    """Have pyinfra print by the functions below."""
+    """Make pyinfra print by the functions below."""
     click.echo = echo
     output.set_echo(echo)
     util.read_buffer = read_buffer

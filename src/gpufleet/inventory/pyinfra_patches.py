@@ -18,7 +18,7 @@ from pyinfra.api.util import PYINFRA_INSTALL_DIR
 
 
 def patch_operation_order() -> None:
-    """Have pyinfra order operations by `operation_order`."""
+    """Make pyinfra order operations by `operation_order`."""
     # By its name: `pyinfra.api.operation` as an attribute is the decorator.
     operations: Any = importlib.import_module("pyinfra.api.operation")
     operations.get_operation_order_from_stack = operation_order

@@ -20,7 +20,7 @@ LIST = ".gpufleet-written.json"
 
 def write(folder: Path, wanted: Mapping[str, bytes]) -> list[str]:
     """
-    Have `folder` hold these files, and none that an earlier call wrote and this one does not want.
+    Write these files into `folder`, and remove those that an earlier call wrote and this one omits.
 
     `wanted` maps paths inside it to contents. Returns what was done, a line each; none if nothing
     was. Raises `FleetError` for every file that is not ours to write, before any is written.

@@ -1,4 +1,4 @@
-"""Have every kernel of a node boot with the driver's modules, and without nouveau."""
+"""Make every kernel of a node boot with the driver's modules, and without nouveau."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def rebuild_initramfs(settings: Converge) -> Commands:
 
 @operation()
 def build_kernel_modules(driver: str) -> Commands:
-    """Have DKMS build what lacks, after packages have; what then lies on the disk is the proof."""
+    """Make DKMS build what lacks, after packages have; what then lies on the disk is the proof."""
     seen = _ask("look")
     if seen["error"]:
         yield from refuse((seen["error"],))

@@ -16,7 +16,7 @@ from gpufleet.operations.distribute import copy, is_copied, note_build
 
 
 def have_release(ground: Converge, build: Release) -> None:
-    """Have the release on the node: built once for nodes of its kind, and copied to the others."""
+    """Provide the release on the node: built once per kind of node, and copied to the others."""
     artifact = release_artifact(build)
     build_release(
         ground,

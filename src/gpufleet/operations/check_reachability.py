@@ -1,4 +1,4 @@
-"""Have the nodes of a replica prove that they reach each other, before one of its ranks starts.
+"""Make the nodes of a replica prove that they reach each other, before one of its ranks starts.
 
 Border: it asks nodes through pyinfra, from this side and all nodes of a replica at once; what the
 answers mean is `reachability.py`. Once a run for each replica, by its first node: with --limit
@@ -70,7 +70,7 @@ def describe_replica(stage: Stage, settings: Mapping[str, NodeSettings]) -> Repl
 
 
 def probe_reachability(wanted: Replica, asking: Ask) -> ReachabilityResult:
-    """Have the nodes of a replica prove that they reach each other; at most 20 s."""
+    """Test that the nodes of a replica reach each other; at most 20 s."""
     began = time.monotonic()
     looks = reachability.preflight_parameters(wanted)
 

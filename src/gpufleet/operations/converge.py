@@ -112,7 +112,7 @@ class Converge:
         return difference(self.wanted, self.snapshot())
 
     def forget(self) -> None:
-        """Have the node read again: something that pyinfra cannot know of has changed it."""
+        """Make the node read again: something that pyinfra cannot know of has changed it."""
         _memory().forget()
 
     def asks(self) -> None:

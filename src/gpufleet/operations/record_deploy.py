@@ -28,7 +28,7 @@ _REPORTS: WeakKeyDictionary[State, Report] = WeakKeyDictionary()
 
 @operation()
 def read_facts(node: Converge) -> Generator[StringCommand]:
-    """Have the facts of a node that has none read now; later its timer does."""
+    """Read the facts of a node that has none now; later its timer does so."""
     if node.snapshot().file(FACTS).exists:
         host.noop("the node has facts")
         return

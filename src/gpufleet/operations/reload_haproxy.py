@@ -1,4 +1,4 @@
-"""Have HAProxy load its configuration, without losing a connection."""
+"""Make HAProxy load its configuration, without losing a connection."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Download:
 
 def have_model(ground: Converge, wanted: Checkpoint, vllm: Vllm, artifact: Artifact | None) -> None:
     """
-    Have a model's files on the node: downloaded once, and copied to the others.
+    Provide a model's files on the node: downloaded once, and copied to the others.
 
     They are held to the lock of models, where it names them.
     """

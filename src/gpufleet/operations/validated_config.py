@@ -79,7 +79,7 @@ def _validate(state: State, host: Host, wanted: ServerConfig) -> bool:  # noqa: 
 
 @operation()
 def reload_config(files: Converge, running: Converge, wanted: ServerConfig) -> Commands:
-    """Have the server read its configuration again unless it has; fail the node if it does not."""
+    """Make the server read its configuration again unless it has; fail the node if it does not."""
     executing = ctx_state.get().is_executing
     if not executing and running.difference().units.commands:
         host.noop("it starts with its configuration")

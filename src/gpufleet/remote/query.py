@@ -163,7 +163,7 @@ def await_jobs(
 
 
 def say(text: str) -> None:
-    """Have pyinfra's command log a line; a gpufleet command, which has no log, prints it."""
+    """Make pyinfra's command log a line; a gpufleet command, which has no log, prints it."""
     if logger.handlers:
         logger.info("    %s", text)
     else:

@@ -105,7 +105,7 @@ def since(state: Dict[str, str]) -> Optional[float]:
 
 
 def systemctl(*words: str, seconds: float) -> None:
-    """Have systemd do something. Raises `RefusedError` with what it said."""
+    """Make systemd do something. Raises `RefusedError` with what it said."""
     try:
         output = run("systemctl", *words, seconds=seconds)
     except CannotRead as error:

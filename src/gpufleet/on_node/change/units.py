@@ -80,7 +80,7 @@ def due(
 
 
 def switch(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Have units run what `next/` says; what they were is kept."""
+    """Make units run what `next/` says; what they were is kept."""
     found = Progress()
     with my_turn(asked):
         try:
@@ -93,7 +93,7 @@ def switch(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def restore(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Have units run what is kept of them."""
+    """Make units run what is kept of them."""
     found = Progress()
     with my_turn(asked):
         try:

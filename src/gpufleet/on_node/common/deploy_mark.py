@@ -133,7 +133,7 @@ def watch_connection(pid: int) -> None:
 
 
 def ask_often(connection: socket.socket) -> None:
-    """Have a TCP connection end when its other end has said nothing for half a minute."""
+    """Make a TCP connection end when its other end has said nothing for half a minute."""
     if connection.family not in (socket.AF_INET, socket.AF_INET6):
         return
     if connection.type != socket.SOCK_STREAM:

@@ -148,7 +148,7 @@ def down(found: "dict[str, Any]", servers: "list[str]") -> bool:
 
 
 def load(unit: str, fingerprint: str, seconds: float) -> "dict[str, Any]":
-    """Have HAProxy load what lies there; return what it then has, or why it has not."""
+    """Make HAProxy load what lies there; return what it then has, or why it has not."""
     until = time.monotonic() + seconds
     said = ""
     try:

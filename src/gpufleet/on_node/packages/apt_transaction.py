@@ -85,7 +85,7 @@ class Apt:
     # --- mending
 
     def finish(self) -> Output:
-        """Have dpkg finish what it was interrupted in."""
+        """Make dpkg finish what it was interrupted in."""
         return self.run("finish")
 
     def repair(self) -> None:

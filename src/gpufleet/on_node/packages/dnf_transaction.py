@@ -179,7 +179,7 @@ class Dnf:
                     )
 
     def mark_again(self, held: List[str]) -> None:
-        """Have the locks of packages that moved name their new versions."""
+        """Make the locks of packages that moved name their new versions."""
         if held:
             step = next(self.steps[name] for name in ("install", "simulate") if name in self.steps)
             words = [word for word in step["argv"] if not word.startswith("--disableplugin")]

@@ -62,7 +62,7 @@ def output_lines(text: str) -> List[str]:
 
 
 def deaf() -> None:
-    """Have the end of the connection end neither us nor what we run."""
+    """Keep us and our programs running when the connection ends."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 

@@ -86,7 +86,7 @@ def throttle_samples(nvml: Any, gpu: Any) -> list[int]:
 
 
 def inforom_valid(nvml: Any, gpu: Any) -> bool:
-    """Have the driver compute the InfoROM's checksum; `corrupted_inforom` if it is wrong."""
+    """Make the driver compute the InfoROM's checksum; `corrupted_inforom` if it is wrong."""
     nvml.nvmlDeviceValidateInforom(gpu)
     return True
 

@@ -129,7 +129,7 @@ def read_output(
 
 
 def ended(child: int) -> None:
-    """Have nothing of a program's group run any more; what is stuck in the kernel is left to it."""
+    """Kill all of a program's group; what is stuck in the kernel is left to it."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):

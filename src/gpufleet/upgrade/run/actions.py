@@ -300,14 +300,14 @@ class FleetActions:
         return {"log": str(log)}
 
     def switch(self, group: Group) -> Mapping[str, Any]:
-        """Have the units run what was prepared; of a rollback, what was kept."""
+        """Switch the units to what was prepared; of a rollback, to what was kept."""
         looks = self._known_looks(group)
         if self.back_to:
             return self._restore(group, self.back_to, looks)
         return self._switch(group, looks)
 
     def restore(self, group: Group) -> Mapping[str, Any]:
-        """Have the units run what they ran before; of a rollback, what was prepared."""
+        """Switch the units back to what they ran; of a rollback, to what was prepared."""
         looks = self._look(group, GONE_SECONDS)
         if self.back_to:
             return self._switch(group, looks)
@@ -446,7 +446,7 @@ class FleetActions:
         return {"kept": sorted(drained)} if drained else {}
 
     def _update_gateways(self, group: Group) -> None:
-        """Have our gateways learn which replicas came and went: they send nothing to others."""
+        """Tell our gateways which replicas came and went: they send nothing to others."""
         if (group.comes or group.goes) and self.front.gateways:
             self._tell_gateways()
 

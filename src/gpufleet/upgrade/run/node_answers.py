@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def _named(read: Callable[[type[T], str, Answer], T]) -> Callable[[type[T], str, Answer], T]:
-    """Have a reader raise nothing but a `FleetError` that names the node."""
+    """Turn a reader's errors into a `FleetError` that names the node."""
 
     @wraps(read)
     def named(cls: type[T], node: str, answer: Answer) -> T:

@@ -70,7 +70,7 @@ class Frontends:
             raise FleetError(*problems)
 
     def undrain_by_name(self, servers: Servers) -> None:
-        """Have our gateways send requests again to servers of which only their names are known."""
+        """Make our gateways send requests again to servers of which only their names are known."""
         if servers:
             self._send("ready", servers, SECONDS)
 

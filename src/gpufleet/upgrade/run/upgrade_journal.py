@@ -247,7 +247,7 @@ def _write(file: int, data: bytes) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Have a directory's new name survive a power loss."""
+    """Sync a directory, so that a new name survives a power loss."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
