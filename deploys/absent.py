@@ -1,4 +1,4 @@
-"""Take from nodes what gpufleet has put there, and leave drivers and models, unless told.
+"""Remove gpufleet from nodes; drivers and models stay, unless requested.
 
 pyinfra inventories/prod.py deploys/absent.py           # names all of it, and asks
 pyinfra --dry inventories/prod.py deploys/absent.py     # names it only

@@ -1,4 +1,4 @@
-"""Are these nodes fit to serve? Reads only; nothing is installed on them, nothing changes.
+"""Check whether nodes are fit to serve. Read-only: installs and changes nothing.
 
 pyinfra inventories/prod.py deploys/check.py
 

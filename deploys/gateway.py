@@ -1,4 +1,4 @@
-"""Have the nodes with `gateway` take the fleet's requests: HAProxy in front of all vLLM servers.
+"""Run HAProxy on the nodes with `gateway`, in front of all vLLM servers.
 
 pyinfra inventories/prod.py deploys/gateway.py           # asks before it changes anything
 pyinfra --dry inventories/prod.py deploys/gateway.py     # only shows what would change

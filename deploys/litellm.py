@@ -1,4 +1,4 @@
-"""Have the nodes with `litellm` run the LiteLLM proxy: names, defaults and aliases of models.
+"""Run the LiteLLM proxy on the nodes with `litellm`: names, defaults and aliases of models.
 
 pyinfra inventories/prod.py deploys/litellm.py           # asks before it changes anything
 pyinfra --dry inventories/prod.py deploys/litellm.py     # only shows what would change

@@ -1,4 +1,4 @@
-"""Have the nodes with `monitoring` watch the fleet: Prometheus, Alertmanager, dashboards.
+"""Run Prometheus, Alertmanager and dashboards on the nodes with `monitoring`.
 
 pyinfra inventories/prod.py deploys/monitoring.py           # asks before it changes anything
 pyinfra --dry inventories/prod.py deploys/monitoring.py     # only shows what would change

@@ -1,4 +1,4 @@
-"""Make GPU nodes of bare ones, in the versions of `gpu_lock`, and check them before they serve.
+"""Turn bare nodes into GPU nodes with the versions of `gpu_lock`, and check them.
 
 pyinfra inventories/prod.py deploys/node.py           # asks before it changes anything
 pyinfra --dry inventories/prod.py deploys/node.py     # only shows what would change

@@ -1,4 +1,4 @@
-"""Bring everything that the plan needs, and touch nothing that runs: how an upgrade begins.
+"""Copy everything that the plan needs to the nodes, and change no running unit.
 
 pyinfra inventories/prod.py deploys/prepare.py        # asks before it changes anything
 pyinfra --dry inventories/prod.py deploys/prepare.py  # only shows what would change

@@ -1,4 +1,4 @@
-"""Prove that the fleet serves what the plan says. Changes nothing.
+"""Verify that the fleet serves as planned. Changes nothing.
 
     pyinfra -y inventories/prod.py deploys/verify.py
 

@@ -1,4 +1,4 @@
-"""What Prometheus and Alertmanager have in common on a node: account, program, directories."""
+"""Shared parts of Prometheus and Alertmanager on a node: account, program, directories."""
 
 from __future__ import annotations
 

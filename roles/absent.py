@@ -1,4 +1,4 @@
-"""Nothing of gpufleet on a node: what each part has there, and what stays."""
+"""Remove gpufleet from a node: the files and units of each part, and what stays."""
 
 from __future__ import annotations
 

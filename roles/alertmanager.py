@@ -1,4 +1,4 @@
-"""Alertmanager on a monitoring node: who is told of what, proven before it is told."""
+"""Alertmanager on a monitoring node: its configuration is validated before a reload."""
 
 from __future__ import annotations
 

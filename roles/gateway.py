@@ -1,4 +1,4 @@
-"""The gateway on a node: HAProxy proven before it is told, reloaded instead of restarted."""
+"""The gateway on a node: HAProxy's configuration is validated, then reloaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our dashboards in a Grafana: its data source, its provider of dashboards, and they themselves."""
+"""gpufleet's dashboards in Grafana: data source, provider and dashboards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our own facts of a node, every minute, in the node exporter's textfile directory."""
+"""Write gpufleet's node facts every minute into the node exporter's textfile directory."""
 
 from __future__ import annotations
 

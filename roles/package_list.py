@@ -1,4 +1,4 @@
-"""What the roles would install on a node, for a bundle that is made far from it.  Pure."""
+"""List what the roles would install on a node, for a bundle.  Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bring release, model files and accepted flags to a node; touch no unit that runs."""
+"""Copy release, model files and accepted flags to a node; change no running unit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prometheus on a monitoring node: proven before it is told, reloaded instead of restarted."""
+"""Prometheus on a monitoring node: its configuration is validated, then reloaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ask everything that a node should answer, and change nothing."""
+"""Verify everything that a node should serve. Read-only."""
 
 from __future__ import annotations
 

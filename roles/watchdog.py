@@ -1,4 +1,4 @@
-"""The program that looks whether a node's vLLM servers get on, where there are any to watch."""
+"""The watchdog: a program that detects stalled vLLM servers of a node."""
 
 from __future__ import annotations
 

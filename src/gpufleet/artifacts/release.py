@@ -1,4 +1,4 @@
-"""What a release on a node is: its name, its directory, and the script that builds it.  Pure.
+"""A release on a node: name, directory and build script.  Pure.
 
 A release is one immutable virtual environment under `/opt/vllm/releases/` (or LiteLLM's, under
 `/opt/litellm/`), built by uv from a lock in which every package has a hash. Units name one release;

@@ -1,4 +1,4 @@
-"""Which GPUs work may be placed on, by what the checks found. Pure."""
+"""Decide by the findings on which GPUs replicas may be placed.  Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What checks say. Values only."""
+"""Findings of checks, as values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What else the kernel logged since boot: PCIe errors, GPUs that did not start, the machine's own.
+"""Other kernel log errors since boot: PCIe, GPU starts, hardware errors.
 
 As with Xids (`checks/kernel_log.py`), what was before the driver was last loaded is history, but of
 the machine. A log that cannot be read, or lost its beginning, is the check xid's.  Pure.

@@ -1,4 +1,4 @@
-"""A probe's document as checks ask for it.
+"""Accessors of a probe's document for checks.
 
 A fact that is missing is never a plain None: asking for it raises, and what it raises says what
 that means for the check. So a check that forgets about missing facts says "unknown", never "ok".

@@ -1,4 +1,4 @@
-"""Is a GPU slowed down: by heat, by power, by a configured limit?  Pure."""
+"""Is a GPU throttled by heat, by power or by a configured limit?  Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which release of vLLM a command speaks of where none is named. It reads names of files."""
+"""The default vLLM release of a command. Reads file names."""
 
 from __future__ import annotations
 

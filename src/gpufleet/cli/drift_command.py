@@ -1,4 +1,4 @@
-"""`gpufleet drift`: what on the nodes is not as declared. Looks, and records if asked to."""
+"""`gpufleet drift`: show where nodes differ from what is declared; optionally record it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gpufleet flags ...`: what vLLM of each release takes. Changes nothing, asks no node.
+"""`gpufleet flags ...`: look up and check vLLM's flags by release. Contacts no node.
 
 Thin: reads files, calls the modules that know, prints. Whatever is only needed by one command is
 imported by it: `check` has to answer in 300 ms from a cold start.

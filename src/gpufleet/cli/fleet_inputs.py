@@ -1,4 +1,4 @@
-"""Where commands get nodes, their probes and their settings from, and where they record findings.
+"""Read nodes, probes and settings for commands, and record findings.
 
 What it needs is imported where it is needed: all commands load this module.
 """

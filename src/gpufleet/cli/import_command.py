@@ -1,4 +1,4 @@
-"""`gpufleet import FILE`: what people have, as settings. Runs nothing, touches no node.
+"""`gpufleet import FILE`: convert launch scripts and manifests to settings. Contacts no node.
 
 Thin: reads one text, calls the modules that know, prints. The settings go to standard output or to
 a file, what was dropped or renamed and why to standard error, one sentence a line.

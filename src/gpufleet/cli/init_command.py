@@ -1,4 +1,4 @@
-"""`gpufleet init`: a fleet's own directory from the names of its hosts.
+"""`gpufleet init`: create a fleet's project directory from host names.
 
 Thin: asks for keys and probes, calls `setup`, writes, prints.
 """

@@ -1,4 +1,4 @@
-"""`gpufleet lock INVENTORY`: writes down what a group's nodes run, so that they keep to it.
+"""`gpufleet lock INVENTORY`: record the versions that a group's nodes run, as their lock.
 
 Thin: probes, calls the modules that know, writes one file. Changes no node.
 """

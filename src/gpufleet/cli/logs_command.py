@@ -1,4 +1,4 @@
-"""`gpufleet logs`: the journals of a replica's ranks as one."""
+"""`gpufleet logs`: show the logs of a replica's ranks, merged by time."""
 
 from __future__ import annotations
 

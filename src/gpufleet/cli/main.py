@@ -1,4 +1,4 @@
-"""`gpufleet ...`: looks at a fleet before anything is done with it, and changes it under load.
+"""The `gpufleet` command: plan, check, deploy and upgrade a fleet of vLLM servers.
 
 With `--record` what was found is written on the nodes, for their exporters. What changes a node is
 named for it: `upgrade`, `rollback`, and marks as `cordon`; all else only looks.

@@ -1,4 +1,4 @@
-"""`gpufleet plan`: which GPUs would serve what, and why."""
+"""`gpufleet plan`: show which GPUs each model would use, and why."""
 
 from __future__ import annotations
 

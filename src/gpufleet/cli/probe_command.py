@@ -1,4 +1,4 @@
-"""`gpufleet probe`: what nodes are."""
+"""`gpufleet probe`: read the nodes' hardware and software."""
 
 from __future__ import annotations
 

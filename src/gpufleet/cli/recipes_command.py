@@ -1,4 +1,4 @@
-"""`gpufleet recipes [MODEL]`: with what others serve a model, as settings to copy."""
+"""`gpufleet recipes [MODEL]`: show vLLM's recipes for a model, as settings to copy."""
 
 from __future__ import annotations
 

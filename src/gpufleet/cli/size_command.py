@@ -1,4 +1,4 @@
-"""`gpufleet size MODEL ...`: what a model takes on a GPU, and whether it fits. Touches no node.
+"""`gpufleet size MODEL ...`: estimate a model's GPU memory. Contacts no node.
 
 Thin: reads files, calls the modules that know, prints. The options have vLLM's names.
 """

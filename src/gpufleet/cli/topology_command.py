@@ -1,4 +1,4 @@
-"""`gpufleet topology`: what joins the GPUs of a node, live, of a recorded probe or a pasted matrix.
+"""`gpufleet topology`: show how a node's GPUs are linked: live, from a probe or a pasted matrix.
 
 What a file holds is told by its text, so a file may have any name; only an inventory ends in `.py`.
 """

@@ -1,4 +1,4 @@
-"""`gpufleet upgrade`, `gpufleet rollback`: change a fleet while it serves, and take that back."""
+"""`gpufleet upgrade`, `gpufleet rollback`: change a serving fleet, and undo the change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gpufleet validate`: what is wrong with an inventory, as far as is known without its nodes."""
+"""`gpufleet validate`: check an inventory's settings, files, flags and plan without nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How files differ that a converge writes, line by line, as `pyinfra --diff` shows it.  Pure.
+"""Line diffs of the files that a converge writes, for `pyinfra --diff`.  Pure.
 
 Never of a secret, nor of what is not world-readable, before or after: a password may have got
 into a file that was not meant for it. Of these there is a line that says so.

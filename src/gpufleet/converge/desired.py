@@ -1,4 +1,4 @@
-"""What a node is wanted to be: plain values that a role returns and `converge/diff.py` compares.
+"""The desired state of a node: plain values that roles return and `converge/diff.py` compares.
 
 Pure: nothing here reads a node or imports pyinfra. Every value is checked when it is made, so that
 what reaches a node's shell or file system is well formed; a mistake is a `FleetError` that names

@@ -1,4 +1,4 @@
-"""What a node is wanted to have of packages: values, the same for apt and for dnf.
+"""The desired packages of a node: values, the same for apt and dnf.
 
 Part of `converge/desired.py`, from where they are imported; `package_plan.py` compares them.
 """

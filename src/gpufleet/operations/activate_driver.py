@@ -1,4 +1,4 @@
-"""Bring the driver on the disk into force, and let a node serve again when it was checked."""
+"""Activate the installed driver, and let a node serve again once it is checked."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class Converge:
         _memory().forget()
 
     def asks(self) -> None:
-        """Say of the operation that is running that its commands change nothing on the node."""
+        """Mark the current operation as read-only, so that the snapshot stays valid."""
         if ctx_state.get().is_executing:
             _memory().asking += 1
 

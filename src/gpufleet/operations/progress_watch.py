@@ -1,4 +1,4 @@
-"""What is said while a command runs on a node: a small look beside it, in a line now and then.
+"""Show the progress of a long-running remote command, in a line from time to time.
 
 Border: it asks the node over the connection that the command has, and logs. The command itself is
 pyinfra's to run, as ever: what it prints, its status and its deadline are as without us.

@@ -95,7 +95,7 @@ class _Ports:
                 here.update((endpoint.model, node) for node in endpoint.nodes)
             else:
                 left.append(endpoint)
-        # Who wrote a port down gets it before those who did not care.
+        # Explicit ports are assigned before defaults.
         for endpoint in sorted(left, key=lambda each: (not each.explicit, *_by_name(each))):
             first = not any((endpoint.model, node) in here for node in endpoint.nodes)
             here.update((endpoint.model, node) for node in endpoint.nodes)

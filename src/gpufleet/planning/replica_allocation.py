@@ -112,10 +112,10 @@ class ModelAllocation:
         self.on: Counter[str] = Counter()
         self.running: dict[int, tuple[Running, ...]] = {}
         self.why: dict[int, str] = {}
-        """Of running replicas that do not stay."""
+        """Why a running replica must move, by its number."""
         self.free_before = 0
         self.twice: list[ReplicaMove] = []
-        """Of replicas that run at two places: what stops."""
+        """Duplicate replicas to stop."""
         self.keeping: dict[int, list[Part]] = {}
         """Running replicas that may stay, and are not placed yet."""
 

@@ -1,4 +1,4 @@
-"""The raw ends of a command that runs on a node, by SSH or on this machine.
+"""Binary stdin and stdout of a command, over SSH or on this machine.
 
 Border: pyinfra's connections, and none of its readers of text. The caller that starts a command
 stops it when no task waits for it.

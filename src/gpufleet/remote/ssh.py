@@ -1,4 +1,4 @@
-"""How every SSH connection of the fleet behaves: no waiting for company, no waiting for the dead.
+"""Options of the fleet's SSH connections: TCP_NODELAY, keepalive and limits.
 
 And how many of them there may be.
 

@@ -1,4 +1,4 @@
-"""Secrets that stand in the open among a node's variables.  Pure.
+"""Find secrets among a node's variables.  Pure.
 
 Variables lie in version control, and what they set ends in units and command lines that every
 account of a node can read. A secret has its place in a file that git does not track; settings name

@@ -1,4 +1,4 @@
-"""What pyinfra itself makes of a node's variables: its global arguments, and its connectors' keys.
+"""pyinfra's own variables of a node: global arguments and connector keys.
 
 A module of its own: pyinfra takes a quarter of a second to import, and inventories without these
 variables need not wait for it.

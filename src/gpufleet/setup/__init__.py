@@ -1,1 +1,1 @@
-"""A fleet's own directory, written from the names of its hosts: `gpufleet init`."""
+"""A fleet's project directory, written from the names of its hosts: `gpufleet init`."""

@@ -25,10 +25,10 @@ PIECES = 64
 
 
 class Answer(NamedTuple):
-    """What came of a request."""
+    """Result of an HTTP request."""
 
     status: int
-    """Of HTTP; 0: there was no answer."""
+    """HTTP status; 0: no response."""
     body: bytes
     why: str
     """Why there was no answer, in words."""

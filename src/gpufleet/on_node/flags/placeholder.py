@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: what stands for things of packages that are not to be imported.
+"""RUNS ON THE NODE: placeholders for packages that are not imported.
 
 Code that is read for one value still mentions torch, transformers and many others: as base classes,
 in annotations, as decorators, in defaults. An absent thing takes every such use and gives another

@@ -1,4 +1,4 @@
-"""What a service was seen to do, as values: its answers, its counters, its alerts.  Pure.
+"""The observed behaviour of a service, as values: answers, counters, alerts.  Pure.
 
 `on_node/serving/replica_answers.py` looks, `seen` reads what it printed, `gates.py` compares two
 looks. A baseline lies in the journal (`JsonValue`), and a resumed upgrade judges by the

@@ -1,4 +1,4 @@
-"""May these waves be made under the present load? If not: numbers, and what to write.  Pure.
+"""Check whether waves fit the present load; if not, say what to write.  Pure.
 
 A wave takes replicas away while it is changed. Of each model at least `Need.needed` have to serve
 all the time: as many as carry its load (`upgrade.headroom`), and `upgrade.keep`. What cannot be

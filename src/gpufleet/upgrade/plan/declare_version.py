@@ -1,4 +1,4 @@
-"""`--vllm VERSION`: writes the version, and the lock that belongs to it, where they are declared.
+"""`--vllm VERSION`: write the version and its lock where they are declared.
 
 What is declared and what the fleet runs never contradict each other, so a version given on a
 command line is written into group_vars first, at the lines that set it now. Only lines are changed

@@ -1,4 +1,4 @@
-"""How long each wave will take, by what was seen before.  Pure.
+"""Estimate each wave's duration from earlier measurements.  Pure.
 
 Of what was never seen nothing is said: a group takes as long as it took in the last upgrade that
 brought it to its end; one that is new as long as others of the same models and kind did, the median

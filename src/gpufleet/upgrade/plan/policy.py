@@ -1,4 +1,4 @@
-"""The one set of `upgrade` settings that an upgrade goes by.  Pure.
+"""Resolve the fleet's `upgrade` settings.  Pure.
 
 How a fleet is changed is a matter of the fleet: canary, waves and capacity are counted over all
 of its nodes. Nodes that say different things about it are refused, with the places that say them.

@@ -1,4 +1,4 @@
-"""How busy each replica is, out of what vLLM serves under /metrics.  Pure.
+"""The load of each replica, from vLLM's /metrics.  Pure.
 
 The names are those of `monitoring/metrics/vllm_metrics.py`, the same in all releases since 0.18. A
 server with several engines has a series of each: their requests are added, of their KV caches the

@@ -1,4 +1,4 @@
-"""An upgrade while it goes on: one line for each step, for a terminal and for a log.
+"""Live progress of an upgrade: one line per step, for terminals and logs.
 
 Takes the journal's entries as they are written. A line says how long it has been going on, which
 wave, which group, what, and how many groups are left:

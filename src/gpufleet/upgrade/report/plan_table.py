@@ -1,4 +1,4 @@
-"""The plan of waves as a person reads it before saying yes.
+"""The plan of waves as a table, shown before confirmation.
 
 Takes values, returns what `rich` prints; JSON for programs is `WavePlan.as_json`.
 """

@@ -1,4 +1,4 @@
-"""The course of an upgrade from its lock to its end: what `gpufleet upgrade` and `rollback` do.
+"""Run an upgrade from its lock to its end: `gpufleet upgrade` and `rollback`.
 
 Border. Everything before the first wave may be broken off without a trace but the journal's; from
 there on `state_machine` knows what is left to do, whichever process continues.

@@ -1,4 +1,4 @@
-"""Runs a deploy file as an operator would, in a process of its own, with its output in a file."""
+"""Run a deploy file in a separate process, with its output in a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node is to be switched to, laid beside what it runs: `next/` of a change.  Pure.
+"""Stage a node's new units beside the running ones: `next/` of a change.  Pure.
 
 The units of the plan as they will be, what these read when they start (keys, the launcher, the
 ranks' program), and a manifest that says where all of it belongs. It comes last, so that whatever

@@ -1,4 +1,4 @@
-"""What an upgrade does next, out of its journal.  Pure: `Actions` alone touch the fleet.
+"""Decide an upgrade's next step from its journal.  Pure: only `Actions` change the fleet.
 
 One machine, for a first run and for one that goes on after a `kill -9`: nothing is remembered but
 what the journal has, and each step may be made twice. A group goes

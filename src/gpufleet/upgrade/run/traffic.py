@@ -1,4 +1,4 @@
-"""What stands between clients and replicas while these are changed: our gateways, or yours.
+"""Drain and restore replicas at the load balancer: gpufleet's gateways, or your own.
 
 Border: it asks gateways over SSH, and runs an operator's own commands on this machine.
 """

@@ -1,4 +1,4 @@
-"""What the entries of a journal come to: the state that an upgrade has left.  Pure."""
+"""Reduce a journal's entries to the state of an upgrade.  Pure."""
 
 from __future__ import annotations
 

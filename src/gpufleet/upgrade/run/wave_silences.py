@@ -1,4 +1,4 @@
-"""While a wave is changed, alerts about its nodes are kept quiet, and not longer.  Pure.
+"""Silence alerts about a wave's nodes while it changes.  Pure.
 
 A replica that loads as planned must not wake a person. The alerts fire all the same:
 they are shown, and the gates see them (`baseline.seen` is told which silences are ours). A silence
