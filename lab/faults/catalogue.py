@@ -438,7 +438,7 @@ OF_FABRIC = (
 
 # How lines of NVRM and of NVSwitches begin, and how they name a process that they do not know.
 XID = "NVRM: Xid (PCI:{pci}): "
-NOBODY = "pid='<unknown>', name=<unknown>, "
+NO_PID = "pid='<unknown>', name=<unknown>, "
 SXID = "nvidia-nvswitch{number}: SXid (PCI:{switch}): "
 
 OF_LOG = (
@@ -461,28 +461,28 @@ OF_LOG = (
         "xid-48", "an uncorrectable error of the memory (Xid 48)",
         {"xid": BLOCK, "ecc-uncorrected": where(has_ecc, BLOCK)},
         change=memory_error(
-            XID + "48, " + NOBODY + "An uncorrectable double bit error (DBE) has been detected on "
+            XID + "48, " + NO_PID + "An uncorrectable double bit error (DBE) has been detected on "
             "GPU in the framebuffer at partition 3, subpartition 0."
         ),
     ),
     Fault(
         "xid-63", "a row was noted for remapping (Xid 63)", {"xid": WARN}, remaps,
         change=says(
-            XID + "63, " + NOBODY + "Row Remapper: New row (0x00000000a4b3c2d1) marked for "
+            XID + "63, " + NO_PID + "Row Remapper: New row (0x00000000a4b3c2d1) marked for "
             "remapping, reset gpu to activate."
         ),
     ),
     Fault(
         "xid-74", "an NVLink had an error (Xid 74)", {"xid": BLOCK}, linked,
         change=says(
-            XID + "74, " + NOBODY + "NVLink: fatal error detected on link 3(0x10000, 0x0, 0x0, "
+            XID + "74, " + NO_PID + "NVLink: fatal error detected on link 3(0x10000, 0x0, 0x0, "
             "0x0, 0x0, 0x0, 0x0)"
         ),
     ),
     Fault(
         "xid-79", "a GPU fell off the bus (Xid 79)", {"xid": BLOCK},
         change=says(
-            XID + "79, " + NOBODY + "GPU has fallen off the bus.",
+            XID + "79, " + NO_PID + "GPU has fallen off the bus.",
             "NVRM: GPU {bus}: GPU has fallen off the bus.",
         ),
     ),
@@ -529,7 +529,7 @@ OF_LOG = (
         "xid-95", "an error of the memory that was not contained (Xid 95)",
         {"xid": BLOCK, "ecc-uncorrected": where(has_ecc, BLOCK)}, remaps,
         change=memory_error(
-            XID + "95, " + NOBODY + "Uncontained: LTC TAG (0x2,0x0). RST: Yes, D-RST: No"
+            XID + "95, " + NO_PID + "Uncontained: LTC TAG (0x2,0x0). RST: Yes, D-RST: No"
         ),
     ),
     Fault(

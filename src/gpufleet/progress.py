@@ -15,7 +15,7 @@ from gpufleet.formatting import count_of, format_duration, join_names
 # What ends sooner needs no line.
 FIRST_SECONDS = 2
 OFTEN_SECONDS = 5
-# Whoever still waits after a minute does not watch any more: a download of six hours has 730 lines.
+# After a minute fewer lines are enough: a download of six hours has 730 lines.
 OFTEN_UNTIL_SECONDS = 60
 SELDOM_SECONDS = 30
 # The last three looks, 5 s apart: short enough to follow a line that becomes slow, and long enough
@@ -64,7 +64,7 @@ class Amount:
     def record(self, now: float, done: int, total: int | None = None) -> None:
         """Take a look: bytes that are there, and how many there will be, None if unknown."""
         if not self._looks or done < self._looks[-1][1]:
-            # Less than before: it was begun anew, and what came before tells nothing.
+            # Less than before: it was restarted, so earlier figures do not count.
             self._looks.clear()
             self._moved_at = now
         elif done > self._looks[-1][1]:

@@ -37,7 +37,7 @@ HIDDEN = "(not shown)"
 
 def is_secret_name(name: str) -> bool:
     """
-    Return whether the name of a variable, a flag or a key says that its value is a secret.
+    Return whether the name of a variable, a flag or a key marks its value as a secret.
 
     >>> names_one("HF_TOKEN"), names_one("TOKENIZERS_PARALLELISM"), names_one("API_KEY_FILE")
     (True, False, False)

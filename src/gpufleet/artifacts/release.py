@@ -244,7 +244,7 @@ def build_script(wanted: Release) -> str:
     sources = _sources(wanted.source)
     pip = ["-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
     pip += ["--require-hashes", "--only-binary", ":all:"]
-    nobody = sandbox.as_nobody(IMPORT_SECONDS)
+    unprivileged = sandbox.as_nobody(IMPORT_SECONDS)
     compiler = sandbox.writing_to(wanted.directory, COMPILE_SECONDS)
     return f"""set -eu
 umask 022
@@ -278,7 +278,7 @@ if ! test -e {wanted.mark}; then
         || {{ tail -n {_SAID_LINES} {wanted.build_log} >&2; exit 1; }}
     {compiler} {interpreter} -ISB - {wanted.directory}/lib >> {wanted.build_log} <<'END OF PROGRAM'
 {payload.source("transfer/compile_bytecode")}END OF PROGRAM
-    said=$({nobody} $uv pip check --no-config --no-cache --python $python 2>&1) || :
+    said=$({unprivileged} $uv pip check --no-config --no-cache --python $python 2>&1) || :
     case "$said" in *'Checked '*) ;; *) echo "uv pip check: $said" >&2; exit 1 ;; esac
     # Of uv's findings, those about what a package requires (others, a needed Python): it also calls
     # wheels with unusual platform tags wrong, which were just installed and are imported next.
@@ -286,7 +286,7 @@ if ! test -e {wanted.mark}; then
         echo 'the lock does not fit together, or is for another Python: see locks/README.md' >&2
         exit 1
     fi
-    {nobody} $python -IB -c 'import {", ".join(program.imports)}'
+    {unprivileged} $python -IB -c 'import {", ".join(program.imports)}'
     sync -f {wanted.directory}
     sync -f {cache}
     rm -f {cache}.boot {wanted.build_log}

@@ -185,7 +185,7 @@ def test_what_the_next_boot_changes_is_a_remark_and_no_reboot():
     assert "reboot-required" in found.remarks[1]
 
 
-REBOOT = NeedsReboot("nouveau has the GPUs", NEW)
+REBOOT = NeedsReboot("nouveau holds the GPUs", NEW)
 RELOAD = NeedsReload("old is loaded", NEW)
 
 
