@@ -246,7 +246,7 @@ def test_an_interrupted_probe_ends_at_once_and_not_with_0(tmp_path):
             said = run.stderr.read()
             run.wait(timeout=10)
 
-    assert run.returncode == 130
+    assert run.returncode == 130, said
     assert "Interrupted." in said
     assert "Traceback" not in said
     assert "KeyboardInterrupt" not in said
