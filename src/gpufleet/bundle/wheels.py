@@ -155,8 +155,8 @@ def _choose(
         )
     if wanted.url:
         raise FleetError(
-            f"{lock.name}: {called} is an address, which nodes would download past the mirror: "
-            "lock its version, and set the page that has it in `vllm.find_links`"
+            f"{lock.name}: {called} is a URL, and nodes would download it past the mirror: "
+            "lock its version, and set the page that lists it in `vllm.find_links`"
         )
     links = [*flat]
     if lock.index_url:

@@ -246,5 +246,5 @@ def reset_step(index: int) -> Step:
     """Return the rung that resets a GPU. GPUs that share NVSwitches are reset all at once."""
     return Step(
         Action.RESET_GPU,
-        f"`nvidia-smi -r -i {index}`; behind NVSwitches all at once: `nvidia-smi -r`",
+        f"`nvidia-smi -r -i {index}`; with NVSwitches all GPUs at once: `nvidia-smi -r`",
     )

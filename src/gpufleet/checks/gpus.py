@@ -312,8 +312,8 @@ def recovery_action(gpu: GpuReading) -> Iterator[Problem]:
             (
                 Step(
                     Action.DRAIN,
-                    "stop every process that reaches this GPU from another: `systemctl stop "
-                    "'vllm-*'`; then check again: the action becomes none, or a reset",
+                    "stop every process that uses this GPU from another GPU: `systemctl stop "
+                    "'vllm-*'`; check again: the driver then asks for a reset or for nothing",
                 ),
                 again,
             ),

@@ -209,7 +209,7 @@ def _problem(
     if number in OF_PROGRAMS and (times := _on_this_gpu_alone(node, log, bus_id, number)):
         severity, ladder = Severity.WARN, WATCH
         remark = (
-            f", {times} times within a day and on no other GPU as often: the GPU may be at fault"
+            f", {times} times within a day, and less often on other GPUs: the GPU may be at fault"
         )
     found = f"Xid {number}, {kind.meaning}: {_times(node, reported)}{remark}"
     if index is None:

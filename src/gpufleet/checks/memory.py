@@ -59,7 +59,7 @@ _RETURN = Step(
 def _reset(gpu: GpuReading) -> Step:
     return Step(
         Action.RESET_GPU,
-        f"`sudo nvidia-smi -r -i {gpu.index}`; GPUs behind NVSwitches all at once: "
+        f"`sudo nvidia-smi -r -i {gpu.index}`; with NVSwitches all GPUs at once: "
         "`sudo nvidia-smi -r`",
     )
 

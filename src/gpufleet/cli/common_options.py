@@ -48,7 +48,7 @@ models_option = click.option(
     help="Read models from DIR (DIR/owner/name/config.json) before the Hub.",
 )
 record_option = click.option(
-    "--record", is_flag=True, help="Write each node's results to it, for alerts."
+    "--record", is_flag=True, help="Write each node's results to that node, for alerts."
 )
 
 

@@ -200,7 +200,7 @@ def remarks(settings: Iterable[KernelSetting], seen: Mapping[str, Any]) -> tuple
     """Return which files of others undo a setting at the next boot, in whole sentences."""
     return tuple(
         f"{found['later']['file']} has {each.name} = {found['later']['value']} and is read after "
-        f"{SYSCTL}, which has {each.value}: the former wins at boot; remove its line"
+        f"{SYSCTL}, which has {each.value}: the file read last wins at boot; remove its line"
         for each, found in _readable(settings, seen)
         if found["later"] and not each.accepts(found["later"]["value"])
     )

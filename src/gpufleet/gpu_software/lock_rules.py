@@ -159,8 +159,7 @@ def machine_objections(
     if int(lock.branch) < first:
         yield Objection(
             ("gpu_lock", "driver"),
-            f"is {lock.driver}, and the node's GPUs ({_ids(machine.gpus)}) run with R{first} and "
-            "newer",
+            f"is {lock.driver}, and the node's GPUs ({_ids(machine.gpus)}) need R{first} or newer",
         )
     unknown = tuple(device for device in machine.gpus if generation(device) is None)
     if unknown:

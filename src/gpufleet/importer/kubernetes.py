@@ -173,7 +173,7 @@ class _Container:
         else:
             where = ", ".join(source)
             self.notes.append(
-                Note(f"{name} is dropped: its value is not here ({where})", decide=True)
+                Note(f"{name} is dropped: its value is not in this file ({where})", decide=True)
             )
 
     def _variables(self, said: Mapping[str, Any]) -> None:
@@ -181,7 +181,7 @@ class _Container:
             self.notes.append(
                 Note(
                     f"`envFrom` {key} `{plain(mapping(below).get('name'))}` is dropped: its "
-                    "variables are not here, write those that vLLM needs",
+                    "variables are not in this file; add those that vLLM needs",
                     decide=True,
                 )
             )

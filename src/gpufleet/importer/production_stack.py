@@ -151,7 +151,7 @@ def _variables(spec: Mapping[str, Any], notes: list[Note]) -> tuple[dict[str, st
         elif "secretKeyRef" in source:
             secrets.add(name)
         else:
-            notes.append(Note(f"{name} is dropped: its value is not here", decide=True))
+            notes.append(Note(f"{name} is dropped: its value is not in this file", decide=True))
     if mapping(spec.get("lmcacheConfig")):
         notes.append(
             Note(

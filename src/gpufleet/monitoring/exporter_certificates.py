@@ -76,7 +76,7 @@ def _out_of_date(path: str, leaf: x509.Certificate, now: dt.datetime) -> Iterato
     elif now < begins:
         yield (
             f"certificate_file: {path} is not valid before {begins:%Y-%m-%d %H:%M} "
-            "UTC: wait, or look at this machine's clock"
+            "UTC: wait, or check this machine's clock"
         )
 
 

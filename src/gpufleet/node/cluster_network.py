@@ -437,7 +437,7 @@ def _hcas(
     if not some:
         return {}, ""
     return {}, (
-        f"; without RDMA, which {' and '.join(some)} would have, for not every node has active "
+        f"; without RDMA, although {' and '.join(some)} could use it: not every node has active "
         "ports of the same link layer"
     )
 

@@ -54,14 +54,14 @@ here are judged by their reader alone.
 
 # By pydantic's names of what it finds.
 _KINDS = {
-    "bool_type": "it has to be true or false",
-    "dict_type": "it has to be an object",
+    "bool_type": "it must be true or false",
+    "dict_type": "it must be an object",
     "extra_forbidden": "its program writes no such key",
-    "float_type": "it has to be a number",
-    "int_type": "it has to be a whole number",
-    "list_type": "it has to be a list",
-    "missing": "a key is missing in it",
-    "string_type": "it has to be a text",
+    "float_type": "it must be a number",
+    "int_type": "it must be a whole number",
+    "list_type": "it must be a list",
+    "missing": "a key is missing",
+    "string_type": "it must be a string",
 }
 
 
@@ -70,7 +70,7 @@ def form_problem(program: str, document: Any) -> str | None:
     Return what is wrong with the form of a program's answer, None if nothing is.
 
     >>> form_problem("monitoring/record", {"schema": 1, "error": 3, "recorded": []})
-    "its answer is invalid: error is 3: it has to be a text"
+    "its answer is invalid: error is 3: it must be a string"
     """
     adapter = _adapter(program) or _adapter(program.partition(" ")[0])
     if adapter is None:

@@ -85,8 +85,8 @@ class GpuLock(Setting):
         str,
         form(DRIVER, "a driver's version or branch, as 580.95.05 or 580"),
         Field(
-            description="exact version, as 580.95.05, or a branch, as 580: then any version of it "
-            "that is installed is kept, and a new node gets the newest",
+            description="exact version (580.95.05), or a branch (580): any installed version of "
+            "the branch is kept, and a new node gets the newest",
         ),
     ]
     modules: Annotated[

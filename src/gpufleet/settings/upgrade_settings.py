@@ -73,7 +73,10 @@ class Upgrade(Setting):
     ] = 0
     confirm: Annotated[
         Literal["start", "canary", "wave"],
-        Field(description="Confirm before the first wave; also after the canary; every wave"),
+        Field(
+            description="Ask before the first wave; canary: also after the canary; wave: before "
+            "every wave"
+        ),
     ] = "start"
     headroom: Annotated[
         float,

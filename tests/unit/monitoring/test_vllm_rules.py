@@ -427,7 +427,7 @@ FULL = (
         "ten more every minute",
         work(waiting="0+10x60", tokens="0+9x60"),
         at=30 * MINUTE,
-        fires=(Firing(STAGE, "gpu-01: 300 requests wait for stage tiny-0, and more and more"),),
+        fires=(Firing(STAGE, "gpu-01: 300 requests wait for stage tiny-0, and the queue grows"),),
     ),
     Case(
         "VllmQueueGrows",

@@ -31,7 +31,7 @@ ALERTS: tuple[Alert, ...] = (
         AlertSeverity.PAGE,
         300,  # a restart that replays the log of samples takes minutes on a large fleet
         "{{ $labels.instance }}: {{ $labels.job }} does not answer",
-        "systemctl status of its unit. While it is down, no notification is sent.",
+        "Run `systemctl status` on its unit. While it is down, no notification is sent.",
     ),
     Alert(
         "MonitoringBlind",

@@ -106,7 +106,7 @@ STAGES = (
     Recording(
         "stage:kv_cache_usage:max",
         f"max {_BY_STAGE} (vllm:kv_cache_usage_perc)",
-        "share of the KV cache in use, 0 to 1, of the engine where it is fullest",
+        "share of the KV cache in use, 0 to 1, of the stage's fullest engine",
         STAGE,
     ),
     Recording(
@@ -325,7 +325,7 @@ ALERTS = (
         AlertSeverity.PAGE,
         600,
         "{{ $labels.instance }}: {{ $value }} requests wait for stage {{ $labels.stage }}, and "
-        "more and more",
+        "the queue grows",
         "More comes in than it can do. Add a replica or turn load away; check whether another "
         "replica of the model is down.",
     ),

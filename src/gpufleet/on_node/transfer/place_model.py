@@ -151,12 +151,12 @@ def _seal(folder: int, shown: str) -> None:
 
 def _seal_entry(folder: int, name: str, status: os.stat_result, shown: str) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise RefusedError("%s: the download has it, and it is no file: a link?" % shown)
+        raise RefusedError("%s: the download contains it, and it is not a file (a link?)" % shown)
     file = os.open(name, _FILE, dir_fd=folder)
     try:
         found = os.fstat(file)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-            raise RefusedError("%s: the download has it, and others have it, too" % shown)
+            raise RefusedError("%s: the download contains it, and it has other hard links" % shown)
         os.fchown(file, os.geteuid(), os.getegid())
         os.fchmod(file, 0o644)
         try:

@@ -332,10 +332,10 @@ def traffic_between(first: Reading | None, last: Reading) -> Traffic:
         finished = _grow(finished, before.finished if before else None, after.finished)
         answered = _grow(answered, before.answered if before else None, after.answered)
     if not last.servers:
-        unread.append("it has no server whose counters could be read")
+        unread.append("no server's counters could be read")
     if first:
         gone = sorted(set(first.servers) - set(last.servers))
-        unread += (f"{name}: it existed before and does not now" for name in gone)
+        unread += (f"{name}: it existed before and is gone now" for name in gone)
     return Traffic(
         last.at - first.at if first else 0.0,
         latencies,
