@@ -81,7 +81,7 @@ def _key(line: str) -> str:
 
 
 def _overlap(one: str, other: str) -> bool:
-    """Whether two keys of a profile are said of the same GPU: `gpu.3.mig` and `gpu.*.mig`."""
+    """Return whether two keys of a profile mean the same GPU: `gpu.3.mig` and `gpu.*.mig`."""
     first, second = one.split("."), other.split(".")
     return len(first) == len(second) and all(
         a == b or (place == 1 and "*" in (a, b))

@@ -211,8 +211,8 @@ class Lab:
         Break a node's hardware or software; it stays so, through reboots, until `clear`.
 
         `fault` is a name of lab/faults.py; several may be on. `gpu` is the index of the GPU that
-        it concerns, 0 if it concerns one and none is named. The node need not be switched on; one
-        that runs is broken at once. Raises `FleetError` for what its hardware cannot have.
+        it concerns; default 0 for a fault of one GPU. The node need not be switched on; one that
+        runs is broken at once. Raises `FleetError` for a fault that its hardware cannot have.
         """
         with self._alone():
             node = self._present(name)

@@ -112,9 +112,9 @@ class Folder:
 
     def fetch(self, remote: Remote) -> bool:
         """
-        Have one file; say whether it had to be downloaded.
+        Download one file unless it is here; return whether it was downloaded.
 
-        Raises FleetError, `Gone` if the server has none.
+        Raises `FleetError`; `MissingFileError` if the server does not have the file.
         """
         target = self.root / remote.path
         if target.is_file():

@@ -1,10 +1,10 @@
-"""Serve the folder that this file lies in, read-only: what a bundle's README says how to use.
+"""Serve the folder of this file, read-only. A bundle's README explains the use.
 
     python3 serve.py [ADDRESS:PORT]          (default 0.0.0.0:8080)
 
-Standard library alone. Any web server will do for packages and wheels; the Hub's client wants two
-headers besides, which say which commit a file is of, and which content. On stderr: who asked for
-what, with which result.
+Standard library alone. Any web server will do for packages and wheels; the Hub's client also needs
+two headers, with a file's commit and the hash of its content. Requests and their status are logged
+to stderr.
 """
 
 from __future__ import annotations

@@ -98,8 +98,11 @@ def reboot_module(node: Reading) -> Iterator[Problem]:
 
 
 def reboot_kernel(node: Reading) -> Iterator[Problem]:
-    """The kernel of the next boot has an NVIDIA module. (That it is missing for the running one is
-    what reboot-module says.)"""
+    """
+    The kernel of the next boot has an NVIDIA module.
+
+    reboot-module reports one that is missing for the running kernel.
+    """
     boot = next_boot(node)
     loaded_module(node)
     if boot.module is None and not boot.running:
@@ -115,7 +118,9 @@ def reboot_kernel(node: Reading) -> Iterator[Problem]:
 
 def reboot_signature(node: Reading) -> Iterator[Problem]:
     """
-    Under Secure Boot the module of the next boot is signed. Where none is loaded: secure-boot.
+    Under Secure Boot the module of the next boot is signed.
+
+    secure-boot judges a node on which no module is loaded.
 
     Whether the firmware knows the key is not read: `mokutil --list-enrolled` tells root.
     """

@@ -18,7 +18,7 @@ from gpufleet.paths import write_whole
 from gpufleet.sanitize import printable
 
 CHANGED = FOUND = 1
-"""Exit status of `lock --dry` where a file would be another; of `audit` with an advisory."""
+"""Exit status of `lock --dry` if a file would change, and of `audit` if there is an advisory."""
 
 
 @click.group()

@@ -2,11 +2,11 @@
 
 Contract: a schema comes from that release's own source (`extract`), and names are exact: what is
 not in `Schema.by_option` the release does not accept, whatever argparse would make of a prefix.
-The releases in `versions()` are in the package. Any other is refused and never taken for its
-neighbour: `gpufleet flags extract` has to read it first, and `from_document` what that wrote.
+The releases in `versions()` are in the package. Any other is refused; the nearest one never stands
+in for it. Add it with `gpufleet flags extract`, and load its output with `from_document`.
 
-The packaged file is JSON with one release a line, so that loading one parses one. A release that
-takes what another one takes has that one's name in the place of its document.
+The packaged file is JSON with one release a line, so that loading one parses one. A release with
+the same flags as another has that release's name in place of a document.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Topology:
         return None
 
     def _further(self) -> str | None:
-        """Return the flag that shows that this is not the replica's first node."""
+        """Return the flag that makes this a further node of the replica, not its first."""
         if self._value("--headless"):
             return self._written("--headless")
         for name in ("--node-rank", "--data-parallel-start-rank"):

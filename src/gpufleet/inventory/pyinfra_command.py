@@ -56,7 +56,7 @@ def is_inventory(word: str) -> bool:
 
 
 def names_inventory(words: Sequence[str]) -> bool:
-    """Say whether one of pyinfra's words is an inventory, and neither an option nor its value."""
+    """Return whether pyinfra's arguments name an inventory, apart from options and their values."""
     if all(word.startswith("-") for word in words):
         return False
     if not words[0].startswith("-"):
@@ -71,10 +71,10 @@ def names_inventory(words: Sequence[str]) -> bool:
 
 def default_inventory() -> str:
     """
-    Return the inventory of a command that is given none.
+    Return the inventory for a command line without one.
 
     It is the file that `GPUFLEET_INVENTORY` names, else the only one in `inventories/`. Raises
-    `FleetError` where that is none or one of several.
+    `FleetError` if there is no file, or more than one.
     """
     if named := os.environ.get(VARIABLE):
         return named

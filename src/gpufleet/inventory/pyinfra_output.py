@@ -31,7 +31,7 @@ class _Lines(Protocol):
 
 
 def patch_output() -> None:
-    """Make pyinfra print by the functions below."""
+    """Replace pyinfra's print functions by those of this module."""
     click.echo = echo
     output.set_echo(echo)
     util.read_buffer = read_buffer

@@ -35,7 +35,7 @@ class MonitoringTargets:
 
     @property
     def monitoring(self) -> Monitoring:
-        """What is declared of its servers; none if the node is not a monitoring node."""
+        """The node's monitoring settings. Raises `ValueError` unless it is a monitoring node."""
         if self.settings.monitoring is None:
             raise ValueError(f"{self.name} is not a monitoring node")
         return self.settings.monitoring
@@ -48,10 +48,10 @@ class MonitoringTargets:
 
 def secrets(wanted: Mapping[str, str], where: str) -> dict[str, bytes]:
     """
-    Return {file on the node: content}, of {file on the node: file of this machine}.
+    Return {file on the node: content} for {file on the node: file on this machine}.
 
-    `where` is the setting that names them. Raises `FleetError` for each that cannot be read or
-    has nothing in it.
+    `where` is the setting that names the files. Raises `FleetError` with every file that is
+    unreadable or empty.
     """
     found: dict[str, bytes] = {}
     problems: list[str] = []

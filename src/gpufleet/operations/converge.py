@@ -263,10 +263,10 @@ def _remote(command: Command | Placing | Transacting) -> StringCommand:
 @dataclass
 class _Memory:
     """
-    What is known of one node within one run of pyinfra.
+    One node's snapshot, kept during one run of pyinfra.
 
     `asked` grows while roles prepare, so that the first snapshot of the execution answers the
-    questions of all of them.
+    questions of all roles.
     """
 
     asked: frozenset[Question] = frozenset()

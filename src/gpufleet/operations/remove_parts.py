@@ -32,12 +32,12 @@ _WORDS = {
 @dataclass(frozen=True)
 class Part:
     """
-    What one purpose has on a node.
+    Everything that one purpose installs on a node.
 
-    `units`, `packages` and `paths` are shell patterns; `empty` are folders that go when nothing is
-    in them, and `keep` are paths that stay. Of `marks` one has to be there: without it the packages
-    are another's, and nothing is touched. With `purge=False` packages leave their settings and
-    data.
+    `units`, `packages` and `paths` are shell patterns; `empty` are folders to remove when they are
+    empty, and `keep` are paths to keep. At least one of `marks` must exist: otherwise the packages
+    are not gpufleet's, and nothing is touched. With `purge=False` packages leave their settings
+    and data.
     """
 
     marks: tuple[str, ...] = ()

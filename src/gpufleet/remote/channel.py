@@ -21,10 +21,10 @@ from pyinfra.connectors.ssh import SSHConnector
 @dataclass
 class Streams:
     """
-    A command that runs on a node, with raw ends.
+    Binary stdin, stdout and stderr of a command that runs on a node.
 
-    `read` and `read_error` return at most so many bytes, and none at the end. All of them let
-    other greenlets run while they wait.
+    `read` and `read_error` return at most the given number of bytes, and `b""` at the end. All
+    calls let other greenlets run while they wait.
     """
 
     write: Callable[[bytes], None]
@@ -36,9 +36,9 @@ class Streams:
 
 def start_command(connector: SSHConnector, command: str, *, pty: bool) -> tuple[Streams, Channel]:
     """
-    Start a command on a node; return its ends, and the channel to `close` after it.
+    Start a command on a node; return its streams, and the channel to `close` after it.
 
-    Raises `EOFError` without a connection, and what paramiko raises.
+    Raises `EOFError` without a connection, and paramiko's own exceptions.
     """
     transport = connector.client.get_transport() if connector.client else None
     if transport is None:

@@ -286,7 +286,7 @@ def _arguments(state: State, host: Host, of: Mapping[str, Any] | None = None) ->
 
 @dataclass
 class _Open:
-    """A node's session, and the command that it is: another user's is another one."""
+    """A node's session and the command that started it, which differs by user."""
 
     session: Session
     command: str
@@ -299,12 +299,10 @@ _SESSIONS: WeakKeyDictionary[Host, _Open | None] = WeakKeyDictionary()
 
 def read(fact: type[FactBase[Any]], program: str, seconds: int, **arguments: Any) -> Any:
     """
-    Return the answer of a fact's program on the current node, over the session that asks it the
-    rest.
+    Return the answer of a fact's program on the current node, over the node's open session.
 
-    Only for short programs that do no harm when they are run twice. Where there is no session, or
-    another user's, and for everything that goes wrong, pyinfra reads the fact, with `arguments`: it
-    says what is wrong, and has the node fail for it.
+    Only for short programs that may run twice. Without a session, with another user's, and on any
+    error, pyinfra reads the fact, with `arguments`: it reports the error and fails the node.
     """
     with suppress(Exception), Timeout(seconds, exception=False):
         found = _in_session(ctx_state.get(), ctx_host.get(), program, seconds, opens=False)

@@ -65,15 +65,15 @@ class RankStatus:
     why: str = ""
     """For the operator, one line or a few; "" where it serves."""
     since: float | None = None
-    """When its unit came to the state it is in, in seconds since 1970."""
+    """When its unit entered its present state, in seconds since 1970."""
     gpus: tuple[str, ...] = ()
     """UUIDs in the order of ranks."""
     indices: tuple[int, ...] = ()
-    """NVML's, of the same GPUs; empty: not known."""
+    """NVML indices of the same GPUs; empty: not known."""
     port: int | None = None
-    """None: it has no endpoint."""
+    """Port of the endpoint; None: this rank has no endpoint."""
     ports: tuple[int, ...] = ()
-    """That and those of the node's other engines, where each has a server of its own."""
+    """`port`, and those of the node's other engines where each engine has its own server."""
     release: str = ""
     restarts: int | None = None
     """Restarts by systemd, since the last manual start."""

@@ -1,4 +1,4 @@
-"""Values that a journal keeps: dataclasses, as plain JSON and back."""
+"""Convert the dataclasses of a journal to plain JSON and back."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pydantic import TypeAdapter
 
 class JsonValue:
     """
-    A dataclass that a journal keeps.
+    Base of the dataclasses that a journal stores.
 
-    Keys are its fields. One with a default may be missing, and one that it does not have is
+    A key of the JSON is a field. A field with a default may be missing, and an unknown key is
     ignored: journals of other releases stay readable.
     """
 

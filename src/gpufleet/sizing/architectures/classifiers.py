@@ -25,7 +25,7 @@ _DECODERS = {
 
 
 def _classifier(config: Mapping[str, Any], decoder: str) -> Architecture:
-    """Return the decoder without its head, with a row for each label."""
+    """Return the decoder with a classifier in place of its head: one row of weights per label."""
     read = build_architecture(decoder, {**config, "architectures": [decoder]})
     fields = Fields(config, decoder)
     names = fields.value("id2label")

@@ -143,7 +143,7 @@ class _Patterns:
                 (self.plain if _NUMBER.search(plain) else self.parts).add(f".{plain}.")
 
     def matches(self, names: Sequence[str]) -> bool:
-        """Return whether one of the names of a weight is meant."""
+        """Return whether a pattern matches one of a weight's names."""
         return any(self._match(name) for name in names)
 
     def _match(self, name: str) -> bool:

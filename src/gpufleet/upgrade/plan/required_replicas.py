@@ -1,9 +1,8 @@
-"""How many replicas of each model the present load needs.  Pure.
+"""Compute how many replicas of each model the present load needs.  Pure.
 
-Load is counted in replicas: a replica whose slots for requests, or whose KV cache, are half full
-is a half. So many replicas are needed that what they carry now fills them up to
-`upgrade.headroom`, and never fewer than `upgrade.keep`. Replicas of a model count alike, whatever
-GPUs they are on.
+Load is counted in replicas: a replica with half of its request slots or half of its KV cache in use
+is a load of 0.5. Enough replicas are needed to carry the present load at `upgrade.headroom` or
+below, and at least `upgrade.keep`. Replicas of a model count alike, on whatever GPUs.
 """
 
 from __future__ import annotations
