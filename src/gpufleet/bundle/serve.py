@@ -27,7 +27,7 @@ _RESOLVED = re.compile(r"hub/[^/]+/[^/]+/resolve/([0-9a-f]{40})/")
 _TYPES = {".html": "text/html; charset=utf-8", ".json": "application/json"}
 
 
-def server(root: Path, listen: tuple[str, int]) -> ThreadingHTTPServer:
+def bind_server(root: Path, listen: tuple[str, int]) -> ThreadingHTTPServer:
     """Bind a server of the folder `root` to `listen` (port 0: any) without serving yet."""
     return FileServer(listen, partial(_Handler, root=root.resolve()))
 
@@ -150,7 +150,7 @@ def main() -> None:
     host, _, port = given.rpartition(":")
     if len(sys.argv) > 2 or not port.isdecimal():
         sys.exit(f"usage: {sys.argv[0]} [ADDRESS:PORT]")
-    with server(Path(__file__).parent, (host or "0.0.0.0", int(port))) as bound:  # noqa: S104
+    with bind_server(Path(__file__).parent, (host or "0.0.0.0", int(port))) as bound:  # noqa: S104
         try:
             bound.serve_forever()
         except KeyboardInterrupt:

@@ -95,7 +95,7 @@ def init(
     with tempfile.TemporaryDirectory(prefix="gpufleet-init-") as folder:
         documents = _probe(Path(folder), hosts, known, given)
         findings = kinds.read_kinds(documents)
-        serving = _pinned(wanted, findings, given)
+        serving = _first_model(wanted, findings, given)
         files = fleet_files.render(hosts, findings, model=serving, release=SHIPPED, given=given)
         files[fleet_files.KNOWN_HOSTS] = known
         api_key = _own_key(given)
@@ -204,7 +204,7 @@ def _probe(
     return dict(require_documents(live.probe(str(folder / fleet_files.INVENTORY))))
 
 
-def _pinned(
+def _first_model(
     wanted: FirstModel | None, findings: Findings, given: Mapping[str, Any]
 ) -> FirstModel | None:
     """Return the model to serve, with its commit where the Hub says it."""

@@ -83,7 +83,7 @@ class Command:
 
 
 @dataclass(frozen=True)
-class Placing:
+class Placement:
     """One run of on_node/converge/place_files.py; its entries carry contents, so they are not
     printed."""
 
@@ -92,7 +92,7 @@ class Placing:
 
 
 @dataclass(frozen=True)
-class Transacting:
+class Transaction:
     """One run of on_node/packages/transaction.py: everything that happens to packages at once."""
 
     plan: Plan
@@ -114,7 +114,7 @@ class Part:
 
     noop: str
     changes: tuple[str, ...] = ()
-    commands: tuple[Command | Placing | Transacting, ...] = ()
+    commands: tuple[Command | Placement | Transaction, ...] = ()
     problems: tuple[str, ...] = ()
     rewritten: tuple[File, ...] = ()
 
@@ -171,7 +171,7 @@ class _Work:
     def __init__(self, noop: str) -> None:
         self.noop = noop
         self.changes: list[str] = []
-        self.commands: list[Command | Placing | Transacting] = []
+        self.commands: list[Command | Placement | Transaction] = []
         self.problems: list[str] = []
         self.rewritten: list[File] = []
 
@@ -202,7 +202,7 @@ def _packages(wanted: DesiredState, snapshot: Snapshot) -> Part:
         work.unknown(what, reason)
     work.problems += found.problems
     if found.plan:
-        work.commands.append(Transacting(found.plan))
+        work.commands.append(Transaction(found.plan))
     return work.part()
 
 
@@ -288,7 +288,7 @@ def _files(wanted: DesiredState, snapshot: Snapshot) -> Part:
     elif snapshot.leftovers and values:
         work.changes.append("clean up after a run that was interrupted while placing files")
     if work.changes:
-        work.commands.append(Placing(tuple(entries)))
+        work.commands.append(Placement(tuple(entries)))
     return work.part()
 
 
@@ -362,7 +362,7 @@ def _lines(wanted: DesiredState, snapshot: Snapshot) -> Part:
             work.changes.append(f"append to {value.path}: {value.line}")
             entries.append({"kind": "line", "path": value.path, "line": value.line})
     if entries:
-        work.commands.append(Placing(tuple(entries)))
+        work.commands.append(Placement(tuple(entries)))
     return work.part()
 
 

@@ -97,7 +97,7 @@ def hold_nodes(*settings: str) -> None:
     """
     if ctx_state.get() not in _DRY_RUNS:
         _single_flight(ctx_state.get(), _validated)
-        _single_flight(ctx_state.get(), _holding(settings))
+        _single_flight(ctx_state.get(), _lock_nodes(settings))
 
 
 def _validated(state: State) -> None:
@@ -106,8 +106,8 @@ def _validated(state: State) -> None:
 
 
 @cache
-def _holding(settings: tuple[str, ...]) -> Callable[[State], None]:
-    """Return what takes the nodes of a run that have one of these settings."""
+def _lock_nodes(settings: tuple[str, ...]) -> Callable[[State], None]:
+    """Return the function that locks a run's nodes that have one of these settings."""
 
     def take(state: State) -> None:
         fleet = loader.current()

@@ -65,10 +65,10 @@ class _Inventory:
         """Add the hosts of a pattern to a group."""
         if len(_RANGE.findall(pattern)) > _MOST_RANGES:
             raise FleetError(f"a host has more than {_MOST_RANGES} ranges")
-        for name in self._hosts(pattern):
+        for name in self._expand(pattern):
             self.group(group).hosts.setdefault(name, {}).update(variables)
 
-    def _hosts(self, pattern: str) -> Iterator[str]:
+    def _expand(self, pattern: str) -> Iterator[str]:
         match = _RANGE.search(pattern)
         if match is None:
             self.count += 1
@@ -77,7 +77,7 @@ class _Inventory:
             yield pattern
             return
         for each in _range(match):
-            yield from self._hosts(pattern[: match.start()] + each + pattern[match.end() :])
+            yield from self._expand(pattern[: match.start()] + each + pattern[match.end() :])
 
 
 def _range(match: re.Match[str]) -> Iterator[str]:

@@ -67,7 +67,7 @@ def problems(nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
 
     Gateways that do not understand each other would both have it.
     """
-    ours = _of(nodes[home])
+    ours = _virtual_address(nodes[home])
     if ours is None:
         return
     address = ours.address.partition("/")[0]
@@ -77,7 +77,7 @@ def problems(nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
                 f"{home}: gateway.virtual_address.address: {address} is {name}'s own: use an "
                 "unused address"
             )
-        theirs = _of(each)
+        theirs = _virtual_address(each)
         # Said once of two: by the one whose name comes first.
         if theirs is None or name <= home or theirs.address.partition("/")[0] != address:
             continue
@@ -91,7 +91,7 @@ def problems(nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
                 )
 
 
-def _of(node: NodeVars) -> VirtualAddress | None:
+def _virtual_address(node: NodeVars) -> VirtualAddress | None:
     return node.settings.gateway.virtual_address if node.settings.gateway else None
 
 

@@ -33,7 +33,7 @@ from pyinfra.context import ctx_host, ctx_state
 
 from gpufleet.converge import content_diff, package_commands, snapshot
 from gpufleet.converge.desired import DesiredState, File, started_line
-from gpufleet.converge.diff import Command, Difference, Part, Placing, Transacting, difference
+from gpufleet.converge.diff import Command, Difference, Part, Placement, Transaction, difference
 from gpufleet.converge.snapshot import Question, Snapshot
 from gpufleet.fleet import dry_run
 from gpufleet.operations.progress_watch import show_transaction
@@ -184,7 +184,7 @@ def _converge(node: Converge | DesiredState, choose: Callable[[Difference], Part
         return
     for change in part.changes:
         announce(change)
-    if executing and not node.probed and not any(isinstance(c, Transacting) for c in part.commands):
+    if executing and not node.probed and not any(isinstance(c, Transaction) for c in part.commands):
         _memory().unseen += 1
     if part.rewritten and ctx_state.get().config.DIFF:
         _show(part.rewritten)
@@ -192,7 +192,7 @@ def _converge(node: Converge | DesiredState, choose: Callable[[Difference], Part
         # Before, not after: a command that fails half-way has changed the node too.
         node.forget()
     for command in part.commands:
-        if isinstance(command, Transacting):
+        if isinstance(command, Transaction):
             with show_transaction(command.seconds):
                 yield _remote(command)
         else:
@@ -247,13 +247,13 @@ def _say_no(state: State, host: Host, problems: tuple[str, ...]) -> bool:  # noq
     return False
 
 
-def _remote(command: Command | Placing | Transacting) -> StringCommand:
-    if isinstance(command, Transacting):
+def _remote(command: Command | Placement | Transaction) -> StringCommand:
+    if isinstance(command, Transaction):
         program = payload.program(
             "packages/transaction", **package_commands.parameters(command.plan)
         )
         return StringCommand(PYTHON, _stdin=program, _timeout=command.seconds)
-    if isinstance(command, Placing):
+    if isinstance(command, Placement):
         program = payload.program("converge/place_files", entries=list(command.entries))
         return StringCommand(PYTHON, _stdin=program, _timeout=command.seconds)
     words = (QuoteString(word) for word in command.argv)

@@ -30,7 +30,7 @@ def sizing_options(served: Served, kind: Kind, division: Division) -> Options:
         expert_parallel=division.expert_parallel,
         redundant_experts=_redundant_experts(flags),
         decode_context_parallel=_integer(flags.get("decode-context-parallel-size")) or 1,
-        max_model_len=_length(requested_context(served)),
+        max_model_len=_context_length(requested_context(served)),
         gpu_memory_utilization=_fraction(flags.get("gpu-memory-utilization")),
         kv_cache_dtype=str(flags.get("kv-cache-dtype") or "auto"),
         quantization=_text(flags.get("quantization")),
@@ -78,7 +78,7 @@ def _integer(value: Any) -> int | None:
     return human_readable(str(value))
 
 
-def _length(value: Any) -> int | None:
+def _context_length(value: Any) -> int | None:
     """As `_integer`; vLLM takes "auto" for -1, as much as fits."""
     length = AUTO_LENGTH if value == "auto" else _integer(value)
     return length if length == AUTO_LENGTH or (length or 0) > 0 else None

@@ -33,14 +33,14 @@ _CONNECTION = ("ssh_", "_")
 
 
 @dataclass(frozen=True)
-class Written:
-    """What became of a file: `new`, or `kept` as it was, with whether it differs."""
+class FileOutcome:
+    """What `write_files` did with a file: wrote it (`new`), kept it, or left it out."""
 
     path: str
     new: bool
     differs: bool = False
     left_out: bool = False
-    """It is of a group that the inventory that is there does not have."""
+    """It belongs to a group that the existing inventory does not have."""
 
 
 def inventory_of(groups: Mapping[str, Iterable[Host]], user: str | None) -> str:
@@ -136,26 +136,26 @@ def render(
     return files
 
 
-def write_files(root: Path, files: Mapping[str, str], *, api_key: bool) -> Iterator[Written]:
+def write_files(root: Path, files: Mapping[str, str], *, api_key: bool) -> Iterator[FileOutcome]:
     """
-    Write the files that are not there, and yield what became of each.
+    Write the files that do not exist, and yield the outcome for each.
 
-    A file that is there is kept, whatever it has; variables of a group that the inventory that is
-    there does not have are left out. `api_key`: make one, if there is none. Raises `FleetError`
-    where something cannot be written.
+    An existing file is kept, whatever its content; variables of a group that the existing inventory
+    does not have are left out. `api_key`: generate one if there is none. Raises `FleetError` if a
+    file cannot be written.
     """
     groups = _groups(root / INVENTORY)
     for path, text in files.items():
         file = root / path
         if os.path.lexists(file):
-            yield Written(path, new=False, differs=_differs(file, text))
+            yield FileOutcome(path, new=False, differs=_differs(file, text))
         elif groups is not None and path.startswith("group_vars/") and _group(path) not in groups:
-            yield Written(path, new=False, left_out=True)
+            yield FileOutcome(path, new=False, left_out=True)
         else:
             write_whole(file, text)
-            yield Written(path, new=True)
+            yield FileOutcome(path, new=True)
     if api_key:
-        yield Written(API_KEY, new=_write_key(root / API_KEY))
+        yield FileOutcome(API_KEY, new=_write_key(root / API_KEY))
 
 
 def _groups(inventory: Path) -> frozenset[str] | None:

@@ -114,7 +114,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     key = archives.distribution(base / "www/debian", DISTRIBUTION, base / "keys")
     with (
         running(package_mirror.server(state, ("127.0.0.1", 0), cache)) as origin,
-        running(serve.server(base / "www", ("127.0.0.1", 0))) as debian,
+        running(serve.bind_server(base / "www", ("127.0.0.1", 0))) as debian,
     ):
         repository = vendor.build(state, origin)
         written = {
@@ -227,7 +227,7 @@ def _sha256(path: Path) -> str:
 @pytest.fixture
 def mirrored(fleet: Fleet) -> Iterator[str]:
     """The bundle, served as its README says; the address."""
-    with running(serve.server(fleet.bundle, ("127.0.0.1", 0))) as url:
+    with running(serve.bind_server(fleet.bundle, ("127.0.0.1", 0))) as url:
         yield url
 
 

@@ -28,7 +28,7 @@ def resolved(tmp_path: Path):
     keys = tmp_path / "keys"
     key = archives.distribution(tmp_path / "www/debian", own, keys)
     archives.distribution(tmp_path / "www/vendor", theirs, keys)
-    with running(serve.server(tmp_path / "www", ("127.0.0.1", 0))) as url:
+    with running(serve.bind_server(tmp_path / "www", ("127.0.0.1", 0))) as url:
         elsewhere = url.replace("127.0.0.1", "localhost")
         sources = [
             Source(f"{url}/debian", ("bookworm",), ("main",), key),

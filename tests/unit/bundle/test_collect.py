@@ -114,7 +114,7 @@ def test_a_program_s_archive_lies_where_nodes_look_for_it(fleet: Fleet, tmp_path
     content = b"an archive"
     (tmp_path / "www").mkdir()
     (tmp_path / "www" / "node_exporter.tar.gz").write_bytes(content)
-    with running(serve.server(tmp_path / "www", ("127.0.0.1", 0))) as publisher:
+    with running(serve.bind_server(tmp_path / "www", ("127.0.0.1", 0))) as publisher:
         archive = {
             "url": f"{publisher}/node_exporter.tar.gz",
             "sha256": hashlib.sha256(content).hexdigest(),

@@ -25,7 +25,7 @@ def chosen(tmp_path: Path, names: dict[str, str], lock: str, target: Target = NO
         for name, digest in names.items()
     )
     (tmp_path / "links.html").write_text(page)
-    with running(serve.server(tmp_path, ("127.0.0.1", 0))) as url:
+    with running(serve.bind_server(tmp_path, ("127.0.0.1", 0))) as url:
         found = wheels.find(Lock("a.txt", lock, None, (f"{url}/links.html",)), target)
     return [Path(remote.path).name for remote in found]
 

@@ -30,7 +30,7 @@ from gpufleet.converge.desired import (
     User,
     Value,
 )
-from gpufleet.converge.diff import Command, Difference, Placing, Transacting, difference
+from gpufleet.converge.diff import Command, Difference, Placement, Transaction, difference
 from gpufleet.converge.package_commands import Plan
 from gpufleet.converge.snapshot import (
     FileState,
@@ -344,7 +344,7 @@ def test_packages_move_only_when_they_must(
     """All that has to happen to packages is one transaction; what moves is held again by it."""
     part = difference(DesiredState(package), Snapshot(packages={"gcc": state})).packages
 
-    assert part.commands == ((Transacting(plan),) if plan else ())
+    assert part.commands == ((Transaction(plan),) if plan else ())
     assert bool(part.changes) is bool(plan)
 
 
@@ -369,7 +369,7 @@ def test_directories_are_made_before_what_lies_in_them() -> None:
     paths = ("/etc/a", "/etc/a/b", "/etc/a/b/c")
     (placing,) = difference(wanted, Snapshot(files=dict.fromkeys(paths))).files.commands
 
-    assert isinstance(placing, Placing)
+    assert isinstance(placing, Placement)
     assert [entry["path"] for entry in placing.entries] == list(paths)
 
 

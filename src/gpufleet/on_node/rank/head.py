@@ -375,7 +375,7 @@ class Head(Rank):
         self.draining = {each for each in self.started if self.hello[each].get("serves")}
         for link in self.ranks.values():
             link.send("draining", why=why, rank=rank)
-        server = self._server()
+        server = self._server_pid()
         if server is not None:
             self.children.terminate(server)
         self._drained()
@@ -385,7 +385,7 @@ class Head(Rank):
             super().program_ended(why, status)
         else:
             self._drained()
-            if self._server() is not None:
+            if self._server_pid() is not None:
                 self._hurry(why)
 
     def _hurry(self, why: str) -> None:
@@ -402,10 +402,10 @@ class Head(Rank):
     def _drained(self) -> None:
         """End once no rank serves any more."""
         drains = self.ending is not None and self.ending.step == "drain"
-        if drains and self._server() is None and not self.draining:
+        if drains and self._server_pid() is None and not self.draining:
             self.end("no rank serves any more", 0)
 
-    def _server(self) -> int | None:
+    def _server_pid(self) -> int | None:
         """Return the process of the last program, if it was started and runs."""
         pids = self.children.pids
         server = pids[-1] if len(pids) == len(self.programs) else None
