@@ -146,7 +146,7 @@ def parts(settings: NodeSettings) -> list[tuple[str, Part]]:
 
 
 def absent(settings: NodeSettings) -> None:
-    """Take every part away that is there; a node without any is not touched, nor marked."""
+    """Remove every installed part; a node without any is neither touched nor marked."""
     wanted = parts(settings)
     remains = (ask_remains(part) for _, part in wanted)
     if any(found is None or any(found.values()) for found in remains):
@@ -165,9 +165,9 @@ def undeclared(setting: str) -> frozenset[str]:
 
 def remove_undeclared(setting: str, nodes: frozenset[str], *, last: bool = False) -> None:
     """
-    Take a part from nodes that do not declare it any more. A Prometheus leaves what it recorded.
+    Remove a part from nodes that no longer declare it. Prometheus' recorded data stay.
 
-    With `last` after all nodes that declare it have it, and only if no node of the run has failed.
+    With `last` after all nodes that declare it are done, and only if no node of the run failed.
     """
     declares = getattr(loader.current().nodes[host.name].settings, setting)
     if last and nodes and (declares or host.name in nodes):
@@ -185,7 +185,7 @@ def _undeclared_parts(setting: str) -> tuple[Part, ...]:
 
 
 def _hold(what: str) -> None:
-    """Take the current node for this run; --dry only says who has it."""
+    """Lock the current node for this run; --dry only reports who holds it."""
     typed = loader.current().typed
     deploy_lock.hold(ctx_state.get(), [host], what, dry=bool(typed and typed.dry))
 

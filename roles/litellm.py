@@ -77,7 +77,7 @@ def litellm(nodes: Mapping[str, NodeVars], name: str) -> None:
 
 
 def without() -> None:
-    """Take away what there is of it, but for its releases and its account."""
+    """Remove LiteLLM, except for its releases and its account."""
     gone = Converge(litellm_node.absent_state(), watch=litellm_node.OURS)
     # Also where a run before was killed halfway: no secret stays.
     if any(gone.snapshot().file(each).exists for each in litellm_node.OURS):

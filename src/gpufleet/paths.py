@@ -21,7 +21,7 @@ a wheel brings of it. It does not depend on the working directory.
 
 
 def add_project_to_path() -> None:
-    """Let deploys import `roles`, also where an installed package has them."""
+    """Make `roles` importable for deploys, also from an installed package."""
     if str(PROJECT) not in sys.path:
         sys.path.append(str(PROJECT))
 

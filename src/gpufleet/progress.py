@@ -62,7 +62,7 @@ class Amount:
         self._total: int | None = None
 
     def record(self, now: float, done: int, total: int | None = None) -> None:
-        """Take a look: bytes that are there, and how many there will be, None if unknown."""
+        """Record the bytes that have arrived, and the total; None: unknown."""
         if not self._looks or done < self._looks[-1][1]:
             # Less than before: it was restarted, so earlier figures do not count.
             self._looks.clear()

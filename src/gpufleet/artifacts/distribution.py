@@ -198,8 +198,8 @@ def format_bytes(count: float) -> str:
 
 def describe_sources(answer: Mapping[str, Any]) -> str:
     """
-    Say from whom how much came, most first, out of what `on_node/transfer/transfer.py` answers of
-    a copy.
+    Return how much came from each node, most first, from the answer of
+    `on_node/transfer/transfer.py` about a copy.
 
     >>> describe_sources({"from": {"a": 3 << 30, "b": 1 << 30}, "found": 0})
     '3.0 GiB from a, 1.0 GiB from b'

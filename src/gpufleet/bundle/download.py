@@ -89,7 +89,7 @@ class Folder:
 
     def bring(self, wanted: Iterable[Remote], say: Callable[[str], None]) -> None:
         """
-        Have all of these files, several at once.
+        Fetch all of these files, several at once.
 
         `say` gets each path that came, and what takes over two seconds: how far it is.
         Raises FleetError with everything that could not be had; what was brought stays.
@@ -176,7 +176,7 @@ class Folder:
 
     @contextmanager
     def _watched(self, files: list[Remote], say: Callable[[str], None]) -> Iterator[None]:
-        """Say how much of these files has come by now, while the block brings them."""
+        """Report download progress of these files while the block fetches them."""
         self._arrived = self._spared = 0
         sizes = [each.size for each in files if each.size is not None]
         total = sum(sizes) if len(sizes) == len(files) else None

@@ -297,7 +297,7 @@ def _unhealthy(gpu: GpuReading) -> Iterator[Problem]:
 
 
 def _refused(gpu: GpuReading) -> Problem | None:
-    """Tell of peers that the GPU has links to and to which the driver grants no access."""
+    """Return the problem of peers that have links to the GPU but no access by the driver."""
     node = gpu.node
     refused = [
         other.index
@@ -316,7 +316,7 @@ def _refused(gpu: GpuReading) -> Problem | None:
 
 
 def _linked(one: GpuReading, other: GpuReading) -> bool:
-    """Say whether two GPUs should reach each other by their links: a guest cannot see switches."""
+    """Return whether two GPUs should reach each other by links; a guest cannot see switches."""
     first, second = sorted((one.index, other.index))
     return bool(widths(one.node).get((first, second))) or (
         has_unknown_peers(one) and has_unknown_peers(other)

@@ -55,7 +55,7 @@ def fabric_units(node: Reading) -> Iterator[Problem]:
 
 
 def _has_failed(node: Reading) -> bool:
-    """Say whether one of the units has failed; where no unit can be read, fabric-manager knows."""
+    """Return whether a unit has failed; where none can be read, fabric-manager reports it."""
     return any(
         node.known("system", "units", unit, "active") == FAILED for unit in (IMEX, SUBNET_MANAGER)
     )

@@ -408,6 +408,6 @@ _DESKTOP_NAMES = ("GeForce", "RTX", "TITAN", "Quadro")
 
 
 def is_for_servers(gpu: GpuReading) -> bool:
-    """Say whether a board was made for servers: ECC is on as delivered, bridges join all pairs."""
+    """Return whether a board is for servers: shipped with ECC on, NVLink bridges for all pairs."""
     name = gpu.known("name", default="")
     return gpu.known("brand") in _BRANDS and not any(word in name for word in _DESKTOP_NAMES)

@@ -91,7 +91,7 @@ def _count(node: Reading) -> int:
 
 @cached_answer
 def _is_incomplete(node: Reading) -> bool:
-    """Say whether the node has GPUs that do not answer: what was linked with those is alone now."""
+    """Return whether GPUs of the node do not answer, which leaves their link partners alone."""
     on_bus = [
         each
         for each in node.known("pci", default=())
@@ -152,7 +152,7 @@ def _has_peers(gpu: GpuReading) -> bool:
 
 
 def _short(gpu: GpuReading, links: Links, expected: Expectation) -> Problem:
-    """Tell of a GPU with fewer links up than expected."""
+    """Return the problem of a GPU with fewer links up than expected."""
     return Problem(
         Severity.BLOCK if _has_peers(gpu) and expected.certain else Severity.WARN,
         _missed(links, expected.value),
@@ -163,7 +163,7 @@ def _short(gpu: GpuReading, links: Links, expected: Expectation) -> Problem:
 
 
 def _missed(links: Links, expected: int) -> str:
-    """Say which links are missed: none of them is there, fewer than expected, or some are down."""
+    """Return in words which links are missing: all, some of the expected number, or those down."""
     if links.count == 0:
         return "it reports no NVLink"
     if links.up and links.count < expected:

@@ -171,7 +171,7 @@ def links_into_switches(node: Reading) -> bool:
 
 @cached_answer
 def has_switches(node: Reading) -> bool:
-    """Say whether NVSwitches join the node's GPUs, wherever they are and whatever manages them."""
+    """Return whether NVSwitches join the node's GPUs, in the node or outside of it."""
     return bool(
         nvswitches(node)
         or links_into_switches(node)

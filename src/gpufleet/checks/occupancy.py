@@ -136,7 +136,7 @@ def foreign_processes(gpu: GpuReading) -> Iterator[Problem]:
 
 
 def _drawing(gpu: GpuReading, others: list[Mapping[str, Any]]) -> Problem:
-    """Tell of those who only draw: how much of the memory they take decides."""
+    """Return the problem of programs that only draw; their share of the memory decides."""
     said = f"a program a program draws on it: {_processes(others)}"
     source = f"vLLM leaves 8 % of the memory, {SPARED:.0%} are reserved for others"
     unseen = [at for at in others if _hidden(gpu, at) and is_missing(at["name"])]
@@ -170,7 +170,7 @@ def _drawing(gpu: GpuReading, others: list[Mapping[str, Any]]) -> Problem:
 
 
 def _passing(gpu: GpuReading, processes: list[Mapping[str, Any]]) -> Iterator[Problem]:
-    """Tell of processes that are there, or were, and are no reason to keep work away."""
+    """Yield remarks on processes that do not keep a replica away: ended ones and helpers."""
     ended = [process for process in processes if _ended(gpu, process)]
     helpers = [process for process in processes if not _ended(gpu, process)]
     for said, some in (

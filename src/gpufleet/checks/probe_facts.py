@@ -225,7 +225,7 @@ class GpuReading:
         return setting is not None and getattr(self.node.settings.gpus, setting) is not None
 
     def _should_tell(self, path: tuple[Any, ...]) -> bool:
-        """Say whether GPUs like it tell a fact, and nothing that is switched off explains why."""
+        """Return whether this GPU should have a fact: siblings do, and nothing switches it off."""
         fact = str(path[0])
         if fact in _DISPENSABLE or self.known("mig_mode", "current", default=0):
             return False

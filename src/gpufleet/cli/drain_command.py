@@ -163,7 +163,7 @@ class _Session:
         self._opened.__exit__(*about)
 
     def drain(self, name: str, why: str, seconds: int | None, *, force: bool) -> dict[str, Any]:
-        """Drain a node; return what came of it."""
+        """Drain a node; return the outcome."""
         from gpufleet.fleet import draining
         from gpufleet.node.marks import deploy_problems
         from gpufleet.upgrade.run import node_questions
@@ -205,7 +205,7 @@ class _Session:
         }
 
     def undrain(self, name: str, *, force: bool) -> dict[str, Any]:
-        """Take a drain back; return what came of it."""
+        """Undo a drain; return the outcome."""
         from gpufleet.upgrade.run import node_questions
 
         found, looks = self._find_drain(name)

@@ -30,7 +30,7 @@ RECORD_SECONDS = 30
 
 
 def use_gevent() -> None:
-    """Let gevent, which pyinfra connects with, take over sockets; before anything imports them."""
+    """Patch sockets for gevent, which pyinfra connects with; call it before they are imported."""
     from gevent import monkey
 
     monkey.patch_all()

@@ -29,7 +29,7 @@ class InterruptKeys:
         self.leave()
 
     def heed(self) -> None:
-        """Take Ctrl-C in a greenlet of its own: so a journal's write is not cut in two."""
+        """Handle Ctrl-C in a separate greenlet, so that no write of the journal is cut in two."""
         self._handler = gevent.signal_handler(signal.SIGINT, self._interrupted)
 
     def leave(self) -> None:

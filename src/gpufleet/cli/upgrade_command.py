@@ -259,7 +259,7 @@ class _UpgradeCommand:
             return self._execute(nodes, found)
 
     def _restore_declaration(self, journal: Journal, version: str) -> None:
-        """Take up a `--vllm` that was cut off before its lines were written, or while they were."""
+        """Finish a `--vllm` that was interrupted before or while its lines were written."""
         from gpufleet.inventory.loader import read
         from gpufleet.upgrade.plan import declare_version
 
@@ -408,7 +408,7 @@ class _UpgradeCommand:
             _print_how_to_resume(journal)
 
     def _put_back_declaration(self, of: str) -> None:
-        """Say what to declare, so that it is what runs now; write it, if an upgrade had."""
+        """Print what to declare for the release that runs now; write it if an upgrade wrote it."""
         from gpufleet.upgrade.plan import declare_version
         from gpufleet.upgrade.run import upgrade_journal, upgrade_state
 
@@ -495,7 +495,7 @@ class _UpgradeCommand:
 
 
 def _print_how_to_resume(journal: Journal) -> None:
-    """Say what is left in which state, and how to go on."""
+    """Print the groups that are unfinished, their state, and how to resume."""
     state = journal.state
     if state.is_over:
         return

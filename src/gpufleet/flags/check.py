@@ -209,7 +209,7 @@ def _switched_off(flag: Flag, name: str) -> tuple[str, ...] | None:
 
 
 def _stray(line: CommandLine, one: Unparsed) -> Problem:
-    """Say of `--switch true` that the word is too much."""
+    """Return the problem of a value after a switch that takes none, as in `--switch true`."""
     before = next((given for given in line.given if max(given.at) == one.at[0] - 1), None)
     if before is None or before.flag.takes_value or one.argument.lower() not in _WORDS:
         return _refused(line, one, Kind.STRAY)

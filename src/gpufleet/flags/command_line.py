@@ -194,7 +194,7 @@ class _Parser:
             self._give(flag, option.name, word, [Word(str(option.explicit), ())])
 
     def _refuse(self, at: int, option: _Option) -> int:
-        """Say of an option that it is none, and pass over the values that were meant for it."""
+        """Report an unknown option, and skip the values that were meant for it."""
         word = self._words[at]
         written = self._written(word)
         if not option.candidates:

@@ -25,7 +25,7 @@ class Settings:
         values: Mapping[str, Any],
         environment: Mapping[str, str],
     ) -> None:
-        """Take the values that were given, by the flags' names; unreadable ones are not in it."""
+        """Build it from the given values by flag name, without those that could not be read."""
         self.version = schema.version
         self.line = line
         self.environment = environment

@@ -277,7 +277,7 @@ def _removed_flag(given: GivenFlag, old: Schema, new: Schema, argument: str) -> 
 def _level_differences(
     given: GivenFlag, old: Schema, new: Schema, argument: str
 ) -> Iterator[Difference]:
-    """Tell of -O: with JSON it was the compilation's configuration; a number is a level still."""
+    """Yield what changed for -O: JSON was the compilation config; a number is still a level."""
     level = given.values[:1] in {(number,) for number in "0123"} or (
         bool(given.dotted) and all(part.path == ("level",) for part in given.dotted)
     )
@@ -403,7 +403,7 @@ def _deprecation_differences(
 def _unparsed_differences(
     unparsed: Unparsed, old: Schema, new: Schema, argv: Sequence[str]
 ) -> Iterator[Difference]:
-    """Tell of what the old release does not take, either, unless the new one does."""
+    """Yield what neither release takes; what the new one takes is not reported."""
     option = unparsed.argument.partition("=")[0]
     argument = " ".join(argv[place] for place in unparsed.at) or unparsed.argument
     if unparsed.trouble is Trouble.UNKNOWN:
@@ -480,7 +480,7 @@ def _variable_meaning_differences(
 def _refusal_differences(
     old: Schema, new: Schema, yours: ServerFlags, told: tuple[Difference, ...]
 ) -> Iterator[Difference]:
-    """Tell of what else the check of the new release refuses, and that of the old one did not."""
+    """Yield everything else that the new release's check refuses and the old one's does not."""
     before = check.check_command_line(old, yours.argv, yours.environment).problems
     refused = {(problem.kind, problem.argument) for problem in before if problem.refuses}
     places = {place for one in told if one.breaks for place in one.at}

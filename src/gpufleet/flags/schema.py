@@ -374,7 +374,7 @@ def _variable(name: str, entry: Mapping[str, Any]) -> Variable:
 
 
 def _default(value: Any) -> Any:
-    """Give the one-key objects that stand for no plain value ({"$object": "X"}) their own type."""
+    """Return a default; one-key objects for values outside JSON ({"$object": "X"}) get a type."""
     if isinstance(value, dict) and len(value) == 1:
         key, what = next(iter(value.items()))
         if key.startswith("$"):

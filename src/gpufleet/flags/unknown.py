@@ -110,7 +110,7 @@ def _of_change(one: Unparsed, change: Change) -> str:
 
 
 def _undotted(schema: Schema, line: CommandLine, one: Unparsed, name: str) -> Problem | None:
-    """Say that a release reads a JSON flag in one piece only."""
+    """Return the problem of a dotted part of a JSON flag that a release takes only whole."""
     if "." not in one.argument.partition("=")[0] or schema.flag(name) is None:
         return None
     found = f"this release does not accept parts of `{name}`: write the whole JSON"

@@ -203,7 +203,7 @@ def _pairs(text: str) -> dict[str, int]:
 
 
 def _may_be_pairs(schema: Schema, flag: Flag) -> bool:
-    """Say whether a flag takes KEY=NUMBER,KEY=NUMBER, too, and that for all that is no object."""
+    """Return whether a flag takes KEY=NUMBER,KEY=NUMBER for any value that is not an object."""
     is_json = flag.type is not None and flag.type.base == "json"
     return (
         is_json
@@ -225,7 +225,7 @@ def _level_or_literal(text: str) -> Any:
 
 
 def _any(text: str) -> str:
-    """Take a text for what it is: the schema knows no more."""
+    """Return a text unchanged: the schema has no type for it."""
     return text
 
 

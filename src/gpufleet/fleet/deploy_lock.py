@@ -42,7 +42,7 @@ Ask = Callable[[Iterable[str], bool], Mapping[str, Answer]]
 
 def hold(state: State, hosts: Iterable[Host], what: str, *, dry: bool) -> None:
     """
-    Take nodes for a run, or with `dry` only say who has them.
+    Lock nodes for a run; with `dry` only report who holds them.
 
     Raises `FleetError` with all that others have. What a node with GPUs that gave no answer means
     is for the plan to say; one that answers it after all is not known to be free: `unknown`.
@@ -69,7 +69,7 @@ def take(
     ask: Ask, names: Iterable[str], upgrade: str | None
 ) -> tuple[tuple[str, ...], dict[str, str], tuple[str, ...]]:
     """
-    Take nodes; return why that is refused, which did not say, and what is worth knowing.
+    Lock nodes; return why that is refused, the nodes without an answer, and remarks.
 
     The first alone, so that of two that begin together one has all; where another has it, the
     others are only asked whose they are.
@@ -90,7 +90,7 @@ def take(
 
 def hold_again(state: State, host: Host) -> str:
     """
-    Take a node again over a new connection, after its reboot; return why not, "" if it is held.
+    Lock a node again over its new connection after a reboot; return why not, "" if locked.
 
     A run that has taken none takes none.
     """

@@ -121,7 +121,7 @@ class _NodeDryRun:
             self.moved += [Deviation(source, each, urgency_of(each), remedy) for each in found]
 
     def end_file(self, problems: Sequence[str]) -> None:
-        """Take why a deploy file did not come to its end."""
+        """Record why a deploy file did not finish."""
         _, errors = self._take()
         self.unread += [Unread(self.file, each) for each in (*errors, *problems)]
 
@@ -158,7 +158,7 @@ class _DryRunState(State):
     def set_op_data_for_host(
         self, host: Host, op_hash: str, op_data: StateOperationHostData
     ) -> None:
-        """Take an operation that has said all it has to say."""
+        """Record an operation, once pyinfra has all of its commands."""
         super().set_op_data_for_host(host, op_hash, op_data)
         name = op_data.global_arguments.get("name") or op_hash
         role = host.current_deploy_name
@@ -229,7 +229,7 @@ def _run_node(
 
 
 def _execute(file: str, code: CodeType) -> tuple[str, ...]:
-    """Execute a deploy file; return why it did not come to its end, nothing if it did."""
+    """Execute a deploy file; return why it did not finish, an empty tuple if it did."""
     try:
         exec(code, {"__file__": file})  # noqa: S102  # it is what pyinfra does with a deploy file
     except (Refusal, FleetError) as error:

@@ -44,7 +44,7 @@ def probe(
 @contextmanager
 def connect(path: str, limit: tuple[str, ...] = ()) -> Generator[Ask]:
     """
-    Give a function that asks the nodes of an inventory file, and keeps connections between calls.
+    Yield a function that asks an inventory's nodes and keeps connections between calls.
 
         with connect("inventories/prod.py") as ask:
             answers = ask(lambda node: payload.program("serving/status"), 40, "the look")

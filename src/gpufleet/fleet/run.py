@@ -89,7 +89,7 @@ def refusals() -> Generator[None]:
 
 def hold_nodes(*settings: str) -> None:
     """
-    Have the nodes of this run that have one of these settings be this run's alone, until it ends.
+    Lock this run's nodes that have one of these settings, until the run ends.
 
     Deploys that change nodes call it first. Raises `Refusal`, before anything is touched, for what
     `gpufleet validate` finds wrong, and where another deploy or an upgrade has one of the nodes.
@@ -332,7 +332,7 @@ def _plan_of_run(state: State) -> Assessment:
 
 def mark_dry_run(state: State) -> list[str]:
     """
-    Have a run plan although nodes are unfit: it will execute nothing, and is to say what differs.
+    Mark a run as dry: it plans although nodes are unfit, executes nothing, and reports changes.
 
     Returns the list that `node_plan` fills with what a deploy would be refused for.
     """
@@ -345,7 +345,7 @@ def documents(state: State) -> dict[str, Answer]:
 
 
 def _single_flight(state: State, work: Callable[[State], T]) -> T:
-    """Let the first node's deploy do what is needed once; the others get its result."""
+    """Run `work` once, in the first node's deploy; the deploys of other nodes get its result."""
     # No yield between looking and storing: under gevent this is atomic.
     flights = _FLIGHTS.setdefault(state, {})
     flight = flights.get(work)

@@ -142,7 +142,7 @@ def _server(launch: Launch, schema: Schema, key: str) -> Findings:
 
 
 def _left_behind(launch: Launch, schema: Schema, found: Findings) -> None:
-    """Tell of the words in lines of their own behind the server's."""
+    """Note the words on separate lines after the server's command."""
     left = without_secrets(placed(launch.left_behind), schema, found)
     if left.words:
         found.say(

@@ -54,7 +54,7 @@ class Findings:
     secrets: list[str] = field(default_factory=list)
 
     def say(self, text: str, *, decide: bool = False, at: int = FIRST) -> None:
-        """Take a sentence about the word at a place of the command line."""
+        """Add a note about the word at a place of the command line."""
         self.notes.append((at, Note(text, decide=decide)))
 
     def hide(self, value: str) -> None:

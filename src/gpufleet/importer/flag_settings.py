@@ -171,7 +171,7 @@ class FlagSettings:
     # -- settings of their own ---------------------------------------------------------------------
 
     def _renamed(self, given: GivenFlag, at: int) -> bool:
-        """Take a flag over as a setting of its own; False: it stays a flag."""
+        """Convert a flag that has its own setting; False: it stays a flag."""
         name = _RENAMED[given.flag.name]
         value, faults = values.read(self._schema, given)
         written = f"{given.option} {' '.join(given.values)}".rstrip()

@@ -17,7 +17,7 @@ class Topology:
     """The nodes of one replica by its flags, read before the plan's own flags are taken out."""
 
     def __init__(self, line: CommandLine, schema: Schema) -> None:
-        """Take a line as it is written."""
+        """Read a command line as it is written."""
         self._line = line
         self._schema = schema
 

@@ -208,7 +208,7 @@ _SETTING = {"export", "declare", "typeset", "local", "readonly"}
 
 
 def _set(words: Sequence[str], script: _Script) -> None:
-    """Take over what `export` and its like set."""
+    """Set the script's variables as `export` and similar builtins do."""
     for word in words[1:]:
         name = word.partition("=")[0]
         if match := _ASSIGNMENT.fullmatch(word):

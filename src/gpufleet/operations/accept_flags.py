@@ -131,7 +131,7 @@ def _run() -> _Run:
 @operation()
 def accept_flags(node: Converge, proof: Proof) -> Commands:
     """
-    Have the node's release judge, by its own files, what each stage will be started with.
+    Check each stage's command line with the parser of the node's release.
 
     No change when it has done so before. A refusal fails this node, and
     `require_all_accepted` all others. Where pyinfra looks for changes before it runs (--dry, or
@@ -166,7 +166,7 @@ def accept_flags(node: Converge, proof: Proof) -> Commands:
 
 
 def _foretell(proof: Proof) -> Commands:
-    """Say what will be asked; only while preparing, for afterwards the release is there."""
+    """Announce the check of flags; only while preparing, as the release exists afterwards."""
     if ctx_state.get().is_executing:
         yield from refuse((f"{proof.release.directory} is incomplete: run the deploy again",))
         return
@@ -190,7 +190,7 @@ def _remark(proof: Proof, found: FlagFindings) -> None:
 
 @operation()
 def require_all_accepted() -> Commands:
-    """Let this node go on only if no node's release has refused in this run."""
+    """Fail this node if any node's release refused its flags in this run."""
     others = [name for name in _run().refused if name != host.name]
     if not ctx_state.get().is_executing or not _run().refused:
         host.noop("no release has refused")

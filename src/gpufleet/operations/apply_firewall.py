@@ -47,7 +47,7 @@ def is_narrowed(here: NodePlan) -> bool:
 
 @operation()
 def remove_firewall(node: Converge) -> Commands:
-    """Take the table away, where there was one; the unit and its file follow."""
+    """Remove the table if it exists; the unit and its file follow."""
     if not node.snapshot().file(RULES).exists:
         host.noop("there is no gpufleet firewall")
         return

@@ -164,7 +164,7 @@ def artifact_run(state: State) -> ArtifactRun:
 
 
 def once(state: State, key: object, work: Callable[[], T]) -> T:
-    """Let the first caller do it; the others get its result."""
+    """Call `work` for the first caller of a key; the others get its result."""
     run = artifact_run(state)
     found = run.found.get(key)
     if found is None:

@@ -1,4 +1,4 @@
-"""Have a node's exporter parse its flags before the unit that has them is written."""
+"""Check a node exporter's flags with the program itself, before its unit is written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_exporter_flags(
     node: Converge, rendered: UnitFile, wanted: NodeExporter, access: Access
 ) -> Generator[StringCommand]:
     """
-    Have the program parse its flags, before a unit that has others is written.
+    Let the program parse its flags before a unit with other flags is written.
 
     Releases differ in what they know: 1.3 has no --web.config.file, and collectors come and go. A
     flag that is not known would end the exporter at its start.

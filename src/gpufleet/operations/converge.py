@@ -122,7 +122,7 @@ class Converge:
 
 
 def probed_changes() -> bool:
-    """Say whether an operation of this run may have changed what a probe of the node has found."""
+    """Return whether an operation of this run may have changed what a probe reads."""
     memory = _memory()
     return _operations_that_ran() - memory.asking > memory.unseen
 

@@ -1,4 +1,4 @@
-"""Have releases and models made once, and copied from node to node.
+"""Build releases and download models once, and copy them from node to node.
 
 Border: it asks nodes through pyinfra, all that have a part in a copy at once, and shows how far
 they are; who has what from whom is `distribution.py`, what runs there
@@ -210,7 +210,7 @@ def copy(node: Converge, artifact: Artifact) -> Generator[FunctionCommand]:
 
 
 def _copy(state: State, host: Host, artifact: Artifact, own: Share) -> bool:
-    """Wait for this node's copy, and say what came of it."""
+    """Wait for this node's copy, and return its outcome."""
     key = (artifact.directory, "copies", own.source, own.others)
     answers = once(state, key, lambda: _copies(state, artifact, own))
     said = answers.get(host.name, "it was not queried")
@@ -239,7 +239,7 @@ def _copy(state: State, host: Host, artifact: Artifact, own: Share) -> bool:
 
 
 def _copies(state: State, artifact: Artifact, own: Share) -> Answers:
-    """Have all nodes of a share copy; return their answers. Kinds of nodes do so one by one."""
+    """Copy to all nodes of a share; return their answers. Kinds of nodes take turns."""
     # A node has one port for it, and gives one thing at a time.
     with artifact_run(state).one_at_a_time:
         hosts = {each.name: each for each in state.inventory}
@@ -342,7 +342,7 @@ class _Shown:
         self._began = began
 
     def __call__(self, name: str, said: bytes) -> None:
-        """Take what a node has just said; it is a word of a stranger."""
+        """Record a node's progress line; it is untrusted input."""
         words = said.splitlines()[-1].split()
         if name == self._but or len(words) != 2 or not all(each.isdigit() for each in words):
             return

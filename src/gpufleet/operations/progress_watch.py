@@ -50,7 +50,7 @@ _LINE = 100
 
 @contextmanager
 def show_download(wanted: Checkpoint, vllm: Vllm) -> Generator[None]:
-    """Say how far a model's download is that the block runs; the Hub is asked for its size."""
+    """Log the progress of the block's model download; the Hub is asked for its size."""
     with show_growth(
         f"download of {wanted.repository}",
         f"{wanted.download}/files",
@@ -72,7 +72,7 @@ def show_growth(
     token_file: str | None = None,
 ) -> Generator[None]:
     """
-    Say what has come into a folder of the current node while the block runs.
+    Log how much has arrived in a folder of the current node while the block runs.
 
     "stage lab/tiny: 1.2 of 5.3 GiB, 85 MiB/s, 48 s left". `total` are the bytes that there will be;
     where they are not known `tree` is the Hub's list of the model's files
@@ -103,7 +103,7 @@ def show_growth(
 
 @contextmanager
 def show_transaction(seconds: float) -> Generator[None]:
-    """Say how far the package transaction is that the block runs on the current node."""
+    """Log the progress of the block's package transaction on the current node."""
     amount = Amount()
     asked = payload.program("packages/transaction_progress", root="")
 
@@ -123,7 +123,7 @@ def show_transaction(seconds: float) -> Generator[None]:
 
 @contextmanager
 def show_build(wanted: Release) -> Generator[None]:
-    """Say how far the build of a release is that the block runs on the current node."""
+    """Log the progress of the block's build of a release on the current node."""
     asked = payload.program("transfer/build_progress", said=wanted.build_log)
 
     def read(_now: float, seen: Mapping[str, Any]) -> str:

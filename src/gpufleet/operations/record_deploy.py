@@ -1,4 +1,4 @@
-"""Have a node's facts read, and write down on the node what a deploy has found."""
+"""Write a deploy's results on the node, and read its facts again."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def gateway_parts(node: MonitoringTargets) -> GatewayParts | None:
 @operation()
 def reload_haproxy(running: Converge, fingerprint: str, *, if_it_runs: bool = False) -> Commands:
     """
-    Have HAProxy load its configuration, unless it has; fail the node if it does not.
+    Reload HAProxy unless it runs this configuration; fail the node if the reload fails.
 
     With `if_it_runs` one that does not run is only named: it starts with what lies there.
     """
@@ -141,7 +141,7 @@ def gateway_state(do: str, **parameters: Any) -> GatewayState:
 
 @operation()
 def wait_for_nodes() -> Commands:
-    """Let what follows on a gateway wait for all nodes: each of them has this operation."""
+    """Synchronize all nodes: every node has this operation before a gateway's next step."""
     host.noop("the next step waits for the other nodes")
     yield from ()
 

@@ -97,7 +97,7 @@ def stage_missing_model(
 
 @operation()
 def own_models(node: Converge, vllm: Vllm) -> Generator[StringCommand]:
-    """Give models that belonged to the service user to root; `node` watches their folder."""
+    """Make root the owner of models that the service user owned; `node` watches their folder."""
     found = node.snapshot().file(MODELS)
     if not found.exists or (found.user, found.group) == ("root", "root"):
         host.noop(f"{MODELS} is root's")

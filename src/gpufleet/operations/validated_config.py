@@ -52,7 +52,7 @@ class ServerConfig:
 
 @operation()
 def validate_config(node: Converge, wanted: ServerConfig) -> Commands:
-    """Have the server's own program check a configuration that is about to be written."""
+    """Check a configuration with the server's own program before it is written."""
     if not node.difference().files.commands:
         host.noop("its configuration does not change")
         return

@@ -233,8 +233,8 @@ def _check_node_count(candidate: Candidate, takes: float, fewest: float, nodes: 
 
 def _accept_explicit(candidate: Candidate) -> Candidate:
     """
-    Take what the operator set, near the edge and not counted too, and say so; not what is certain
-    to fail.
+    Accept the operator's choice, even near the edge or not sized, and note it. A choice that is
+    certain to fail stays refused.
     """
     if candidate.verdict is Verdict.NO:
         return candidate

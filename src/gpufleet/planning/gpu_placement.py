@@ -53,7 +53,7 @@ class Layout:
     """The hardware of nodes that are alike: which GPUs may form a group, best first."""
 
     def __init__(self, node: Node, nics: NearNics) -> None:
-        """Take the layout of `node`; it is that of every node with the same `key`."""
+        """Build the layout of `node`, which all nodes with the same `key` share."""
         self.gpus = tuple(sorted(gpu.index for gpu in node.gpus))
         self.islands = islands(self.gpus, node.nvlink)
         self._nvlink = node.nvlink
@@ -272,7 +272,7 @@ class NodeCapacity:
         order: int,
         groups: frozenset[str] = frozenset(),
     ) -> None:
-        """Take a node of which nothing is taken. `order` is its place among all by name."""
+        """Start with all GPUs of a node free. `order` is its place among all nodes by name."""
         self.node = node
         self.groups = groups
         self.name = node.name
@@ -303,20 +303,20 @@ class NodeCapacity:
         return self._indices
 
     def take(self, gpus: Iterable[int]) -> None:
-        """Give GPUs to a stage."""
+        """Assign GPUs to a stage."""
         taken = mask(gpus)
         self.free &= ~taken
         self.open &= ~taken
 
     def hold(self, replica: tuple[str, int], gpus: Iterable[int], *, needed: bool) -> None:
-        """Mark GPUs on which a replica runs that may stay; if `needed`, else it goes elsewhere."""
+        """Mark the GPUs of a running replica that may stay; `needed`: it cannot move elsewhere."""
         if needed:
             self._needed.add(replica)
         self.held[replica] = mask(gpus)
         self.open &= ~self.held[replica]
 
     def release(self, replica: tuple[str, int]) -> None:
-        """Take the mark away."""
+        """Remove the mark of `hold`."""
         if self.held.pop(replica, None) is not None:
             self.open = self.free
             for gpus in self.held.values():

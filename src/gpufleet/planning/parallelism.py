@@ -121,7 +121,7 @@ class Division:
 
     @property
     def spans_nodes(self) -> bool:
-        """Say whether a group is wider than a node, so that every layer waits for the network."""
+        """Return whether a group is wider than a node: then every layer waits for the network."""
         return self.group > self.share
 
     @property

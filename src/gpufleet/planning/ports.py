@@ -55,7 +55,7 @@ def assign_ports(
     others: Mapping[str, Collection[int]],
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """
-    Give each endpoint its port.
+    Assign each endpoint its port.
 
     Returns sentences: what stands in the way, and which model's first port is not the declared one.
     """

@@ -183,7 +183,7 @@ class ModelAllocation:
         return whole
 
     def put(self, number: int, division: Division, parts: list[Part]) -> None:
-        """Give a replica its GPUs."""
+        """Assign GPUs to a replica."""
         for room, gpus in parts:
             room.release((self.name, number))
             room.take(gpus)
@@ -212,7 +212,7 @@ class ModelAllocation:
         self.placed[number] = replica
 
     def keep(self, number: int) -> None:
-        """Let a running replica stay, if its GPUs are still free."""
+        """Keep a running replica where it is, if its GPUs are still free."""
         parts = self.keeping.pop(number)
         for room, gpus in parts:
             if mask(gpus) & ~room.free:
@@ -527,7 +527,7 @@ def _add_replica(
 def _fill_free_gpus(
     allocations: Sequence[ModelAllocation], by_name: Mapping[str, ModelAllocation]
 ) -> None:
-    """Give models of which as many are asked for as fit what is left, in turns."""
+    """Assign the free GPUs, in turns, to the models that have `replicas: fit`."""
     for allocation in allocations:
         for number in sorted(allocation.keeping):
             allocation.keep(number)
@@ -539,7 +539,7 @@ def _fill_free_gpus(
 
 
 def _group_by_nodes(stages: Sequence[Running]) -> list[tuple[Running, ...]]:
-    """Take apart what runs of a replica by the nodes that belong together."""
+    """Group a replica's running stages by the nodes that they span."""
     found: dict[tuple[str, ...], list[Running]] = defaultdict(list)
     for stage in stages:
         found[stage.nodes].append(stage)

@@ -184,7 +184,7 @@ class ReplicaMove:
     """Empty: it stops."""
 
     def __str__(self) -> str:
-        """Say it as a sentence of the plan."""
+        """Return the sentence of the plan."""
         name = f"{self.model}-{self.replica}"
         if not self.after:
             return f"{name} stops on {join_names({each.node for each in self.before})}: {self.why}"

@@ -41,7 +41,7 @@ class SizeRefusal:
         *,
         sizer: Sizer,
     ) -> None:
-        """Take what was considered on each kind of node; on one of them a division was chosen."""
+        """`considered` has the candidates of each kind of node; one of them has a choice."""
         self._name = name
         self._served = served
         self._description = description

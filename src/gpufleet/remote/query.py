@@ -364,7 +364,7 @@ def _exchange(
     streams: Streams, program: bytes, hear: Callable[[bytes], None] | None = None
 ) -> tuple[int, _Printed]:
     """
-    Give a command its program while its outputs are read; return its status and what it printed.
+    Send a command its program while reading its outputs; return its status and both outputs.
 
     Three greenlets, because it is unknown which pipe a node fills first. Raises `_TooMuchError`,
     and what `streams` raise.

@@ -38,7 +38,7 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
 def open_files() -> None:
-    """Let this process have `OPEN_FILES` files open, as far as the operator's hard limit goes."""
+    """Raise the limit of open files to `OPEN_FILES`, or to the hard limit if that is lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -298,7 +298,7 @@ def _token(hub: Hub) -> str | None:
 
 
 def _hub_error(error: Exception, model: str, revision: str | None, hub: Hub) -> FleetError:
-    """Say in a sentence why the Hub's client has no file for us."""
+    """Return the error for the operator: why the Hub's client could not get the file."""
     from huggingface_hub import constants, errors
 
     # A mirror's address may have a password in it.

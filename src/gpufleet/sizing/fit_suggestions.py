@@ -112,6 +112,6 @@ def _possible_changes(options: Options, found: Sizing) -> Iterator[tuple[str, ob
 
 
 def gib(count: float) -> str:
-    """Say a number of bytes in GiB; in MiB where two digits of GiB would say nothing."""
+    """Format a number of bytes in GiB, or in MiB below 0.1 GiB."""
     small = 0 < count < GIB / 10
     return f"{count / (1 << 20):.2f} MiB" if small else f"{count / GIB:.2f} GiB"

@@ -154,7 +154,7 @@ class Rank:
 
     def _is_for_machete(self, weight: Weight, scheme: Scheme) -> bool:
         """
-        Say whether Hopper's kernel holds the zero points, as scaled numbers of the model's dtype.
+        Return whether Hopper's kernel stores the zero points scaled, in the model's dtype.
 
         Source: transform_w_zp of kernels/linear/mixed_precision/machete.py; AWQ since 0.17.
         """

@@ -185,7 +185,7 @@ def collect(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 @contextlib.contextmanager
 def hold_build_lock() -> Iterator[bool]:
-    """Say whether no release is being built, and keep it so."""
+    """Yield whether no release is being built, and prevent a build during the block."""
     path = linux_facts.ROOT + BUILDING
     if not os.path.isdir(os.path.dirname(path)):
         yield True

@@ -342,7 +342,7 @@ def place(target: Target, states: Dict[str, Dict[str, str]]) -> None:
 
 
 def is_idle(unit: str) -> bool:
-    """Say whether a server is drained and has no request: then its end need not be waited for."""
+    """Return whether a server is drained and has no request, so that a stop need not wait."""
     if (
         change_files.read(
             "%s/%s.json" % (change_files.DRAINED, unit[len("vllm-") : -len(".service")])

@@ -101,7 +101,7 @@ def remove(path: str) -> None:
 
 
 def write_journal(paths: list[str]) -> None:
-    """Say on disk which temporary files there will be."""
+    """Write the paths of the temporary files to be made, for removal after an interruption."""
     descriptor = os.open(JOURNAL, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "w") as file:
         file.write("".join(path + "\n" for path in paths))

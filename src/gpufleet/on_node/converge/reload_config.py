@@ -73,7 +73,7 @@ def check_loaded() -> "dict[str, Any]":
 
 
 def reload() -> "dict[str, Any]":
-    """Tell the server, and wait until it has read everything well."""
+    """Reload the server, and wait until it has accepted the whole configuration."""
     done = command("systemctl", "reload", "--", PARAMETERS["unit"])
     if done.returncode != 0:
         return {"error": done.stdout.decode("utf-8", "replace").strip() or "reload failed"}

@@ -81,7 +81,7 @@ def _metric(
 
 
 def _kind(call: ast.Call, named: Dict[Any, ast.expr]) -> Optional[str]:
-    """Tell the kind by what is called, `Counter(...)` or `self._counter_cls(...)`, or a keyword."""
+    """Return the kind by the callee, `Counter(...)`, `self._counter_cls(...)`, or a keyword."""
     words: List[ast.AST] = [call.func, *filter(None, (named.get("metric_type"), *call.args[2:3]))]
     for word in words:
         for kind in _KINDS:

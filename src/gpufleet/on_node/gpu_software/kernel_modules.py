@@ -47,7 +47,7 @@ def look() -> dict[str, Any]:
 
 
 def enrolled() -> bool:
-    """Say whether firmware takes the key of DKMS; raises if there is no key, or it is unknown."""
+    """Return whether the firmware trusts DKMS's key; raises if there is no key, or no answer."""
     for key in KEYS:
         if is_missing(read(line, key)):
             continue

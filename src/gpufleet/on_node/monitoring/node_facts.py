@@ -201,7 +201,7 @@ def on_bus(known: Any) -> Dict[str, Any]:
 
 
 def answers(bus_id: str) -> bool:
-    """Say whether a PCI function answers: one that is gone reads as ones (`system.raise_lost`)."""
+    """Return whether a PCI function answers; a lost one reads as ones (`system.raise_lost`)."""
     try:
         with open("%s/sys/bus/pci/devices/%s/config" % (linux_facts.ROOT, bus_id), "rb") as file:
             return file.read(4) != b"\xff\xff\xff\xff"

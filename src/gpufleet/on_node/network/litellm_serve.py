@@ -243,7 +243,7 @@ def credential(name: str) -> Path | None:
 
 
 def tell(state: str) -> None:
-    """Tell systemd (sd_notify(3)), where that has started us."""
+    """Notify systemd (sd_notify(3)) if systemd started this process."""
     if address := os.environ.get("NOTIFY_SOCKET"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:
             to.connect(address.replace("@", "\0", 1))

@@ -73,7 +73,7 @@ def say(text: str) -> None:
 
 
 def tell(root: str, text: str) -> None:
-    """Say what goes on, also to those who look beside us."""
+    """Report progress to the caller, and to `transaction_progress.py`."""
     steps.doing(root, text)
     say(text)
 

@@ -369,7 +369,7 @@ class Rank:
         return "rank %d on %s" % (rank, self.nodes[rank].name)
 
     def say(self, text: str) -> None:
-        """Say something in the journal, the same at most once a minute."""
+        """Log a line; the same line at most once a minute."""
         now = time.monotonic()
         if now - self._said.get(text, -REPEAT_SECONDS) < REPEAT_SECONDS:
             return
@@ -389,7 +389,7 @@ class Rank:
         self.say(why)
 
     def _notify(self, now: float) -> None:
-        """Tell systemd that we live, and where we are; a unit need not ask for it."""
+        """Ping systemd's watchdog and send the phase, if the unit has a notify socket."""
         path = os.environ.get("NOTIFY_SOCKET")
         if not path or now < self._next_notice:
             return

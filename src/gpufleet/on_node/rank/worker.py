@@ -53,7 +53,7 @@ class Worker(Rank):
         ]
 
     def _look_around(self, link: Link, now: float) -> None:
-        """Tell the head whom we do not reach; once there is a group, that is its end."""
+        """Report unreachable peers to the head; once the group has formed, that ends it."""
         silence = self.options.silence_seconds
         if self.incarnation is None:
             missing = self._silent(now, silence)
@@ -196,7 +196,7 @@ class Worker(Rank):
         self.starting = True
 
     def _started(self, link: Link) -> None:
-        """Tell the head once our programs are ready, for what it starts behind them."""
+        """Report to the head when this rank's programs are ready: it starts those that follow."""
         if self.starting and self.ending is None and self.ready():
             self.starting = False
             link.send("started")

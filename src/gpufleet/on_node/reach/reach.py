@@ -203,7 +203,7 @@ class Exchange:
         of.close()
 
     def accept(self, listener: socket.socket) -> None:
-        """Take a connection in, and wait for its message."""
+        """Accept a connection, and wait for its message."""
         connection, (source, *_) = listener.accept()
         connection.setblocking(False)
         heard = bytearray()
@@ -254,7 +254,7 @@ class Exchange:
         )
 
     def say(self, peer: Peer, port: int, connection: socket.socket) -> None:
-        """Say who we are, once the connection has come about."""
+        """Send this node's message once the connection is established."""
         code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             self.failed(peer, port, connection, os.strerror(code))
@@ -270,7 +270,7 @@ class Exchange:
         )
 
     def hear(self, peer: Peer, port: int, connection: socket.socket, sent: float) -> None:
-        """Take the answer."""
+        """Receive the answer."""
         try:
             heard = connection.recv(MESSAGE_BYTES)
         except OSError as error:

@@ -309,7 +309,7 @@ def exposed(port: int) -> list[str] | None:
 
 
 def is_loopback(address: str) -> bool:
-    """Say it of an address of /proc/net/tcp or tcp6: words of 32 bits in the CPU's byte order."""
+    """Return whether an address of /proc/net/tcp or tcp6 (32-bit words, CPU order) is loopback."""
     words = [bytes.fromhex(address[at : at + 8]) for at in range(0, len(address), 8)]
     raw = b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
     mapped = raw[:12] == b"\0" * 10 + b"\xff\xff"

@@ -45,7 +45,7 @@ class Guard:
     """An ASGI application that asks for the key before another one."""
 
     def __init__(self, app: App, key: "bytes | None" = None) -> None:
-        """Take the application, and the key that is asked for instead of the environment's."""
+        """Wrap an application; `key` replaces the key of the environment."""
         key = os.environb.get(KEY, b"") if key is None else key
         if not key:
             raise RuntimeError("gpufleet's guard has no key: %s is not set" % KEY.decode())
@@ -71,7 +71,7 @@ class Guard:
         raise RuntimeError("gpufleet's guard does not know connections of type %r" % kind)
 
     def has_key(self, headers: Iterable[Tuple[bytes, bytes]]) -> bool:
-        """Say whether a request shows the key, as vLLM asks for it: `Authorization: Bearer KEY`."""
+        """Return whether a request has the key as vLLM expects it: `Authorization: Bearer KEY`."""
         for name, value in headers:
             if name == b"authorization":  # the first one counts, as it does for vLLM
                 scheme, _, key = value.partition(b" ")

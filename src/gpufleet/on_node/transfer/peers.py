@@ -175,7 +175,7 @@ class Server:
             threading.Thread(target=self._serve, args=(connected,), daemon=True).start()
 
     def _admit(self, connected: socket.socket, address: str) -> bool:
-        """Give a place to a connection that has shown nothing yet; say whether there is one."""
+        """Reserve a place for an unproven connection; return whether one was free."""
         with self._changed:
             if list(self._unproven.values()).count(address) >= UNPROVEN_OF_ADDRESS:
                 return False
@@ -220,7 +220,7 @@ class Server:
         return name.decode("ascii")
 
     def _answer(self, lines: Lines, name: str) -> None:
-        """Give what is asked for, until the end."""
+        """Serve a peer's requests until it closes the connection."""
         with self._changed:
             self.seen.add(name)
         lines.socket.settimeout(IDLE_SECONDS)
@@ -319,7 +319,7 @@ def connected(
     source: Source, name: str, token: str, seconds: float = SILENT_SECONDS
 ) -> Iterator[Lines]:
     """
-    Give a connection to a source that knows who we are; any silence of `seconds` ends it.
+    Yield an authenticated connection to a source; silence of `seconds` ends it.
 
     Raises `OSError` and `LostError`.
     """

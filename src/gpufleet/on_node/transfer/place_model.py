@@ -128,7 +128,7 @@ def place(given: Dict[str, Any]) -> None:
 
 def own(given: Dict[str, Any]) -> None:
     """
-    Give the folder of models to root, with all in it; what is readable stays readable.
+    Make root the owner of the models' folder and its content; readable files stay readable.
 
     Its group goes last, and marks the end.
     """
@@ -187,7 +187,7 @@ def _take(folder: int, name: str, status: os.stat_result, _shown: str) -> None:
 
 
 def _walk(folder: int, shown: str, visit: Callable[[int, str, os.stat_result, str], None]) -> None:
-    """Take directories below an open one, each before what is in it, and visit all else."""
+    """Make root the owner of every directory below an open one, and visit all other entries."""
     for name in sorted(os.listdir(folder)):
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         path = "%s/%s" % (shown, name)

@@ -67,7 +67,7 @@ class IncomingTree:
     """A directory in which a tree is put together; one process at a time has it."""
 
     def __init__(self, directory: str, mark: str) -> None:
-        """Take it. Raises `RefusedError` if another has it, or if it is not ours."""
+        """Lock the folder. Raises `RefusedError` if it is locked, or not gpufleet's."""
         self.directory, self.mark = directory, mark
         parent, self.name = os.path.split(directory)
         # The folder of a model's revisions is missing before the first of them comes.

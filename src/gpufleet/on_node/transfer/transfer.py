@@ -285,7 +285,7 @@ class Fetching:
                 time.sleep(0.5)
 
     def _release(self, source: peers.Source, half: int) -> None:
-        """Tell who waits for us that we have had this half from another."""
+        """Tell the waiting source that another node has sent this half."""
         reached = peers.connected(source, self.name, self.token, seconds=RELEASE_SECONDS)
         with contextlib.suppress(OSError, peers.LostError), reached as lines:
             lines.write(b"D %d\n" % half)
@@ -320,12 +320,12 @@ class Progress:
         self._told = time.monotonic()
 
     def report(self, done: int, total: int) -> None:
-        """Say it, if it is time."""
+        """Print the progress if enough time has passed."""
         if time.monotonic() - self._told >= TELL_SECONDS:
             self._tell(done, total)
 
     def follow(self, read: Any) -> None:
-        """Say from now on every so often what `read` returns."""
+        """Print what `read` returns, every `TELL_SECONDS`, from a thread."""
 
         def tell() -> None:
             while True:

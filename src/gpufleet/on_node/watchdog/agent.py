@@ -131,7 +131,7 @@ class Agent:
         self._say("tells gateways at %s, port %d" % (address, port), 6)
 
     def _take(self, now: float) -> None:
-        """Take who waits at the port, up to the limits."""
+        """Accept the waiting connections, up to the limits."""
         assert self._listening is not None
         while self._left > 0 and len(self.callers) < CALLERS:
             try:

@@ -68,7 +68,7 @@ class Server:
         return [*([self.looking] if self.looking else []), *self.asking.values()]
 
     def turn(self, life: str, now: float) -> None:
-        """Take what has come, judge, and ask on."""
+        """Read the answers, judge, and send the next questions."""
         if life != self.state.life or not 0 <= now - self.state.seen <= verdict.PAUSE_SECONDS:
             self.drop()
         answered, withdrawn = self._canaries()
@@ -88,7 +88,7 @@ class Server:
             self.looking = self._begin("/metrics", now + patience)
 
     def drop(self) -> None:
-        """Give up what is under way."""
+        """Close the open requests."""
         for each in self.exchanges():
             each.close()
         self.looking, self.asking = None, {}
@@ -190,7 +190,7 @@ class Stage:
     # What is remembered over a restart of the watchdog
 
     def remember(self, document: dict[str, Any]) -> None:
-        """Take up what was known before."""
+        """Restore the state of before a restart."""
         now = time.monotonic()
         self.stalls = int(document.get("stalls", 0))
         self.restarts = int(document.get("restarts", 0))
@@ -204,7 +204,7 @@ class Stage:
                 )
 
     def document(self) -> dict[str, Any]:
-        """Return what is to be known after a restart."""
+        """Return the state that a restart needs."""
         return {
             "life": self.life,
             "ready": [each.url for each in self.servers if each.state.ready],
@@ -281,7 +281,7 @@ class Stage:
         self._next_check = now
 
     def _once(self, text: str) -> None:
-        """Say what may hold for long, but not again and again."""
+        """Log a lasting condition once, not at every round."""
         if text != self._told:
             self._told = text
             self._say(text, 5)

@@ -148,7 +148,7 @@ class Watchdog:
         return found if isinstance(found, dict) else {}
 
     def say(self, text: str, level: int) -> None:
-        """Say something in the journal; `level` is syslog's. One that is full is not waited for."""
+        """Log a line with syslog's `level`; drop it if the journal's pipe is full."""
         with contextlib.suppress(OSError):
             if select.select([], [STDERR], [], 0)[1]:
                 line = "<%d>%s" % (level, text.replace("\n", " "))
@@ -181,7 +181,7 @@ def replace(path: str, text: str) -> None:
 
 
 def notify(text: str) -> None:
-    """Tell systemd; it need not listen."""
+    """Notify systemd if the unit has a notify socket."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return

@@ -31,7 +31,7 @@ def join_ranks(
     runs: Iterable[Running],
 ) -> tuple[Stage, ...]:
     """
-    Give stages of replicas over nodes what joins them, and those that hand KV caches over theirs.
+    Add networks and ports to stages that span nodes, and to those that transfer KV caches.
 
     Raises `FleetError` naming all replicas whose nodes no network joins, or that have no ports.
     """
@@ -116,7 +116,7 @@ def _partners(
 
 
 def network_sentences(stages: Iterable[Stage]) -> Iterator[str]:
-    """Say for each replica over nodes over which network its ranks talk, and why."""
+    """Yield for each multi-node replica the network of its ranks, and why it was chosen."""
     found = {
         stage.id: dict(stage.group.networks)
         for stage in stages

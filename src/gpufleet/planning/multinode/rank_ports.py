@@ -130,7 +130,7 @@ def _ports_of(running: Mapping[str, Ports] | None, name: str) -> Ports:
 def _assign_ranges(
     wishes: Mapping[str, _PortRequest], taken: dict[str, set[int]]
 ) -> dict[str, int]:
-    """Give each wish its range, those of what runs first, and note it in `taken`."""
+    """Assign each request a range of ports, running ones first, and add it to `taken`."""
     given: dict[str, int] = {}
     problems = []
     for name in sorted(wishes, key=lambda name: not wishes[name].runs):

@@ -512,7 +512,7 @@ def _loss_percent(way: Route, back: Route) -> int:
 
 
 def _merge_pairs(replica: Replica, sentence: str, pairs: set[tuple[str, str]]) -> Iterator[str]:
-    """Say a sentence of pairs of nodes: once for a node with all those that it is true of."""
+    """Yield a sentence on pairs of nodes, merged: one per node, with all its partners."""
     members = {each.node: str(each) for each in replica.members}
     mutual = sentence == _APART or sentence.startswith(_LOSSY)
     left = set(pairs)

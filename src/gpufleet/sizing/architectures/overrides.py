@@ -39,5 +39,5 @@ def _merged(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str
 
 
 def _is_part(key: str) -> bool:
-    """Say whether vLLM has a config of its own for this key, which an override changes within."""
+    """Return whether the key has a nested config, so that an override changes keys within it."""
     return key.endswith("_config") and key != "quantization_config"

@@ -414,7 +414,7 @@ def alerts(
 
 
 def never_passed(before: Alerts, rules: Gates) -> tuple[str, ...]:
-    """Say, before anything is changed, why no wave could pass the gate on alerts; (): it may."""
+    """Return why no wave could pass the gate on alerts, before anything is changed; (): it may."""
     if not rules.alerts or not before.problems:
         return ()
     return (

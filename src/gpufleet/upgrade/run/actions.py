@@ -446,7 +446,7 @@ class FleetActions:
         return {"kept": sorted(drained)} if drained else {}
 
     def _update_gateways(self, group: Group) -> None:
-        """Tell our gateways which replicas came and went: they send nothing to others."""
+        """Update the gateways if replicas are added or removed: they only use listed ones."""
         if (group.comes or group.goes) and self.front.gateways:
             self._tell_gateways()
 

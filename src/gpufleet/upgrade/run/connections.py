@@ -153,7 +153,7 @@ class Nodes:
 
 @contextmanager
 def open_nodes(inventory_file: str) -> Generator[Nodes]:
-    """Give all nodes of an inventory file; for the process and what is raised: `fleet.run`."""
+    """Yield all nodes of an inventory file; the process and exceptions are as in `fleet.run`."""
     state = State()
     with live.open_run(state, inventory_file, ()) as hosts:
         yield Nodes(state, hosts)

@@ -30,7 +30,7 @@ def take(
     steal: bool = False,
 ) -> dict[str, Lock]:
     """
-    Take the lock on all nodes; return whose it was, by node, where `steal` took it over.
+    Lock all nodes; return {node: previous owner} for locks that `steal` took over.
 
     Raises `FleetError` with owner, since and what where another one, or a deploy, has it, or a node
     does not say.
@@ -66,7 +66,7 @@ def take(
 
 
 def release(ask: Ask, nodes: Sequence[str], upgrade: str) -> tuple[str, ...]:
-    """Give the lock back; return a sentence for each node that may still have it."""
+    """Unlock the nodes; return a sentence for each node that may still be locked."""
     if not nodes:
         return ()
     problems: list[str] = []

@@ -57,7 +57,7 @@ def lock(
     upgrade: str, owner: str, origin: str, what: str, *, steal: bool = False, look: bool = False
 ) -> NodeQuestion:
     """
-    Take the node's lock for an upgrade, unless another one, or a deploy, has it: `LockAnswer`.
+    Lock the node for an upgrade, unless another upgrade or a deploy holds it: `LockAnswer`.
 
     `owner` is who (`ann@laptop`), `origin` from where (a directory, a host), `what` what for, in
     words. Taken by the same upgrade again it stays as it is. `steal` takes it from another one, and
@@ -77,7 +77,7 @@ def lock(
 
 
 def unlock(upgrade: str) -> NodeQuestion:
-    """Give the lock back, if this upgrade has it: `LockAnswer`. Another's stays."""
+    """Unlock the node if this upgrade holds the lock: `LockAnswer`. Other locks stay."""
     return _question("unlock", SHORT_SECONDS, "the lock", id=upgrade)
 
 
@@ -93,7 +93,7 @@ def cordon(by: str, why: str, *, upgrade: str | None = None) -> NodeQuestion:
 
 def uncordon(*, upgrade: str | None = None, force: bool = False) -> NodeQuestion:
     """
-    Take the mark away: `Marks`, with a `problem` where another owner has it.
+    Remove the cordon: `Marks`, with a `problem` if another owner set it.
 
     An upgrade lifts its own only. A person (None) lifts a person's, and an upgrade's with `force`.
     """
@@ -118,7 +118,7 @@ def drain(
 def undrain(
     replicas: Iterable[str], *, upgrade: str | None = None, force: bool = False
 ) -> NodeQuestion:
-    """Take marks away: `Marks`; as `uncordon`."""
+    """Remove drain marks: `Marks`; as `uncordon`."""
     return _question(
         "undrain",
         SHORT_SECONDS,
@@ -161,7 +161,7 @@ def switch(
     upgrade: str, units: Iterable[str] | None = None, *, stop_seconds: float
 ) -> NodeQuestion:
     """
-    Have units run what `deploys/prepare.py` has put into `next/`: `SwitchAnswer`.
+    Switch units to what `deploys/prepare.py` has put into `next/`: `SwitchAnswer`.
 
     What they were is kept as `upgrade`'s, once: switching again, after a kill too, records nothing
     again. `units` None: all of `next/`, and those that it lists for removal. One that already runs
@@ -182,7 +182,7 @@ def restore(
     upgrade: str, units: Iterable[str] | None = None, *, stop_seconds: float
 ) -> NodeQuestion:
     """
-    Have units run what they ran before `switch`: `SwitchAnswer`. Needs no network.
+    Switch units back to what they ran before `switch`: `SwitchAnswer`. Needs no network.
 
     `units` None: all that are kept as `upgrade`'s. What is not kept, for its switch never began, is
     as it was: `unchanged`.

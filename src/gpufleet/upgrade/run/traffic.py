@@ -54,7 +54,7 @@ class Frontends:
 
     def set_servers(self, do: Literal["drain", "ready"], servers: Servers, seconds: float) -> None:
         """
-        Have servers get no more requests, or get them again.
+        Drain servers of requests, or make them ready again.
 
         Tries for at most `seconds`. Raises `FleetError` where one of them was not told.
         """

@@ -143,13 +143,13 @@ class Journal:
         return entry
 
     def _cut_off(self) -> None:
-        """Take off what a failed write (a full disk) has left: the next one is a whole line."""
+        """Remove the rest of a failed write (a full disk), so that the next one is a whole line."""
         if os.fstat(self._file).st_size != self._whole:
             os.ftruncate(self._file, self._whole)
             os.fsync(self._file)
 
     def close(self) -> None:
-        """Let another process write."""
+        """Close the file, so that another process may write."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

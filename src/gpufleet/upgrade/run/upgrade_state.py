@@ -193,7 +193,7 @@ def _plan(state: State, said: Mapping[str, Any]) -> State:
 
 
 def _resume(state: State) -> State:
-    """Take up what was left: groups that are stuck, too, for another attempt."""
+    """Clear pause and stop, and give stuck groups another attempt."""
     return replace(
         state,
         paused=(),
