@@ -28,7 +28,7 @@ DEPLOY_SECONDS = 1800
 
 
 def run(lab_id: str) -> None:
-    """Bring the lab up, deploy it, show what came of it; raises FleetError when it does not."""
+    """Start the lab, deploy it, show the result; raises FleetError on a failure."""
     console = Console()
     began = time.monotonic()
 

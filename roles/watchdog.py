@@ -21,7 +21,7 @@ def watchdog(here: NodePlan) -> None:
     Converge the watchdog of this node's stages: one program for all, none where none is watched.
 
     Behind the stages: a new one that it is told of runs already, and whatever changes here restarts
-    the watchdog alone. Dumps stay when it goes.
+    the watchdog alone. Dumps remain when the watchdog is removed.
     """
     told = configuration(here)
     node = Converge(wanted(told), probed=False)

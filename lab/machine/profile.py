@@ -39,15 +39,15 @@ class Profile:
         return Profile(self.name, tuple(lines))
 
     def text(self, key: str, otherwise: str = "") -> str:
-        """Return what is said of the machine as a whole."""
+        """Return a value of the whole machine."""
         return self._values.get(key, (0, ""))[1] or otherwise
 
     def number(self, key: str, otherwise: int = 0) -> int:
-        """Return a number that is said of the machine, decimal or hexadecimal."""
+        """Return a number of the whole machine, decimal or hexadecimal."""
         return int(self.text(key) or str(otherwise), 0)
 
     def gpu(self, index: int, key: str, otherwise: str = "") -> str:
-        """Return what is said of one GPU, in a line of its own or in one for all."""
+        """Return a value of one GPU, from its own line or from the line for all GPUs."""
         lines = (self._values.get(f"gpu.{which}.{key}", (-1, "")) for which in (index, "*"))
         return max(lines)[1] or otherwise
 

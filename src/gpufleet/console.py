@@ -33,7 +33,7 @@ def new_table(*columns: str, whole: Collection[str] = ()) -> Table:
     """
     Return an empty table in gpufleet's style.
 
-    Columns that are `whole` are never folded: what is in them is copied, as a flag.
+    Columns in `whole` are never wrapped: people copy their values, such as flags.
     """
     from rich.table import Table
 

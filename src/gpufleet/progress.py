@@ -126,7 +126,7 @@ def download_text(done: int, total: int, left: Iterable[str]) -> str:
 
 def wait_text(noun: str, total: int, left: Iterable[str], seconds: float) -> str:
     """
-    Return how many of so many things are there, and which are waited for.
+    Return how many of the expected things have arrived, and which are missing.
 
     >>> waited_for("node", 64, ["gpu-31", "gpu-12", "gpu-07"], 12.3)
     '61 of 64 nodes after 12 s, 3 left: gpu-07, gpu-12, gpu-31'

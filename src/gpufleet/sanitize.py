@@ -18,7 +18,7 @@ LINE_CHARACTERS = 1000
 
 def printable(text: str) -> str:
     r"""
-    Return `text` with what is not printable, except line ends, as Python writes it.
+    Return `text` with unprintable characters, except line ends, escaped as Python does.
 
     That is every control and format character of Unicode (C0 and C1 controls, directional
     overrides, zero-width characters), lone surrogates, and spaces that are not U+0020.

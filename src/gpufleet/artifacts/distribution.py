@@ -105,8 +105,8 @@ def plan_distribution(
     `wanting` are the nodes that need it in this run and may have it, in the inventory's order.
     `looks` are theirs and those of others who may have it already: a node that has it sends it, the
     first of `wanting` before the first of the others; where none has it, the first makes it.
-    `right` are the digests that it may have, by kind of node; None: any. A node with another one
-    gives it to no other node, and keeps it.
+    `right` are the digests that it may have, by kind of node; None: any. A node with a
+    different one keeps it and is no source for other nodes.
     """
     alone = {
         node: said if isinstance(said := looks.get(node), str) else "it was not queried"

@@ -75,7 +75,7 @@ class MissingFileError(FleetError):  # a finding of one file, which the caller m
 
 
 class Folder:
-    """A bundle's folder: what is in it, and bringing more. One process at a time (`opened`)."""
+    """A bundle's folder: its files, and downloads into it. One process at a time (`opened`)."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -85,7 +85,7 @@ class FileHandler(BaseHTTPRequestHandler):
                 time.sleep(1)
 
     def head(self, status: HTTPStatus, headers: dict[str, str]) -> None:
-        """Send what comes before a body."""
+        """Send the status line and the headers."""
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)

@@ -72,7 +72,7 @@ FIRST_CUDA: Mapping[tuple[int, int], tuple[int, int]] = {
 
 
 def branch(name: str) -> Branch | None:
-    """Return what is known of a branch; None of one that is not in the table."""
+    """Return the table's entry of a branch; None if it has none."""
     return BRANCHES.get(name)
 
 

@@ -191,7 +191,7 @@ def _answers(
     ask: Callable[[], Iterator[Problem]],
     gpu: GpuId | None = None,
 ) -> Iterator[Finding]:
-    """Yield what a check has to say; that all is well, if it has nothing to say."""
+    """Yield a check's findings; one that all is well if it has no problem."""
     problems = []
     try:
         for problem in ask():

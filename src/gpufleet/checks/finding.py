@@ -203,7 +203,7 @@ class Report:
         return found
 
     def missing_gpu_findings(self, node: str) -> tuple[Finding, ...]:
-        """Return what is said of GPUs that should be there and that NVML does not list."""
+        """Return the findings on expected GPUs that NVML does not list."""
         return tuple(
             f for f in self.node_findings[node] if f.gpu and f.gpu.index is None and f.stops
         )

@@ -296,7 +296,7 @@ _MACHINE_LADDER = (
 
 
 def _place(text: str) -> str:
-    """Return a PCI address as sysfs writes it; what is none as it stands."""
+    """Return a PCI address as sysfs writes it; any other text unchanged."""
     return sysfs_bus_id(text) if text.count(":") == 2 else text  # domain:bus:device
 
 

@@ -223,7 +223,7 @@ def _usual_of_twin(node: Reading) -> dict[tuple[str, Any], Any]:
 
 @cached_answer
 def _node_values(node: Reading) -> dict[str, Mapping[str, Any]]:
-    """Return, by fact, what a node tells of each device; an answer that makes no sense is none."""
+    """Return {fact: {device: value}} of a node; None for answers that make no sense."""
     found: dict[str, Mapping[str, Any]] = {}
     for fact in JUDGED_OF_NODE:
         try:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class InterruptKeys:
-    """Ctrl-C while an upgrade runs: once finishes what is in hand, twice stops at once."""
+    """Ctrl-C while an upgrade runs: once finishes the groups in progress, twice stops at once."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal

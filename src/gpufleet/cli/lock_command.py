@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpufleet.settings.gpu_lock import GpuLock
 
 CHANGED = 1
-"""Exit status of `--dry` where the file would be another."""
+"""Exit status of `--dry` if the file would change."""
 
 
 @fleet_command("lock")

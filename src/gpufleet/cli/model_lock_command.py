@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpufleet.inventory.loader import Fleet
 
 CHANGED = 1
-"""Exit status of `--dry` where a file would be another."""
+"""Exit status of `--dry` if the file would change."""
 
 
 def lock_models(inventory_file: str, *, dry: bool) -> int:

@@ -1,8 +1,8 @@
 """What has to happen on a node: wanted against seen, as words for people and commands for shells.
 
 Pure. `difference(wanted, snapshot)` is the only place where the two are compared: the dry run, the
-run itself and the hunt for drift read the same `Difference`. What could not be read, and what must
-not be overwritten, is a problem: the part that has one does nothing at all.
+run itself and the hunt for drift read the same `Difference`. A fact that could not be read and a
+file that must not be overwritten are problems: a part with a problem does nothing at all.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Difference:
 
 
 def difference(wanted: DesiredState, snapshot: Snapshot) -> Difference:
-    """Compare what is wanted with what was seen; the same input always gives the same answer."""
+    """Compare the desired state with a snapshot; the result depends on nothing else."""
     return Difference(
         packages=_packages(wanted, snapshot),
         accounts=_accounts(wanted, snapshot),

@@ -47,7 +47,7 @@ class Packages:
 
 
 def packages(wanted: DesiredState, snapshot: Snapshot) -> Packages:
-    """Compare what is wanted of packages with what was seen."""
+    """Compare the desired packages with a snapshot."""
     if not any(wanted.values_of(kind) for kind in (Package, NoPackage, Lockstep, ModuleStream)):
         return Packages()
     manager = snapshot.package_manager

@@ -1,4 +1,4 @@
-"""What a schema cannot say of a flag: what replaced it, what it came to mean, why.  Pure.
+"""Facts about flags that a schema lacks: replacements, changed meanings, reasons.  Pure.
 
 Contract: `changes()` is the table in data/changes.json, written by hand from the sources of the
 releases in `schema.versions()` and from their release notes. A schema shows that a name is gone;
@@ -152,7 +152,7 @@ def _by_name() -> Mapping[str, tuple[Change, ...]]:
 
 
 def for_name(name: str) -> tuple[Change, ...]:
-    """Return what is known of a flag (with its dashes) or a variable, oldest first."""
+    """Return the changes of a flag (with its dashes) or a variable, oldest first."""
     if name.startswith("--"):
         head, dot, tail = name.partition(".")
         name = head.replace("_", "-") + dot + tail

@@ -63,7 +63,7 @@ class Explanation:
 
     `entry` is None for a name without an entry. `there` is what release `version`
     has under that name; `accepted` are the runs of packaged releases that take it, `defaults` those
-    with one default. `base` is the flag that it is another name or the negation of.
+    with one default. `base` is the flag of which this is an alias or the negation.
     """
 
     name: str

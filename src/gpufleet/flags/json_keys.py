@@ -34,7 +34,7 @@ _REPLACED = {
 
 
 class Gone(NamedTuple):
-    """A key that a release has no more."""
+    """A key that a release no longer has."""
 
     last: str
     """The last release that is known to have it."""
@@ -45,7 +45,7 @@ class Gone(NamedTuple):
 
 
 def gone(json_class: str, key: str, version: str) -> Gone | None:
-    """Return what became of a key that a release does not have; None: no older one has it."""
+    """Return when a key was removed, and its replacement; None: no older release has it."""
     at = sort_key(version)
     last, since = None, None
     for release in schema.versions():

@@ -221,7 +221,7 @@ def human_readable(text: str) -> int | None:
     """
     Return the number that vLLM reads in a text such as 25.6k (1000s) or 2M (1024s).
 
-    None if it is none; 1.5K is none, either.
+    None if it is not one; 1.5K is not, either.
 
     >>> human_readable("1k"), human_readable("1K"), human_readable("1.5K")
     (1000, 1024, None)

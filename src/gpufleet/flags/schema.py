@@ -276,7 +276,7 @@ def from_document(document: Mapping[str, Any]) -> Schema:
     """
     Return the schema that `extract` wrote.
 
-    Raises `FleetError` if the document is none, or another format's.
+    Raises `FleetError` if the document is invalid, or has another format.
     """
     if not isinstance(document, Mapping) or document.get("schema", FORMAT) != FORMAT:
         raise FleetError(

@@ -43,7 +43,7 @@ from gpufleet.sizing.fit import size
 
 @dataclass(frozen=True)
 class Assessment:
-    """The plan, the nodes that it is made on, and sentences worth knowing beside it."""
+    """The plan, the nodes that it is made for, and remarks."""
 
     nodes: Mapping[str, Node]
     plan: FleetPlan
@@ -170,7 +170,7 @@ def _problems_of_any_plan(there: PlanInputs) -> Iterator[str]:
 
 def plan_known_nodes(there: PlanInputs, *, judged: bool = True) -> Assessment:
     """
-    Return the plan and, if it is to be judged, what is worth knowing beside it.
+    Return the plan and, if it is to be judged, its remarks.
 
     Raises `FleetError` with what stands in the way; where no plan is found, also with what is wrong
     with settings and flags in any plan.

@@ -171,5 +171,5 @@ def _read_from_nodes(path: str, documents: Iterable[Mapping[str, Any]]) -> Model
 
 
 def _positive(count: Any) -> int | None:
-    """Return a number of bytes, None for what is none: a file that was cut off says less than 0."""
+    """Return a number of bytes, or None for any other value: a truncated file gives less than 0."""
     return count if isinstance(count, int) and count > 0 else None

@@ -218,7 +218,7 @@ def gateway_targets(
     *, planned: bool = False, and_running: bool = False, required: bool = True
 ) -> MonitoringTargets | None:
     """
-    Return what the current node is a gateway of; None if it is none.
+    Return the targets of the current node's gateway; None if it is not a gateway.
 
     Of vLLM that is what nodes are found to run; with `planned` what the plan says, and with
     `and_running`, until it is carried out, what runs besides. A node that gives no answer costs
@@ -488,7 +488,7 @@ def _has_key(settings: NodeSettings) -> bool:
 
 
 def _log_plan(found: Assessment) -> Assessment:
-    """Log a plan with its reasons, and what is worth knowing beside it."""
+    """Log a plan with its reasons and remarks."""
     stages = found.plan.stages
     logger.info("--> Plan: %d stages on %d nodes", len(stages), len({s.node for s in stages}))
     for reason in found.plan.reasons:

@@ -2,7 +2,7 @@
 
 A lock is only read from nodes that agree: one whose parts are of different versions, or that
 differs from the others, is named with what differs, and nothing is locked. A value that could not
-be read is said to be so, and never taken for "none".
+be read is reported as unread, and never taken for "none".
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def system_objections(lock: GpuLock, system: System) -> Iterator[Objection]:
 
 def python_objections(lock: GpuLock, interpreter: str, python: str) -> Iterator[Objection]:
     """
-    Yield whether the node's Python is another than the locked one.
+    Yield an objection if the node's Python differs from the locked one.
 
     `interpreter` is `vllm.python`, `python` the version of the node's own, as "3.12.3". The path
     of another interpreter says its version itself, or nothing here knows it.

@@ -132,7 +132,7 @@ def is_ini(text: str) -> bool:
 
 
 def read_ini(text: str) -> Source:
-    """Return the inventory of an INI file. Raises `FleetError` with the lines that are none."""
+    """Return the inventory of an INI file. Raises `FleetError` with the invalid lines."""
     found = _Inventory()
     problems: list[str] = []
     name, kind = _UNGROUPED, "hosts"
@@ -181,7 +181,7 @@ def read_hosts(text: str) -> tuple[Any, ...]:
     """
     Return the hosts of an inventory, YAML or INI: names, or (name, how it is reached).
 
-    Raises `FleetError` for a text that is none.
+    Raises `FleetError` for any other text.
     """
     if is_ini(text):
         source = read_ini(text)

@@ -72,14 +72,14 @@ def _where(error: yaml.YAMLError | ValueError) -> str:
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """Return a mapping with names as keys; {} for what is none."""
+    """Return a mapping with names as keys; {} for anything else."""
     if not isinstance(value, Mapping):
         return {}
     return {str(key): below for key, below in value.items()}
 
 
 def items(value: Any) -> list[Any]:
-    """Return a list as it is; [] for what is none."""
+    """Return a list as it is; [] for anything else."""
     return value if isinstance(value, list) else []
 
 

@@ -236,7 +236,7 @@ def release_of(image: str) -> str | None:
 
 
 def image_note(image: str) -> Note:
-    """Return what is said of an image."""
+    """Return the note on an image."""
     version = release_of(image)
     today = f": it runs vLLM {version} today" if version else ""
     return Note(f"image {image} is dropped, vllm.version says the release{today}")

@@ -70,7 +70,7 @@ _RENAMED = {
 
 
 class FlagSettings:
-    """The flags of one server; what becomes of them goes to its findings."""
+    """The flags of one server; the outcome of each is in its findings."""
 
     def __init__(self, schema: Schema, found: Findings, published: int | None) -> None:
         """Take the port that the server's container publishes, if one does."""

@@ -26,7 +26,7 @@ _HAVE_NO_FP8 = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class MoeChoice:
-    """What becomes of such a variable: arguments to add, and why; `decide`: a person has to."""
+    """Outcome of such a variable: arguments to add, and why; `decide`: a person has to."""
 
     arguments: tuple[str, ...]
     why: str
@@ -35,7 +35,7 @@ class MoeChoice:
 
 def moe_choice(name: str, variables: Mapping[str, str], quantization: str | None) -> MoeChoice:
     """
-    Return what becomes of one of `MOE_VARIABLES`.
+    Return the outcome of one of `MOE_VARIABLES`.
 
     `variables` are all of the server, `quantization` is what its command line says; None: nothing,
     so the checkpoint decides.

@@ -26,7 +26,7 @@ def without_secrets(line: Placed, schema: Schema, found: Findings) -> Placed:
 
 
 def _secret_at(line: Placed, at: int, schema: Schema, found: Findings) -> set[int]:
-    """Return the indices of the words of a secret that begins at an index; none: there is none."""
+    """Return the indices of the words of a secret that begins at an index, if one does."""
     word = line.words[at]
     name, equals, value = word.partition("=") if word[:1] == "-" else (word, "", "")
     plain = name.lower().replace("_", "-")

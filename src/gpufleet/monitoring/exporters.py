@@ -89,7 +89,7 @@ class Access:
         )
 
     def started_with(self) -> dict[str, str]:
-        """Return the hashes of the credentials: another one means a restart."""
+        """Return the hashes of the credentials; a changed hash means a restart."""
         return {
             f"credential {name}": hashlib.sha256(content).hexdigest()
             for name, content in self.credentials.items()

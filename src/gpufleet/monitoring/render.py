@@ -54,7 +54,7 @@ def rule_settings(monitoring: Monitoring, nodes: Mapping[str, NodeVars]) -> Rule
 def prometheus(
     monitoring: Monitoring, nodes: Mapping[str, NodeVars], wanted: Iterable[Scrape]
 ) -> dict[str, bytes]:
-    """Return what Prometheus reads when it starts or is told to: another one needs a reload."""
+    """Return the files that Prometheus reads at a start or a reload: a change needs a reload."""
     rules = rule_files(rule_settings(monitoring, nodes))
     return {
         "prometheus.yml": prometheus_yml(monitoring, wanted).encode(),
@@ -63,7 +63,7 @@ def prometheus(
 
 
 def targets(wanted: Iterable[Scrape]) -> dict[str, bytes]:
-    """Return what Prometheus reads again by itself."""
+    """Return the files that Prometheus rereads without a reload."""
     return {each.file: each.content.encode() for each in wanted}
 
 

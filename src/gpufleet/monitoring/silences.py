@@ -56,7 +56,7 @@ def duration(text: str) -> dt.timedelta:
     """
     Return a length of time: `30m`, `2h`, `90s`.
 
-    Raises `FleetError` for what is none, and for more than a day.
+    Raises `FleetError` for an invalid duration, and for more than a day.
 
     >>> duration("90s")
     datetime.timedelta(seconds=90)

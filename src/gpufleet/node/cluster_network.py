@@ -422,7 +422,7 @@ def _hcas(
     documents: Mapping[str, Mapping[str, Any]], gpus: Mapping[str, Collection[int]]
 ) -> tuple[dict[str, tuple[str, ...]], str]:
     """
-    Return the HCAs of each node that NCCL is to use, and what is to be said if some must not.
+    Return the HCAs of each node for NCCL, and a remark if some must not be used.
 
     Ports of one link layer on all nodes: InfiniBand does not talk to RoCE.
     """

@@ -88,7 +88,7 @@ class Converge:
         return _call(accounts, self, arguments)
 
     def files(self, **arguments: Any) -> OperationMeta:
-        """Put directories, files and links in place, remove what is to be absent."""
+        """Place directories, files and links; remove those that must be absent."""
         return _call(files, self, arguments)
 
     def lines(self, **arguments: Any) -> OperationMeta:
@@ -147,7 +147,7 @@ def accounts(node: Converge | DesiredState) -> Commands:
 
 @operation()
 def files(node: Converge | DesiredState) -> Commands:
-    """Put directories, files and links in place, remove what is to be absent."""
+    """Place directories, files and links; remove those that must be absent."""
     yield from _converge(node, lambda found: found.files)
 
 

@@ -49,9 +49,9 @@ LOOK_SECONDS = 30
 
 def is_copied(artifact: Artifact | None) -> bool:
     """
-    Return whether what the current node lacks comes from another one; if not, it is to make it.
+    Return whether the current node gets what it lacks from another node; else it makes it.
 
-    While preparing, what it is about to make is logged, with those for whom.
+    While preparing, the things to make are logged, with the nodes that need them.
     """
     if artifact is None or not artifact.has_other_nodes:
         return False

@@ -145,14 +145,14 @@ def show_elapsed(what: str, seconds: float) -> Generator[None]:
 
 @dataclass(frozen=True)
 class _Look:
-    """What is said of which look: `read` takes the time and the document that `program` prints."""
+    """One progress look: `read` takes the time and the document that `program` prints."""
 
     what: str
     program: Callable[[], str] | None = None
     read: Callable[[float, Mapping[str, Any]], str] = lambda _now, _seen: ""
 
     def text(self, state: State, host: Host) -> str | None:
-        """Look once; return what that comes to, None if nothing is to be said."""
+        """Look once; return the progress line, None if there is nothing to report."""
         if self.program is None:
             return self.what
         text = self.program()

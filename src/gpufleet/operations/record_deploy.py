@@ -40,7 +40,7 @@ def read_facts(node: Converge) -> Generator[StringCommand]:
 @operation()
 def record_deploy(deploy: str) -> Generator[StringCommand]:
     """
-    Write down on the node that a deploy came to its end, and what the check found. No change of it.
+    Write on the node that a deploy has finished, and what the check found. Not counted as a change.
 
     For nodes with GPUs it is the check of the probe that the run began with; one of a node that the
     run has changed since is written again.

@@ -68,7 +68,7 @@ def remove_part(part: Part) -> Commands:
 
 
 def ask_remains(part: Part, action: str = "look") -> Mapping[str, list[str]] | None:
-    """Return what is there of a part; with `remove` what is left of it. None: no answer."""
+    """Return what exists of a part; with `remove`, what remains of it. None: no answer."""
     program = payload.program("converge/remove", action=action, **asdict(part))
     seconds = LOOK_SECONDS if action == "look" else REMOVE_SECONDS
     said: dict[str, Any] = host.get_fact(NodeRemains, _stdin=program, _timeout=seconds)

@@ -30,7 +30,7 @@ def remarks(
     documents: Mapping[str, Mapping[str, Any]],
 ) -> tuple[str, ...]:
     """
-    Return a sentence for each, with the key, what comes of it, and what to write.
+    Return a sentence for each, with the key, its effect, and what to write.
 
     `documents` are the nodes' probes.
     """

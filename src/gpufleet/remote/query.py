@@ -1,4 +1,4 @@
-"""Ask every node at once what it is, and take what comes within the deadline.
+"""Probe all nodes at once, and collect the answers within the deadline.
 
 A node that cannot be reached, that has no python3, that hangs or that prints nonsense costs itself
 only: what it gives is a sentence that says why, instead of a document.

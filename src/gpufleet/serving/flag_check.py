@@ -222,7 +222,7 @@ def _place(key: KeyPath, origins: Origins) -> str:
 
 
 def _remedies(schema: Schema, problem: Problem) -> Iterator[str]:
-    """Yield what to write, then what a person has to know besides."""
+    """Yield what to write, then what else a person must know."""
     written = None if problem.rewritten is None else as_settings(problem.rewritten)
     variable = problem.kind is Kind.ENVIRONMENT
     if written == "":

@@ -12,7 +12,7 @@ from gpufleet.serving.rank_status import iso, reason
 
 @dataclass(frozen=True)
 class Change:
-    """An upgrade that has its lock on nodes: it goes on, or waits to be resumed."""
+    """An upgrade that locks nodes: it is running, or waits to be resumed."""
 
     lock: Lock
     """As the first of its nodes has it."""

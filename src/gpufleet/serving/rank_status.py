@@ -317,5 +317,5 @@ def _words(known: Mapping[str, Any], exited: Mapping[str, Any], status: str) -> 
 
 
 def _number(exited: Mapping[str, Any], status: str) -> str | None:
-    """Return the exit status that `readiness.likely_cause` knows; a signal is none."""
+    """Return the exit status for `readiness.likely_cause`; None after a signal."""
     return status if exited.get("exit_code") == "exited" else None

@@ -59,7 +59,7 @@ class ReplicaStatus:
 
 @dataclass(frozen=True)
 class FleetStatus:
-    """All replicas, by name, and what is not known of the fleet."""
+    """All replicas by name, and the unknown parts of the fleet."""
 
     replicas: tuple[ReplicaStatus, ...]
     silent: Mapping[str, str]
@@ -218,7 +218,7 @@ def _estranged(ranks: Sequence[RankStatus]) -> Iterator[tuple[Health, str]]:
 def _compared(
     replicas: Iterable[ReplicaStatus], declared: Mapping[str, NodeVars], silent: Mapping[str, str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return sentences on what is declared and not there, and on what is there and not declared."""
+    """Return sentences on declared replicas that are missing, and on undeclared ones."""
     counts: dict[str, int] = defaultdict(int)
     for replica in replicas:
         counts[replica.model] += 1

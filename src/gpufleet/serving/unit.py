@@ -56,7 +56,7 @@ class UnitFile:
     path: str
     content: str
     fingerprint: str
-    """SHA-256 over everything the process is started with; another one means a restart."""
+    """SHA-256 over everything the process is started with; a changed one means a restart."""
 
     @property
     def file(self) -> File:

@@ -22,7 +22,7 @@ _UUIDS_SINCE = (0, 24)
 
 def rank(stage: Stage, model: Served, vllm: Vllm) -> launch.Rank:
     """
-    Return what a stage of a replica over nodes is started with besides.
+    Return the additional variables of a stage of a multi-node replica.
 
     Raises `FleetError` for what the release or the model cannot be given.
     """
@@ -139,8 +139,8 @@ def _visible(stage: Stage, vllm: Vllm) -> tuple[str, ...]:
     """
     UUIDs where vLLM takes them, else indices.
 
-    An index is another GPU after a reboot in which one before it was not found; a UUID is that GPU
-    or none.
+    An index names a different GPU after a reboot that did not find one before it; a UUID names that
+    GPU or none.
     """
     major, minor, *_ = vllm.version.split(".")
     if (int(major), int(minor)) >= _UUIDS_SINCE:

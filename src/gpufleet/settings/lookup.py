@@ -219,7 +219,7 @@ def _description(section: type[BaseModel] | None, field: FieldInfo) -> str:
 
 
 def _unit(model: type[BaseModel], name: str, field: FieldInfo) -> str:
-    """Return the unit of a number; "" of what is none."""
+    """Return the unit of a number; "" for other values."""
     if not any(kind in _NUMBERS for kind in _scalars(field.annotation)):
         return ""
     for key in (f"{model.__name__}.{name}", name):

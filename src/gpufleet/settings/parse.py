@@ -28,7 +28,7 @@ class SettingsError(Exception):  # it is a list of mistakes, not a program error
     """
     What is wrong in a node's variables: pairs of (key path, sentence).
 
-    `against`: of a key that contradicts another one, the path of that one.
+    `against`: the path of the other key, if two contradict each other.
     """
 
     def __init__(

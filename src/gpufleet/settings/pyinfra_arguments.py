@@ -24,7 +24,7 @@ ARGUMENTS: Mapping[str, Any] = {
 
 
 def value_problem(key: str, value: Any) -> str | None:
-    """Return why a value is none for a variable; None: it is, or its type is unknown."""
+    """Return why a value does not fit a variable; None: it does, or its type is unknown."""
     kind = SSH.get(key) or ARGUMENTS.get(key)
     if kind is None:
         return None

@@ -68,7 +68,7 @@ def parse_hosts(
     Return the hosts that words name.
 
     `configured` has for each word's host its settings in ~/.ssh/config, as paramiko reads it;
-    `user` logs in where nothing names another. Raises `FleetError` with every word that is none.
+    `user` logs in where nothing names another. Raises `FleetError` with every invalid word.
     """
     found, problems = [], []
     for word in words:

@@ -54,7 +54,7 @@ class Hub:
     token_file: str | None = None
     cache: str | None = None
     offline: bool = False
-    """Only what is in the cache."""
+    """Read from the cache alone."""
 
 
 def read(

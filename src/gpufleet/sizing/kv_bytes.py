@@ -47,7 +47,7 @@ _EVERY_BLOCK = frozenset({"mamba1", "mamba2"})
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """All that the arithmetic of the KV cache depends on, besides the memory there is for it."""
+    """Everything that the KV cache's size depends on, except for the available memory."""
 
     stages: tuple[tuple[Cache, ...], ...]
     """The caches that each pipeline stage's layers have, in the layers' order; those of a draft

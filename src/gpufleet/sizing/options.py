@@ -51,7 +51,7 @@ class Options:
     lora: Lora | None = None
     """With `--enable-lora`."""
     cpu_offload_gib: float = 0.0
-    """`--cpu-offload-gb`: so much of a rank's layers lies in the node's memory."""
+    """`--cpu-offload-gb`: the part of a rank's layers that lies in the node's memory."""
     pooling: bool = False
     """`--runner pooling`: it embeds or scores, and samples nothing."""
     language_model_only: bool = False

@@ -44,7 +44,7 @@ def hold(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def look(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Return what is in the way."""
+    """Return the lock or deploy that holds the node."""
     lock, living = change_files.document(change_files.LOCK), deploy_mark.living_deploy()
     way = deploy_mark.deploy_obstacle(asked["id"], asked.get("upgrade"), lock, living)
     return {

@@ -165,7 +165,7 @@ def sync(folder: str) -> None:
 
 
 def must_be_name(text: Any) -> str:
-    """Return an upgrade's, unit's or replica's name. Raises `RefusedError` for what is none."""
+    """Return an upgrade's, unit's or replica's name. Raises `RefusedError` for an invalid one."""
     plain = str(text)
     known = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._@:-")
     if not plain or plain.startswith(".") or not set(plain) <= known:

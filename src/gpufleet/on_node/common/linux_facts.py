@@ -29,7 +29,7 @@ ANSWERS: dict[str, Any] = {}
 
 
 def known_answer(name: str, call: Callable[[], Any]) -> Any:
-    """Return what is known beforehand under a name, else what the call returns."""
+    """Return the value recorded under a name, else what the call returns."""
     return ANSWERS[name] if name in ANSWERS else call()
 
 

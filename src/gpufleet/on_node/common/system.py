@@ -132,7 +132,7 @@ def disk(path: str) -> dict[str, Any]:
 
 
 def known_disk(disks: dict[str, Any], path: str) -> Any:
-    """Return what is known of the longest path that holds this one."""
+    """Return the entry of the longest path that contains this one."""
     while path not in disks and path != "/":
         path = os.path.dirname(path)
     return disks[path]

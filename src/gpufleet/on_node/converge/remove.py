@@ -152,7 +152,7 @@ def look(wanted: Dict[str, Any]) -> Found:
 
 
 def remove(wanted: Dict[str, Any]) -> None:
-    """Take away what is there: what runs first, marks last."""
+    """Remove what exists: running units first, marks last."""
     found = look(wanted)
     if found["units"]:
         run("systemctl", "disable", "--now", "--", *found["units"], seconds=STOP_SECONDS)
@@ -196,7 +196,7 @@ def remove_path(path: str) -> None:
 
 
 def main() -> None:
-    """Look, remove if asked, print what is there."""
+    """Look, remove if asked, and print what remains."""
     if PARAMETERS["action"] == "remove":
         remove(PARAMETERS)
     print(json.dumps({"schema": 1, "error": "", "found": look(PARAMETERS)}))

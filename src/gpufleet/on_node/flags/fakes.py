@@ -159,7 +159,7 @@ EXTENSIONS: "dict[str, Any]" = {
 
 
 class Namespace:
-    """A module that has what is in `names`; whatever else is asked of it is absent."""
+    """A module with the names of `names`; any other name is absent."""
 
     def __init__(self, name: str, names: Mapping[str, Any]) -> None:
         self.__dict__.update(names)

@@ -91,7 +91,7 @@ def unit_properties(units: Sequence[str]) -> dict[str, dict[str, str]]:
 
 
 def stages() -> list[str]:
-    """Return the names of our stages' units; another's vllm-router.service is none."""
+    """Return the units of gpufleet's stages, without others such as vllm-router.service."""
     found = read(names, UNITS)
     if is_missing(found):
         return []

@@ -70,7 +70,7 @@ def gpu(index: int) -> Dict[str, Any]:
 
 
 def is_number(answer: Any) -> bool:
-    """Return whether an answer is a value; NVML's own garbage is none."""
+    """Return whether an answer is a value, and not one of NVML's invalid markers."""
     return isinstance(answer, (int, float)) and not is_missing(answer)
 
 

@@ -97,7 +97,7 @@ def host() -> Dict[str, Any]:
 
 
 def deploys() -> List[str]:
-    """Return the deploys that came to their end here once."""
+    """Return the deploys that have finished on this node before."""
     found = read(names, DEPLOYS)
     return [] if is_missing(found) else [each for each in found if re.fullmatch(r"[a-z]+", each)]
 

@@ -27,7 +27,7 @@ Known = Dict[str, Any]
 
 
 class Counted:
-    """What was counted before, and what comes to it as the log arrives."""
+    """The counts so far, and those added as the log arrives."""
 
     def __init__(self, known: Known) -> None:
         self.counts: Dict[str, int] = dict(known.get("counts", {}))

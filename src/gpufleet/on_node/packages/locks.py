@@ -131,7 +131,7 @@ def start_time(pid: int) -> str:
 
 
 def take(path: str, seconds: float) -> int:
-    """Take gpufleet's lock for this process's life; raise `LockedError` at the end."""
+    """Lock gpufleet's lock file for this process's life; raises `LockedError` on a timeout."""
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 

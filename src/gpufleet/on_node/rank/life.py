@@ -108,7 +108,7 @@ class Rank:
     # What heads and workers do differently
 
     def sockets(self) -> list[Any]:
-        """Return what is waited for besides the links."""
+        """Return what else is awaited, apart from the links."""
         return []
 
     def advance(self, now: float) -> None:

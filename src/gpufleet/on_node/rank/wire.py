@@ -253,5 +253,5 @@ class Link:
 
 
 def number(value: Any) -> int:
-    """Return a peer's count, or 0, which is none."""
+    """Return a peer's count; 0 if it is invalid."""
     return value if isinstance(value, int) else 0

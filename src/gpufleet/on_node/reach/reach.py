@@ -64,7 +64,7 @@ SIZES = (576, 1280, 1380, 1400, 1420, 1450, 1460, 1480, 1500, 2044, 4096, 8192, 
 
 
 class Peer:
-    """One of the others, and what is known of the way there and back."""
+    """A peer, and the results of both directions."""
 
     def __init__(self, node: str, given: Dict[str, Any], mtu: int) -> None:
         self.node = node
@@ -336,7 +336,7 @@ class Exchange:
             self.datagrams.sendto(content, (peer.address, peer.udp))
 
     def receive(self) -> None:
-        """Note what came, and from where."""
+        """Record a datagram and its source."""
         assert self.datagrams is not None
         for _ in range(500):
             try:

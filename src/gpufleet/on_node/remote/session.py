@@ -5,7 +5,7 @@ standard library, some 60 ms of its processor. Here each is a fork of a process 
 It is for programs that read and are short; what lasts, or must outlive the connection, is started
 by itself.
 
-Asked is by a line `LENGTH SECONDS` and so many bytes of program; the answer is a line of JSON,
+A request is a line `LENGTH SECONDS` and LENGTH bytes of program; the answer is a line of JSON,
 `{"status": N, "out": BYTES, "error": BYTES}`, and both outputs. A status of None: it had not ended
 after so many seconds, or printed more than `MOST`, and was killed. Before the first answer stands a
 line with `READY`, for a login may have printed something of its own.

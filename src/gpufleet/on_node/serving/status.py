@@ -297,7 +297,7 @@ def members(words: list[str]) -> Iterator[str]:
 
 
 def since(unit: str) -> float:
-    """Return when a unit came to the state it is in, in seconds since 1970."""
+    """Return when a unit entered its present state, in seconds since 1970."""
     names = "StateChangeTimestampMonotonic,ActiveEnterTimestampMonotonic,ActiveState"
     output = run("systemctl", "show", "--property=" + names, "--", unit, seconds=10)
     if output.status != 0:

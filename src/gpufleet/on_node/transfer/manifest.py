@@ -167,7 +167,7 @@ def pack(manifest: bytes) -> bytes:
 
 
 def unpacked(data: bytes) -> bytes:
-    """Return it again. Raises `RefusedError` for what is none, and for one without measure."""
+    """Return it again. Raises `RefusedError` for an invalid one, and for one that is too large."""
     reader = zlib.decompressobj()
     try:
         found = reader.decompress(data, MOST_BYTES)

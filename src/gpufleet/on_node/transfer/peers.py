@@ -114,7 +114,7 @@ class Holding:
         return len(self.have) == len(self.tree.pieces)
 
     def wait(self, number: int, seconds: float) -> bool:
-        """Return whether a piece is here, after so many seconds at most."""
+        """Wait at most `seconds` for a piece; return whether it or a failure came."""
         with self.changed:
             return self.changed.wait_for(lambda: number in self.have or self.failed != "", seconds)
 

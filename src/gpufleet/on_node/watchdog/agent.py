@@ -62,7 +62,7 @@ class Agent:
         word: Callable[[str], str],
         say: Callable[[str, int], None],
     ) -> None:
-        """`word` returns what is said of a stage, by its name."""
+        """`word` returns the answer for a stage, by its name."""
         self.place = (address, port)
         self.callers: dict[int, Caller] = {}
         """By descriptor."""

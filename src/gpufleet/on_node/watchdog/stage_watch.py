@@ -38,7 +38,7 @@ GONE_SECONDS = 30.0
 HOLD_SECONDS = 50.0
 RESTARTS = 3
 WINDOW_SECONDS = 3600
-"""Of a stage, no more than RESTARTS are killed in so many seconds: more does not help."""
+"""Window in seconds in which a stage is killed at most RESTARTS times: more does not help."""
 PROPERTIES = ("ActiveState", "SubState", "InvocationID", "Job", "ControlGroup")
 RECALL_SECONDS = 10.0
 """A stall is found within `seconds + 2 * idle_seconds`, and some seconds."""

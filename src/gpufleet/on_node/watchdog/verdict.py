@@ -112,7 +112,7 @@ def observe(
     previous: State, sample: Sample, now: float, seconds: float, *, pinned: bool = True
 ) -> Tuple[State, Verdict]:
     """
-    Return what is known now, and how it stands.
+    Return the new state and its verdict.
 
     `pinned`: a canary goes to the engine that it was meant for. Where the release divides requests
     as it likes, one without an answer says something only if no engine moves.

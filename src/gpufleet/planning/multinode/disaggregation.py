@@ -243,8 +243,8 @@ def engine_id(stage: Stage) -> str:
     Return the engine's name for the other side, with the incarnation that it is of.
 
     All ranks of an engine have to say the same, and no two engines. vLLM makes one up for each
-    process; before 0.24 an engine over nodes had as many. It has to be another one after a restart:
-    the other side keeps what it knows of an engine by its name. vLLM appends the number of the
+    process; before 0.24 an engine over nodes had as many. It must change with a restart: the
+    other side keeps what it knows of an engine by its name. vLLM appends the number of the
     engine (until 0.19 as its node counts).
     """
     span = max(1, stage.tensor_parallel * stage.pipeline_parallel // len(stage.gpus))
@@ -451,7 +451,7 @@ def _context_problems(
     description: Described | None,
     vllm: tuple[int, ...],
 ) -> Iterator[str]:
-    """Yield why NIXL cannot read a context that is divided over so many of an entry's ranks."""
+    """Yield why NIXL cannot read a context divided over this number of an entry's ranks."""
     if size == 1:
         return
     given = f"serving.{name}.flags.{_CONTEXT}: {size}, and NixlConnector "

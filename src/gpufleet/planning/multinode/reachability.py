@@ -123,7 +123,7 @@ class Route:
 
 @dataclass(frozen=True)
 class ReachabilityResult:
-    """What a proof came to."""
+    """The result of a reachability check."""
 
     replica: Replica
     problems: tuple[str, ...]

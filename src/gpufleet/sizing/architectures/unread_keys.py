@@ -148,7 +148,7 @@ def refuse_unread(config: Mapping[str, Any], read: set[str], name: str) -> None:
 
 
 def _says_something(key: str, config: Mapping[str, Any]) -> bool:
-    """Return whether a key's value makes the model another one than without the key."""
+    """Return whether a key's value changes the model compared with no such key."""
     value = config.get(key)
     if value is None or value is False or value == 0 or value in ([], {}, ""):
         return False

@@ -47,7 +47,7 @@ class Verdict:
 
 
 class _Case:
-    """A verdict in the making: what fails, what is not known, what is worth saying."""
+    """A verdict under construction: failures, unknowns and remarks."""
 
     def __init__(self) -> None:
         self.against: list[str] = []
@@ -63,7 +63,7 @@ class _Case:
 
 def combine(verdicts: Iterable[Verdict]) -> Verdict:
     """
-    Return what several say together: the worst, a failure before what is not known.
+    Return the worst of several verdicts; a failure counts before an unknown.
 
     Numbers of one name are those of the last one that has it.
     """
@@ -351,7 +351,7 @@ def _seconds(value: float) -> str:
 
 def findings(before: Findings, after: Findings) -> Verdict:
     """
-    Return whether the node check has nothing against the nodes that it had not before.
+    Return whether the node check finds no problem that it did not find before the change.
 
     What it had before stays allowed. A check that could not be made and could before is not known.
     """
@@ -425,7 +425,7 @@ def never_passed(before: Alerts, rules: Gates) -> tuple[str, ...]:
 
 
 def _epoch(moment: str) -> float:
-    """Return an ISO 8601 moment in seconds since 1970; not a number: it is none."""
+    """Return an ISO 8601 moment in seconds since 1970; NaN for any other text."""
     try:
         found = dt.datetime.fromisoformat(moment)
     except ValueError:

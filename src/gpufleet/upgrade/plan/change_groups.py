@@ -3,7 +3,7 @@
 What belongs into one group:
 
 1. A replica, on all of its nodes, those of before and those of after.
-2. Replicas of which one gets a GPU or a port that another one gives up: neither can go alone.
+2. Replicas of which one gets a GPU or port that the other frees: they must change together.
 3. Of what lies below vLLM (a driver) whole nodes, with every replica that is on them; a replica
    over nodes joins its nodes.
 

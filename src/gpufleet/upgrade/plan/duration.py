@@ -122,7 +122,7 @@ def load_seconds(journals: Iterable[Sequence[Entry]]) -> dict[str, float]:
 
 
 def _took(entries: Sequence[Entry]) -> list[tuple[Group, float]]:
-    """Return how long each group took that came to its end in one go."""
+    """Return how long each group took that finished without an interruption."""
     groups = {group.id: group for group in _planned(entries)}
     began: dict[str, float] = {}
     found = []

@@ -96,7 +96,7 @@ class ReplicaLoad:
 
 
 def read(text: str) -> Sample | str:
-    """Return what a page of /metrics says, or a sentence that says why it is none of vLLM's."""
+    """Parse a page of /metrics; return a sentence if it is not vLLM's."""
     from prometheus_client.parser import text_string_to_metric_families
 
     found: dict[str, list[float]] = {RUNNING: [], WAITING: [], KV_USAGE: []}

@@ -99,7 +99,7 @@ def _room(
 
 
 def _places(stages: Iterable[Stage]) -> dict[tuple[str, str], tuple[object, ...]]:
-    """Return what makes a stage another one: its GPUs, its port, and how it is divided."""
+    """Return the identity of a stage: its GPUs, its port, and its division."""
     return {
         (each.node, each.id): (
             each.gpu_uuids,

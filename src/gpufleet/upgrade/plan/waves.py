@@ -161,7 +161,7 @@ class _Queue:
         )
 
     def _rounds(self, room: Mapping[str, int]) -> Counter[str]:
-        """Return how many waves each model needs yet, at least, with so much room in each."""
+        """Return the least number of waves that each model still needs with this room in each."""
         waiting: Counter[str] = Counter()
         for kind in self.kinds.values():
             for model in kind.models:

@@ -132,7 +132,7 @@ def _both(each: ReplicaReport, of: Callable[[Served], str]) -> str:
 
 
 def outcome_of(group: GroupReport) -> str:
-    """Return what became of a group, in words."""
+    """Return a group's outcome in words."""
     return OF_GROUPS.get(group.outcome) or f"in hand ({group.outcome})"
 
 

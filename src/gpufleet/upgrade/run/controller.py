@@ -157,7 +157,7 @@ class UpgradeRun:
             self.journal.append("noted", text="; ".join(error.problems))
 
     def _begin(self) -> FleetActions | None:
-        """Plan, ask, prepare, and look at what is there before; None: there is nothing to do."""
+        """Plan, confirm, prepare and record the state before; None: there is nothing to do."""
         found, plan = (self._view_fleet(), None) if self.wanted.of else self._plan()
         if plan is None:
             plan = self._rollback_waves(found)

@@ -94,10 +94,10 @@ class SharedDeploy:
     run: Callable[[], object]
     _one: BoundedSemaphore = field(default_factory=BoundedSemaphore, repr=False)
     _began: float = field(default=float("-inf"), repr=False)
-    """When the last one began that came to its end, as time.monotonic()."""
+    """Start of the last run that finished, by time.monotonic()."""
 
     def __call__(self) -> None:
-        """Return once one has come to its end that began after this was called."""
+        """Return when a run that began after this call has finished."""
         asked = time.monotonic()
         with self._one:
             if self._began >= asked:

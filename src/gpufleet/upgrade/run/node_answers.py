@@ -40,7 +40,7 @@ class UnitLook:
     """systemd's ActiveState: active, activating, failed, inactive ...; "" if it did not say."""
     sub: str
     since: float | None
-    """When it came to that state, in seconds since 1970; None: not known."""
+    """When it entered that state, in seconds since 1970; None: not known."""
     started: str | None
     """The fingerprint that its process was started with."""
     fingerprint: str | None
@@ -187,7 +187,7 @@ class Marks:
     cordon: Mark | None
     drained: Mapping[str, Mark]
     changed: tuple[str, ...]
-    """`cordon`, or replicas, whose mark is another one now."""
+    """`cordon`, or replicas, whose mark has changed since."""
     problem: str | None = None
     """Whose mark stays and why."""
 
@@ -355,7 +355,7 @@ class CollectAnswer:
 
 
 def _document(node: str, answer: Answer) -> Mapping[str, Any]:
-    """Return a node's document. Raises `FleetError` where there is none, or another one."""
+    """Return a node's document. Raises `FleetError` if there is none, or a different one."""
     if isinstance(answer, str):
         raise FleetError(f"{node}: {answer}")
     if answer.get("schema") != SCHEMA:

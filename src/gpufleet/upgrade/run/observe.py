@@ -278,7 +278,7 @@ def without_requests(running: Iterable[Running], looks: Mapping[str, NodeLook]) 
 def questions(
     replicas: Mapping[str, Iterable[str]], settings: Mapping[str, NodeSettings], times: int
 ) -> list[Question]:
-    """Return what is asked of replicas: their golden prompts, so many times; 0: counters alone."""
+    """Return the questions for replicas: golden prompts, `times` each; 0: counters alone."""
     found = []
     for replica, names in sorted(replicas.items()):
         nodes = tuple(sorted(names))

@@ -276,7 +276,7 @@ class Driver:
     """Who confirmed a wave; None: not confirmed."""
 
     def run(self) -> Decision:
-        """Go on as far as it goes; return where it ends: finish, stop, pause, or over."""
+        """Run until it must end; return why: finish, stop, pause, or over."""
         while True:
             following = decide(self.journal.state)
             match following.next:
@@ -351,7 +351,7 @@ class Driver:
                 raise ValueError(wanted.do)
 
     def _fail(self, wanted: Step) -> None:
-        """Write why a group goes back: a gate that it did not pass, or another one of its wave."""
+        """Write why a group is rolled back: a failed gate, or another failed group of its wave."""
         if wanted.back:
             self._write(wanted, "failed", why=wanted.why, by="wave")
             return

@@ -162,7 +162,7 @@ class Journal:
 
 
 def read(path: Path) -> tuple[Entry, ...]:
-    """Return what a journal has, from any writer. Raises `FleetError` for what is none."""
+    """Return a journal's entries, from any writer. Raises `FleetError` if it is not a journal."""
     return _read(path)[1]
 
 

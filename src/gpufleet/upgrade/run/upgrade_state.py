@@ -37,7 +37,7 @@ class GroupState:
     why: tuple[str, ...] = ()
     """Of a failed one, the reasons; of a stuck one what a person needs to know."""
     alone: bool = False
-    """It failed by itself, and not because another one of its wave did."""
+    """It failed itself, not because of another group of its wave."""
 
     @property
     def is_over(self) -> bool:
@@ -73,7 +73,7 @@ class State:
     declared: tuple[Mapping[str, Any], ...] = ()
     """Lines that it rewrote in group_vars."""
     paused: tuple[str, ...] = ()
-    """Why nothing more is begun; empty: it goes on."""
+    """Why no further group is begun; empty: it continues."""
     aborting: bool = False
     finished: float | None = None
     """When everything was as declared."""
