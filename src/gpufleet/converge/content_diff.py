@@ -17,9 +17,9 @@ from gpufleet.converge.desired import File
 from gpufleet.sanitize import printable
 
 MOST_BYTES = 256 << 10
-"""Of a file that is shown: a rendered unit has 5 KB, an archive of a program half a megabyte."""
+"""Size limit of a file to compare: a rendered unit has 5 KB, a program's archive 0.5 MB."""
 MOST_LINES = 400
-"""Of one file's difference: what is longer is told by its beginning."""
+"""Limit of one file's difference; a longer one is cut off."""
 
 NO_NEWLINE = "\\ No newline at end of file"
 """As diff(1) says it; a carriage return before a newline is shown by `printable`."""

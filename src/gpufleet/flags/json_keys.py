@@ -41,7 +41,7 @@ class Gone(NamedTuple):
     since: str
     """The first one that is known to be without it."""
     replacement: str | None
-    """What does the same, in words."""
+    """The replacement, in words."""
 
 
 def gone(json_class: str, key: str, version: str) -> Gone | None:

@@ -21,7 +21,7 @@ STOP_ORDER = (
     "nvidia-fabricmanager.service",
     "nvidia-persistenced.service",
 )
-"""What a driver's own services are, the stages above them apart; they start in reverse."""
+"""The driver's services, without stages, in the order of stopping; they start in reverse."""
 UNLOAD_ORDER = ("nvidia_peermem", "nvidia_uvm", "nvidia_drm", "nvidia_modeset", "nvidia")
 """A module before those that it uses (modinfo's `depends`); they load in reverse."""
 ALWAYS_LOADED = ("nvidia", "nvidia_uvm")

@@ -34,7 +34,7 @@ _SECTION = re.compile(r"\[([^\]:\s]+)(?::(hosts|children|vars))?\]")
 _UNITS = {"Unit", "Service", "Install", "Container", "Timer", "Socket"}
 _RANGE = re.compile(r"\[(\w{1,9}):(\w{1,9})(?::(\d{1,9}))?\]")
 _MOST_HOSTS = 10_000
-"""Of all ranges together: more than any fleet of one inventory has."""
+"""Limit of all ranges together: more hosts than any inventory has."""
 _MOST_RANGES = 8  # of one host
 _MOST_GROUPS = 1_000
 _YES = {"true", "yes", "1", "on"}

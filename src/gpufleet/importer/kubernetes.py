@@ -116,12 +116,12 @@ class _Container:
 
     said: Mapping[str, Any]
     paths: Mapping[str, str]
-    """Of the node, by the name of the volume; "" for other kinds of volumes."""
+    """Paths on the node, by the name of the volume; "" for other kinds of volumes."""
     environment: dict[str, str] = field(default_factory=dict)
     secrets: set[str] = field(default_factory=set)
     notes: list[Note] = field(default_factory=list)
     expansion: shell.Expansion = field(default_factory=shell.Expansion)
-    """Of `$(NAME)`."""
+    """Expansion of `$(NAME)`."""
 
     def launch(self, name: str, replicas: int | None, notes: Sequence[Note]) -> Launch:
         """Return the server; `notes` are about its pod."""

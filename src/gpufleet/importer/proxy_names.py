@@ -17,7 +17,7 @@ from gpufleet.importer.server import Note, ProxyName
 from gpufleet.settings.litellm_settings import Parameters
 
 PREFIXES = ("hosted_vllm/", "openai/", "vllm/", "text-completion-openai/")
-"""What LiteLLM calls the protocol of a server, in front of the name that it asks for."""
+"""LiteLLM's names of a server's protocol, in front of the model's name."""
 
 _PUBLIC = re.compile(r"[\w.:/-]+")
 _WHY = {

@@ -18,7 +18,7 @@ _UNIT = re.compile(r"\s*(ExecStart|Environment)=[-@:+!]*(.*)", re.DOTALL)
 _BROKEN = re.compile(r"(?<=\s)\\[ \t]+(?:#.*)?$")
 _LONGEST = 1 << 16  # characters of one command; longer is a quote that was never closed
 _QUOTED = {"": re.compile(r"""[\\'"]"""), "'": re.compile("'"), '"': re.compile(r'[\\"]')}
-"""What means something to a shell in a quote: its end, and a backslash before any character."""
+"""Special characters within a shell's quotes: the end, and a backslash before any character."""
 
 
 def read_lines(text: str) -> Iterator[tuple[str, tuple[Note, ...]]]:

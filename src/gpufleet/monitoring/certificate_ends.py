@@ -12,7 +12,7 @@ from gpufleet.monitoring.metrics.gpufleet_metrics import CERTIFICATE_END
 from gpufleet.on_node.common.textfile import format_labels
 
 EXPORTER, GATEWAY, LITELLM = "exporter", "gateway", "litellm"
-"""What a certificate is used for: the label `use`, which says what setting names it."""
+"""Uses of a certificate: the label `use`, which tells the setting that names it."""
 
 
 def end_file(folder: str) -> str:

@@ -38,7 +38,7 @@ class CertificateFiles(NamedTuple):
     key: tuple[str, bytes]
     ca: tuple[str, bytes] | None
     setting: str = "exporters.tls"
-    """What names them."""
+    """The setting that names them."""
 
 
 def certificate_problems(named: CertificateFiles, now: dt.datetime) -> list[str]:

@@ -81,7 +81,7 @@ _COUNTERS = (
 )
 
 FACTS_FAMILIES = ("gpufleet_facts_failed", "gpufleet_facts_timestamp_seconds")
-"""Of our own facts: there whatever else could not be read."""
+"""Families of gpufleet's own facts that exist even if nothing else could be read."""
 # A family of each collector that alerts rest on.
 _FAMILIES = {
     "cpu": "node_cpu_seconds_total",

@@ -30,7 +30,7 @@ class Silence:
     state: str
     """active, pending or expired."""
     nodes: tuple[str, ...]
-    """Those of which nothing is sent; empty: it is about something else."""
+    """Silenced nodes; empty: the silence is not about nodes."""
     by: str
     why: str
     until: dt.datetime

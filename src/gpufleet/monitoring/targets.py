@@ -25,7 +25,7 @@ class MonitoringTargets:
     name: str
     nodes: Mapping[str, NodeVars] = field(repr=False)
     servers: tuple[Server, ...]
-    """Of vLLM."""
+    """vLLM's servers."""
     silent: frozenset[str] = frozenset()
     """Nodes whose running servers are unknown."""
 

@@ -58,7 +58,7 @@ class PeerAddress:
     interface: str
     """"": any; of a replica that runs and whose interface is not known."""
     address: str
-    """Of this node."""
+    """This node's address."""
     others: tuple[str, ...]
     """Addresses of the other nodes."""
     ports: tuple[Range, ...]

@@ -36,7 +36,7 @@ CONFIGURATION = "haproxy.cfg"
 RUN = node_paths.GATEWAY_RUN
 SOCKET = f"{RUN}/admin.sock"
 STATE = node_paths.GATEWAY_STATE
-"""What outlives every restart: which servers are drained."""
+"""State that outlives restarts: the drained servers."""
 PROGRAM = node_paths.GATEWAY_PROGRAM
 TEMPLATE = "gateway/haproxy.cfg.j2"
 
@@ -76,7 +76,7 @@ class Target:
     address: str
     port: int
     stage: str = ""
-    """What its node's watchdog is asked of; "": it is not asked."""
+    """Stage to ask the node's watchdog about; "": it is not asked."""
     watchdog_port: int = 0
 
     @property
@@ -91,7 +91,7 @@ class Backend:
 
     name: str
     served_name: str
-    """What clients ask for."""
+    """The model's name in clients' requests."""
     targets: tuple[Target, ...] = ()
     api_key: str = field(default="", repr=False)
     """vLLM's own; "": its servers want none."""
@@ -106,7 +106,7 @@ class Configuration:
     secrets: Mapping[str, bytes] = field(repr=False)
     """The same, for root alone."""
     fingerprint: str
-    """Of all of them; what HAProxy has loaded says it, too (`show info`, description)."""
+    """Fingerprint of all files; HAProxy reports its loaded one (`show info`, description)."""
 
 
 @dataclass(frozen=True, order=True)
@@ -137,12 +137,12 @@ class GatewayState:
     """Why it could not be asked or told; "": it was."""
     runs: bool = False
     fingerprint: str = ""
-    """Of the configuration that it has loaded."""
+    """Fingerprint of the configuration that HAProxy has loaded."""
     servers: tuple[ServerState, ...] = ()
     drained: tuple[str, ...] = ()
     """Servers that stay drained over reload and restart, running or not, as `server_name` says."""
     unknown: tuple[str, ...] = ()
-    """Of the servers that were named, those that its configuration does not have."""
+    """Named servers that its configuration does not have."""
     configured: Mapping[str, tuple[str, int]] = field(default_factory=dict, hash=False)
     """Address and port of each server in its configuration, by `server_name`."""
     models: tuple[str, ...] = ()

@@ -82,11 +82,11 @@ HEADERS = ("accept", "x-request-id")
 
 @dataclass(frozen=True)
 class Name:
-    """What clients may ask for."""
+    """A model name that clients may use."""
 
     name: str
     entries: tuple[str, ...]
-    """Of `serving`; of several each request gets one."""
+    """Entries of `serving`; with several, each request goes to one of them."""
     parameters: Parameters = field(default_factory=Parameters)
     fallbacks: tuple[str, ...] = ()
 

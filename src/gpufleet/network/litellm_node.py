@@ -133,7 +133,7 @@ OURS = (
     f"{CREDENTIALS}/tls-key",
     certificate_ends.end_file(HOME),
 )
-"""What is on a node that has had it: its unit, secrets, and what belongs to them."""
+"""Files of LiteLLM on a node: its unit, its secrets, and files that belong to them."""
 
 
 def absent_state() -> DesiredState:

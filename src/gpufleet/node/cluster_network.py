@@ -76,7 +76,7 @@ class _Interface:
     mtu: int | None
     down: bool
     virtual: str
-    """What makes it one that does not reach other nodes; "": nothing."""
+    """Why the interface cannot reach other nodes; "": it can."""
 
     @property
     def flaw(self) -> str:

@@ -16,7 +16,7 @@ class Lock:
     """Whose a node is while a change goes on."""
 
     id: str
-    """Of the upgrade."""
+    """The upgrade's id."""
     owner: str
     origin: str
     since: float
@@ -42,7 +42,7 @@ class Deploy:
     """Whose a node is while a deploy's connection to it lives."""
 
     id: str
-    """Of the run of pyinfra."""
+    """The id of pyinfra's run."""
     owner: str
     origin: str
     since: float

@@ -37,14 +37,14 @@ GIB = 1 << 30
 
 # The four below are choices of this project, not measurements.
 CACHE_SHARE = 0.1
-"""Of a GPU's memory: a balanced group grows until its KV cache has this much, so that more than the
-least number of requests run at once."""
+"""Share of a GPU's memory: a balanced group grows until its KV cache has this much, so that more
+than the least number of requests run at once."""
 SMALL_WEIGHTS_GIB = 2.0
 """Weights on a GPU of which a step reads so fast that waiting for the other GPUs takes as long: a
 wider group answers no sooner, once the KV cache is not divided any further either."""
 THROUGHPUT_SHARE = 0.6
-"""Of the most KV tokens that a GPU can have: the smallest group that reaches this much is taken,
-since twice the GPUs in a group also wait twice as much for each other."""
+"""Share of the most KV tokens that a GPU can have: the smallest group that reaches this much is
+taken, since twice the GPUs in a group also wait twice as much for each other."""
 MOST_STAGES = 8
 """The deepest pipeline that is planned unasked: beyond, stages idle more than they work."""
 
@@ -97,7 +97,7 @@ class CandidateSet:
     nodes: int
     candidates: tuple[Candidate, ...]
     names: tuple[str, ...] = ()
-    """Of the nodes, where it is known which they are."""
+    """Names of the nodes, if known."""
 
     @property
     def chosen(self) -> Candidate | None:

@@ -41,7 +41,7 @@ class Row:
     weights_gib_per_gpu: float | None
     """None, here and below: not known."""
     kv_cache_tokens: int | None
-    """Of the whole replica."""
+    """KV tokens of the whole replica."""
     max_concurrency: float | None
     """Requests of full length at once, in the whole replica."""
     reason: str

@@ -83,7 +83,7 @@ class Block:
 
     nodes: tuple[Node, ...]
     stages: tuple[Stage, ...]
-    """Those of the first node."""
+    """Stages of the first node."""
     replicas: tuple[tuple[int, ...], ...]
     """For each of `stages`: the replicas that have its place on the nodes of the block."""
 

@@ -27,7 +27,7 @@ class Kind:
     gpu: str
     """Product name as NVML gives it."""
     memory_mib: int
-    """Of one GPU, as NVML has it: more than CUDA gives to processes."""
+    """Memory of one GPU by NVML: more than CUDA gives to processes."""
     compute_capability: tuple[int, int]
     islands: tuple[int, ...]
     """The GPUs in each NVLink island, most first."""

@@ -71,7 +71,7 @@ class FleetPlan:
     candidates: tuple[CandidateSet, ...] = ()
     """For each model and kind of node: the divisions that were considered."""
     moves: tuple[ReplicaMove, ...] = ()
-    """What does not stay as it runs; empty where nothing runs yet."""
+    """Running replicas that move or stop; empty if nothing runs yet."""
 
     def stages_on(self, node: str) -> tuple[Stage, ...]:
         """The stages `node` must run, and nothing else."""

@@ -17,7 +17,7 @@ class Group:
     """What the stages of a replica over several nodes have in common."""
 
     networks: tuple[tuple[str, Network], ...]
-    """Of each node, in the order of ranks."""
+    """Network of each node, in the order of ranks."""
     cluster_port: int
     """First of the ports between its nodes."""
     side_channel_port: int = 0
@@ -33,7 +33,7 @@ class Handover:
     """How a stage hands its KV cache to stages of another entry, or takes theirs."""
 
     networks: tuple[tuple[str, Network], ...]
-    """Of each node on either side, by name."""
+    """Network of each node on either side, by name."""
     port: int
     """First of NIXL's side channel, one for each engine of the replica."""
 
@@ -49,7 +49,7 @@ class Stage:
     gpus: tuple[int, ...]
     """NVML indices in the order of ranks: one tensor-parallel group after another, ascending."""
     gpu_uuids: tuple[str, ...]
-    """Of the same GPUs, in the same order."""
+    """UUIDs of the same GPUs, in the same order."""
     port: int
     tensor_parallel: int
     pipeline_parallel: int = 1
@@ -61,13 +61,13 @@ class Stage:
     """All nodes of the replica in the order of their ranks; empty: this one alone."""
     # Their values may be lists and objects, which have no hash.
     flags: tuple[LayeredFlag, ...] = field(default=(), hash=False)
-    """What presets and settings set that the operator did not write as a flag."""
+    """Flags that come from presets and settings, not from the operator's `flags`."""
     group: Group | None = None
     """How it reaches the other nodes of its replica; None: there are none."""
     handover: Handover | None = None
-    """What reaches its partners in prefill and decode; None: it does both."""
+    """Connection to its prefill or decode partners; None: it does both."""
     balancing: Balancing = "internal"
-    """Who divides requests over engines, where the replica has some on several nodes."""
+    """How requests are balanced over the engines of a replica that spans nodes."""
 
     @property
     def id(self) -> str:
@@ -121,7 +121,7 @@ class Running:
     port: int | None = None
     """None: not known, any will do."""
     rank: int = 0
-    """Of the node in a replica that spans several."""
+    """Rank of the node in a multi-node replica."""
     release: str = ""
     """The id of the release that its unit starts; "": not known."""
     arguments: tuple[str, ...] = ()

@@ -35,7 +35,7 @@ CODE = node_paths.CODE
 
 BINDING_VERSION = "13.615.71"
 BINDING_SHA256 = "2828e66b483bec218f461314f6da96c1e56330ed4b297a20b3444b4c43cdd14e"
-"""Of pynvml.py in nvidia-ml-py's wheel of that version."""
+"""SHA-256 of pynvml.py in nvidia-ml-py's wheel of that version."""
 
 _BINDING = "pynvml.py"
 _BINDING_REMEDY = f"install nvidia-ml-py=={BINDING_VERSION}, as uv.lock has it (`uv sync --frozen`)"

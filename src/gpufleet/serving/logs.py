@@ -83,7 +83,7 @@ class Journals:
     notes: list[str] = field(default_factory=list)
     whole: bool = True
     nodes: set[str] = field(default_factory=set)
-    """Those that have a unit of it, or lines."""
+    """Nodes that have a unit of the replica, or lines of it."""
     _cursors: dict[str, str] = field(default_factory=dict)
     _begun: dict[str, int] = field(default_factory=dict)
     _silent: set[str] = field(default_factory=set)

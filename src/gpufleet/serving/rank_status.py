@@ -79,7 +79,7 @@ class RankStatus:
     """Restarts by systemd, since the last manual start."""
     last_restart: LastRestart | None = None
     phase: str = ""
-    """Of a rank of several, as rank.json has it."""
+    """Phase of a multi-node rank, from rank.json."""
     incarnation: str = ""
     counter: int | None = None
     formed: float | None = None

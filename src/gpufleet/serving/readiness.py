@@ -125,7 +125,7 @@ def messages(lines: Sequence[str]) -> list[str]:
 
 
 MOST_LINES = 10
-"""Of a journal that are printed of one server."""
+"""Lines of a server's journal to print."""
 
 
 def relevant(lines: Sequence[str]) -> list[str]:

@@ -45,7 +45,7 @@ VARIABLES = node_paths.VARIABLES
 GUARD = f"{node_paths.GUARD}/gpufleet_guard.py"
 """Where `on_node/serving/guard.py` lies on nodes: servers that have a key load it."""
 MIDDLEWARE = "gpufleet_guard.Guard"
-"""What `--middleware` names it by."""
+"""The middleware's name for `--middleware`."""
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,11 @@ CONTROL_FLAGS = {
     "enable-fault-tolerance": "/fault_tolerance/apply",
     "profiler-config": "/start_profile and /stop_profile",
 }
-"""What brings routes that control a server, and the routes."""
+"""Flags that add routes for controlling a server, with the routes."""
 
 PAST_VARIABLES = ("VLLM_USE_RUST_FRONTEND",)
 PAST_FLAGS = ("grpc", "grpc-port")
-"""What serves by another program than vLLM's Python server, which alone loads middleware."""
+"""Flags that replace vLLM's Python server, which alone loads middleware."""
 
 _NO = {"", "0", "false"}
 

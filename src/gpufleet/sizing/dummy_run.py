@@ -73,7 +73,7 @@ class DummyRun:
     last_stage: bool = True
     """The pipeline stage that samples."""
     layers: int | None = None
-    """Of the stage; None: all."""
+    """Layers of the stage; None: all."""
     dtype_bytes: int = 2
     mxfp4: bool = False
     """Experts quantized so."""

@@ -106,9 +106,9 @@ class _Estimate:
 
     chosen: Defaults
     length: int
-    """Of `--max-model-len`; with `auto` the longest that fits."""
+    """Value of `--max-model-len`; with `auto` the longest that fits."""
     stages: list[StageMemory]
-    """Those that have a cache."""
+    """Stages that have a cache."""
     heaviest: int
     """Bytes of weights on the largest rank."""
     layout: kv_bytes.Layout

@@ -40,11 +40,11 @@ class CacheReport:
     bytes_for_max_model_len_per_gpu: int
     """That one request of `max_model_len` takes of the pool, on the largest stage."""
     needed_bytes: int
-    """What the release asks for before it starts; up to 0.18 not always the same as the above."""
+    """Bytes that the release requires at start; up to 0.18 they may differ from the above."""
     tokens: int
     """As the release logs it, on the rank with the fewest."""
     blocks: int
-    """Of the pool, its null block included."""
+    """Blocks of the pool, including its null block."""
     block_size: int
     """Tokens of the smallest group's block."""
     max_concurrency: float

@@ -39,8 +39,8 @@ _WITH_EMBEDDING = {
 modules under vllm/model_executor/models of 0.31.0."""
 
 ERROR = 0.05
-"""Of the adapters' bytes: what releases do differently (256 more tokens of the vocabulary up to
-0.11), and what the allocator rounds up."""
+"""Error, as a share of the adapters' bytes: releases differ (256 more tokens of the vocabulary up
+to 0.11), and the allocator rounds up."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Lora:
     max_rank: int = 16
     fully_sharded: bool = False
     dtype: str = "auto"
-    """Of the adapters; auto: the model's."""
+    """Dtype of the adapters; auto: the model's."""
 
 
 def why_not_counted(architecture: Architecture) -> str:

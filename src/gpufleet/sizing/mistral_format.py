@@ -33,7 +33,7 @@ _OF_EXPERTS = {
     "num_shared_experts": "n_shared_experts",
 }
 _POSITIONS = 128_000
-"""What vLLM takes where the file says nothing."""
+"""vLLM's default if the file has none."""
 
 
 def config_of(params: Mapping[str, Any], origin: str) -> dict[str, Any]:

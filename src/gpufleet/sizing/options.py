@@ -80,14 +80,14 @@ class Sizing:
     reasons: tuple[str, ...]
     """Sentences: why it does not fit, or why that is not known."""
     weights_bytes_per_gpu: int
-    """Of the largest rank."""
+    """Weights of the largest rank."""
     kv_bytes_per_token_per_gpu: int
     """What one more token of a long context takes, on the largest stage: windows and states have
     stopped growing. Where all layers have windows: of a token inside of them."""
     kv_bytes_for_max_model_len_per_gpu: int
-    """Of one request of `max_model_len`, with windows and states."""
+    """KV cache of one request of `max_model_len`, with windows and states."""
     kv_cache_bytes_per_gpu: int
-    """What is left for the KV cache; 0 where the weights leave nothing."""
+    """Memory left for the KV cache; 0 if the weights leave nothing."""
     kv_cache_tokens: int
     """As the release logs it at start."""
     max_concurrency: float
@@ -131,9 +131,9 @@ NEWEST = (0, 33)
 """The newest whose arithmetic was read."""
 
 MOST_GIB = 1 << 20
-"""Of one GPU, or of a node with `device` "cpu": a slip of the pen must not be reckoned with."""
+"""Memory limit of one GPU, or of a node with `device` "cpu": more is a typing mistake."""
 MOST_GPUS = 10_000
-"""In one direction of a division; the same."""
+"""GPU limit in one direction of a division, for the same reason."""
 
 AUTO_LENGTH = -1
 """`--max-model-len auto`: as long as fits."""

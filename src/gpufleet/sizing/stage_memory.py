@@ -268,7 +268,7 @@ def counted_draft(description: Description, options: Options) -> Description | N
 
 
 _TOWER_ERROR = 0.35
-"""Of a tower that is estimated from its config: off by 10 to 31 % for models with such towers."""
+"""Error of a tower that is estimated from its config: 10 to 31 % for models with such towers."""
 
 
 def _weight_error(description: Description, quantization: Quantization | None) -> float:

@@ -171,12 +171,12 @@ def _reserves_graphs(architecture: Architecture, run: DummyRun) -> bool:
 
 
 _GRAPH = 0.00024 * GIB
-"""Of one graph and one layer: 0.00022 to 0.00026 in 33 start-up logs of dense models, 18 to 102
-graphs, whatever TP is."""
+"""Bytes of one graph and one layer: 0.00022 to 0.00026 in 33 start-up logs of dense models, 18 to
+102 graphs, whatever TP is."""
 _SPARSE_GRAPH = 0.0006 * GIB
-"""Of one graph and one layer with sparse attention, in two starts: 0.00054 and 0.00063."""
+"""The same with sparse attention, in two starts: 0.00054 and 0.00063."""
 _GRAPH_SHARE = ((0.0, 2.1), (0.0, 1.3))
-"""Of that, what releases from 0.20 on say that the graphs will take (they capture two and
+"""Share of it that releases from 0.20 on expect the graphs to take (they capture two and
 multiply), up to 0.28 and from then on. 0.94, 1.05 and 2.05 of it in three starts that print it, and
 0.65 of it captured in one; -0.17 GiB in one: it is the difference of two measurements, and may be
 none. Two of 0.29 and 0.31 captured 0.35 of it."""

@@ -32,7 +32,7 @@ class Weighed:
     bytes: int
     layers: range
     layer_bytes: int = 0
-    """Of the layers alone."""
+    """Bytes of the layers alone."""
 
 
 def weight_bytes(
@@ -144,7 +144,7 @@ class _Plan:
     """Which of `kinds` each layer is."""
     parts: tuple[Kept, ...]
     factors: tuple[float, ...]
-    """What each kind is to be multiplied by to agree with the stored tensors."""
+    """Factors by which each kind is scaled to match the stored tensors."""
     unknown: int
     """Bytes that are stored outside of the layers and of no known part."""
     stored: Stored | int | None

@@ -8,7 +8,7 @@ from gpufleet.monitoring.rules.rule import Alert, AlertSeverity, Recording
 _ON = "{{ $labels.instance }}"
 _DAY = 86400
 SOON_DAYS, URGENT_DAYS = 21, 7
-"""Of a certificate: the first is the one from which a deploy remarks on it, too."""
+"""Days left of a certificate; at the first a deploy also notes it."""
 
 RECORDINGS: tuple[Recording, ...] = (
     Recording(

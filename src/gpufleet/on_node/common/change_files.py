@@ -41,7 +41,7 @@ UNITS_TURN = HOME + "/.units"
 TURN_SECONDS = 30
 TEMPORARY = ".gpufleet-"
 FILE_BYTES = 16 << 20
-"""Of any file that is read whole: the largest is the ranks' program, of 0.2 MB."""
+"""Size limit of a file that is read whole: the largest is the ranks' program, of 0.2 MB."""
 
 
 class RefusedError(Exception):

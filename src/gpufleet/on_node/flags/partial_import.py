@@ -36,7 +36,7 @@ class _Unbound:
 
 
 UNBOUND: Any = _Unbound()
-"""What asking for a name gives that nothing binds."""
+"""Value of a name that nothing binds."""
 
 
 class Modules:

@@ -30,7 +30,7 @@ class Children:
         self.running: dict[int, str] = {}
         """The name of each program that runs, by process number."""
         self.pids: list[int] = []
-        """Of all that were started, in order."""
+        """Process ids of all started programs, in order."""
         # Kept, so that only we wait for them.
         self._started: list[subprocess.Popen[bytes]] = []
 

@@ -85,7 +85,7 @@ class Rank:
             "the nodes of the replica": ", ".join("%s=%s" % node for node in self.nodes),
             "silence": "%g s" % options.silence_seconds,
         }
-        """What must be alike on all ranks."""
+        """Values that must be equal on all ranks."""
         self.state = State(options.state, options.replica, self.rank, self.me.name)
         self.children = Children()
         self.links: list[Link] = []
@@ -95,7 +95,7 @@ class Rank:
         self.status: int | None = None
         self.incarnation: dict[str, Any] | None = None
         self.connecting: socket.socket | None = None
-        """What is to become a link."""
+        """Socket of a connection that is not yet a link."""
         self.mesh: Mesh | None = None
         self._next_bind = 0.0
         self._asked_to_stop = False

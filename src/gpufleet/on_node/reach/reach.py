@@ -77,7 +77,7 @@ class Peer:
         self.sent = 0
         """Small datagrams, by which both count what is lost."""
         self.numbers: Set[int] = set()
-        """Of its small ones."""
+        """Numbers of the small datagrams that arrived."""
         self.source = ""
         self.told = False
         """It has all that it needs of us."""

@@ -41,7 +41,7 @@ class Entry(NamedTuple):
     mode: int
     size: int
     time: int
-    """Of its last change, in nanoseconds since 1970."""
+    """Time of the last change, in nanoseconds since 1970."""
     target: str
 
 

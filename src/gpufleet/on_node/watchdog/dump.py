@@ -30,7 +30,7 @@ from gpufleet.on_node.common.answers import is_missing, read
 from gpufleet.on_node.common.commands import run
 
 SECONDS = 30
-"""All of a dump; then it is killed."""
+"""Deadline of a whole dump, after which it is killed."""
 KEPT = 5
 """Dumps of a stage: the oldest goes first."""
 FREE_BYTES = 1 << 30

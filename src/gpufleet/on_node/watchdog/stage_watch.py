@@ -56,7 +56,7 @@ class Server:
         self.state = State()
         self.verdict = Verdict("down")
         self.text = b""
-        """What /metrics said last."""
+        """Last answer of /metrics."""
         self.problem = ""
         """Why it cannot be asked for a token."""
         self.looking: Optional[Exchange] = None

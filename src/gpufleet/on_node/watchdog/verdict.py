@@ -105,7 +105,7 @@ class Verdict(NamedTuple):
     idle: float = 0.0
     """Seconds without any progress while there is work, of the engine that is worst off."""
     why: str = ""
-    """Of a stall: what was seen, in words."""
+    """Evidence of a stall, in words."""
 
 
 def observe(

@@ -95,7 +95,7 @@ class _Entry:
     served: Served
     nodes: tuple[str, ...]
     vllm: tuple[Vllm, ...]
-    """Of each of them."""
+    """`vllm` settings of each node."""
     flags: Mapping[str, Argument]
 
     @property

@@ -87,7 +87,7 @@ class Rank:
     serves: bool
     """Whether it runs `vllm serve`; a Ray worker runs Ray alone."""
     flags: Mapping[str, Argument] = field(default_factory=dict)
-    """Of `vllm serve`, without their dashes, as `arguments.words` takes them."""
+    """Flags of `vllm serve`, without their dashes, as `arguments.words` takes them."""
     drops: tuple[str, ...] = ()
     """Flags that this process refuses, from any source."""
     variables: Mapping[str, str] = field(default_factory=dict)

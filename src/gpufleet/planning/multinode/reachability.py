@@ -24,7 +24,7 @@ from gpufleet.planning.multinode.rank_ports import PORTS
 LOOK_SECONDS = 8
 """A node's own deadline is 6 s (on_node/reach/preflight.py); two for the way."""
 EXCHANGE_SECONDS = 7
-"""What the nodes give each other; over a line that loses 30 % of packets it takes up to 5 s."""
+"""Time for the exchange of packets; over a line that loses 30 % of them it takes up to 5 s."""
 WAY_SECONDS = 2
 """For the program to get there and its document to come back."""
 CLOCK_SECONDS = 1.0

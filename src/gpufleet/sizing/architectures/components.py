@@ -49,9 +49,9 @@ class Weight:
     linear: bool = True
     """A matrix that a quantization may replace. Not: embeddings, norms, biases, convolutions."""
     dtype: str | None = None
-    """What vLLM keeps it in whatever the model's dtype: "float32"; None: the model's."""
+    """Dtype in which vLLM keeps it, such as "float32"; None: the model's."""
     least: int = 0
-    """Of the rows or columns that TP divides, a rank holds at least so many (Kimi's experts)."""
+    """Least rows or columns that a rank holds of a dimension that TP divides (Kimi's experts)."""
     buffer: bool = False
     """Computed by vLLM when it loads: not in the checkpoint (rotary tables)."""
     until: tuple[int, ...] | None = None
@@ -188,7 +188,7 @@ class Architecture:
     heads: int
     """Attention heads, which TP has to divide."""
     kv_heads: int
-    """Of a full-attention layer; 1 with MLA."""
+    """KV heads of a full-attention layer; 1 with MLA."""
     layers: tuple[Layer, ...]
     parts: tuple[Part, ...]
     max_model_len: int
@@ -213,9 +213,9 @@ class Architecture:
     lengths: tuple[tuple[tuple[int, ...], int, int], ...] = ()
     """(release, tokens that it takes untold, most that may be asked of it) where that changed."""
     prefix: str = "model.layers."
-    """What precedes a layer's number in the checkpoint's names; a quantization names them whole."""
+    """Prefix of a layer's number in the checkpoint's names; a quantization uses whole names."""
     notes: tuple[str, ...] = field(default=())
-    """What is not counted exactly, as sentences; each lowers the confidence."""
+    """Sentences on parts that are not counted exactly; each lowers the confidence."""
 
     def default_length(self, vllm: tuple[int, ...]) -> int:
         """Return the tokens of the context that this release takes without `--max-model-len`."""

@@ -17,7 +17,7 @@ _COUNTED = {
     "num_layers",
     "num_nextn_predict_layers",
 }
-"""Of these one object each is made: a slip of the pen must not take all memory."""
+"""Counts of objects to build: a typing mistake must not take all memory."""
 
 
 class Fields:

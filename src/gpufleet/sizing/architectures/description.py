@@ -30,7 +30,7 @@ class Description:
     stored_bytes: int | None = None
     config: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
-    """What could not be read of the files, as sentences."""
+    """Sentences on unreadable parts of the files."""
     draft: Description | str | None = None
     """The draft model of `--speculative-config`, or a sentence that says why it is not known."""
 
@@ -50,7 +50,7 @@ class ModelFiles:
     origin: str = ""
     """Where they were read, for messages."""
     notes: tuple[str, ...] = ()
-    """What could not be read, as sentences."""
+    """Sentences on unreadable parts."""
 
 
 def describe(files: ModelFiles) -> Description:

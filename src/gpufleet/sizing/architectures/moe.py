@@ -75,7 +75,7 @@ class Family:
     head_bias: bool = False
     embedding: str = "model.embed_tokens"
     tied: bool = False
-    """What a config without `tie_word_embeddings` means."""
+    """Value of `tie_word_embeddings` if the config lacks it."""
     drafts: tuple[str, ...] = ()
     """Keys of the number of layers that predict further tokens, each with experts."""
 

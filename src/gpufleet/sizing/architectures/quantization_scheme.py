@@ -14,7 +14,7 @@ class Scheme:
     """How one group of weights is kept."""
 
     bits: int
-    """Of one weight: 4 or 8."""
+    """Bits of one weight: 4 or 8."""
     kind: str = "int"
     """int, fp8, nvfp4, mxfp4, mxfp8, nf4"""
     group: int = 0
@@ -46,7 +46,7 @@ class Quantization:
     method: str
     """fp8, awq, gptq, compressed-tensors, mxfp4, modelopt, bitsandbytes, ..."""
     scheme: Scheme | None = None
-    """Of every linear weight that nothing else names; None: left as it is."""
+    """Scheme of every linear weight that nothing else names; None: not quantized."""
     ignored: tuple[str, ...] = ()
     """Names or patterns of what is not quantized, as the config has them."""
     groups: tuple[tuple[tuple[str, ...], Scheme | None], ...] = ()

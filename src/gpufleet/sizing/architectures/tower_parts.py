@@ -20,7 +20,7 @@ class TowerLayers:
     """The layers of a tower, all alike: attention, an MLP, and two norms."""
 
     prefix: str
-    """Of the first layer's names; it stands for all."""
+    """Prefix of the first layer's names, which stands for all layers."""
     depth: int
     hidden: int
     heads: int
@@ -38,7 +38,7 @@ class TowerLayers:
     k_bias: bool = True
     """Where there is `qkv_bias`."""
     width: int = 0
-    """Of all heads together, where it is not the hidden size."""
+    """Width of all heads together, if it is not the hidden size."""
     divided: bool = True
 
     def weights(self) -> Weights:

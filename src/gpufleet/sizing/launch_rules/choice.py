@@ -53,7 +53,7 @@ class Refused:
     nearest: Any
     """The value of `setting` that works, nearest to `value`."""
     also: str = ""
-    """What else would do, in words."""
+    """An alternative, in words."""
 
     @property
     def flag(self) -> str:

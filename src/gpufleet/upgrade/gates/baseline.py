@@ -132,7 +132,7 @@ class Alert(JsonValue):
     labels: Annotated[
         tuple[tuple[str, str], ...], BeforeValidator(_sorted_pairs), PlainSerializer(dict)
     ]
-    """All of them, sorted: they are its identity."""
+    """All labels, sorted: they identify the alert."""
     summary: str = ""
     since: str = ""
     """ISO 8601, as Alertmanager has it."""
@@ -158,7 +158,7 @@ class Stop:
     node: str
     check: str
     gpu: str
-    """What names it wherever it is: its UUID, else its place; "": the node as a whole."""
+    """The GPU's UUID, else its place; "": the node as a whole."""
     blocks: bool
     """False: the check could not be made."""
     found: str = ""

@@ -26,18 +26,18 @@ class Group(JsonValue):
     """The smallest part of a fleet that is changed at once: it is drained and judged as one."""
 
     id: str
-    """Of a replica its id (`tiny-0`); of whole nodes their names, joined by +."""
+    """A replica's id (`tiny-0`), or the names of whole nodes, joined by +."""
     kind: Kind
     nodes: tuple[str, ...]
     """By name. A replica over nodes has all of its nodes in one group."""
     replicas: tuple[str, ...]
     """Ids of those that serve nothing meanwhile."""
     why: tuple[str, ...] = ()
-    """What differs, in words of `gpufleet plan --diff`."""
+    """Differences, in the words of `gpufleet plan --diff`."""
     comes: tuple[str, ...] = ()
-    """Those of `replicas` that do not run yet."""
+    """Replicas that do not run yet."""
     goes: tuple[str, ...] = ()
-    """Those of `replicas` that do not come back."""
+    """Replicas that are removed."""
 
     @property
     def models(self) -> tuple[str, ...]:

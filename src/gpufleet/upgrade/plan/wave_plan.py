@@ -34,9 +34,9 @@ class WavePlan:
     """By model, of the load when it was made."""
     left: tuple[RemainingCapacity, ...]
     estimates: tuple[Estimate, ...]
-    """Of each wave, in their order."""
+    """Estimates of the waves, in order."""
     left_out: tuple[Group, ...] = ()
-    """What is left unchanged, because a person has cordoned it."""
+    """Groups left unchanged because a person has cordoned them."""
     remarks: tuple[str, ...] = ()
 
     @property

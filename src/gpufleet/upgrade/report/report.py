@@ -182,7 +182,7 @@ class Report:
     inventory: str
     started: float
     ended: float
-    """Of the last entry."""
+    """Time of the last entry."""
     outcome: str
     """finished, stopped, paused, or running: no end is recorded."""
     why: tuple[str, ...]

@@ -44,7 +44,7 @@ OF_GROUPS = {
     "stuck": "stuck",
     "waiting": "untouched",
 }
-"""What became of a group, for people; other outcomes are phases."""
+"""Outcomes of a group, for people; other outcomes are phases."""
 
 
 def report_text(found: Report) -> RenderableType:

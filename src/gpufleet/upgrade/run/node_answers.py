@@ -98,7 +98,7 @@ class ReleaseLook:
     built: float | None
     """When it was whole, in seconds since 1970."""
     users: tuple[str, ...]
-    """What names it: units, `next/...`, `kept/ID/...`."""
+    """References to it: units, `next/...`, `kept/ID/...`."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class NodeLook:
     deploy: Deploy | None = None
     """The deploy that has the node."""
     problem: str | None = None
-    """What of all this could not be read."""
+    """Which part could not be read."""
 
     @classmethod
     @_named
@@ -157,9 +157,9 @@ class LockAnswer:
     """A node's lock after it was asked for, or given back."""
 
     lock: Lock | None
-    """Who has it now."""
+    """The present lock."""
     before: Lock | None
-    """Who had it."""
+    """The lock before."""
     ours: bool
     """Whether it is as was asked."""
     deploy: Deploy | None = None

@@ -36,7 +36,7 @@ LOOK_SECONDS = 100
 # Removing a release of 10 GB in 30,000 files took 4 s on the lab's disk; there may be several.
 COLLECT_SECONDS = 540
 LINES = 300
-"""Of a unit's journal, where one died: the first error may be some hundred lines back."""
+"""Lines of a failed unit's journal: the first error may be some hundred lines back."""
 
 
 @dataclass(frozen=True)

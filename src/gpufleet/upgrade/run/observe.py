@@ -51,10 +51,10 @@ class FleetView:
     looks: Mapping[str, NodeLook]
     findings: Findings
     node_why: Mapping[str, str] = field(default_factory=dict)
-    """What is below vLLM and differs, by node."""
+    """Differences below vLLM, by node."""
     remarks: tuple[str, ...] = ()
     documents: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """What each node answered the probe."""
+    """Each node's probe."""
 
     @property
     def cordoned(self) -> dict[str, str]:

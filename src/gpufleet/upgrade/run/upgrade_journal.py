@@ -64,7 +64,7 @@ class Journal:
         self.path = path
         self.entries: list[Entry] = list(entries)
         self.state = fold(self.entries)
-        """What the entries come to."""
+        """State that follows from the entries."""
         self.on_entry: Callable[[Entry], None] | None = None
         """Is told each entry once it is on the disk: for what is shown meanwhile."""
         self._file = file

@@ -44,7 +44,7 @@ class UpgradeRequest:
     accept_outage: tuple[str, ...] = ()
     accept_unknown_load: tuple[str, ...] = ()
     of: str | None = None
-    """Of a rollback: the upgrade whose kept units come back."""
+    """For a rollback: the upgrade whose kept units are restored."""
 
 
 def plan_now(

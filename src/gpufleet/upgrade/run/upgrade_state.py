@@ -29,13 +29,13 @@ class GroupState:
     replaced: bool = False
     """Its units may be the new ones."""
     below: bool = False
-    """What is below vLLM may be the new one, to which there is no way back."""
+    """The node below vLLM may be changed already, which cannot be undone."""
     left: int = 0
     """Requests that were not finished when its drain ended."""
     passed: Mapping[str, bool | None] = field(default_factory=dict)
     """By gate: the last verdict of this attempt."""
     why: tuple[str, ...] = ()
-    """Of a failed one, the reasons; of a stuck one what a person needs to know."""
+    """Why it failed; for a stuck group, what a person needs to know."""
     alone: bool = False
     """It failed itself, not because of another group of its wave."""
 
