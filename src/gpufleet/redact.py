@@ -1,4 +1,4 @@
-"""What must not be printed: keys and tokens in command lines and variables.  Pure."""
+"""Redact keys and tokens in command lines and variables.  Pure."""
 
 from __future__ import annotations
 

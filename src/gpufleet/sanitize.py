@@ -1,4 +1,4 @@
-"""What a node says, as an operator's terminal may show it. Pure.
+"""Make a node's output safe for an operator's terminal. Pure.
 
 Names of processes, serials, kernel messages and error output come from machines that may be broken
 or hostile. A terminal obeys escape sequences in them: they retitle windows, clear what was there,

@@ -1,5 +1,5 @@
 """
-Who builds or downloads what all nodes need, and who has it from whom.  Pure.
+Decide which node builds or downloads an artifact, and which nodes copy it from where.  Pure.
 
 A release works on nodes of one kind: system, machine and interpreter (hardware changes no wheels).
 One of them has it or builds it, and the others copy it from there; so it is with a model, which

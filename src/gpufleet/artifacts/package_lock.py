@@ -29,7 +29,7 @@ _PIN = re.compile(r"^(?P<name>[A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?\s*(?:==|@)", re
 @dataclass(frozen=True)
 class Program:
     """
-    What there are locks of, and for which nodes.
+    A program with a lock, and the nodes that the lock is for.
 
     Attributes:
         file: the lock's name, with the version's place.

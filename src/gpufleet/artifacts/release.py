@@ -50,7 +50,7 @@ _REQUIREMENT = re.compile(
 @dataclass(frozen=True)
 class Program:
     """
-    What there are releases of.
+    A program that is installed as releases.
 
     Attributes:
         package: its name in a lock, and in front of `version` in settings.
@@ -74,7 +74,7 @@ VLLM = Program("vllm", node_paths.VLLM, CACHE, ("torch", "vllm"))
 
 
 class Source(Protocol):
-    """What settings say of a release: which one, and where its packages come from."""
+    """A release as settings declare it: its version, and the source of its packages."""
 
     @property
     def version(self) -> str: ...
@@ -208,7 +208,7 @@ def cuda_release(lock: bytes) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class Wheels:
-    """What a release's lock states about its wheels' needs; `source` is the lock's path."""
+    """Requirements of a release's wheels by its lock; `source` is the lock's path."""
 
     cuda: tuple[int, int] | None
     source: str

@@ -1,4 +1,4 @@
-"""What apt archives have of the packages that nodes take: found by apt itself, in a folder.
+"""Resolve the packages of nodes in apt archives, with apt itself, in a separate folder.
 
 apt checks the signatures and resolves the dependencies, with nothing installed, so that whatever a
 node has, all it may lack is found. The signed indexes go into the bundle unchanged: nodes hold them

@@ -1,4 +1,4 @@
-"""What nodes of a fleet download: which packages, wheels, models and programs, each once.  Pure.
+"""List a fleet's downloads: packages, wheels, models and programs, each once.  Pure.
 
 Goes by settings as they were written, before a mirror replaced their addresses: a bundle is filled
 from there.

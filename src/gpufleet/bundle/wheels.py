@@ -59,7 +59,7 @@ class Target:
 
     @property
     def markers(self) -> dict[str, str]:
-        """What a lock's markers ask for."""
+        """Return the environment for a lock's markers."""
         version = ".".join(map(str, self.python))
         return {
             "implementation_name": "cpython",

@@ -23,7 +23,7 @@ Version: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True)
 class QuantizationNeeds:
-    """What a release asks of who uses a quantization method."""
+    """Requirements of a release for a quantization method."""
 
     capability: int
     """The least compute capability, 80 for 8.0 (`get_min_capability` of the method's class)."""

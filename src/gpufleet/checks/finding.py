@@ -58,7 +58,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Problem:
-    """What one check has against a node, or against one of its GPUs.
+    """A problem that a check found on a node, or on one of its GPUs.
 
     `found` and `expected` are short sentences without a full stop, `source` says where the
     expectation comes from (a setting's key, the siblings, the device, a document), `remedy` is the

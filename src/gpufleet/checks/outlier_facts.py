@@ -1,4 +1,4 @@
-"""What numbers of a probe are compared with, how far they may differ, and how bad that is.
+"""For each number of a probe: its comparison, the allowed difference, and the severity.
 
 A table, pure: `JUDGED_OF_GPU` and `JUDGED_OF_NODE`, compared by `checks/outliers.py`. All other
 numbers that the probe reads are in `checks/other_facts.py`.
@@ -25,7 +25,7 @@ INFO, WARN, BLOCK = Severity.INFO, Severity.WARN, Severity.BLOCK
 
 
 class Against(Enum):
-    """What a value is compared with; the first one that can say anything decides."""
+    """The reference of a value; the first one that applies decides."""
 
     MATES = "the node's other GPUs of its model"
     SLOT = "siblings' GPU in the same slot"

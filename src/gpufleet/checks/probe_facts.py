@@ -90,7 +90,7 @@ def lookup(tree: Any, path: tuple[Any, ...], default: Any, absent: Any) -> Any:
 
 @dataclass(frozen=True)
 class Needs:
-    """What the software that is to be installed asks of the node; None: nothing is declared.
+    """Requirements of the declared software on a node; None: nothing is declared.
 
     `cuda` is the CUDA release that vLLM's wheels carry, `source` where that is written.
     """
@@ -101,7 +101,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Expectation:
-    """What a value should be, and how that is known.
+    """An expected value, and its source.
 
     `certain` is False where too few siblings say so to call the odd one out broken.
     """

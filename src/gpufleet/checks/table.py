@@ -48,7 +48,7 @@ def report_table(found: Report, *, everything: bool = False) -> RenderableType:
 
 
 def _likeness(finding: Finding) -> tuple[Any, ...]:
-    """What findings must have in common to share a line; those not asked share one a node."""
+    """Return the key by which findings share a line; those not asked share one per node."""
     if finding.cause:
         gpu = finding.gpu and finding.gpu.name
         return finding.severity, finding.accepted, finding.node, gpu, finding.found

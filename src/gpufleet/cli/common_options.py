@@ -1,4 +1,4 @@
-"""What commands share: options, exit statuses, and how they print JSON and mistakes."""
+"""Shared parts of commands: options, exit statuses, and the output of JSON and errors."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-What shells offer behind a command: inventories, nodes, replicas, and names from catalogues.
+Shell completion of inventories, nodes, replicas, and names from catalogues.
 
 Each takes what click gives it, and returns names that begin with what is typed. A mistake in an
 inventory completes nothing: the command itself says what is wrong.

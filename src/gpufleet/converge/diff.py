@@ -102,7 +102,7 @@ class Transaction:
 @dataclass(frozen=True)
 class Part:
     """
-    What one operation has to do.
+    The changes of one operation.
 
     Attributes:
         noop: said when there is nothing to do.
@@ -121,7 +121,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Difference:
-    """What the five operations have to do on one node."""
+    """The changes of the five operations on one node."""
 
     packages: Part
     accounts: Part
@@ -392,7 +392,7 @@ def _units(wanted: DesiredState, snapshot: Snapshot) -> Part:
 
 
 def _gone(wanted: DesiredState, snapshot: Snapshot, work: _Work) -> Iterator[UnitGone]:
-    """What must go: by name, and whatever matches a pattern without being wanted."""
+    """Yield the units to remove: named ones, and unwanted matches of a pattern."""
     named = {unit.name for unit in wanted.values_of(Unit)} | {
         unit.name for unit in wanted.values_of(UnitGone)
     }

@@ -39,7 +39,7 @@ CACHE = node_paths.CACHE
 @dataclass(frozen=True)
 class Plan:
     """
-    What one transaction is to do.
+    The steps of one transaction.
 
     Attributes:
         install: those that are missing or of another version; versions may end in `*`.

@@ -31,7 +31,7 @@ from gpufleet.converge.snapshot import VERSIONLOCK, PackageState, Snapshot, Unkn
 @dataclass(frozen=True)
 class Packages:
     """
-    What is to be done about packages.
+    The changes of packages.
 
     Attributes:
         changes: one line each, as an imperative.

@@ -1,4 +1,4 @@
-"""What a node was seen to be: the questions put to it, and its answers as values.
+"""A node's observed state: the questions to it, and its answers as values.
 
 Pure. `questions(wanted)` says what has to be known, `on_node/converge/snapshot.py` answers,
 `Snapshot` holds the answers. An answer is a value, or None for "there is none", or `Unknown` for
@@ -42,7 +42,7 @@ Question: TypeAlias = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Unknown:
-    """What could not be read, with the node's reason."""
+    """A value that could not be read, with the node's reason."""
 
     reason: str
 
@@ -50,7 +50,7 @@ class Unknown:
 @dataclass(frozen=True)
 class FileState:
     """
-    What lies at a path.
+    The file, directory or link at a path.
 
     Attributes:
         kind: "file", "directory", "link", "special file", "absent", or "unknown": not readable.

@@ -1,4 +1,4 @@
-"""What every value has to be that ends up in a command line, or in the name of a file."""
+"""Validate the values that become part of a command line or of a file's name."""
 
 from __future__ import annotations
 

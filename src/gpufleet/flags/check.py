@@ -59,7 +59,7 @@ _OBJECT_OR_TEXT = "0.11.1"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was found in one command line, and the command line without it, if that is known."""
+    """The problems of a command line, and the line without them, if that is known."""
 
     version: str
     argv: tuple[str, ...]

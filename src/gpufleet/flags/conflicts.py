@@ -16,7 +16,7 @@ from gpufleet.flags.schema import Computed, Schema, sort_key
 
 
 class Settings:
-    """What a command line sets, flag by flag, the release's defaults included."""
+    """The values of all flags by a command line, including the release's defaults."""
 
     def __init__(
         self,

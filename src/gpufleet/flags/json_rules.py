@@ -1,4 +1,4 @@
-"""What fields of one JSON object must not be together, as vLLM's classes say.  Leaf, pure.
+"""Fields of a JSON object that exclude each other by vLLM's classes.  Leaf, pure.
 
 Each rule stands in the `__post_init__` or in a validator of the class it is of, in vllm/config/,
 from the release in `since` on; a schema of types cannot say it. Such an object never gets past the

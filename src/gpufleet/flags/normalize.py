@@ -1,4 +1,4 @@
-"""What vLLM's parser makes of the arguments of `vllm serve` before argparse sees them.  Pure.
+"""Normalize the arguments of `vllm serve` as vLLM's parser does before argparse.  Pure.
 
 Contract: as the release does it (`schema.Syntax`), and every word knows which arguments it is made
 of. Nothing is raised for an operator's mistake: what the release refuses here is in `Rewritten`.

@@ -1,4 +1,4 @@
-"""What is wrong with one argument or variable, in one value.  Leaf."""
+"""The problem of one argument or variable.  Leaf."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Kind(StrEnum):
-    """What sort of thing is wrong."""
+    """The kind of problem."""
 
     UNKNOWN = "unknown"  # no such name in this release; another release may have it
     NEVER = "never"  # no release of `vllm serve` has it, whatever is written about it
@@ -38,7 +38,7 @@ class Severity(StrEnum):
 
 
 class By(StrEnum):
-    """Who says so."""
+    """The part of vLLM that objects; `ADVICE`: none does."""
 
     PARSER = "parser"  # vLLM's parser refuses it: the process ends at once with status 2
     START = "start"  # the parser takes it, and the server ends while it starts

@@ -1,4 +1,4 @@
-"""What another release of vLLM changes for one operator's flags and variables.  Pure.
+"""Compare an operator's flags and variables between two releases of vLLM.  Pure.
 
 Contract: names and values are compared by the two schemas, and what became of them is told by
 `changes`; whatever else `check` refuses in the new release and not in the old one breaks, too. Told

@@ -81,7 +81,7 @@ class ValueType:
 @dataclass(frozen=True, slots=True)
 class Limits:
     """
-    What the start checks of a flag's value, and the parser does not.
+    Limits of a flag's value that vLLM checks at start, not in its parser.
 
     `owner` is the config class whose field gets the value, `type` the field's where it lists names,
     `needs` the dest of the switch without which no such config is made.

@@ -1,4 +1,4 @@
-"""What became of a name that a release does not have.  Pure.
+"""Explain a name that a release does not have: removed, renamed, misspelt or newer.  Pure.
 
 A name may be gone, renamed, not there yet, never there, written in another release's way of
 switching something off, or mistyped: `unknown_option` finds out which, from the table of changes

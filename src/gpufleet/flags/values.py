@@ -42,7 +42,7 @@ class Unfit(Exception):  # noqa: N818 - it is an answer, not an error
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong with a flag's values; `better` are the texts that would be right, if known."""
+    """A problem of a flag's values; `better` are the correct texts, if known."""
 
     kind: Kind
     found: str

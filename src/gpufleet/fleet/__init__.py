@@ -1,1 +1,1 @@
-"""What one run knows of all nodes: they are probed, judged and planned once."""
+"""The state of all nodes within one run: they are probed, judged and planned once."""

@@ -1,4 +1,4 @@
-"""What nodes' probes and variables come to: findings, and the plan that they allow.
+"""Assess nodes by their probes and variables: findings, and the plan that they allow.
 
 One road for deploys, live inventories and recordings. Knows nothing of pyinfra; reads the locks
 that settings name, and the date.

@@ -1,4 +1,4 @@
-"""What taking a node out of service means: which replicas, where, and who is left.  Pure."""
+"""Take a node out of service: affected replicas, their nodes, and those that remain.  Pure."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class Unread:
 
 @dataclass(frozen=True)
 class NodeDrift:
-    """What is known of one node."""
+    """The drift of one node."""
 
     moved: tuple[Deviation, ...] = ()
     unread: tuple[Unread, ...] = ()
@@ -117,7 +117,7 @@ class NodeDrift:
 @dataclass(frozen=True)
 class Drift:
     """
-    All nodes that were compared.
+    The drift of all compared nodes.
 
     `refused` are the sentences for which a deploy would be refused now, whatever it would change.
     """

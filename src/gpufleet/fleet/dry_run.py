@@ -1,4 +1,4 @@
-"""What the deploys would change, without a pyinfra command around them: for the hunt for drift.
+"""Find what the deploys would change, without a pyinfra command: for drift detection.
 
 Border. The deploy files are executed for every node as pyinfra does while it prepares, and nothing
 is executed after that. So it is the same operations that compare, and what they record ("write
@@ -43,7 +43,7 @@ SECONDS = 300
 @dataclass(frozen=True)
 class DryRun:
     """
-    What would change on each node, what each answered the probe, and why a deploy is refused.
+    The changes on each node, its probe, and why a deploy is refused.
 
     Of a node that gave no answer nothing would be known: `nodes` has an empty entry for it. A node
     without GPUs is not probed and has no answer.
@@ -98,7 +98,7 @@ def dry_run(
 @dataclass
 class _NodeDryRun:
     """
-    What is known of one node so far.
+    One node's changes and errors so far.
 
     `changes` and `errors` are those of the operation that is asked now.
     """

@@ -1,4 +1,4 @@
-"""What a node has to have to write facts of itself every minute.  Pure, but for reading locks."""
+"""Desired state of a node that writes its facts every minute.  Pure, but for reading locks."""
 
 from __future__ import annotations
 

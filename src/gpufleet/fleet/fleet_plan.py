@@ -58,7 +58,7 @@ class Assessment:
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """What carrying the plan out does to what runs."""
+        """Return what the plan changes compared with the running stages."""
         return plan_changes(self.plan, self.running, self.restarts, self.nodes.values())
 
     def as_json(self) -> dict[str, Any]:
@@ -108,7 +108,7 @@ _COUNTED = frozenset(
 
 @dataclass(frozen=True)
 class PlanInputs:
-    """What a plan is made of, by node, and the models by their names in `serving`."""
+    """The inputs of a plan, by node, and the models by their names in `serving`."""
 
     documents: Mapping[str, Mapping[str, Any]]
     settings: Mapping[str, NodeSettings]

@@ -1,5 +1,5 @@
 """
-What can be known of an inventory without its nodes: `gpufleet validate`, and how deploys begin.
+Check an inventory without its nodes: for `gpufleet validate`, and first in each deploy.
 
 The settings themselves are judged where they are read (`inventory/loader.py`). Here: the files that
 they name, certificates, models' code, flags, what a gateway and LiteLLM need, and, where hardware

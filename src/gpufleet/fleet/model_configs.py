@@ -1,5 +1,5 @@
 """
-What the models of a fleet are: from a directory here, the Hub, or what nodes said of theirs.
+Read the configs of a fleet's models: from a directory here, the Hub, or the nodes.
 
 The border: this reads files and asks the Hub. A model that cannot be read stops nothing here; it
 has a sentence in place of its description, and the plan says what that means.

@@ -1,4 +1,4 @@
-"""What is written down on a node of what was found about it: declaration, check, drift. Pure.
+"""Records that are written on a node: its declaration, check and drift. Pure.
 
 Each becomes metrics that the node's exporter serves: `on_node/monitoring/node_facts.py` reads the
 declaration, `on_node/monitoring/record.py` writes the others. docs/reference/node-metrics.md

@@ -1,4 +1,4 @@
-"""What the nodes of one pyinfra run know: every node is probed once, checked and planned for.
+"""State of one pyinfra run: every node is probed once, checked and planned for.
 
 The plan is for the whole inventory and is made before anything changes, so that a mistake stops
 the run while the fleet still serves. `--limit` narrows what changes, never what is planned.

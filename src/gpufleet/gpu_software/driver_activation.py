@@ -117,7 +117,7 @@ class Blocked:
 
 @dataclass(frozen=True)
 class Unknown:
-    """What decides could not be read."""
+    """A fact that decides could not be read."""
 
     reasons: tuple[str, ...]
 
@@ -257,7 +257,7 @@ def _to_be_loaded(
 
 
 def _remarks(document: Mapping[str, Any]) -> Iterator[str]:
-    """What works now and changes at the next boot is worth knowing, and no reason to reboot."""
+    """Yield remarks on what works now and changes at the next boot: no reason to reboot."""
     boots = next((each for each in _kernels(document) if each["newest"]), None)
     if boots and not boots["running"]:
         kernel, module = boots["kernel"], boots["nvidia"]

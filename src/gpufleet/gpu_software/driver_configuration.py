@@ -1,4 +1,4 @@
-"""What a node has to have for NVIDIA's driver: packages, the settings of its modules.  Pure."""
+"""Desired state of NVIDIA's driver on a node: packages, the settings of its modules.  Pure."""
 
 from __future__ import annotations
 

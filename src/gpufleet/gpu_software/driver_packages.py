@@ -26,7 +26,7 @@ _WITHOUT_CUDA_13 = frozenset({"maxwell", "pascal", "volta"})
 
 @dataclass(frozen=True)
 class DriverPackages:
-    """What software consists of: `wanted` values, and a sentence for each decision."""
+    """The packages of the driver: `wanted` values, and a sentence for each decision."""
 
     wanted: tuple[Value, ...]
     why: tuple[str, ...]

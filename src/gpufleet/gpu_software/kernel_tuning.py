@@ -1,4 +1,4 @@
-"""What a GPU node's kernel is set to, and who makes its device files. Pure.
+"""Kernel settings of a GPU node, and the unit that makes its device files. Pure.
 
 Each setting has two homes that have to agree: the running kernel, and the file from which it is set
 at boot. A file of the operator's that is read after ours has the last word at boot, and is named.

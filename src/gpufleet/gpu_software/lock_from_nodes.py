@@ -1,4 +1,4 @@
-"""What a group's nodes run, as a lock, from what their probes found.  Pure.
+"""Write a lock from the versions that a group's nodes run, by their probes.  Pure.
 
 A lock is only read from nodes that agree: one whose parts are of different versions, or that
 differs from the others, is named with what differs, and nothing is locked. A value that could not

@@ -1,4 +1,4 @@
-"""What NVIDIA's repositories call the parts of the driver, one table for each packaging.  Pure.
+"""Names of the driver's packages in NVIDIA's repositories, a table per packaging.  Pure.
 
 There are four: Debian's names; Ubuntu's with the branch in them (up to R580); Ubuntu's without
 (from R590); Red Hat's. Sources: NVIDIA's driver installation guide, chapters on compute-only

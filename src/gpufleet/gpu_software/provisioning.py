@@ -1,4 +1,4 @@
-"""What nodes are before a deploy makes GPU nodes of them, and which of them it cannot. Pure.
+"""Judge nodes before a deploy makes them GPU nodes, and refuse those it cannot. Pure.
 
 Every problem of every node is found before one of them is touched, from one probe of each; a node
 without a driver is nothing unusual here. Whether a lock suits a machine is

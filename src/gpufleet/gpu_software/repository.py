@@ -45,7 +45,7 @@ VENDOR_PACKAGES = (
 @dataclass(frozen=True)
 class VendorRepository:
     """
-    What NVIDIA publishes for one system.
+    NVIDIA's repository for one system.
 
     Attributes:
         folder: the repository's, below VENDOR; the processor's follows.

@@ -109,7 +109,7 @@ def _is_vllm(service: Mapping[str, Any]) -> bool:
 
 @dataclass
 class _Run:
-    """What a container is given, while its options are read."""
+    """A container's settings, while its options are read."""
 
     environment: dict[str, str] = field(default_factory=dict)
     mounts: list[tuple[str, str]] = field(default_factory=list)

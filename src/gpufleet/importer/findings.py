@@ -1,4 +1,4 @@
-"""What one server becomes while it is read: settings, sentences, and the secrets to hide.  Pure."""
+"""The result of reading one server: settings, notes, and the secrets to hide.  Pure."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Launch:
 @dataclass(frozen=True)
 class Source:
     """
-    What a text has: servers, names of LiteLLM's without one, and notes about the text as a whole.
+    Content of a text: servers, LiteLLM names without one, and notes on the whole text.
 
     `inventory` is the text of an inventory file; "": the text has no hosts. `hosts` are those of
     it, as an inventory file writes them: a name, or (name, its variables).

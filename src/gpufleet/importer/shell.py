@@ -61,7 +61,7 @@ class Expansion:
 
 @dataclass
 class _Script:
-    """What the lines read so far have set."""
+    """Variables and options set by the lines read so far."""
 
     variables: dict[str, str] = field(default_factory=dict)
     exported: dict[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What of an operator's machine and connections is open to others: remarks, not refusals.
+"""Find files and connections of the operator that are open to others: remarks, no refusals.
 
 ssh refuses a key that others can read. Here a run goes on: the mode is of the operator's machine
 alone, checkouts do not keep it, and a rollback must not wait for a `chmod`.

@@ -1,4 +1,4 @@
-"""What the operator typed after `pyinfra`, and what of it would end in a wrong exit code.
+"""Parse the words after `pyinfra`, and refuse those that would give a wrong exit code.
 
 Exit code 0 has to mean that everything asked for was done on every node asked for. pyinfra 3.10
 also answers 0 when the inventory does not exist, when --limit or --exclude match nothing, when

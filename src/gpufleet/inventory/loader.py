@@ -74,7 +74,7 @@ class Fleet:
 
     @property
     def gpu_nodes(self) -> Mapping[str, NodeVars]:
-        """Those that have GPUs: all but nodes with `gpu_node: false`."""
+        """Nodes with GPUs: all but those with `gpu_node: false`."""
         return {name: node for name, node in self.nodes.items() if node.settings.gpu_node}
 
     def for_pyinfra(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a node has to have for DCGM: the host engine, and its exporter for Prometheus.  Pure."""
+"""Desired state of DCGM on a node: the host engine, and its Prometheus exporter.  Pure."""
 
 from __future__ import annotations
 

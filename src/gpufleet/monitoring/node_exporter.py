@@ -1,4 +1,4 @@
-"""What a node has to have for Prometheus' node exporter: its unit and flags.  Pure.
+"""Desired state of Prometheus' node exporter on a node: its unit and flags.  Pure.
 
 The distribution's package or its publisher's own program, one unit for both. The unit has the
 package's name for both, so there is never a second exporter beside the first, and it is ours in

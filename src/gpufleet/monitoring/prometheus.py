@@ -1,4 +1,4 @@
-"""What Prometheus scrapes: targets by job, out of the inventory and the plan; its configuration.
+"""Prometheus' configuration and its targets by job, from the inventory and the plan.
 
 Targets lie in files that Prometheus reads again whenever they change (file_sd), so a node that
 comes or goes needs no reload. What exporters want of those who read them (TLS, a password) is
@@ -35,7 +35,7 @@ _MOST_SECONDS = 10
 
 @dataclass(frozen=True, order=True)
 class Access:
-    """What a target wants of those who read it. Files are this machine's; empty: not wanted."""
+    """Access to a target. Files are this machine's; empty: not required."""
 
     tls: bool = False
     ca_file: str = ""

@@ -1,4 +1,4 @@
-"""What a monitoring node has to have for Prometheus: unit, configuration, targets.  Pure."""
+"""Desired state of Prometheus on a monitoring node: unit, configuration, targets.  Pure."""
 
 from __future__ import annotations
 

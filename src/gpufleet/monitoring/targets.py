@@ -1,4 +1,4 @@
-"""What a monitoring node watches: the inventory's nodes, and the servers that run on them.
+"""Targets of a monitoring node: the inventory's nodes, and the servers that run on them.
 
 Pure, but for reading the secrets that settings name.
 """

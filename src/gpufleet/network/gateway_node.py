@@ -1,4 +1,4 @@
-"""What a gateway's node has to have: units, configuration, the virtual address.  Pure."""
+"""Desired state of a gateway's node: units, configuration, the virtual address.  Pure."""
 
 from __future__ import annotations
 

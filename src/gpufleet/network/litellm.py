@@ -104,7 +104,7 @@ class Upstream:
 
 @dataclass(frozen=True)
 class Configuration:
-    """What LiteLLM is to read, by path from `HOME`; there is no secret in it."""
+    """LiteLLM's files, by path from `HOME`, without secrets."""
 
     files: Mapping[str, bytes] = field(repr=False)
 

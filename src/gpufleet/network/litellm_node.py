@@ -1,4 +1,4 @@
-"""What LiteLLM's node has to have: release, program, configuration, credentials, unit.  Pure."""
+"""Desired state of LiteLLM's node: release, program, configuration, secrets, unit.  Pure."""
 
 from __future__ import annotations
 

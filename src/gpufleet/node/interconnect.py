@@ -1,4 +1,4 @@
-"""What joins a node's GPUs, and how far tensor parallelism may go on it.  Pure.
+"""Links between a node's GPUs, and the tensor-parallel sizes that they allow.  Pure.
 
 One value, `Interconnect`, from either source: the probe's document or the matrix of `nvidia-smi
 topo -m`. With `interconnect_warnings` it says what `gpufleet topology` prints
@@ -113,7 +113,7 @@ class Interconnect:
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
-        """What an operator should know before placing anything, in sentences."""
+        """Return warnings for the operator, in sentences."""
         return (*self.remarks, *warnings_of(self))
 
     def widths(self, gpus: Iterable[int]) -> dict[Pair, int]:

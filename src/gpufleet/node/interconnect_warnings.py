@@ -1,4 +1,4 @@
-"""What to know of a node's interconnect before placing anything, in sentences.  Pure.
+"""Warnings about a node's interconnect, in sentences.  Pure.
 
 Each function looks at one thing of an `Interconnect` (docs/plan/topology.md has them as a table).
 """

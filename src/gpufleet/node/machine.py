@@ -125,7 +125,7 @@ class Machine:
 
     @property
     def generations(self) -> frozenset[Generation]:
-        """Of the GPUs whose generation is known."""
+        """Generations of the GPUs, without unknown ones."""
         return frozenset(filter(None, map(generation, self.gpus)))
 
     @property

@@ -1,4 +1,4 @@
-"""What marks on a node say: an upgrade's lock, a deploy, a cordon, a replica's drain.  Pure."""
+"""Marks on a node as values: an upgrade's lock, a deploy, a cordon, a replica's drain.  Pure."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ _REMEDY = (
 @dataclass(frozen=True)
 class TopoMatrix:
     """
-    What one `nvidia-smi topo -m` says.
+    The output of `nvidia-smi topo -m`.
 
     `classes` has every pair of GPUs (i < j) as "NV18", "PIX", "PXB", "PHB", "NODE" or "SYS",
     `nics` the same from each NIC, by its device's name where the legend tells it, to each GPU.
@@ -330,7 +330,7 @@ def _unlisted_nics(header: _Header, legend: Mapping[str, tuple[int, str]]) -> It
 
 
 def _contradictions(header: _Header, rows: Mapping[str, _Row]) -> Iterator[str]:
-    """What whole rows say against each other: each pair stands there twice and must agree."""
+    """Yield contradictions between rows: each pair is there twice and must agree."""
     for label, row in rows.items():
         for column, cell in zip(header.columns, row.cells, strict=True):
             if (cell == SELF) != (label == column):

@@ -1,4 +1,4 @@
-"""What a node's GPUs are and which of them NVLink joins.  Pure.
+"""A node's GPUs and the NVLinks between them.  Pure.
 
 Takes the document that `on_node/probe/probe.py` prints (docs/reference/probe.md), gives values the
 planner can use. A GPU that does not answer is not in `Node.gpus`; that it is missing, checks say.

@@ -42,7 +42,7 @@ class NoAnswerError(FleetError):
 
 @dataclass(frozen=True)
 class Proof:
-    """What the stages of one node will be started with, and the files that say it was accepted."""
+    """Launch commands of a node's stages, and the files that record their acceptance."""
 
     release: Release
     stages: Sequence[LaunchCommand]
@@ -115,7 +115,7 @@ def _ask(release: Release) -> Schema:
 
 @dataclass
 class _Run:
-    """What is known in one run of pyinfra, over all of its nodes."""
+    """State of one run of pyinfra, over all of its nodes."""
 
     refused: list[str] = field(default_factory=list)
     remarked: set[str] = field(default_factory=set)

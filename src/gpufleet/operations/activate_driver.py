@@ -54,7 +54,7 @@ _terminal = Semaphore()  # one question at a time
 
 @dataclass(frozen=True)
 class DriverPolicy:
-    """What the operations need to know of a node's settings."""
+    """Settings of a node that the operations need."""
 
     wanted: str | None
     flavour: str | None

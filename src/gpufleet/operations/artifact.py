@@ -1,4 +1,4 @@
-"""What nodes need and may hand each other, and what one run of pyinfra knows of it.
+"""Artifacts that nodes need and may copy from each other, and their state in one run.
 
 Border: which node is worked on, and who else has a part in the run, is pyinfra's to say.
 """
@@ -147,7 +147,7 @@ def sharing_nodes() -> dict[str, Distribution]:
 
 @dataclass
 class ArtifactRun:
-    """What is known in one run of pyinfra, over all of its nodes."""
+    """State of one run of pyinfra, over all of its nodes."""
 
     found: dict[object, AsyncResult] = field(default_factory=dict)
     built: dict[str, dict[Kind, frozenset[str]]] = field(default_factory=dict)

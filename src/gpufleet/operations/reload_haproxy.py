@@ -43,7 +43,7 @@ LOAD_SECONDS = 60
 
 @dataclass(frozen=True)
 class GatewayParts:
-    """What a gateway is to have, in the parts that operations take."""
+    """A gateway's wanted state, in the parts that operations take."""
 
     gateway: Gateway
     files: Converge

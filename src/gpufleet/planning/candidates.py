@@ -90,7 +90,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class CandidateSet:
-    """What was considered for one model on one kind of node."""
+    """The candidates of one model on one kind of node."""
 
     model: str
     kind: Kind

@@ -179,7 +179,7 @@ def _port_text(stage: Stage) -> str:
 
 
 def _link_text(node: Node, stage: Stage, gpu: int) -> str:
-    """What it has in common with the farthest of its tensor-parallel group on this node."""
+    """Return the link to the farthest GPU of its tensor-parallel group on this node."""
     size = stage.tensor_parallel
     experts = stage.expert_parallel and stage.data_parallel > 1 and len(stage.nodes) > 1
     across = "  over nodes" if size > len(stage.gpus) or experts else ""
@@ -199,7 +199,7 @@ def _link_text(node: Node, stage: Stage, gpu: int) -> str:
 
 
 class Action(StrEnum):
-    """What happens to a replica when the plan is carried out."""
+    """The plan's change of a replica."""
 
     START = "start"
     STOP = "stop"

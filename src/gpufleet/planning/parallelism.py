@@ -22,7 +22,7 @@ from gpufleet.settings.serving_settings import Served
 
 @dataclass(frozen=True)
 class Kind:
-    """What nodes have in common that a model's division depends on."""
+    """The properties of nodes that a model's division depends on."""
 
     gpu: str
     """Product name as NVML gives it."""

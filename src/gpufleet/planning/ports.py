@@ -45,7 +45,7 @@ class Endpoint:
     """The result: the first of them."""
 
     def ports(self, first: int) -> range:
-        """All of its ports, if this is the first."""
+        """Return all of its ports, if this is the first one."""
         return range(first, first + self.width)
 
 

@@ -1,4 +1,4 @@
-"""What a model's settings and flags say to sizing.  Pure."""
+"""Options for sizing from a model's settings and flags.  Pure."""
 
 from __future__ import annotations
 

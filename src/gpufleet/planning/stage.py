@@ -14,7 +14,7 @@ Balancing: TypeAlias = Literal["internal", "hybrid", "external"]
 
 @dataclass(frozen=True)
 class Group:
-    """What the stages of a replica over several nodes have in common."""
+    """The common properties of a multi-node replica's stages."""
 
     networks: tuple[tuple[str, Network], ...]
     """Network of each node, in the order of ranks."""
@@ -105,7 +105,7 @@ class Stage:
 
     @property
     def servers(self) -> tuple[int, ...]:
-        """Those of `ports` that complete prompts."""
+        """Ports of `ports` that complete prompts."""
         return self.ports[:-1] if len(self.ports) > 1 else self.ports
 
 

@@ -1,4 +1,4 @@
-"""What to write instead where a model does not fit: settings that were tried.  Pure."""
+"""Suggest settings, each tried, for a model that does not fit.  Pure."""
 
 from __future__ import annotations
 

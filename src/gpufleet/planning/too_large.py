@@ -1,5 +1,5 @@
 """
-What to say, and to write, where one replica is more than the nodes that may hold it.  Pure.
+Refuse a replica that is too large for its nodes, and suggest what to write.  Pure.
 
 Contract: every number and every setting that is named was tried with the model's own sizing: a
 replica fits on empty nodes with it alone.

@@ -1,4 +1,4 @@
-"""What a node prints is held to the form of its program's answer before anything reads it.
+"""Validate a node's answer against its program's form before anything reads it.
 
 A node may be broken, run an older program or be hostile, and then prints any JSON. An answer that
 has not the form of its program becomes a sentence, as if the node had given none: anyone who reads

@@ -122,7 +122,7 @@ class FirewallRules(_Printed):
 
 class KernelSettings(_Printed):
     """
-    What the kernel is set to, and in force after, as `on_node/converge/sysctl.py` prints it.
+    Kernel settings, present and after a boot, as `on_node/converge/sysctl.py` prints them.
 
     ```python
     host.get_fact(KernelSettings, _stdin=payload.program("converge/sysctl", wanted={...}, ...))
@@ -138,7 +138,7 @@ class KernelSettings(_Printed):
 
 class NodeRemains(_Printed):
     """
-    What is there of gpufleet on a node, as `on_node/converge/remove.py` prints it.
+    Parts of gpufleet on a node, as `on_node/converge/remove.py` prints them.
 
     ```python
     host.get_fact(NodeRemains, _stdin=payload.program("converge/remove", action="look", ...))
@@ -154,7 +154,7 @@ class NodeRemains(_Printed):
 
 class ReleaseFlags(FactBase[dict[str, Any]]):
     """
-    What a release of vLLM on the node takes, as `on_node/flags/schema.py` reads it from its files.
+    Flags of a vLLM release on the node, as `on_node/flags/schema.py` reads them from its files.
 
     ```python
     host.get_fact(

@@ -177,7 +177,7 @@ def say_on_stderr(text: str) -> None:
 
 @dataclass
 class _Printed:
-    """What a command printed: all that counts of it, and how much it was."""
+    """A command's output: the part that is kept, and its whole size."""
 
     out: bytearray = field(default_factory=bytearray)
     error: bytearray = field(default_factory=bytearray)

@@ -1,4 +1,4 @@
-"""What programs on a node run in that are not to be trusted with it.  Pure."""
+"""Sandbox for untrusted programs on a node.  Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with an operator's own flags and variables wherever they are planned.  Pure.
+"""Check an operator's own flags and variables, before any plan.  Pure.
 
 For refusals of runs that have no plan: `flag_check.check_plan` judges the whole command line of
 each stage, and says what is found here in the same words.

@@ -52,7 +52,7 @@ _NOT_JUDGING = {
 
 @dataclass(frozen=True)
 class FlagFindings:
-    """What was found, as sentences: `refused` stops a deploy, `remarks` are worth knowing."""
+    """Findings as sentences: `refused` stops a deploy, `remarks` do not."""
 
     refused: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ class FlagFindings:
 @dataclass(frozen=True)
 class LaunchCommand:
     """
-    What one stage's process is started with, and which settings that comes from.
+    A stage's command line and variables, and the settings that they come from.
 
     `keys` has the path of the setting for each word of `argv`; `variables` that of each variable
     that is an operator's. Variables without one are ours.

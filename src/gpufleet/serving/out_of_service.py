@@ -1,4 +1,4 @@
-"""What people and upgrades have marked on nodes, as these say themselves.  Pure."""
+"""Cordons, drains and locks by people and upgrades, read from the nodes.  Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Change:
 
 @dataclass(frozen=True)
 class OutOfService:
-    """What people and upgrades have marked on nodes; gateways send nothing to what is drained."""
+    """Marks of people and upgrades on nodes; gateways send nothing to drained replicas."""
 
     cordoned: tuple[tuple[str, Mark], ...] = ()
     """Pairs of (node, who and why)."""

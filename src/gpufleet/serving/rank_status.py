@@ -57,7 +57,7 @@ class LastRestart:
 
 @dataclass(frozen=True)
 class RankStatus:
-    """What one node runs of a replica."""
+    """One node's part of a replica."""
 
     node: str
     rank: int

@@ -19,7 +19,7 @@ _UNAUTHORIZED = 401
 
 
 class State(StrEnum):
-    """What is known of a stage."""
+    """The state of a stage."""
 
     READY = "ready"
     WAITING = "waiting"  # alive, not answering yet
@@ -31,7 +31,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one look at a stage says: `text` is for the operator, one line or a few."""
+    """The result of one look at a stage: `text` is for the operator, one line or a few."""
 
     state: State
     text: str

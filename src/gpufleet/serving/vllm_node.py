@@ -1,4 +1,4 @@
-"""What a node has to have to run its stages: packages, directories, secrets, units.  Pure, but for
+"""Desired state of a node with stages: packages, directories, secrets, units.  Pure, but for
 reading the operator's files."""
 
 from __future__ import annotations

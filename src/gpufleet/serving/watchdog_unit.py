@@ -1,4 +1,4 @@
-"""What a node's watchdog is told: its configuration and its unit, as the plan has them.  Pure.
+"""Configuration and unit of a node's watchdog, from the plan.  Pure.
 
 The program is `on_node/watchdog/watchdog.py`; docs/monitor/watchdog.md says what it does.
 """

@@ -1,4 +1,4 @@
-"""What all settings are made of: their base class, and types and constants of several of them."""
+"""The base class of settings, and types and constants that several of them use."""
 
 from __future__ import annotations
 

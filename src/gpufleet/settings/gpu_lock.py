@@ -120,7 +120,7 @@ class GpuLock(Setting):
 
 @dataclass(frozen=True)
 class Objection:
-    """What is wrong with a lock: the key to change, the sentence, and whether it stops the run."""
+    """An objection to a lock: the key to change, the sentence, and whether it stops the run."""
 
     at: KeyPath
     what: str

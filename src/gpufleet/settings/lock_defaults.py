@@ -1,4 +1,4 @@
-"""What `gpu_lock` also sets of `cuda`, `dcgm` and `vllm`: filled in there, or refused.  Pure.
+"""Fill in settings of `cuda`, `dcgm` and `vllm` from `gpu_lock`, or refuse them.  Pure.
 
 Works on variables as operators wrote them, before they are checked: only there can be told what
 was written from what is a default. So variables are valid before a group is locked, and stay so:

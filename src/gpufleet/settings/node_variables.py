@@ -1,4 +1,4 @@
-"""What the variables of one node may be: our settings, and what pyinfra understands besides.
+"""Validate a node's variables: gpufleet's settings, and pyinfra's own variables.
 
 Takes variables that are merged already; every mistake found names the file and line that set the
 key, and the names it can have been meant to have.
@@ -197,7 +197,7 @@ def _flat(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
 
 
 def _key_mistakes(node: str, found: Variables) -> Iterator[tuple[Origin, str]]:
-    """What is wrong with the keys that are not settings, and with values that JSON has not."""
+    """Yield mistakes in keys that are not settings, and values that JSON cannot hold."""
     for key, (value, origin) in found.items():
         if key in PASSWORDS:
             if origin.line:  # what was typed at a prompt comes without one

@@ -26,7 +26,7 @@ from gpufleet.settings.server_sandbox import sandbox_mistakes
 
 class SettingsError(Exception):  # it is a list of mistakes, not a program error
     """
-    What is wrong in a node's variables: pairs of (key path, sentence).
+    Mistakes in a node's variables: pairs of (key path, sentence).
 
     `against`: the path of the other key, if two contradict each other.
     """

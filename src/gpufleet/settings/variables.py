@@ -160,7 +160,7 @@ def _yaml_files(directory: Path) -> Iterator[Path]:
 
 
 def _problems(node: yaml.Node, shown: str) -> Iterator[str]:
-    """What is wrong at the top level, where keys become names that deploys use."""
+    """Yield mistakes at the top level, where keys become names that deploys use."""
     if not isinstance(node, yaml.MappingNode):
         kind = "a list" if isinstance(node, yaml.SequenceNode) else f"{_text(node)!r}"
         yield (

@@ -71,7 +71,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Findings:
-    """What nodes are: their kinds, NVIDIA's repository, and what an operator has to know."""
+    """The nodes' kinds, NVIDIA's repository, and notes for the operator."""
 
     kinds: tuple[Kind, ...]
     repository: Mapping[str, str]

@@ -1,1 +1,1 @@
-"""What a model takes on a GPU: weights, KV cache, start-up memory."""
+"""Estimate a model's memory on a GPU: weights, KV cache, start-up memory."""

@@ -58,7 +58,7 @@ def has_second_runner(architecture: Architecture, vllm: tuple[int, ...]) -> bool
 
 @dataclass(frozen=True, kw_only=True)
 class DummyRun:
-    """What decides the peak of the run that vLLM makes at start, on one GPU."""
+    """Inputs of the peak memory of vLLM's profiling run at start, on one GPU."""
 
     vllm: tuple[int, ...]
     max_num_seqs: int

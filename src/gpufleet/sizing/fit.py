@@ -102,7 +102,7 @@ def _sizing_of(description: Description, options: Options) -> Sizing:
 
 @dataclass(frozen=True)
 class _Estimate:
-    """What the stages have, and the KV cache that vLLM makes of it."""
+    """Memory of the stages, and the KV cache that vLLM makes of it."""
 
     chosen: Defaults
     length: int

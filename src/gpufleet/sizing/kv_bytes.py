@@ -1,5 +1,5 @@
 """
-What one layer caches in one block, on one GPU: vLLM's KV cache specs by release.  Pure.
+Bytes that a layer caches in a block, on one GPU: vLLM's KV cache specs by release.  Pure.
 
 A block is a number of tokens; a page is what one layer stores of them. The pages of a model have to
 be of one size, so vLLM chooses the block by the attention backend and, for models with states
@@ -119,7 +119,7 @@ class Kind(StrEnum):
 @dataclass(frozen=True)
 class Page:
     """
-    What one layer stores in one block. Layers with equal pages may share a group.
+    A layer's part of one block. Layers with equal pages may share a group.
 
     `shape` tells pages apart that happen to be of one size: (KV heads, head dimensions, dtype).
     """

@@ -1,5 +1,5 @@
 """
-What vLLM sets aside for LoRA adapters: two thin matrices beside each linear layer.  Pure.
+Memory of LoRA adapters: two thin matrices for each linear layer.  Pure.
 
 They are made when the model is loaded, full of zeros, for `--max-loras` adapters of
 `--max-lora-rank` each, whatever adapters there are. Source: create_lora_weights in vllm/lora/layers

@@ -1,4 +1,4 @@
-"""What sizing takes and returns: vLLM's flags with the GPU, and the verdict.  Pure."""
+"""Input and output of sizing: vLLM's flags with the GPU, and the verdict.  Pure."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Sizing:
-    """What one GPU of the replica holds, and the verdict. Bytes are of the smallest rank."""
+    """Memory of one GPU of the replica, and the verdict. Bytes are of the smallest rank."""
 
     fits: bool
     """Starts, beyond the estimates' error, and nothing in vLLM refuses it."""

@@ -1,4 +1,4 @@
-"""What one rank holds of each weight: its part, packed, padded and allocated.  Pure."""
+"""One rank's part of each weight, packed, padded and allocated.  Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the smallest rank of a pipeline stage has: weights, start-up memory, KV cache.  Pure."""
+"""Memory of a pipeline stage's smallest rank: weights, start-up memory, KV cache.  Pure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-What vLLM takes at start besides weights and KV cache, and the defaults that decide it.  Pure.
+vLLM's memory at start without weights and KV cache, and the defaults for it.  Pure.
 
 None of it follows from a config alone: the activation peak is what a dummy run of
 `max_num_batched_tokens` tokens leaves as PyTorch's high-water mark (`sizing/dummy_run.py`), the
@@ -32,7 +32,7 @@ _HIGHER_UTILIZATION = (0, 20)
 
 @dataclass(frozen=True)
 class StartMemory:
-    """What one GPU needs besides weights and cache."""
+    """Memory of one GPU without weights and cache."""
 
     activation: Estimate
     non_torch: Estimate

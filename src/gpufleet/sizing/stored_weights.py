@@ -1,4 +1,4 @@
-"""What a checkpoint's stored tensors correct of the arithmetic.  Pure."""
+"""Correct the computed weights by a checkpoint's stored tensors.  Pure."""
 
 from __future__ import annotations
 

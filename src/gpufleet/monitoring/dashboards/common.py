@@ -1,4 +1,4 @@
-"""What several dashboards have in common: variables, their selectors, thresholds, words. Pure."""
+"""Common parts of dashboards: variables, their selectors, thresholds, words. Pure."""
 
 from __future__ import annotations
 

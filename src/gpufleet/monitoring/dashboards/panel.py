@@ -1,4 +1,4 @@
-"""What a dashboard is made of, as values: panels, their queries, and what colours mean. Pure.
+"""Parts of a dashboard as values: panels, their queries, and the colours' meanings. Pure.
 
 `monitoring/dashboards/grafana.py` makes Grafana's JSON of them. Ids of units and colours are Grafana's own
 (@grafana/data 13.2.3, valueFormats/categories and themes/createVisualizationColors).
@@ -153,7 +153,7 @@ class Row:
 @dataclass(frozen=True)
 class Variable:
     """
-    What a reader chooses at the top, from the values of a label.
+    A choice at the top of a dashboard, from the values of a label.
 
     Attributes:
         name: as in `$name`.

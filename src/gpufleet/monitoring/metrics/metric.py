@@ -10,7 +10,7 @@ Release: TypeAlias = tuple[int, int]
 
 
 class Job(StrEnum):
-    """Who serves it; the label `job` of its series, and the group of its scrape targets."""
+    """The server of a metric: the label `job` of its series, and the group of its targets."""
 
     NODE = "node"  # node_exporter, with our own facts from its textfile collector
     DCGM = "dcgm"

@@ -28,7 +28,7 @@ _ALL_OBJECTIVES = {"any": Objectives(ttft_p99_seconds=1, itl_p99_seconds=1)}
 @dataclass(frozen=True)
 class RuleSettings:
     """
-    What rules depend on beyond themselves.
+    Settings that rules depend on.
 
     Attributes:
         objectives: {model: what its clients were promised}.

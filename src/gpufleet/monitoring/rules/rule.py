@@ -1,4 +1,4 @@
-"""What a rule file is made of: values that are computed ahead, and alerts. Pure."""
+"""Parts of a rule file: recording rules and alerts. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class AlertSeverity(StrEnum):
-    """Who is told, and when: the label `severity`, by which Alertmanager routes."""
+    """Urgency of an alert: the label `severity`, by which Alertmanager routes."""
 
     PAGE = "page"  # wakes a person: clients are hurt, or soon will be
     TICKET = "ticket"  # on the next working day

@@ -40,14 +40,14 @@ class StartFile(NamedTuple):
 
 
 class Target(NamedTuple):
-    """What a node is to have: units by name (None: no such unit), and files by path."""
+    """A node's wanted state: units by name (None: no such unit), and files by path."""
 
     units: Dict[str, Optional[bytes]]
     beside: Dict[str, StartFile]
 
 
 class Due(NamedTuple):
-    """What has to happen to units, so that they run what their files say."""
+    """The changes after which units run what their files say."""
 
     restart: List[str]
     remove: List[str]
@@ -134,7 +134,7 @@ def my_turn(asked: Dict[str, Any]) -> "contextlib.AbstractContextManager[None]":
 
 
 class Progress:
-    """What was done, as the answer has it."""
+    """The steps that were done, for the answer."""
 
     def __init__(self) -> None:
         self.changed: List[str] = []

@@ -25,7 +25,7 @@ ERROR_BYTES = 4096
 
 
 class Output(NamedTuple):
-    """What a program answered: its exit status and the texts of both its outputs."""
+    """A program's result: its exit status and the texts of both outputs."""
 
     status: int
     out: str

@@ -44,7 +44,7 @@ EMPTY = "table inet gpufleet {}\ndelete table inet gpufleet\n"
 
 
 class FailedError(Exception):
-    """What a command said when it failed."""
+    """The output of a failed command."""
 
 
 def run(*argv: str, text: str = "") -> str:

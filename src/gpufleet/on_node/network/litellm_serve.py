@@ -54,7 +54,7 @@ QUIET = {
 
 
 class Front:
-    """What stands before LiteLLM: who asks, what for, and with which keys in the body."""
+    """A filter in front of LiteLLM: checks the client's key, the path, and the keys of the body."""
 
     def __init__(self, app: App, told: Mapping[str, Any], own_key: str) -> None:
         self.app = app

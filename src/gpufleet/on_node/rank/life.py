@@ -270,7 +270,7 @@ class Rank:
 
     @property
     def values(self) -> dict[str, Any]:
-        """What placeholders of programs stand for."""
+        """Return the values of the programs' placeholders."""
         group = self.incarnation or {}
         ports = {name: group.get(name) for name in ("master_port", "rpc_port")}
         return {"incarnation": group.get("id"), **ports}

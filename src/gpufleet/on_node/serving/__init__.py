@@ -1,1 +1,1 @@
-"""What stages and their servers answer."""
+"""Answers of stages and their servers."""

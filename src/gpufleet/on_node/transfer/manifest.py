@@ -29,7 +29,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class RefusedError(Exception):
-    """What cannot be done, as a sentence for the operator."""
+    """A refusal, as a sentence for the operator."""
 
 
 class Entry(NamedTuple):
@@ -46,7 +46,7 @@ class Entry(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What a piece has of one file."""
+    """The part of a file in a piece."""
 
     path: str
     offset: int

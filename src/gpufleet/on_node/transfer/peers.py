@@ -69,7 +69,7 @@ class Source(NamedTuple):
 
 
 class Bucket:
-    """What limits a rate: takes of bytes wait until they have their turn."""
+    """A rate limit: a request for bytes waits for its turn."""
 
     def __init__(self, bits_per_second: float) -> None:
         self._seconds = 8.0 / bits_per_second

@@ -60,7 +60,7 @@ class Engine(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """What is new since the last look."""
+    """The observations since the last look."""
 
     life: str
     """One run of the unit: systemd's invocation id; "": it does not run."""
@@ -75,7 +75,7 @@ class Sample(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """What is known of an engine."""
+    """The progress of an engine."""
 
     engine: Engine
     moved: float
@@ -85,7 +85,7 @@ class Progress(NamedTuple):
 
 
 class State(NamedTuple):
-    """What is known of a server; times are of a clock that is never set."""
+    """The state of a server; times are of a monotonic clock."""
 
     life: str = ""
     seen: float = 0.0

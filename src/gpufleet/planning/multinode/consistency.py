@@ -1,5 +1,5 @@
 """
-What is wrong with replicas over several nodes that each node alone cannot show.  Pure.
+Check that the nodes of a multi-node replica agree.  Pure.
 
 Takes the plan's stages with the networks that join them. `planning/multinode/launch.py` refuses
 what a release or a backend cannot be given; here is what the nodes have to have in common, and

@@ -1,5 +1,5 @@
 """
-What makes the processes of a replica that spans nodes one: flags, variables, Ray's commands.  Pure.
+Launch arguments of multi-node replicas: flags, variables, Ray's commands.  Pure.
 
 Takes a stage of the plan and the network of each of its replica's nodes, gives what the process of
 that stage is started with beside what any stage is (`unit.lines`,
@@ -82,7 +82,7 @@ _TOKEN_SINCE = (2, 52)
 
 @dataclass(frozen=True)
 class Rank:
-    """What one node's process of a replica gets beside what any stage gets."""
+    """Additional launch arguments of one rank."""
 
     serves: bool
     """Whether it runs `vllm serve`; a Ray worker runs Ray alone."""

@@ -25,7 +25,7 @@ EPHEMERAL = 32768
 
 @dataclass(frozen=True)
 class Ports:
-    """What a replica has between its nodes, on all of them alike."""
+    """A replica's ports between its nodes, equal on all of them."""
 
     cluster: int = 0
     """First of `PORTS` ports; 0: it is on one node."""

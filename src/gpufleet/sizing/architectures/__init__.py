@@ -1,1 +1,1 @@
-"""What a model is made of, read from its `config.json`: weights and caches by layer.  Pure."""
+"""Describe a model from its `config.json`: weights and caches by layer.  Pure."""

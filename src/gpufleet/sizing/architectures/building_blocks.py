@@ -1,5 +1,5 @@
 """
-What decoders are made of: attention, MLPs, norms, embeddings, rotary tables, caches.  Pure.
+Parts of decoders: attention, MLPs, norms, embeddings, rotary tables, caches.  Pure.
 
 Which of vLLM's layers a weight is in decides how it is divided: its classes under
 model_executor/models.

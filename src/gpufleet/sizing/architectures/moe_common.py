@@ -1,5 +1,5 @@
 """
-What decoders of several kinds have in common: caches by layer, routed experts, the frame.  Pure.
+Common parts of several kinds of decoders: caches by layer, experts, the frame.  Pure.
 """
 
 from __future__ import annotations

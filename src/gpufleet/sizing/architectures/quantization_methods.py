@@ -1,5 +1,5 @@
 """
-What each quantization method writes into its config, as a `Quantization`.  Pure.
+Read each quantization method's config as a `Quantization`.  Pure.
 
 Source of what each method keeps after loading: create_weights and process_weights_after_loading of
 the classes in vllm/model_executor/layers/quantization, 0.8.5 to 0.33.0.

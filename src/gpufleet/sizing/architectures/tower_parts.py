@@ -1,5 +1,5 @@
 """
-What towers that see or hear are made of: layers, projections, the encoders that many share.  Pure.
+Parts of vision and audio towers: layers, projections, shared encoders.  Pure.
 
 Source: the classes in vLLM's model_executor/models, 0.19 to 0.33.
 """

@@ -1,1 +1,1 @@
-"""What vLLM refuses about a model before it starts; `rules.py` is where others look."""
+"""Rules by which vLLM refuses a model before it starts; `rules.py` is the entry point."""

@@ -1,4 +1,4 @@
-"""What is judged and what is refused: `Choice`, `Refused`, the flags by their names.  Pure."""
+"""Values of the rules: `Choice`, `Refused`, the flags by their names.  Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tensor parallelism has to divide: heads, vocabulary, layers, experts.  Pure."""
+"""Check what tensor parallelism must divide: heads, vocabulary, layers, experts.  Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rule may ask of a model, a way to serve it, a GPU and a release.  Pure."""
+"""Facts for rules: of a model, its serving options, a GPU and a release.  Pure."""
 
 from __future__ import annotations
 

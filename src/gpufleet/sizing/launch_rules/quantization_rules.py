@@ -1,4 +1,4 @@
-"""What tensor parallelism has to divide of quantized weights: blocks, groups, states.  Pure."""
+"""Check what tensor parallelism must divide of quantized weights: blocks, groups.  Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows from the release and the GPU: classes, methods, kernels.  Pure."""
+"""Rules of a release and a GPU: classes, methods, kernels.  Pure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-What vLLM would refuse about a model, a way to divide it and a GPU, known before it starts.  Pure.
+Predict vLLM's refusals of a model, its division and a GPU before a start.  Pure.
 
 Contract: `refusals` names only what is certain to stop the server, each with the place in vLLM
 that raises it and with one setting that, changed as told, is not refused for that reason again.
