@@ -47,7 +47,8 @@ _FOOT = """
 - Most logs are of one node with NVLink. NCCL's buffers over PCIe or between nodes are hardly
   measured.
 - Up to 0.11.0 the activation peak depends on whether FlashInfer is installed, as it was in vLLM's
-  images: nothing says so beforehand. The estimate lies between, and its error holds both.
+  images: nothing says so beforehand. The estimate lies between both cases, and its error covers
+  them.
 - Logs of 0.28 and newer are few, and none of them has the whole chain: there the arithmetic follows
   vLLM's source, and little confirms it.
 - Where a config is put together from a model's card and a near model's file, the log's record says
@@ -245,19 +246,18 @@ def report() -> str:
         *_table("tokens", tokens, 0.1, " %"),
         "",
         f"{len(refusal_errors())} starts were refused with an estimated length, and "
-        f"{sum(not error for error in refusal_errors().values())} of the estimates are foretold "
-        "exactly.",
+        f"{sum(not error for error in refusal_errors().values())} of the estimates are exact.",
         "",
         "## Whole chain",
         "",
-        f"In {len(inside)} of {len(memory)} starts the cache has the memory that is foretold, "
-        "within the error\nthat is stated with it. None that started is said with certainty not "
-        "to, and none that was refused\nis said to fit.",
+        f"In {len(inside)} of {len(memory)} starts the cache has the predicted memory, within "
+        "the stated error. No start that\nsucceeded was predicted to fail with certainty, and "
+        "none that was refused was predicted to fit.",
         *_table("cache memory", memory, 0.5, " GiB"),
         "",
         "The farthest off:",
         "",
-        "| start | foretold | logged | stated error |",
+        "| start | predicted | logged | stated error |",
         "|---|---|---|---|",
     ]
     for log in sorted(memory, key=lambda log: -abs(memory[log]))[:10]:
