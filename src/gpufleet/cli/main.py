@@ -50,7 +50,7 @@ COMMANDS = {
     ),
     "drift": (
         "gpufleet.cli.drift_command:drift",
-        "Show where nodes differ from what is declared. Read-only.",
+        "Show where nodes differ from their declaration. Read-only.",
     ),
     "flags": (
         "gpufleet.cli.flags_command:flags",
@@ -135,7 +135,7 @@ COMMANDS = {
     ),
     "upgrade": (
         "gpufleet.cli.upgrade_command:upgrade",
-        "Apply what is declared to a serving fleet, in waves.",
+        "Apply the declaration to a serving fleet, in waves.",
     ),
     "validate": (
         "gpufleet.cli.validate_command:validate",

@@ -189,7 +189,7 @@ class Absent:
     path: str
 
     def __post_init__(self) -> None:
-        must_be_path(self.path, "of what is to be absent")
+        must_be_path(self.path, "of a file to remove")
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ class Lockstep:
 
     def __post_init__(self) -> None:
         if not self.names:
-            raise FleetError("a lockstep of no packages says nothing: name those that go together")
+            raise FleetError("a lockstep without packages has no effect: name its packages")
         for name in self.names:
             must_match(_PACKAGE, name, "a package name")
 

@@ -135,7 +135,7 @@ class _Judge:
             if name in _LIMITS and not _LIMITS[name][0](number, limit):
                 share = ": it is a share between 0 and 1, as 0.9" if _is_share(field) else ""
                 must = f"{_LIMITS[name][1]} {limit}{share}"
-                yield JsonFault(f"`{where}` is {value}; it has to be {must}")
+                yield JsonFault(f"`{where}` is {value}; it must be {must}")
 
     def type(self, kind: _Type, value: Any, where: str) -> Iterator[JsonFault]:
         """Yield what keeps `value` from being of a type."""

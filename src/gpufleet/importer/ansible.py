@@ -265,7 +265,7 @@ def _dropped(key: str) -> Note:
     elif re.search(r"pass|secret|token|key", key, re.IGNORECASE):
         why = "secrets are files that settings name; nodes are reached with keys"
     else:
-        why = "it has no counterpart in an inventory: group_vars and host_vars have what is served"
+        why = "it has no counterpart in an inventory: group_vars and host_vars declare `serving`"
     return Note(
         f"`{key}` is dropped, its value not shown: {why}", decide=key == "ansible_connection"
     )

@@ -146,7 +146,7 @@ def _left_behind(launch: Launch, schema: Schema, found: Findings) -> None:
     left = without_secrets(placed(launch.left_behind), schema, found)
     if left.words:
         found.say(
-            f"`{' '.join(left.words)}` stands behind the end of the command, in lines of its own: "
+            f"`{' '.join(left.words)}` stands behind the end of the command, on separate lines: "
             "a shell does not give it to vLLM; dropped: end the line before it in `\\` if it is "
             "wanted",
             decide=True,
@@ -181,7 +181,7 @@ def _on_the_node(
     for inner, outer in launch.mounts:
         if inner not in used:
             found.say(
-                f"the mount {outer}:{inner} is dropped: stages are no containers, and files "
+                f"the mount {outer}:{inner} is dropped: stages are not containers, and files "
                 "are staged where a deploy can check them"
             )
     return model, line

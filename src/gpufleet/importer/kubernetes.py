@@ -32,7 +32,7 @@ _WHY = {
     "startupProbe": "`start_seconds` is the deadline of a start",
     "terminationGracePeriodSeconds": "`drain_seconds` says how long requests may finish",
     "restartPolicy": "systemd restarts a stage that dies",
-    "securityContext": "the unit has a sandbox of its own",
+    "securityContext": "the unit has its own sandbox",
     "ports": "`port` says where a server listens",
 }
 

@@ -20,7 +20,7 @@ _SECRETS = {
 }
 
 _OWN_GPUS = "the plan decides which GPUs a stage gets"
-_OWN_DIRECTORIES = "each stage has directories of its own"
+_OWN_DIRECTORIES = "each stage has its own directories"
 _DROPPED = {
     "CUDA_VISIBLE_DEVICES": _OWN_GPUS,
     "NVIDIA_VISIBLE_DEVICES": _OWN_GPUS,
@@ -29,7 +29,7 @@ _DROPPED = {
     "PATH": "the release's own programs come first",
     "LD_LIBRARY_PATH": "it would put other libraries before those of the release",
     "PYTHONPATH": "it would put other packages before those of the release",
-    "VIRTUAL_ENV": "the release has an environment of its own",
+    "VIRTUAL_ENV": "the release has its own environment",
     "HF_HUB_OFFLINE": "files are staged before a start, which then asks no hub",
     "HF_HUB_ENABLE_HF_TRANSFER": "files are staged before a start",
     "VLLM_HOST_IP": "each node has its own, which the plan knows",

@@ -20,7 +20,7 @@ _OPENAI = ("openai/", "text-completion-openai/")
 _READ = {"fallbacks", "model_group_alias"}
 _WHY = {
     "general_settings": "`litellm` has its own clients, and keeps nothing in a database",
-    "environment_variables": "LiteLLM's unit has variables of its own alone",
+    "environment_variables": "LiteLLM's unit has only its own variables",
     "litellm_settings": "the gateway tries other servers, and bounds requests",
     "router_settings": "the gateway divides requests, and tries other servers",
 }

@@ -91,7 +91,7 @@ def _launch(
     names, more = _litellm(_first(model, _LITELLM))
     notes += more
     notes += [
-        Note(f"`{key}` is dropped: it says nothing about the server")
+        Note(f"`{key}` is dropped: it does not describe the server")
         for key in model
         if key not in _KNOWN
     ]

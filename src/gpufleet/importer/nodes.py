@@ -40,8 +40,8 @@ class Topology:
             )
         if by := self._further():
             found.say(
-                f"`{by}` is the process of one more node of a replica: it needs no entry of its "
-                "own, the one of the first node has all of them",
+                f"`{by}` is the process of one more node of a replica: it needs no entry, "
+                "since the first node's covers all of them",
                 decide=True,
                 at=LAST,
             )

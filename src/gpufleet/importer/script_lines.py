@@ -80,7 +80,7 @@ def _notes(ended: Mapping[str, int]) -> tuple[Note, ...]:
     return tuple(
         Note(
             f"line {number} {why}: a shell ends the command there, and it is read here as if it "
-            "went on: see that vLLM gets what is wanted",
+            "went on: check the result",
             decide=True,
         )
         for why, number in ended.items()

@@ -227,8 +227,8 @@ def _read_rows(
         if number > header.line and _is_row(words, header.columns):
             for stray in between:
                 yield (
-                    f":{stray}: stands between the rows of the matrix and is none: the terminal "
-                    "has wrapped a row, or a row was broken"
+                    f":{stray}: stands between the rows of the matrix and is not a row: the "
+                    "terminal has wrapped a row, or a row was broken"
                 )
             between = []
             if label in rows:

@@ -100,7 +100,7 @@ def _looked(state: State, artifact: Artifact, turn: tuple[str, ...]) -> Distribu
         python=artifact.python,
         seconds=LOOK_SECONDS - 5,
     )
-    answers = query(state, asked, lambda _: program, LOOK_SECONDS, "the look for what is there")
+    answers = query(state, asked, lambda _: program, LOOK_SECONDS, "the look for existing copies")
     looks: dict[str, TreeState | str] = {
         name: distribution.parse_look(said) for name, said in answers.items()
     }

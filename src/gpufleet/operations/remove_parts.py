@@ -56,7 +56,7 @@ def remove_part(part: Part) -> Commands:
     """Name all of a part that is there, and take it away."""
     found = ask_remains(part)
     if found is None:
-        yield from refuse(("what is on the node could not be read",))
+        yield from refuse(("the node's parts could not be read",))
         return
     changes = tuple(remains(found))
     if not changes:

@@ -148,7 +148,7 @@ class NodeRemains(_Printed):
     `{}` when there was no answer. It may also remove them: `action` says.
     """
 
-    what = "the look at what is there of gpufleet"
+    what = "the look at gpufleet's parts"
     program = "converge/remove"
 
 

@@ -79,7 +79,7 @@ _WHOLE = _number("a whole number")
 _DATE = _always("a date, as 2026-12-31")
 _SWITCH = _always("true or false")
 _LIST = _always("a list: [one, another], or a line that begins with `- ` for each")
-_KEYS = _always("keys with values, each on a line of its own below this one")
+_KEYS = _always("keys with values, each on a separate line below this one")
 
 _WANTED: Mapping[str, Callable[[Mapping[str, Any], Any], str]] = {
     "bool_parsing": _SWITCH,

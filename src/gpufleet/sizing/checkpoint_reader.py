@@ -251,7 +251,7 @@ def _read_headers(
         with ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(names))) as pool:
             return _merge_headers(pool.map(header, names)), ()
     except errors.EntryNotFoundError:
-        return None, ("the model has no safetensors files, whose headers say what is stored",)
+        return None, ("the model has no safetensors files, whose headers list the stored tensors",)
     except (OSError, httpx2.HTTPError) as error:
         return None, (f"the headers of the weights' files could not be read: {_first_line(error)}",)
 

@@ -63,7 +63,7 @@ def why_not_counted(architecture: Architecture) -> str:
         return "releases differ in what a layer of experts gets"
     kinds = {type(cache) for layer in architecture.layers for cache in layer.caches}
     if kinds & {LatentCache, StateCache}:
-        return "which layers beside attention and MLP get matrices is not known"
+        return "it is unknown which layers other than attention and MLP get matrices"
     return ""
 
 

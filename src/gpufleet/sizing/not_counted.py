@@ -63,5 +63,5 @@ def _not_counted_draft(description: Description, options: Options) -> Iterator[s
     elif options.speculative_tokens and not own:
         yield (
             "--speculative-config: a draft model's own weights and cache are not counted, and "
-            f"{description.architecture.name} has no layers of its own that guess tokens"
+            f"{description.architecture.name} has no own layers that guess tokens"
         )

@@ -39,7 +39,7 @@ def _own(name: str, *labels: str, only: str = "") -> Metric:
 FACTS = (
     _own("facts_timestamp_seconds"),
     _own("facts_failed", "part"),
-    _own("deploy_timestamp_seconds", "deploy", only="nodes that a deploy has come to its end on"),
+    _own("deploy_timestamp_seconds", "deploy", only="nodes on which a deploy has finished"),
     _own(
         "node_info",
         "kernel",

@@ -161,6 +161,6 @@ def lift(path: str, what: str, asked: Dict[str, Any]) -> Optional[str]:
         return "%s stays: it is %s's (%s), not this upgrade's" % (what, found["by"], found["why"])
     return (
         "%s stays: upgrade %s of %s made it (%s) and lifts it by itself; `gpufleet upgrade "
-        "--resume` brings that to its end, --force lifts it all the same"
+        "--resume` finishes that upgrade, --force lifts the mark anyway"
         % (what, whose, found["by"], found["why"])
     )

@@ -110,7 +110,7 @@ def from_package(url: str, package: bytes) -> bytes:
         )  # fmt: skip
     if said.returncode:
         raise RefusedError(
-            "%s is no package that dpkg-deb reads: %s" % (url, said.stderr.decode().strip())
+            "%s is not a package that dpkg-deb can read: %s" % (url, said.stderr.decode().strip())
         )
     with tarfile.open(fileobj=io.BytesIO(said.stdout)) as files:
         keys = [

@@ -203,7 +203,7 @@ def wait_for_release(ours: Sequence[str]) -> None:
             refuse_others(left, ours, PUT_BACK)
             raise FailedError(
                 "%s was stopped, and its process %d %s still holds %s after %d s: a process in "
-                "state D goes with a reboot only"
+                "state D ends only with a reboot"
                 % (left[0]["unit"], left[0]["pid"], left[0]["name"], left[0]["devices"][0],
                    RELEASE_SECONDS),
                 busy=True,

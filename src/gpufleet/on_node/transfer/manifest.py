@@ -186,7 +186,9 @@ def parse_manifest(manifest: bytes, digest: str, leave_out: Iterable[str] = ()) 
         document = json.loads(manifest.decode("ascii"))
         return _judged(document, frozenset(leave_out))
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise RefusedError("the manifest is none: %s: %s" % (type(error).__name__, error)) from None
+        raise RefusedError(
+            "the manifest is invalid: %s: %s" % (type(error).__name__, error)
+        ) from None
 
 
 def _judged(document: Dict[str, Any], leave_out: Iterable[str]) -> Tree:
@@ -222,7 +224,7 @@ def _flaw(entry: Entry, directories: Iterable[str], leave_out: Iterable[str]) ->
     if any(name in ("", ".", "..") or "\0" in name for name in names):
         return "its path leads out of the tree"
     if names[0] in leave_out:
-        return "this name is no part of a tree"
+        return "this name cannot be part of a tree"
     if "/".join(names[:-1]) not in directories:
         return "it does not lie in a directory of the tree"
     if entry.kind not in ("d", "f", "l"):

@@ -109,7 +109,7 @@ def _rank_differences(stage: Stage, settings: Mapping[str, NodeSettings]) -> Ite
             if mine != theirs:
                 yield (
                     f"vllm.{key}: {mine} on {first} and {theirs} on {node}, and {stage.id} spans "
-                    "both: its ranks have to be alike, so set it in a group that both are in"
+                    "both: its ranks must agree, so set it in a group that both are in"
                 )
         names = {
             name

@@ -230,9 +230,8 @@ def remarks(pairs: Pairs, layers: Layers) -> tuple[str, ...]:
     }
     return tuple(
         f"serving.{decode}.context: {_value_text(longest[decode])}, and serving.{prefill}.context: "
-        f"{_value_text(longest[prefill])}: what is longer than the lesser one "
-        "is refused by its side "
-        "alone: write the same"
+        f"{_value_text(longest[prefill])}: the side with the smaller value refuses longer "
+        "requests: write the same"
         for decode, prefill in pairs.prefill.items()
         if longest.get(decode) != longest.get(prefill)
     )
@@ -315,8 +314,8 @@ def _partner_problems(entries: Mapping[str, _Entry], name: str, prefill: str) ->
     if len(releases) > 1:
         yield (
             f"{key}: {name} runs on {_release_names(one)} "
-            f"and {prefill} on {_release_names(other)}: what is "
-            "handed over is of one release: write the same `vllm.version` on all of their nodes"
+            f"and {prefill} on {_release_names(other)}: a KV cache is only handed over within one "
+            "release: write the same `vllm.version` on all of their nodes"
         )
 
 
@@ -425,7 +424,7 @@ def _division_problems(
     (decode, here, _), (prefill, there, _) = mine, theirs
     if max(here, there) % min(here, there):
         yield (
-            f"serving.{decode}.tensor_parallel: {here}, and {prefill} has {there}: one has to be a "
+            f"serving.{decode}.tensor_parallel: {here}, and {prefill} has {there}: one must be a "
             "multiple of the other, so that a rank reads whole parts: write "
             f"{there * max(1, here // there)}"
         )

@@ -168,7 +168,7 @@ _WORDS: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = {
     "baseline": "the baseline of the replicas is recorded",
     "wave": "begins",
     "paused": lambda said: _with("paused", said.get("why")),
-    "aborting": lambda said: _with("what is in hand is undone", said.get("why")),
+    "aborting": lambda said: _with("the groups in progress are undone", said.get("why")),
     "resumed": lambda said: f"resumed by {said.get('by')}",
     "finishing": lambda said: _logged("verifying that all is as declared", said),
     "unlocked": "nodes unlocked",

@@ -225,8 +225,8 @@ def _read(path: Path) -> tuple[int, tuple[Entry, ...]]:
 
 def _no_entry(path: Path, number: int, why: str) -> str:
     return (
-        f"{path}:{number}: is no entry of a journal ({why}): it was changed by hand, or by another "
-        "release of gpufleet; what nodes know is in `gpufleet status`"
+        f"{path}:{number}: is not an entry of a journal ({why}): it was changed by hand, or by "
+        "another release of gpufleet; `gpufleet status` shows the nodes' state"
     )
 
 

@@ -123,8 +123,8 @@ def test_contexts_that_differ_are_said_and_not_refused(lock):
     found, _ = stages(lock(), {"context": 4096})
 
     assert found.remarks == (
-        "serving.llama.context: 8192, and serving.prompts.context: 4096: what is longer than the "
-        "lesser one is refused by its side alone: write the same",
+        "serving.llama.context: 8192, and serving.prompts.context: 4096: the side with the "
+        "smaller value refuses longer requests: write the same",
     )
     assert stages(lock())[0].remarks == ()
 
@@ -307,8 +307,9 @@ def test_nixl_needs_its_library_for_the_cuda_that_the_lock_brings(lock):
 def test_both_sides_run_one_release(lock):
     found = refusal(lock(), vllm={"p": {"version": "0.32.0"}})
     assert found == [
-        "serving.llama.prefill: llama runs on vLLM 0.33.0 and prompts on vLLM 0.32.0: what is "
-        "handed over is of one release: write the same `vllm.version` on all of their nodes"
+        "serving.llama.prefill: llama runs on vLLM 0.33.0 and prompts on vLLM 0.32.0: a KV "
+        "cache is only handed over within one release: write the same `vllm.version` on all of "
+        "their nodes"
     ]
 
 
@@ -325,7 +326,7 @@ def test_a_cpu_hands_nothing_over(lock):
         (4, 8, "0.19.0", LLAMA, "nothing is refused"),
         (8, 4, "0.33.0", "Qwen--Qwen3-235B-A22B", "has 4 KV heads"),
         (4, 8, "0.33.0", "Qwen--Qwen3-235B-A22B", "nothing is refused"),
-        (3, 4, "0.33.0", LLAMA, "has to be a multiple of the other"),
+        (3, 4, "0.33.0", LLAMA, "must be a multiple of the other"),
         (8, 4, "0.33.0", DEEPSEEK, "nothing is refused"),  # every rank has all of it
         (8, 4, "0.20.0", DEEPSEEK, "has 1 KV head, of which the ranks of prefill then hold copies"),
     ],
