@@ -104,7 +104,7 @@ def answer_fault(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"it has no {error}"
     if isinstance(error, OverflowError | RecursionError):
-        return "a number or its depth is beyond what any program writes"
+        return "a number is too large, or its nesting is too deep"
     return "a value is of another kind than its program writes"
 
 

@@ -409,7 +409,7 @@ def uvm_device(node: Reading) -> Iterator[Problem]:
     if vllm is not None and vllm.device != "cuda":
         raise DoesNotApply("vLLM's CPU build uses no GPU")
     if "devices" not in node.document["driver"]:
-        raise CannotTell("the document is of an older gpufleet, whose probe did not look")
+        raise CannotTell("the probe is from an older gpufleet, which did not look for it")
     if UVM in node.get("driver", "devices"):
         return
     loaded = "nvidia_uvm" in node.known("system", "modules", default=[])

@@ -506,7 +506,7 @@ RULES = (
         ("--sse-keep-alive-interval",),
         "0.29.0",
         lambda s: s.number("--sse-keep-alive-interval", 0) < 0,
-        "`--sse-keep-alive-interval` is in seconds and cannot be less than 0, which is off",
+        "`--sse-keep-alive-interval` is in seconds and must be 0 (off) or more",
         "entrypoints cli_args.py validate_parsed_serve_args",
     ),
     Conflict(

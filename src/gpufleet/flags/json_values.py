@@ -77,7 +77,7 @@ class _Judge:
                 wrong = True
                 looked_up += 1
                 if looked_up > _FAR:  # more of them do not help who reads them
-                    yield JsonFault(f"`{path}` is no key of it")
+                    yield JsonFault(f"`{path}` is not one of its keys")
                 else:
                     yield self._no_such_key(name, path, key, fields)
                 continue
@@ -199,7 +199,7 @@ def _no_such_key(path: str, key: str, fields: Mapping[str, Field]) -> str:
         hint = f": it has {', '.join(known)}"
     else:
         hint = ""
-    return f"`{path}` is no key of it{hint}"
+    return f"`{path}` is not one of its keys{hint}"
 
 
 def _no_member(where: str, value: Any, names: list[str]) -> str:

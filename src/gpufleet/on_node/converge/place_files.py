@@ -150,14 +150,12 @@ def owner(entry: dict[str, Any]) -> tuple[int, int]:
     try:
         user = pwd.getpwnam(entry["user"]).pw_uid
     except KeyError:
-        raise RefusedError(
-            "there is no user %s: want a User of that name" % entry["user"]
-        ) from None
+        raise RefusedError("there is no user %s: declare it with `User`" % entry["user"]) from None
     try:
         return user, grp.getgrnam(entry["group"]).gr_gid
     except KeyError:
         raise RefusedError(
-            "there is no group %s: want a Group of that name" % entry["group"]
+            "there is no group %s: declare it with `Group`" % entry["group"]
         ) from None
 
 

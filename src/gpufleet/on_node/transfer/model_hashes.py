@@ -27,7 +27,7 @@ def hold_to_lock(folder: int, shown: str, files: Dict[str, List[str]]) -> None:
     there = {name for name in _names(folder, "") if name != MARK and not name.startswith(NOTES)}
     for names, problem in (
         (sorted(files.keys() - there), "is missing, and the lock of models names it"),
-        (sorted(there - files.keys()), "is none of the files that the lock of models names"),
+        (sorted(there - files.keys()), "is not in the lock of models"),
     ):
         if names:
             raise RefusedError("%s/%s %s" % (shown, names[0], problem))

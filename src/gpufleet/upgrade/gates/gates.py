@@ -225,7 +225,7 @@ def traffic(before: Traffic, after: Traffic, gates: Gates) -> Verdict:
             case.remarks.append(f"{words}: not judged, because its model did not run before")
         elif was is None or now is None:
             when = "before" if was is None else "after"
-            case.unknown.append(f"{words}: {when} the change no server counted it")
+            case.unknown.append(f"{words}: no server counted it {when} the change")
         elif fewest < gates.latency_least_requests:
             case.remarks.append(
                 f"{words}: not judged, because there were {before.requests:g} requests before and "
