@@ -197,7 +197,7 @@ def _gathered(words: list[Word], syntax: Syntax, unparsed: list[Unparsed]) -> li
         value = text.split(",") if several else _json_value(text, syntax)
         option, *path = name.removesuffix("+" if several else "").split(".")
         if len(path) > _DEEP:
-            found = f"`{option}` has {len(path)} keys within each other"
+            found = f"`{option}` has {len(path)} nested keys"
             unparsed.append(Unparsed(Trouble.NO_VALUE, name, at, found))
             continue
         whole, parts = gathered.setdefault(option, ({}, []))

@@ -109,7 +109,7 @@ def plan_fleet(
         {name: each.groups for name, each in declared.items()},
     )
     unknown = tuple(
-        f"{name}: whether it is cordoned is not known ({why}): the plan takes it for not cordoned"
+        f"{name}: whether it is cordoned is not known ({why}): the plan assumes that it is not"
         for name, document in documents.items()
         if (why := cordon.unknown_reason(document))
     )

@@ -305,7 +305,7 @@ _require_gateway = _require_setting(
 _require_monitoring = _require_setting(
     "monitoring",
     "no node of this run watches the fleet: write `monitoring: {}` and, if it has no GPUs, "
-    "`gpu_node: false` into the group_vars of a node that is to: docs/monitor/monitoring.md",
+    "`gpu_node: false` into the group_vars of the node that should: docs/monitor/monitoring.md",
 )
 
 

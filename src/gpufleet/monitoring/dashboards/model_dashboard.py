@@ -123,7 +123,7 @@ NOW = Row(
         stat(
             "Tokens out",
             f"sum(rate(vllm:generation_tokens_total{{{_OF}}}{_RATE}))",
-            "None with requests running is a hang.",
+            "Zero while requests run is a hang.",
             unit=Unit.TOKENS_PER_SECOND,
         ),
         stat(
@@ -389,7 +389,7 @@ SHAPE = Row(
             "Lengths of prompts",
             Unit.COUNT,
             f"sum by (le) (increase(vllm:request_prompt_tokens_bucket{{{_OF}}}{_RATE}))",
-            "Longer than it was: first tokens take longer, and fewer requests fit.",
+            "With longer prompts first tokens take longer, and fewer requests fit.",
             width=8,
         ),
         heatmap(

@@ -85,7 +85,7 @@ PROMETHEUS = (
     _of_prometheus(
         "counter",
         "rule_group_iterations_missed_total",
-        "Evaluations of a group that were left out, for the one before took too long",
+        "Evaluations of a group that were skipped because the previous one took too long",
         "rule_group",
     ),
     _of_prometheus(

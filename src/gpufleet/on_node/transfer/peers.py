@@ -368,7 +368,7 @@ def pull(
         line = lines.read()
         if line == b"+":
             if time.monotonic() - heard > STALLED_SECONDS:
-                raise LostError("it has got nothing new for %.0f s" % STALLED_SECONDS)
+                raise LostError("it received nothing new for %.0f s" % STALLED_SECONDS)
             continue
         number = waiting.popleft()
         if _length(line, tree.piece) != tree.size(number):

@@ -402,7 +402,7 @@ def alerts(
     for each in after.alerts:
         if each.node not in nodes or each.labels in old:
             continue
-        what = f"{each.node}: the alert {each.name} fires, and not before"
+        what = f"{each.node}: the alert {each.name} fires, and did not before"
         said = f": {each.summary}" if each.summary else ""
         held = (holds or {}).get(each.name)
         began = _epoch(each.since) - held if held is not None else math.nan
