@@ -58,4 +58,4 @@ def test_what_is_no_text_and_what_cannot_be_opened() -> None:
 
 def test_an_answer_of_another_kind() -> None:
     assert answer_fault(TypeError("x")) == "a value is of another kind than its program writes"
-    assert answer_fault(RecursionError()).startswith("a number or its depth")
+    assert answer_fault(RecursionError()).startswith("a number is too large, or its nesting")

@@ -47,7 +47,7 @@ def drift(
     inventory_file: str, *, limit: tuple[str, ...], seconds: float, record: bool, as_json: bool
 ) -> int:
     """
-    Show where nodes differ from what is declared. Read-only.
+    Show where nodes differ from their declaration. Read-only.
 
     \b
     gpufleet drift inventories/prod.py

@@ -98,7 +98,7 @@ def upgrade(
     as_json: bool,
 ) -> int:
     """
-    Apply what is declared to a serving fleet, in waves.
+    Apply the declaration to a serving fleet, in waves.
 
     \b
     gpufleet upgrade inventories/prod.py --dry
