@@ -39,9 +39,6 @@ def mount(state: LabState, say: Say) -> None:
         if not image.exists():
             _make(image)
         run_command.run(*_TOGETHER, "mount", "-o", _OPTIONS, image, folder)
-        # Nodes of other labs start with a copy of this machine's mounts: with this, what is
-        # unmounted here is unmounted there.
-        run_command.run("mount", "--make-shared", folder)
     except FleetError as error:
         say(f"nodes' files lie in a directory, which takes longer to delete: {error}")
 

@@ -90,14 +90,14 @@ def excess(now: dict[str, Counter[str]], allowed: dict[str, dict[str, int]]) -> 
     Yield a line for each word that a folder uses more often than it may.
 
     >>> list(excess({"lab": Counter(anew=2)}, {"lab": {"anew": 1}}))
-    ['lab: `anew` is used 2 times, 1 allowed: write `again`, `re-`: `restarted`, `rebuilt`']
+    ['lab: 2 x `anew`, 1 allowed: write `again`, `re-`: `restarted`, `rebuilt`']
     """
     for name, words in now.items():
         for word, number in sorted(words.items()):
             most = allowed.get(name, {}).get(word, 0)
             if number > most:
                 write = PLAIN[word]
-                yield f"{name}: `{word}` is used {number} times, {most} allowed: write {write}"
+                yield f"{name}: {number} x `{word}`, {most} allowed: write {write}"
 
 
 def main(arguments: list[str], root: Path = ROOT) -> int:

@@ -34,7 +34,7 @@ def test_the_unprivileged_user_is_no_word_of_prose() -> None:
 def test_a_folder_without_a_record_uses_no_word() -> None:
     found = list(check_words.excess({"lab": Counter(nobody=1)}, {}))
     assert len(found) == 1
-    assert found[0].startswith("lab: `nobody` is used 1 times, 0 allowed")
+    assert found[0].startswith("lab: 1 x `nobody`, 0 allowed")
 
 
 def test_a_word_added_to_a_room_fails_and_is_named(
@@ -46,6 +46,6 @@ def test_a_word_added_to_a_room_fails_and_is_named(
     (room / "gpus.py").write_text("# Somebody set it.\n")
     record.write_text("{}")
     assert check_words.main([], tmp_path) == 1
-    assert "src/gpufleet/checks: `somebody`" in capsys.readouterr().err
+    assert "src/gpufleet/checks: 1 x `somebody`" in capsys.readouterr().err
     assert check_words.main(["--record"], tmp_path) == 0
     assert check_words.main([], tmp_path) == 0

@@ -19,6 +19,14 @@ from gpufleet.sanitize import printable
 if TYPE_CHECKING:
     from gpufleet.flags.schema import Schema
 
+_environment_option = click.option(
+    "--env",
+    "environment",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Environment variable of the server.",
+)
+
 
 @click.group()
 def flags() -> None:
@@ -101,13 +109,7 @@ def explain(name: str, version: str | None, *, as_json: bool) -> None:
     metavar="FILE",
     help="Settings file, as in group_vars; its models are checked.",
 )
-@click.option(
-    "--env",
-    "environment",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Environment variable of the server.",
-)
+@_environment_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def diff(
     old: str,
@@ -181,13 +183,7 @@ def diff(
     metavar="VERSION",
     help="vLLM release, or a file written by `extract`; default: the lock's.",
 )
-@click.option(
-    "--env",
-    "environment",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Environment variable of the server.",
-)
+@_environment_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def check(
     argv: tuple[str, ...], version: str | None, *, environment: tuple[str, ...], as_json: bool

@@ -223,7 +223,7 @@ def _fleet(
         )
     names = tuple(dict.fromkeys(host for members in hosts.values() for host in members))
     if not names:
-        raise FleetError(f"{shown}: has no nodes")
+        raise FleetError(f"{shown}: has no nodes: name hosts in `groups`")
     stem = () if path.stem in nested.members else (path.stem,)
     typed: Variables = {key: (value, Origin("--data")) for key, value in overrides.items()}
 

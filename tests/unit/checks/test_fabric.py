@@ -379,7 +379,7 @@ def test_nvlink_5_needs_nvlsm_as_well(document, judged):
     ],
 )
 def test_without_switches_of_its_own_a_node_needs_no_manager(document, judged, profile, why):
-    """Somebody may have installed it all the same: then it fails at each boot, without harm."""
+    """If it is installed without need, it fails at each boot, without harm."""
     node = document(profile)
     node["system"]["units"][SERVICE] = {
         "load": "loaded", "active": "failed", "sub": "failed", "enabled": "enabled",
