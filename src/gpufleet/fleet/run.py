@@ -268,6 +268,12 @@ def _undeclared(setting: str, look: str) -> Callable[[State], frozenset[str]]:
         answers = query(
             state, asked, lambda _: look, LOOK_SECONDS, f"the look at {setting}", short=True
         )
+        for name, said in sorted(answers.items()):
+            if isinstance(said, str):
+                logger.warning(
+                    "    %s: %s; it keeps %s if it still has it: repeat this run",
+                    *(name, said, setting),
+                )
         nodes = frozenset(
             name
             for name, said in answers.items()
