@@ -16,6 +16,7 @@ from pathlib import Path
 from gpufleet.errors import FleetError
 from lab import run_command
 from lab.progress import Say, silent, step
+from lab.state import CACHE, exclusive
 
 # Debian package -> what the lab uses of it.
 NEEDED = {
@@ -52,16 +53,20 @@ def requirements(needed: Mapping[str, str] = NEEDED) -> list[str]:
 
 def ensure_packages(say: Say = silent, needed: Mapping[str, str] = NEEDED) -> list[str]:
     """Install what is missing of `needed`, within minutes; return the names of that."""
-    _remove_stale_policy()
-    missing = requirements(needed)
-    if not missing:
-        return []
+    with exclusive("packages", CACHE, limit=1200):  # another lab may be installing them
+        _remove_stale_policy()
+        missing = requirements(needed)
+        if missing:
+            _install(missing, say)
+    return missing
+
+
+def _install(missing: list[str], say: Say) -> None:
     with step(f"install {' '.join(missing)}", say), _no_services():
         _apt("update", "-qq")
         _apt("install", "-y", "-qq", "--no-install-recommends", *missing)
         if "squid" in missing:
             _disable("squid")
-    return missing
 
 
 def _apt(*args: str) -> None:

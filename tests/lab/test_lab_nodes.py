@@ -5,6 +5,7 @@ What is asserted is read with the machine's own tools (ssh, ip, /proc), not with
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -12,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -95,11 +96,24 @@ def below(root: str) -> Iterator[Path]:
         yield from (Path(folder, name) for name in (*folders, *files))
 
 
+def held_locks(paths: Iterable[Path]) -> set[Path]:
+    """Return those that a process has locked, as nspawn does while its node runs."""
+    inodes = {int(line.split()[-3].split(":")[2]) for line in
+              Path("/proc/locks").read_text().splitlines()}  # fmt: skip
+    held = set()
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_ino in inodes:
+                held.add(path)
+    return held
+
+
 def left_on_machine(lab_id: str) -> set[str]:
     """
     Return every interface, namespace, route, nft table, mount, disk, cgroup and process there is.
 
-    Those of other labs, which may come and go meanwhile, are left out.
+    Those of other labs, which may come and go meanwhile, are left out: nspawn's locks, which do not
+    name theirs, while their nodes run.
     """
 
     def lines(*command: str) -> list[str]:
@@ -115,7 +129,8 @@ def left_on_machine(lab_id: str) -> set[str]:
     found |= {f"disk {disk.read_text().strip()}" for disk in disks}
     found |= {f"cgroup {path}" for path in below("/sys/fs/cgroup") if path.name[:3] == "gf-"}
     found |= {f"shm {path}" for path in Path("/dev/shm").iterdir()}
-    found |= {f"nspawn {path}" for path in below("/run/systemd/nspawn") if "-" in path.name}
+    kept = {path for path in below("/run/systemd/nspawn") if "-" in path.name}
+    found |= {f"nspawn {path}" for path in kept - held_locks(kept)}
     for process in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             command = process.read_text().replace("\0", " ")

@@ -126,7 +126,7 @@ def received(fleet: Fleet, node: str) -> dict[str, int]:
 def test_of_three_interfaces_the_one_that_reaches_the_others_is_taken(pair: Fleet) -> None:
     """By the ranks' program, by what it starts, and by every byte that they exchange."""
     plan = pair.gpufleet("plan", pair.inventory)
-    assert "talk over gpu-01 eth2 10.60.9.11, gpu-02 eth1 10.60.9.12" in plan.stdout
+    assert "communicate over gpu-01 eth2 10.60.9.11, gpu-02 eth1 10.60.9.12" in plan.stdout
     for node, (interface, address) in REACHES.items():
         unit = pair.ssh(node, f"systemctl cat {UNIT}")
         assert f"Environment=VLLM_HOST_IP={address}\n" in unit
@@ -267,7 +267,7 @@ def test_a_node_may_not_leave_its_replica(pair: Fleet) -> None:
 
     run = pair.gpufleet("plan", str(half), "--diff")
     assert run.status == 2
-    assert "tiny-0 runs over gpu-01, gpu-02, and gpu-02 is not in the inventory" in run.stderr
+    assert "tiny-0 runs over gpu-01, gpu-02, and gpu-02 is no longer in the inventory" in run.stderr
     assert pair.pids() == pids
 
 

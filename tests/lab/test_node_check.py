@@ -226,7 +226,7 @@ def test_without_root_it_says_what_only_root_may_read(bare: Bare) -> None:
     unknown = {each["check"]: each["found"] for each in report["findings"]
                if each["severity"] == "unknown"}  # fmt: skip
     assert set(unknown) <= {"xid", "sxid", "iommu-acs"}
-    assert "only root may read the kernel log" in unknown["xid"]
+    assert "only root can read the kernel log" in unknown["xid"]
 
 
 @pytest.fixture(scope="module")
@@ -321,7 +321,7 @@ def test_degraded_service_goes_on_without_it_and_the_plan_shows_it(sick: Fleet) 
     assert run.status == 0, run.output
     assert run.changed == {}
     assert sick.pids() == before
-    assert "GPU 7 is left out (ecc-uncorrected)" in run.stderr
+    assert "GPU 7 is not used (ecc-uncorrected)" in run.stderr
     assert verified.status == 0, verified.output
 
 
