@@ -105,6 +105,7 @@ def test_a_flag_that_is_gone_is_refused_before_the_first_operation(fleet: Fleet)
     assert fleet.pids() == before
 
 
+@pytest.mark.long
 def test_what_a_stage_runs_with_was_accepted_and_is_written_beside_its_release(
     fleet: Fleet,
 ) -> None:

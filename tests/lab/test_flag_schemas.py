@@ -11,6 +11,9 @@ from gpufleet.flags import extract, schema
 from tests.lab.conftest import Fleet
 
 NODE = "gpu-01"
+
+pytestmark = pytest.mark.long
+
 # What imports vLLM for real, torch and all, and prints what its parser accepts.
 REAL_PARSER = """
 import json, sys

@@ -119,6 +119,7 @@ def test_require_root_is_satisfied_here(checkout: Checkout) -> None:
     assert checkout.does("require-root", "make test") == ""
 
 
+@pytest.mark.long
 def test_demo_ends_with_completions_of_a_deployed_fleet(checkout: Checkout) -> None:
     said = checkout.does("demo", seconds=1700)
 

@@ -263,6 +263,7 @@ def test_verify_finds_a_dead_exporter_and_the_deploy_brings_it_back(fleet: Fleet
     assert fleet.pids() == before
 
 
+@pytest.mark.long
 def test_verify_finds_a_frozen_engine_that_looks_healthy(fleet: Fleet) -> None:
     """/health stays 200 while the engine is stopped: only a completion tells."""
     engine = fleet.ssh(
@@ -283,6 +284,7 @@ def test_verify_finds_a_frozen_engine_that_looks_healthy(fleet: Fleet) -> None:
     assert "its engine is frozen" in run.output
 
 
+@pytest.mark.long
 def test_one_changed_value_restarts_exactly_what_it_touches_and_the_dry_run_says_so(
     fleet: Fleet,
 ) -> None:
@@ -361,12 +363,14 @@ def test_no_secret_is_on_a_command_line_in_the_journal_or_in_a_readable_file(
 
 
 # These two leave their value in place, converged: the next test's fixture puts it back.
+@pytest.mark.long
 def test_a_deploy_killed_in_the_middle_is_finished_by_the_next(deployed: Fleet) -> None:
     """The restart that was due is not lost, though the next run finds every file in place."""
     deploy_killed_after(deployed, seconds=6.0, seqs=5)
     converged(deployed, seqs=5)
 
 
+@pytest.mark.long
 def test_a_node_without_power_stops_a_run_and_serves_again_by_itself(fleet: Fleet) -> None:
     """While it is down nothing is changed anywhere; when it is up there is nothing to change."""
     before = fleet.pids()

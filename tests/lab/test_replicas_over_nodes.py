@@ -134,6 +134,7 @@ def answers_as_one_node_does(pair: Fleet, alone: list[str], shape: Shape) -> Non
     assert rank(pair, "gpu-01")["incarnation"] == head["incarnation"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", QUICK, ids=str)
 def test_a_replica_over_two_nodes_answers_as_one_node_does(
     pair: Fleet, alone: list[str], shape: Shape

@@ -108,6 +108,7 @@ def documented(release: str) -> set[Route]:
     return set(found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("release", [OLD, NEW])
 def test_every_route_but_the_open_ones_wants_the_key(fleet: UpgradeFleet, release: str) -> None:
     fleet.declare_release(release)

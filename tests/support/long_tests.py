@@ -30,6 +30,10 @@ SECONDS = 3600
 PARTS = {
     "tests/unit/checks/": "check-matrix",
     "tests/unit/": "programs",
+    "tests/lab/test_lab_commands.py": "main-job",
+    "tests/lab/test_main_job.py": "main-job",
+    "tests/lab/test_flag_schemas.py": "main-job",
+    "tests/lab/test_server_routes.py": "main-job",
     "tests/lab/test_interruptions.py": "interrupted-deploys",
     "tests/lab/test_node_upgrades.py": "driver-upgrades",
     "tests/lab/test_driver_in_force.py": "drivers",

@@ -13,7 +13,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 LAST_FAILED = Path(".pytest_cache/v/cache/lastfailed")
@@ -30,6 +30,12 @@ def to_retry(failed: Iterable[str]) -> list[str]:
     )
 
 
+def marks(arguments: Sequence[str]) -> list[str]:
+    """Return the `-m EXPRESSION` among pytest's arguments: a whole file may have other tests."""
+    at = arguments.index("-m") if "-m" in arguments else len(arguments)
+    return list(arguments[at : at + 2])
+
+
 def main(arguments: list[str]) -> int:
     """Return pytest's exit status; where a second run passed, 0 only with CI in the environment."""
     pytest = [sys.executable, "-m", "pytest"]
@@ -40,7 +46,7 @@ def main(arguments: list[str]) -> int:
         return status
     again = to_retry(json.loads(LAST_FAILED.read_text()))
     print(f"=== {len(again)} failed; once more, alone ===", flush=True)
-    status = subprocess.run([*pytest, "-v", *again], check=False).returncode
+    status = subprocess.run([*pytest, "-v", *marks(arguments), *again], check=False).returncode
     ended = "failed again" if status else "failed, then passed alone, which is a defect"
     print(f"retried, {ended}: {', '.join(again)}", flush=True)
     return status if status or "CI" in os.environ else TESTS_FAILED

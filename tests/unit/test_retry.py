@@ -54,6 +54,28 @@ def test_the_last_line_names_what_ran_twice_and_the_run_fails_but_in_ci(
     assert done.stdout.splitlines()[-1] == last
 
 
+def test_a_file_that_runs_again_runs_only_the_tests_that_were_asked_for(tmp_path: Path) -> None:
+    lab = tmp_path / "tests/lab"
+    lab.mkdir(parents=True)
+    (lab / "test_it.py").write_text(
+        ONCE + "import pytest\n@pytest.mark.long\ndef test_hours(): Path('ran').touch()\n"
+    )
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = long\n")
+
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.retry", "-q", "-m", "not long"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "CI": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.splitlines()[-1] == f"retried, {DEFECT}: tests/lab/test_it.py"
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_landing_is_the_run_in_which_a_second_chance_passes() -> None:
     assert "export CI=1\n" in (ROOT / ".ci/run").read_text()
 
