@@ -55,7 +55,7 @@ test: lint
 
 test-nodes: .venv/.ready
 	@$(RUN)/gpufleet lab require-root 'make test-nodes'
-	$(TESTS) -v -n 3 --durations=25 -m 'slow and not long' tests/lab $$(grep -rl 'mark\.slow' tests/unit)
+	$(TESTS) -v -n 3 --durations=25 -m 'slow and not long' tests/lab $$(grep -rl --include='*.py' 'mark\.slow' tests/unit)
 
 # Without PART: the parts, each with its last result (docs/measured/long-tests.md).
 PART ?=
