@@ -120,6 +120,44 @@ def test_monitoring_is_rendered_for_servers_of_others(fleet: TlsFleet) -> None:
         assert fleet.address(node) in targets, "nodes were asked what runs there"
 
 
+def test_measure_finds_that_the_gateway_carries_a_rate_and_leaves_nothing(
+    fleet: TlsFleet,
+) -> None:
+    """What the servers counted is the other route; the promise is one that two cores keep."""
+    key = fleet.project / "bench-key"
+    key.write_text(fleet.key_of_clients)
+    model = fleet.wanted["serving"]["tiny"]
+    fleet.declare_model(objectives={"ttft_p99_seconds": 20, "e2e_p99_seconds": 40})
+    before, answered = fleet.pids(), finished(fleet)
+    try:
+        found = answer(
+            fleet, "measure", fleet.inventory, "tiny", "--key-file", str(key), "--rate", "1",
+            "--lengths", "64,8", "--share", "0.5", "--seconds", "40",
+        )  # fmt: skip
+    finally:
+        fleet.declare(serving={"tiny": model})
+
+    assert (found["found"]["kept"], found["target"]) == (1.0, f"gateway {GATEWAY}")
+    (level,) = found["levels"]
+    assert finished(fleet) - answered >= level["requests"] >= 8
+    assert level["errors"] == {}
+    assert fleet.pids() == before
+    files = sorted((fleet.project / "measurements").iterdir())
+    assert len(files) == 3
+    assert not [each for each in files if fleet.key_of_clients in each.read_text()]
+
+
+def finished(fleet: TlsFleet) -> float:
+    """Return the requests that all servers have finished; a replica's second node has none."""
+    pages = [
+        fleet.ssh(node, f"curl -s http://{fleet.address(node)}:8000/metrics || :") for node in NODES
+    ]
+    lines = [line for page in pages for line in page.splitlines()]
+    counts = [line for line in lines if line.startswith("vllm:request_success_total{")]
+    assert counts
+    return sum(float(line.rpartition(" ")[2]) for line in counts)
+
+
 def test_prepare_brings_what_a_change_needs_and_touches_nothing_that_runs(fleet: TlsFleet) -> None:
     """The unit lies beside the one that runs; with the old declaration it is gone again."""
     before = fleet.pids()

@@ -77,6 +77,10 @@ COMMANDS = {
         "gpufleet.cli.logs_command:logs",
         "Show the logs of a replica's ranks, merged by time.",
     ),
+    "measure": (
+        "gpufleet.cli.measure_command:measure",
+        "Measure how many requests per second a model carries.",
+    ),
     "monitoring": (
         "gpufleet.cli.monitoring_command:monitoring",
         "Write rules and dashboards, and silence alerts.",
@@ -151,7 +155,7 @@ GROUPS = {
     ),
     "Plan": ("init", "recipes", "import", "size", "lock", "packages", "validate", "plan"),
     "Change": ("bundle", "deploy", "upgrade", "rollback"),
-    "Operate": ("cordon", "uncordon", "drain", "undrain", "reach", "monitoring"),
+    "Operate": ("cordon", "uncordon", "drain", "undrain", "reach", "measure", "monitoring"),
     "Lab and shell": ("lab", "completion"),
 }
 OTHERS = "Others"

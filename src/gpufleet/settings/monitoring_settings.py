@@ -100,6 +100,9 @@ class Objectives(Setting):
     itl_p99_seconds: Annotated[
         PositiveFloat | None, Field(description="Inter-token latency, p99")
     ] = None
+    e2e_p99_seconds: Annotated[
+        PositiveFloat | None, Field(description="Time to the last token, p99")
+    ] = None
     error_ratio: Annotated[
         float, Field(gt=0, le=1, description="Share of requests that end in a server error")
     ] = 0.01

@@ -7,6 +7,11 @@ mean counts, for they are equally large.
 How many requests a replica takes at once is `--max-num-seqs`, of each engine. vLLM does not serve
 that number as a metric: it is read from the unit's arguments, or worked out as vLLM does where
 it is not there.
+
+How many requests a second a replica carries before its clients miss what they were promised, only
+`gpufleet measure` knows. Where it is known for what runs, the requests that finish are counted
+against it, and the fuller of both counts: users' requests may be longer than those of the
+measurement.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any, Literal
 
@@ -31,6 +36,8 @@ RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
 KV_USAGE = "vllm:kv_cache_usage_perc"
 """A share from 0 to 1, despite its name."""
+FINISHED = "vllm:request_success_total"
+"""By the reason for which requests ended."""
 
 _FLAG = re.compile(r"^--(?P<name>[a-z0-9_-]+)[= ](?P<value>.*)$")
 
@@ -43,6 +50,8 @@ class Sample:
     waiting: float
     kv_usage: float
     """From 0 to 1, the mean of its engines."""
+    finished: float | None = None
+    """Requests since its start; None: it does not say."""
 
 
 @dataclass(frozen=True)
@@ -73,22 +82,37 @@ class ReplicaLoad:
     """Why its load is not known; of one that does not serve, why not."""
     assumed: bool = False
     """Whether `most_running` is vLLM's default, and written nowhere."""
+    finished_per_second: float | None = None
+    """Requests, over the time it was looked at; None: not known."""
+    carries_per_second: float | None = None
+    """Requests that it was measured to carry; None: not measured as it runs."""
 
     @property
     def share(self) -> float | None:
         """
         How much of one replica its requests take: 1 is full, more is a queue. None: not known.
 
-        The fuller of its slots for requests and its KV cache. Where its slots are not known, the
-        KV cache alone, and full where requests wait: they would not, with room.
+        The fullest of its slots for requests, its KV cache, and the requests a second that it was
+        measured to carry. Where its slots are not known, it is full where requests wait: they would
+        not, with room.
         """
         if not self.serves:
             return 0.0
         if self.running is None or self.waiting is None or self.kv_usage is None:
             return None
-        if self.most_running is None:
-            return max(self.kv_usage, 1.0 if self.waiting else 0.0)
-        return max((self.running + self.waiting) / self.most_running, self.kv_usage)
+        slots = (
+            float(bool(self.waiting))
+            if self.most_running is None
+            else (self.running + self.waiting) / self.most_running
+        )
+        return max(slots, self.kv_usage, self.measured_share or 0.0)
+
+    @property
+    def measured_share(self) -> float | None:
+        """How much its requests take of what it was measured to carry; None: not known."""
+        if not self.carries_per_second or self.finished_per_second is None:
+            return None
+        return self.finished_per_second / self.carries_per_second
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values for `json.dumps`."""
@@ -99,7 +123,7 @@ def read(text: str) -> Sample | str:
     """Parse a page of /metrics; return a sentence if it is not vLLM's."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    found: dict[str, list[float]] = {RUNNING: [], WAITING: [], KV_USAGE: []}
+    found: dict[str, list[float]] = {RUNNING: [], WAITING: [], KV_USAGE: [], FINISHED: []}
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
@@ -107,11 +131,17 @@ def read(text: str) -> Sample | str:
                     found[sample.name].append(sample.value)
     except ValueError as error:
         return f"its metrics cannot be read: {error}"
+    ended = found.pop(FINISHED)
     if missing := [name for name, values in found.items() if not values]:
         return f"its metrics have no {join_names(missing)}"
     if wrong := [n for n, values in found.items() for v in values if not math.isfinite(v) or v < 0]:
         return f"{wrong[0]} is not a number"
-    return Sample(sum(found[RUNNING]), sum(found[WAITING]), fmean(found[KV_USAGE]))
+    return Sample(
+        sum(found[RUNNING]),
+        sum(found[WAITING]),
+        fmean(found[KV_USAGE]),
+        sum(ended) if ended and math.isfinite(sum(ended)) else None,
+    )
 
 
 def loads(
@@ -119,7 +149,10 @@ def loads(
     pages: Mapping[tuple[str, int], tuple[str, ...] | str],
     nodes: Mapping[str, Node],
     settings: Mapping[str, NodeSettings],
+    *,
     out: Mapping[str, str] | None = None,
+    carries: Mapping[str, float] | None = None,
+    seconds: float | None = None,
 ) -> tuple[ReplicaLoad, ...]:
     """
     Return the load of each replica that has units, by model and number.
@@ -128,7 +161,8 @@ def loads(
     over some seconds, all servers in the same rhythm; or a sentence that says why there are none.
     Of the moments the one counts at which the model was busiest. `nodes` and `settings` tell what
     vLLM's defaults are on a node. `out` is {replica's id: why} of those that get no requests:
-    drained by a person, failed, still starting.
+    drained by a person, failed, still starting. `carries` is {replica's id: requests a second that
+    it was measured to carry}, `seconds` the time from the first to the last page.
     """
     replicas: dict[tuple[str, int], list[Running]] = {}
     for each in sorted(running, key=lambda each: (each.model, each.replica, each.rank, each.node)):
@@ -139,6 +173,7 @@ def loads(
         why = (out or {}).get(stages[0].id, "")
         samples = [] if why else _samples(stages, pages)
         unknown = why or (samples if isinstance(samples, str) else "")
+        listed = [] if isinstance(samples, str) else samples
         load = ReplicaLoad(
             replica=stages[0].id,
             model=model,
@@ -150,8 +185,10 @@ def loads(
             serves=not why,
             unknown=unknown,
             assumed=assumed,
+            finished_per_second=_finished_per_second(listed, seconds),
+            carries_per_second=(carries or {}).get(stages[0].id),
         )
-        found.setdefault(model, []).append((load, [] if isinstance(samples, str) else samples))
+        found.setdefault(model, []).append((load, listed))
     return tuple(load for each in found.values() for load in _busiest(each))
 
 
@@ -250,9 +287,23 @@ def _samples(
             sum(each.running for each in moment),
             sum(each.waiting for each in moment),
             fmean(each.kv_usage for each in moment),
+            _sum_or_none([each.finished for each in moment]),
         )
         for moment in zip(*of_each, strict=True)
     ]
+
+
+def _finished_per_second(samples: Sequence[Sample], seconds: float | None) -> float | None:
+    """Return how many requests ended in a second; None where a server has started in between."""
+    if len(samples) < 2 or not seconds:
+        return None
+    first, last = samples[0].finished, samples[-1].finished
+    return None if first is None or last is None or last < first else (last - first) / seconds
+
+
+def _sum_or_none(values: Sequence[float | None]) -> float | None:
+    known = [each for each in values if each is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 def _busiest(found: Sequence[tuple[ReplicaLoad, list[Sample]]]) -> list[ReplicaLoad]:
@@ -271,7 +322,7 @@ def _busiest(found: Sequence[tuple[ReplicaLoad, list[Sample]]]) -> list[ReplicaL
 
 
 def _with(load: ReplicaLoad, sample: Sample) -> ReplicaLoad:
-    return ReplicaLoad(**{**asdict(load), **asdict(sample)})
+    return replace(load, running=sample.running, waiting=sample.waiting, kv_usage=sample.kv_usage)
 
 
 def _peak(samples: Sequence[Sample]) -> Sample:

@@ -155,7 +155,14 @@ class FleetActions:
             running = tuple(fleet_plan.running_stages(there))
             looks = observe.look(self.nodes, self.declared.gpu_nodes, GONE_SECONDS)
             settings = {name: each.settings for name, each in self.declared.gpu_nodes.items()}
-            loads = observe.loads(self.nodes, running, self.found, settings, looks)
+            loads = observe.loads(
+                self.nodes,
+                running,
+                self.found.nodes,
+                settings,
+                looks,
+                inventory=self.declared.inventory,
+            )
             said = capacity.recheck(
                 wave,
                 loads,

@@ -5,7 +5,9 @@ Border: it asks the nodes; what their answers mean, `groups`, `load` and `assess
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import datetime as dt
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +19,12 @@ from gpufleet.fleet import assessment
 from gpufleet.fleet.fleet_plan import Assessment
 from gpufleet.fleet.model_configs import model_directories
 from gpufleet.inventory.loader import Fleet
+from gpufleet.load_test import result
+from gpufleet.load_test.load_target import promised
+from gpufleet.load_test.outcomes import Contract
+from gpufleet.load_test.subjects import measurements_folder, subject_of
 from gpufleet.network import haproxy
+from gpufleet.node.topology import Node
 from gpufleet.planning.stage import Running, Stage
 from gpufleet.remote import payload
 from gpufleet.remote.query import DISKS, SECONDS, Answer
@@ -39,7 +46,12 @@ from gpufleet.upgrade.run.node_questions import NodeQuestion
 # Loads are taken so often, and so many seconds apart: the busiest of these moments counts.
 SAMPLES = 3
 BETWEEN_SECONDS = 2.0
-_FAMILIES = (replica_load.RUNNING, replica_load.WAITING, replica_load.KV_USAGE)
+_FAMILIES = (
+    replica_load.RUNNING,
+    replica_load.WAITING,
+    replica_load.KV_USAGE,
+    replica_load.FINISHED,
+)
 _METRICS_SECONDS = 30
 
 
@@ -188,11 +200,18 @@ def fingerprints(
 def loads(
     nodes: Nodes,
     running: Iterable[Running],
-    found: Assessment,
+    known: Mapping[str, Node],
     settings: Mapping[str, NodeSettings],
     looks: Mapping[str, NodeLook],
+    *,
+    inventory: str,
+    samples: int = SAMPLES,
 ) -> tuple[ReplicaLoad, ...]:
-    """Return how busy each replica is, over some seconds."""
+    """
+    Return how busy each replica is, over some seconds.
+
+    What replicas were measured to carry is read from the project of the inventory file.
+    """
     running = tuple(running)
     replicas: dict[str, list[str]] = {}
     for each in running:
@@ -219,15 +238,56 @@ def loads(
         for node, wanted in questions.items()
     }
     pages: dict[tuple[str, int], list[str] | str] = {}
-    for moment in range(SAMPLES):
+    moments = []
+    for moment in range(samples):
         if moment:
             gevent.sleep(BETWEEN_SECONDS)
+        moments.append(time.monotonic())
         for node, said in nodes.ask(asked).items():
             _collect_pages(node, said, running, pages)
     texts = {key: each if isinstance(each, str) else tuple(each) for key, each in pages.items()}
     return replica_load.loads(
-        running, texts, found.nodes, settings, without_requests(running, looks)
+        running,
+        texts,
+        known,
+        settings,
+        out=without_requests(running, looks),
+        carries=measured_rates(inventory, running, known, settings),
+        seconds=moments[-1] - moments[0],
     )
+
+
+def measured_rates(
+    inventory: str,
+    running: Sequence[Running],
+    nodes: Mapping[str, Node],
+    settings: Mapping[str, NodeSettings],
+) -> dict[str, float]:
+    """Return the requests a second that replicas were measured to carry as they run now, by id."""
+    known = result.stored(measurements_folder(inventory)).measurements
+    if not known:
+        return {}
+    stages: dict[str, list[Running]] = {}
+    for each in running:
+        stages.setdefault(each.id, []).append(each)
+    found = {}
+    for replica, ranks in stages.items():
+        here = settings.get(ranks[0].node)
+        model = here.serving.get(ranks[0].model) if here else None
+        if model is None:
+            continue
+        subject = subject_of(ranks, model, nodes, ranks)
+        rate = result.carries(
+            known,
+            ranks[0].model,
+            subject.fingerprint,
+            dt.datetime.now(dt.UTC),
+            # Measured with the default share: 0.5 of requests in time is no service.
+            promised(model.objectives, Contract().share),
+        )
+        if not isinstance(rate, str):
+            found[replica] = rate.requests_per_second
+    return found
 
 
 def _collect_pages(

@@ -60,7 +60,14 @@ def plan_now(
     front = Frontends(nodes, wanted.declared)
     if problems := api_key_change.find_problems(nodes, front, differs, settings):
         raise FleetError(*problems)
-    loads = observe.loads(nodes, found.found.running, found.found, settings, found.looks)
+    loads = observe.loads(
+        nodes,
+        found.found.running,
+        found.found.nodes,
+        settings,
+        found.looks,
+        inventory=wanted.inventory,
+    )
     alone = tuple(
         spare_replica.remarks(
             differs, found.found, found.documents, wanted.declared.gpu_nodes, before
@@ -124,7 +131,14 @@ def rollback_waves(
     if not differs:
         return plan_waves((), (), wanted.rules)
     settings = {name: each.settings for name, each in wanted.declared.gpu_nodes.items()}
-    loads = observe.loads(nodes, found.found.running, found.found, settings, found.looks)
+    loads = observe.loads(
+        nodes,
+        found.found.running,
+        found.found.nodes,
+        settings,
+        found.looks,
+        inventory=wanted.inventory,
+    )
     return plan_waves(
         differs,
         loads,

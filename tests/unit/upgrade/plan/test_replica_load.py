@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpufleet.node.topology import Gpu, Node
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.upgrade.plan.replica_load import loads, most_running, read, remarks
+from gpufleet.upgrade.plan.required_replicas import required_replicas
 from tests.support.checkout import ROOT
 from tests.support.rows import each_row
 from tests.unit.upgrade.fleets import load, runs
@@ -154,3 +155,49 @@ def test_without_slots_the_cache_counts_and_a_queue_says_that_it_is_full():
     assert load("tiny-0", most_running=None, running=5, kv_usage=0.3).share == 0.3
     assert load("tiny-0", most_running=None, waiting=1, kv_usage=0.3).share == 1.0
     assert "max-num-seqs" in remarks([load("tiny-0", most_running=None)])[0]
+
+
+def finished(*counts, running=1):
+    """Pages of one server, a second apart, with the requests that it has finished."""
+    return tuple(
+        page(running=running, usage=0.1)
+        + f'vllm:request_success_total{{engine="0",finished_reason="stop"}} {count}\n'
+        for count in counts
+    )
+
+
+def test_requests_a_second_count_against_what_the_replica_was_measured_to_carry():
+    pages = {("a", 8000): finished(100, 103, 108)}
+
+    (measured,) = busy(pages, carries={"tiny-0": 5.0}, seconds=4.0)
+    (unmeasured,) = busy(pages, carries={"tiny-1": 5.0}, seconds=4.0)
+
+    assert (measured.finished_per_second, measured.share) == (2.0, pytest.approx(0.4))
+    assert unmeasured.share == pytest.approx(1 / 8)
+
+
+def test_a_measurement_makes_no_replica_emptier_than_its_slots():
+    pages = {("a", 8000): finished(100, 101, 102, running=6)}
+
+    (found,) = busy(pages, carries={"tiny-0": 100.0}, seconds=4.0)
+
+    assert found.share == pytest.approx(6 / 8)
+
+
+@pytest.mark.parametrize("counts", [(100, 3), (100,)])
+def test_requests_of_a_server_that_has_started_since_are_not_counted(counts):
+    (found,) = busy({("a", 8000): finished(*counts)}, carries={"tiny-0": 5.0}, seconds=4.0)
+
+    assert found.finished_per_second is None
+    assert found.share == pytest.approx(1 / 8)
+
+
+def test_replicas_stay_that_slots_alone_would_let_go():
+    pages = {("a", 8000 + each): finished(0, 8) for each in range(4)}
+    stages = [tiny(each, "--max-num-seqs 8", port=8000 + each) for each in range(4)]
+
+    before = busy(pages, *stages, seconds=4.0)
+    after = busy(pages, *stages, carries={f"tiny-{each}": 3.0 for each in range(4)}, seconds=4.0)
+
+    assert required_replicas(before, headroom=0.85)["tiny"].needed == 1
+    assert required_replicas(after, headroom=0.85)["tiny"].needed == 4

@@ -1,0 +1,155 @@
+"""`gpufleet measure`: how many requests a second a replica or a fleet carries."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpufleet.cli.common_options import (
+    FleetCommand,
+    inventory_argument,
+    json_option,
+    print_json,
+)
+from gpufleet.cli.fleet_inputs import use_gevent
+from gpufleet.errors import FleetError
+from gpufleet.sanitize import printable
+
+
+class MeasureCommand(FleetCommand):
+    """Comparing two results needs no inventory."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Leave the default inventory out where none is used."""
+        if "--compare" in args:
+            return click.Command.parse_args(self, ctx, ["-", *args])
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=MeasureCommand)
+@inventory_argument
+@click.argument("model", required=False)
+@click.option("--replica", metavar="ID", help="Measure this replica's own server: tiny-0.")
+@click.option("--gateway", metavar="NODE", help="Measure the model behind this node's gateway.")
+@click.option(
+    "--key-file",
+    type=click.Path(dir_okay=False),
+    help="File with the key of a client of the gateway.",
+)
+@click.option(
+    "--ca-file",
+    type=click.Path(dir_okay=False),
+    help="Certificate authority of the gateway.  [default: the certificate in `gateway.tls`]",
+)
+@click.option(
+    "--preset",
+    type=click.Choice(["chat", "rag", "code", "batch"]),
+    default="chat",
+    show_default=True,
+    help="Lengths of prompts and answers.",
+)
+@click.option(
+    "--lengths",
+    metavar="IN,OUT",
+    help="Tokens of every prompt and answer, in place of a preset: 1000,200.",
+)
+@click.option(
+    "--prompts",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Your own prompts, a JSON object with `prompt` a line. They are never printed.",
+)
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="This rate only.")
+@click.option("--concurrency", type=click.IntRange(min=1), help="Closed loop: so many clients.")
+@click.option("--most", type=click.FloatRange(min=0, min_open=True), help="Never a higher rate.")
+@click.option(
+    "--share",
+    type=click.FloatRange(min=0.5, max=0.999),
+    default=0.95,
+    show_default=True,
+    help="Share of requests that must meet the objectives.",
+)
+@click.option(
+    "--seconds",
+    type=click.IntRange(min=10, max=3600),
+    default=120,
+    show_default=True,
+    help="Most time for a level of load.",
+)
+@click.option(
+    "--guest",
+    type=click.FloatRange(min=0, max=1, min_open=True),
+    metavar="SHARE",
+    help="Measure beside users: take at most this share of what is idle.",
+)
+@click.option("--processes", type=click.IntRange(min=1, max=64), help="Client processes.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Of arrivals and lengths.")
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory for results.  [default: measurements/ beside inventories/]",
+)
+@click.option(
+    "--compare",
+    nargs=2,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="A B",
+    help="Compare two results instead; B may be of vllm bench serve, guidellm or aiperf.",
+)
+@json_option
+def measure(inventory_file: str, *, compare: tuple[Path, Path] | None, **given: Any) -> int:
+    """
+    Measure how many requests per second a model carries.
+
+    Finds the highest rate of arrivals at which the model's `objectives` are still met.
+
+    \b
+    gpufleet measure inventories/prod.py llama --gateway lb-01 --key-file secrets/bench-key
+    gpufleet measure inventories/prod.py --replica llama-0 --preset rag
+    gpufleet measure inventories/prod.py llama --guest 0.3 --gateway lb-01 --key-file key
+    gpufleet measure --compare measurements/a.json measurements/b.json
+
+    Puts load on the model: without --guest only where no other request is under way. Changes
+    nothing on nodes. Results are files: JSON, a Benchmark Report for each level, and a page.
+
+    Exit status: 0 found, 1 not known or the objectives are never met, 2 error.
+    """
+    if compare:
+        return _print_comparison(*compare, as_json=given["as_json"])
+    use_gevent()
+    from gpufleet.cli.measure_session import Session, Wanted
+
+    wanted = Wanted(**given)
+    with Session(inventory_file, wanted) as session:
+        found = session.measure()
+        files = session.write(found)
+    if wanted.as_json:
+        print_json(found.as_json())
+    else:
+        session.print_result(found, files)
+    return int(found.found.kept is None or found.found.status not in _FOUND)
+
+
+# A rate that is known: the highest that keeps the contract, or all that was asked for keeps it.
+_FOUND = ("found", "ceiling")
+
+
+def _print_comparison(a: Path, b: Path, *, as_json: bool) -> int:
+    from gpufleet.load_test import compare_results, foreign_results, result
+
+    one = result.read(a)
+    try:
+        found = compare_results.compare(one, result.read(b))
+    except FleetError as error:
+        try:
+            theirs = foreign_results.read_foreign(b)
+        except FleetError:
+            raise error from None
+        found = compare_results.compare_foreign(one, theirs)
+    if as_json:
+        print_json(asdict(found))
+    else:
+        click.echo("\n".join(map(printable, found.lines())))
+    return 0

@@ -1,0 +1,224 @@
+"""When requests arrive: a Poisson process, a closed loop, or a trace's own times.  Pure but a file.
+
+Each client process has its part. Poisson processes add up to one: k clients with rate / k and seeds
+of their own are a Poisson process of the whole rate, and none needs to know of another.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from gpufleet.errors import FleetError, file_fault, json_fault
+from gpufleet.on_node.load.request_draws import arrival_times
+
+MOST_ENTRIES = 1_000_000
+"""Of a trace: all of it travels to the clients before the load begins."""
+MOST_BLOCK = 1 << 39
+"""The numbers that a prompt's tokens can hold end there (request_draws.py)."""
+_NAMED = 5
+"""Lines of a file that a refusal names."""
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """An open loop: requests arrive at random, however many are under way."""
+
+    rate: float
+    """Arrivals per second, of all clients together."""
+    concurrency: int | None = None
+    """At most so many are under way; what is due waits in the client. None: no limit."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.rate) and self.rate > 0):
+            raise FleetError(f"a rate of {self.rate:g} is none: write arrivals per second above 0")
+        _check_concurrency(self.concurrency)
+
+    def part(self, process: int, processes: int) -> dict[str, Any]:
+        """Return one client's part."""
+        found: dict[str, Any] = {"rate": self.rate / processes}
+        if self.concurrency is not None:
+            found["concurrency"] = _share(self.concurrency, process, processes)
+        return found
+
+    def most_processes(self) -> int | None:
+        """Return how many clients it can be divided among; None: any number."""
+        return self.concurrency
+
+
+@dataclass(frozen=True)
+class ClosedLoop:
+    """So many clients, each of which sends its next request when it has its answer."""
+
+    concurrency: int
+    spread_seconds: float = 1.0
+    """The first requests are sent within it, not all at once."""
+
+    def __post_init__(self) -> None:
+        _check_concurrency(self.concurrency)
+
+    def part(self, process: int, processes: int) -> dict[str, Any]:
+        """Return one client's part."""
+        mine = _share(self.concurrency, process, processes)
+        return {"concurrency": mine, "spread": self.spread_seconds}
+
+    def most_processes(self) -> int | None:
+        """Return how many clients it can be divided among."""
+        return self.concurrency
+
+
+@dataclass(frozen=True)
+class TraceEntry:
+    """One request of a trace."""
+
+    due: float
+    """Seconds since the first one."""
+    prompt_tokens: int
+    tokens: int
+    blocks: tuple[int, ...] = ()
+    """What its prompt begins with, 512 tokens each: requests with the same ids share them."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Requests at the times at which others' once came."""
+
+    entries: tuple[TraceEntry, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Return the time from the first request to the last."""
+        return self.entries[-1].due
+
+    @property
+    def rate(self) -> float:
+        """Return its mean arrivals per second."""
+        return len(self.entries) / max(self.seconds, 1e-9)
+
+    def at_rate(self, rate: float) -> Trace:
+        """Return the same requests with all times scaled to another mean rate."""
+        factor = self.rate / Poisson(rate).rate
+        return Trace(tuple(replace(each, due=each.due * factor) for each in self.entries))
+
+    def part(self, process: int, processes: int) -> dict[str, Any]:
+        """Return one client's part."""
+        mine = self.entries[process::processes]
+        return {
+            "schedule": [
+                [round(each.due, 6), each.prompt_tokens, each.tokens, list(each.blocks)]
+                for each in mine
+            ]
+        }
+
+    def most_processes(self) -> int | None:
+        """Return how many clients it can be divided among."""
+        return len(self.entries)
+
+    def check_context(self, max_model_len: int) -> None:
+        """Refuse, with `FleetError`, requests that the model's context cannot hold."""
+        large = [each for each in self.entries if each.prompt_tokens + each.tokens > max_model_len]
+        if large:
+            most = max(each.prompt_tokens + each.tokens for each in large)
+            raise FleetError(
+                f"{len(large)} of the trace's {len(self.entries)} requests do not fit the context "
+                f"of {max_model_len} tokens (`max_model_len`): the largest has {most} tokens, "
+                "prompt and answer together: take them out, or measure a model with more context"
+            )
+
+
+Arrivals = Poisson | ClosedLoop | Trace
+
+
+def client_seed(seed: int, process: int) -> str:
+    """Return the seed of one client's own draws."""
+    return f"{seed}/{process}"
+
+
+def poisson_times(rate: float, seconds: float, seed: int, processes: int = 1) -> Iterator[float]:
+    """Yield, in order, when the requests of all clients arrive within so many seconds."""
+    own = (
+        arrival_times(rate / processes, f"{client_seed(seed, process)}/arrivals")
+        for process in range(processes)
+    )
+    return itertools.takewhile(lambda due: due < seconds, heapq.merge(*own))
+
+
+def read_trace(path: Path) -> Trace:
+    """
+    Read a trace in Mooncake's form: a JSON object a line.
+
+    `timestamp` (milliseconds), `input_length`, `output_length` (tokens), and maybe `hash_ids`.
+    Times begin at 0 with the earliest. Raises `FleetError` with the first lines that cannot be
+    taken.
+    """
+    entries: list[TraceEntry] = []
+    problems: list[str] = []
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if len(entries) >= MOST_ENTRIES or len(problems) >= _NAMED:
+                    break
+                if line.strip():
+                    _read_entry(line, f"{path}: line {number}", entries, problems)
+            else:
+                number = 0
+    except (OSError, ValueError) as error:
+        raise FleetError(f"{path}: {file_fault(error)}") from None
+    if problems:
+        raise FleetError(*problems)
+    if number:
+        raise FleetError(f"{path} has more than {MOST_ENTRIES:,} requests: write a shorter trace")
+    if not entries:
+        raise FleetError(f"{path} has no request: write one JSON object a line")
+    entries.sort(key=lambda entry: entry.due)
+    return Trace(tuple(replace(each, due=each.due - entries[0].due) for each in entries))
+
+
+def _read_entry(line: str, where: str, entries: list[TraceEntry], problems: list[str]) -> None:
+    try:
+        found = json.loads(line)
+    except json.JSONDecodeError as error:
+        problems.append(f"{where}: is not JSON: {json_fault(error)}")
+        return
+    except (ValueError, RecursionError):
+        problems.append(f"{where}: its numbers are too long, or its nesting is too deep")
+        return
+    if not isinstance(found, dict):
+        problems.append(f'{where}: is no object: write {{"timestamp": ..., ...}}')
+        return
+    at, prompt, answer = (found.get(n) for n in ("timestamp", "input_length", "output_length"))
+    blocks = found.get("hash_ids", [])
+    if not (_is_number(at) and 0 <= at < math.inf):
+        problems.append(f"{where}: `timestamp` is no number of milliseconds from 0 on")
+    elif not (_is_count(prompt) and _is_count(answer)):
+        problems.append(f"{where}: `input_length` and `output_length` are tokens, from 1 on")
+    elif not (
+        isinstance(blocks, list)
+        and all(type(each) is int and 0 <= each < MOST_BLOCK for each in blocks)
+    ):
+        problems.append(f"{where}: `hash_ids` is no list of numbers from 0 on")
+    else:
+        entries.append(TraceEntry(at / 1000, prompt, answer, tuple(blocks)))
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return type(value) is int and value >= 1
+
+
+def _share(whole: int, process: int, processes: int) -> int:
+    return whole // processes + (process < whole % processes)
+
+
+def _check_concurrency(concurrency: int | None) -> None:
+    if concurrency is not None and concurrency < 1:
+        raise FleetError(f"a concurrency of {concurrency} is none: write a number from 1 on")

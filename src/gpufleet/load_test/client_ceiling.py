@@ -1,0 +1,123 @@
+"""Measure what load clients can do themselves, against a server that computes nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from gpufleet.errors import FleetError
+from gpufleet.load_test.arrivals import ClosedLoop
+from gpufleet.load_test.client_lines import Client, ClientError
+from gpufleet.load_test.client_process import LevelLoop, LoadSpec, wait_for
+from gpufleet.load_test.client_transport import Link, Transport, local_client
+from gpufleet.load_test.outcomes import Outcome
+from gpufleet.load_test.workloads import COMPLETIONS, TokenRange, Workload, fixed
+from gpufleet.on_node.load.failure_reasons import CLIENT_LIMIT
+from gpufleet.remote import payload
+
+_PACED_PLACES = 32
+"""Requests under way in each client that it reads token by token, as under load."""
+_FULL_PLACES = 128
+"""So many that it never waits: tokens come faster than it reads them."""
+_SPREAD_SECONDS, _RAMP_SECONDS = 0.1, 0.3
+_MOST_SECONDS = 60.0
+"""For all of it, on a machine with much other work."""
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """What the clients themselves can do here, against servers that compute nothing."""
+
+    processes: int
+    requests_per_second: float
+    """Of all clients with nothing to wait for; their servers shared the cores with them. They are
+    late by then, for tokens queue in them."""
+    cpu_seconds: float
+    """Processor time of a client for one request while it keeps up: each token read by itself."""
+    prompt_tokens: int
+    tokens: int
+    """Of each answer, one event each."""
+    cores: int
+
+    def rate_at(self, share: float) -> float:
+        """
+        Return the requests per second at which clients use this share of their cores.
+
+        >>> Ceiling(1, 400.0, 0.0025, 512, 128, cores=2).rate_at(0.5)
+        200.0
+        """
+        return min(self.processes, self.cores) * share / self.cpu_seconds
+
+
+def ceiling(
+    processes: int,
+    *,
+    prompt_tokens: int = 512,
+    tokens: int = 128,
+    seconds: float = 3.0,
+    transport: Transport = local_client,
+) -> Ceiling:
+    """
+    Measure what the clients can do with requests of this size, in `seconds` and two starts.
+
+    Each client has a server of its own beside it. Without TLS: that costs a client some more.
+    Raises `FleetError` when one of them ends early.
+    """
+    work = Workload("ceiling", fixed(prompt_tokens), fixed(tokens), "its own cost")
+    servers: list[Link] = []
+    try:
+        program = payload.program("load/ceiling_server", tokens=tokens)
+        servers.extend(transport(program) for _ in range(processes))
+        ports = _ports([Client(server) for server in servers])
+        _, cost = _run(_PACED_PLACES, ports, work, seconds / 2, transport)
+        rate, _ = _run(_FULL_PLACES, ports, work, seconds / 2, transport)
+    except ClientError as problem:
+        raise FleetError(
+            f"the load client's own limit cannot be measured: it {problem}: measure again, on a "
+            "machine with less other work"
+        ) from None
+    finally:
+        for server in servers:
+            server.close()
+    cores = len(os.sched_getaffinity(0))
+    return Ceiling(processes, rate, cost, prompt_tokens, tokens, cores)
+
+
+def _run(
+    places: int, ports: Sequence[int], work: Workload, seconds: float, transport: Transport
+) -> tuple[float, float]:
+    """Return requests per second of all clients, and the processor time of a client for one."""
+    arrivals = ClosedLoop(places, _SPREAD_SECONDS)
+    requests = work.requests("none", TokenRange(1000, 100_000), "ceiling")
+    links: list[Link] = []
+    came: list[float] = []
+    """When tokens came: whole answers may take longer than all of it."""
+
+    def note(outcome: Outcome) -> None:
+        if outcome.error == CLIENT_LIMIT:
+            raise ClientError("has too few connections or descriptors (`ulimit -n`)")
+        if outcome.first is not None:
+            came.extend(accumulate(outcome.gaps, initial=outcome.first))
+
+    try:
+        for port in ports:
+            url = f"http://127.0.0.1:{port}"
+            spec = LoadSpec(url, COMPLETIONS, arrivals, requests, 1, seconds, _MOST_SECONDS)
+            links.append(transport(payload.program("load/client", **spec.parameters(0, 1))))
+        clients = [Client(link) for link in links]
+        wait_for(clients, lambda client: client.ready)
+        run = LevelLoop(clients, note, lambda _now, _due: False).run(0.0, _MOST_SECONDS)
+    finally:
+        for link in links:
+            link.close()
+    counted = sum(_RAMP_SECONDS <= at <= seconds for at in came)
+    if not counted:
+        raise ClientError("got no token in time")
+    return counted / work.output.mean / (seconds - _RAMP_SECONDS), run.cpu_seconds
+
+
+def _ports(servers: Sequence[Client]) -> list[int]:
+    wait_for(servers, lambda server: server.port is not None)
+    return [server.port or 0 for server in servers]

@@ -1,0 +1,288 @@
+"""Run the load clients of one level: start them, merge what they see, stop them when told.
+
+The clients are `on_node/load/client.py`, each a process with a loop of its own, for one Python uses
+one core. Nothing of them outlives this process, however it ends: they end with their input.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ssl
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from gpufleet.errors import FleetError
+from gpufleet.load_test.arrivals import Arrivals, client_seed
+from gpufleet.load_test.client_lines import Client, ClientError, Totals
+from gpufleet.load_test.client_transport import Link, Transport, local_client
+from gpufleet.load_test.outcomes import Outcome
+from gpufleet.remote import payload
+
+CONNECTIONS = 8192
+"""Of each client, at most; a request beyond them fails as "client limit"."""
+START_SECONDS = 0.2
+"""Between the word to start and the first arrival that can be: every client has it by then."""
+READY_SECONDS = 30.0
+SILENT_SECONDS = 20.0
+"""Clients print a line each second; one that does not for so long has stopped."""
+_POLL_SECONDS = 0.02
+_DECIDE_SECONDS = 0.5
+"""Clients' heartbeats come once a second, not at the same time."""
+_END_SECONDS = 10.0
+"""After the last request may be under way: for the last lines."""
+
+
+@dataclass(frozen=True)
+class LoadSpec:
+    """One level of load. Its repr has no key and no prompt."""
+
+    url: str
+    """Scheme, host and port."""
+    path: str
+    """A workload's `path`."""
+    arrivals: Arrivals
+    requests: Callable[[int, int], Mapping[str, Any]] = field(repr=False)
+    """A workload's `requests(...)`."""
+    seed: int
+    seconds: float
+    """No request is sent after so long."""
+    give_up_seconds: float
+    """A request that is not done so long after it was due has failed."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Of every request: `{"Authorization": "Bearer ..."}`."""
+    certificate: str | None = field(default=None, repr=False)
+    """PEM of the authority for https; None: the system's."""
+    drain_seconds: float | None = None
+    """After a decision, for what is under way; then it is dropped. None: as long as it takes."""
+    connections: int = CONNECTIONS
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
+            raise FleetError(
+                "the URL to measure has no scheme and host, or has a user: write http://HOST:PORT"
+            )
+        for name, value in self.headers.items():
+            if not (name + value).isprintable() or not (name + value).isascii():
+                raise FleetError(
+                    f"the value of the header {name!r} has a line end or another character that "
+                    "HTTP does not take: write the key as one line of ASCII"
+                )
+
+        try:
+            ssl.create_default_context(cadata=self.certificate)
+        except (ssl.SSLError, ValueError):
+            raise FleetError(
+                "the authority to verify the server's certificate against is not in PEM's form: "
+                "name a file that begins with -----BEGIN CERTIFICATE-----"
+            ) from None
+
+    def parameters(self, process: int, processes: int) -> dict[str, Any]:
+        """Return what one client is given."""
+        return {
+            "url": self.url,
+            "path": self.path,
+            "headers": dict(self.headers),
+            "certificate": self.certificate,
+            "arrivals": self.arrivals.part(process, processes),
+            "seed": client_seed(self.seed, process),
+            "requests": self.requests(process, processes),
+            "process": process,
+            "processes": processes,
+            "seconds": self.seconds,
+            "give_up_seconds": self.give_up_seconds,
+            "connections": self.connections,
+        }
+
+
+@dataclass(frozen=True)
+class Beat:
+    """How a level stands."""
+
+    now: float
+    """Seconds since it began; all that was due until then is known."""
+    in_flight: tuple[float, ...]
+    """When unfinished requests were due, sorted."""
+    lag_p99: float
+    """Of the client that is latest, in its last second: seconds from due to sent; in a closed loop,
+    how late its loop is."""
+    cpu_share: float
+    """Of one core, in the last second, of the client that is busiest."""
+
+
+@dataclass(frozen=True)
+class LevelRun:
+    """What a level took, besides its outcomes."""
+
+    ended: Literal["decided", "seconds", "schedule"]
+    seconds: float
+    """From its begin until no more was sent."""
+    unfinished: tuple[float, ...]
+    """When requests were due that were dropped at its end: neither served nor failed."""
+    clients: tuple[Totals, ...]
+    peak_cpu_share: float
+    """Of one core: the busiest second of the busiest client."""
+
+    @property
+    def sent(self) -> int:
+        """Return the number of requests that were sent."""
+        return sum(each.sent for each in self.clients)
+
+    @property
+    def lag_p99(self) -> float:
+        """Return the 99th percentile of seconds from due to sent, of the worst client."""
+        return max(each.lag_p99 for each in self.clients)
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Return the clients' processor time for one request."""
+        return sum(each.cpu_seconds for each in self.clients) / max(1, self.sent)
+
+    @property
+    def short(self) -> int:
+        """Return how many answers had fewer tokens than were asked for: a server ignored that."""
+        return sum(each.short for each in self.clients)
+
+
+def run_level(
+    spec: LoadSpec,
+    processes: int,
+    on_outcome: Callable[[Outcome], None],
+    decide: Callable[[float, Sequence[float]], bool],
+    *,
+    on_beat: Callable[[Beat], None] | None = None,
+    transport: Transport = local_client,
+) -> LevelRun:
+    """
+    Put one level of load on a server; return when all of it is over.
+
+    About once a second `decide(now, in_flight)` is called; True ends the level. Before each call
+    `on_outcome` has had every request that was due until `now` and is not in `in_flight` (when
+    those were due, sorted), and none that was due later: fast ones do not come in before slow ones.
+    The rest follows when the clients end.
+
+    Raises `FleetError` when a client ends early. Whatever is raised, also by these functions, no
+    client is left.
+    """
+    processes = min(processes, spec.arrivals.most_processes() or processes)
+    given = [spec.parameters(process, processes) for process in range(processes)]
+    drain = spec.give_up_seconds if spec.drain_seconds is None else spec.drain_seconds
+    links: list[Link] = []
+    clients: list[Client] = []
+    try:
+        for each in given:
+            links.append(transport(payload.program("load/client", **each)))
+            clients.append(Client(links[-1]))
+        wait_for(clients, lambda client: client.ready)
+        most = spec.seconds + spec.give_up_seconds + _END_SECONDS
+        return LevelLoop(clients, on_outcome, decide, on_beat).run(drain, most)
+    except ClientError as problem:
+        why = [link.close() for link in links]
+        raise FleetError(
+            f"a load client {problem}{_in_brackets(why)}; the level has no result: measure again"
+        ) from None
+    finally:
+        for link in links:
+            link.close()
+
+
+class LevelLoop:
+    """The clients of a level, once they are ready."""
+
+    def __init__(
+        self,
+        clients: Sequence[Client],
+        on_outcome: Callable[[Outcome], None],
+        decide: Callable[[float, Sequence[float]], bool],
+        on_beat: Callable[[Beat], None] | None = None,
+    ) -> None:
+        self._clients = clients
+        self._on_outcome, self._decide, self._on_beat = on_outcome, decide, on_beat
+        self._held: list[Outcome] = []
+        """Due after what all clients have said, sorted."""
+        self._decided_at: float | None = None
+
+    def run(self, drain: float, seconds: float) -> LevelRun:
+        """
+        Start them, and go on until every one has ended.
+
+        A decision gives what is under way `drain` seconds. Raises `ClientError` when a client ends
+        early, or has not ended after `seconds`.
+        """
+        for client in self._clients:
+            client.say(f"start {START_SECONDS}")
+        last, until = 0.0, time.monotonic() + START_SECONDS + seconds
+        while not all(client.totals for client in self._clients):
+            time.sleep(_POLL_SECONDS)
+            self._read()
+            now = min(client.now for client in self._clients)
+            if self._decided_at is None and last + _DECIDE_SECONDS <= now < float("inf"):
+                last = now
+                if self._judge(now):
+                    self._decided_at = now
+                    until = time.monotonic() + drain + _END_SECONDS
+                    for client in self._clients:
+                        client.say(f"stop {drain}")
+            if time.monotonic() > until:
+                raise ClientError("did not end in time")
+        self._deliver(float("inf"))
+        return self._result()
+
+    def _read(self) -> None:
+        for client in self._clients:
+            for outcome in client.read():
+                bisect.insort(self._held, outcome, key=lambda each: each.due)
+            if not client.totals and client.silent_seconds > SILENT_SECONDS:
+                raise ClientError(f"has said nothing for {SILENT_SECONDS:g} s")
+
+    def _judge(self, now: float) -> bool:
+        self._deliver(now)
+        due = sorted(due for client in self._clients for due in client.in_flight(now))
+        if self._on_beat is not None:
+            lag = max(client.lag_p99 for client in self._clients)
+            share = max(client.cpu_share for client in self._clients)
+            self._on_beat(Beat(now, tuple(due), lag, share))
+        return self._decide(now, due)
+
+    def _deliver(self, now: float) -> None:
+        count = bisect.bisect_right(self._held, now, key=lambda outcome: outcome.due)
+        for outcome in self._held[:count]:
+            self._on_outcome(outcome)
+        del self._held[:count]
+
+    def _result(self) -> LevelRun:
+        totals = tuple(client.totals for client in self._clients if client.totals)
+        ended: Literal["decided", "seconds", "schedule"] = "decided"
+        if self._decided_at is None:
+            whole = all(each.end == "schedule" for each in totals)
+            ended = "schedule" if whole else "seconds"
+        return LevelRun(
+            ended=ended,
+            seconds=self._decided_at or max(each.stopped_at for each in totals),
+            unfinished=tuple(sorted(due for each in totals for due in each.unfinished)),
+            clients=totals,
+            peak_cpu_share=max(client.peak_cpu_share for client in self._clients),
+        )
+
+
+def wait_for(
+    clients: Sequence[Client],
+    ready: Callable[[Client], bool],
+    seconds: float = READY_SECONDS,
+) -> None:
+    """Read what clients print until all are ready. Raises `ClientError` after so many seconds."""
+    until = time.monotonic() + seconds
+    while not all(map(ready, clients)):
+        if time.monotonic() > until:
+            raise ClientError(f"was not ready within {seconds:g} s")
+        time.sleep(_POLL_SECONDS)
+        for client in clients:
+            client.read()
+
+
+def _in_brackets(reasons: Sequence[str]) -> str:
+    found = next((each for each in reasons if each), "")
+    return f" ({found})" if found else ""

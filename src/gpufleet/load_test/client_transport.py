@@ -1,0 +1,126 @@
+"""Start a load client's program where it runs, and exchange lines with it.
+
+`local_client` runs it on this machine. Another transport is a function that takes the program and
+returns a `Link`: over SSH, the command is `remote.session.COMMAND`, and the program goes in as
+here, behind a line with its length, so that input stays open for what the controller says.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+
+from gpufleet.remote.payload import Payload
+from gpufleet.remote.session import LOADER
+from gpufleet.sanitize import printable
+
+PIECE_BYTES = 1 << 18
+ENDS_SECONDS = 2.0
+"""For a program that has been told to end; it does within milliseconds."""
+TAKES_SECONDS = 30.0
+"""For a program to take what is sent to it."""
+_WAIT_SECONDS = 0.005
+
+
+class Link(Protocol):
+    """A program that runs, with raw ends."""
+
+    def send(self, data: bytes) -> None:
+        """Write to its input. Raises `OSError` when it takes nothing more."""
+
+    def receive(self) -> bytes | None:
+        """Return what it printed, without waiting; None: nothing new; b"": its output has ended."""
+
+    def close(self) -> str:
+        """End its input, and then the program; return why it had failed, "" if it had not."""
+
+
+Transport = Callable[[Payload], Link]
+
+
+class LocalLink:
+    """A program on this machine, in a process group of its own: Ctrl-C does not reach it."""
+
+    def __init__(self, program: Payload) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the program
+        self._why: str | None = None
+        """Why it had failed, once it is closed."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-IS", "-c", LOADER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            bufsize=0,
+            process_group=0,
+        )
+        pipes = [each for each in (self._process.stdin, self._process.stdout) if each is not None]
+        self._in, self._out = (pipe.fileno() for pipe in pipes)
+        self._pipes = pipes
+        # Polled, not waited for in a read: gevent's other tasks go on, and so do other clients.
+        os.set_blocking(self._in, False)
+        os.set_blocking(self._out, False)
+        text = program.encode()
+        # It has ended then, which its closed output says.
+        with suppress(OSError):
+            self.send(b"%d\n%b" % (len(text), text))
+
+    @property
+    def pid(self) -> int:
+        """Return its process."""
+        return self._process.pid
+
+    def send(self, data: bytes) -> None:
+        """Write to its input; see `Link`."""
+        until = time.monotonic() + TAKES_SECONDS
+        while data:
+            try:
+                data = data[os.write(self._in, data) :]
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise TimeoutError from None
+                time.sleep(_WAIT_SECONDS)
+
+    def receive(self) -> bytes | None:
+        """Return what it printed; see `Link`."""
+        try:
+            return os.read(self._out, PIECE_BYTES)
+        except BlockingIOError:
+            return None
+
+    def close(self) -> str:
+        """End it; see `Link`."""
+        if self._why is not None:
+            return self._why
+        status = self._process.poll()
+        for pipe in self._pipes:
+            with suppress(OSError):
+                pipe.close()
+        try:
+            self._process.wait(timeout=ENDS_SECONDS)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._why = self._failure(status) if status else ""
+        self._errors.close()
+        return self._why
+
+    def _failure(self, status: int) -> str:
+        if status < 0:
+            return f"signal {-status}"
+        self._errors.seek(0)
+        lines = self._errors.read(PIECE_BYTES).decode("utf-8", "replace").split("\n")
+        last = next((line for line in reversed(lines) if line.strip()), "")
+        return f"status {status}" + (f": {printable(last)[:200]}" if last else "")
+
+
+def local_client(program: Payload) -> LocalLink:
+    """Start a program on this machine."""
+    return LocalLink(program)

@@ -1,0 +1,279 @@
+"""Which differences between two measurements are more than noise.  Pure.
+
+Only what the data can show is a difference:
+
+- Found rates, where the intervals from the highest rate that kept the contract to the lowest that
+  missed it do not overlap.
+- The share of requests that kept the contract at an equal load, where the levels' Wilson intervals
+  do not overlap. That is stricter than a test of the difference: two 95 % intervals of equal width
+  part by chance in less than 1 % of comparisons.
+- A latency at an equal load, where a percentile of one lies above a higher percentile of the
+  other, and the Wilson intervals of the two shares do not overlap: if p95 of A is above p99 of B,
+  at most 95 % of A's requests are as fast as 99 % of B's. Only percentiles are stored, so a smaller
+  shift stays unseen.
+
+Requests that share a queue are not independent. A level's own interval says as how many
+independent requests they count, and latencies are judged with that number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+
+from gpufleet.errors import FleetError
+from gpufleet.load_test.foreign_values import ForeignResult
+from gpufleet.load_test.intervals import wilson
+from gpufleet.load_test.level import LevelSummary
+from gpufleet.load_test.result import Found, Measurement, unequal_contract
+
+NOTHING = "no difference that this data can show"
+
+CONFIDENCE = 0.95
+"""Of the intervals of percentiles' shares."""
+
+# Rates that a search computes twice may differ in their last digits.
+_SAME_RATE = 1e-6
+
+# The tail first: a contract is about it.
+_PERCENTILES = {"p99": 0.99, "p95": 0.95, "p90": 0.9, "p50": 0.5}
+_LATENCIES = (("TTFT", "ttft"), ("ITL", "itl"), ("e2e", "e2e"))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What two measurements show about each other."""
+
+    changed: tuple[str, ...]
+    """What differs in that which was measured: the possible causes."""
+    differences: tuple[str, ...]
+    """More than noise, as sentences."""
+    same: tuple[str, ...]
+    """Compared, without a difference that the data can show."""
+    not_compared: tuple[str, ...]
+    """And why."""
+
+    @property
+    def verdict(self) -> str:
+        """Return the differences in one line, or that there is none."""
+        return "; ".join(self.differences) or NOTHING
+
+    def lines(self) -> Iterator[str]:
+        """Yield the comparison for a terminal: what was changed, what differs, what does not."""
+        for heading, found in (
+            ("changed", self.changed),
+            ("more than noise", self.differences or (NOTHING,)),
+            ("no difference seen", self.same),
+            ("not compared", self.not_compared),
+        ):
+            if found:
+                yield f"{heading}:"
+                yield from (f"  {each}" for each in found)
+
+
+def compare(a: Measurement, b: Measurement) -> Comparison:
+    """
+    Return which differences of `b` from `a` are more than noise.
+
+    Raises `FleetError`, with a sentence for each field, where the two had unlike workloads,
+    contracts or loops: a difference would then say nothing about the servers.
+    """
+    if problems := [*_unlike(a, b)]:
+        raise FleetError(*problems)
+    differences: list[str] = []
+    same: list[str] = []
+    not_compared: list[str] = []
+    unit = "requests/s" if a.loop == "open" else "concurrent requests"
+    shown = _rates(a.found, b.found, unit)
+    (differences if shown else same).append(shown or "the load that keeps the contract")
+    pairs = [*_equal_levels(a, b)]
+    if not pairs:
+        not_compared.append("levels: the two have no load in common")
+    for one, other in pairs:
+        at = _load(one)
+        found = [*_at_level(one, other)]
+        differences += [f"at {at}: {each}" for each in found]
+        if not found:
+            same.append(f"share kept and latencies at {at}")
+    return Comparison(tuple(_changes(a, b)), tuple(differences), tuple(same), tuple(not_compared))
+
+
+def compare_foreign(ours: Measurement, theirs: Iterable[ForeignResult]) -> Comparison:
+    """
+    Return which latencies in another tool's results differ from these at an equal load.
+
+    The shares that kept the contract are never compared: those tools do not count them alike. The
+    other tool's reservations are part of `not_compared`.
+    """
+    differences: list[str] = []
+    same: list[str] = []
+    not_compared: list[str] = []
+    for result in theirs:
+        not_compared += [f"{result.tool}: {each}" for each in result.reservations]
+        level = next((each for each in _last(ours) if _equal_load(each, result)), None)
+        if level is None:
+            not_compared.append(f"{result.tool} at {_foreign_load(result)}: no level has this load")
+            continue
+        # Another tool's requests queue alike: as many of them count as one independent request.
+        part = independent(level) / level.requests if level.requests else 0.0
+        pair = (
+            (level, independent(level)),
+            (result, part * (result.completed or 0)),
+        )
+        found = [*_latencies(*pair, ("here", "there"))]
+        at = f"at {_load(level)}, {result.tool}"
+        differences += [f"{at}: {each}" for each in found]
+        if not found:
+            same.append(f"latencies {at}")
+    return Comparison((), tuple(differences), tuple(same), tuple(dict.fromkeys(not_compared)))
+
+
+def independent(level: LevelSummary) -> float:
+    """
+    Return as how many independent requests a level counts, from the width of its interval.
+
+    At most as many as it answered. Its interval has a higher confidence than `CONFIDENCE`, so the
+    number is rather too small.
+    """
+    answered = level.requests - sum(level.errors.values())
+    if not level.requests or answered <= 0:
+        return 0.0
+    share, width = level.kept / level.requests, level.high - level.low
+    low, high = 0.0, float(answered)
+    for _ in range(50):
+        middle = (low + high) / 2
+        bounds = wilson(share * middle, middle, CONFIDENCE)
+        low, high = (middle, high) if bounds.high - bounds.low > width else (low, middle)
+    return high
+
+
+# -- what may be compared
+
+
+def _unlike(a: Measurement, b: Measurement) -> Iterator[str]:
+    for name in sorted({*a.workload, *b.workload} - {"seed"}):
+        one, other = a.workload.get(name, "none"), b.workload.get(name, "none")
+        if one != other:
+            yield f"they cannot be compared: workload.{name} is {one} in one, {other} in the other"
+    for each in unequal_contract(a.contract, b.contract):
+        yield f"they cannot be compared: contract.{each.replace(', now', ' in one,')} in the other"
+    if a.loop != b.loop:
+        yield f"they cannot be compared: the loop is {a.loop} in one, {b.loop} in the other"
+
+
+def _changes(a: Measurement, b: Measurement) -> Iterator[str]:
+    if a.model != b.model:
+        yield f"model {a.model}, now {b.model}"
+    if (a.target, a.replicas) != (b.target, b.replicas):
+        yield f"target {a.target} ({a.replicas} replicas), now {b.target} ({b.replicas} replicas)"
+    yield from a.subject.fingerprint.differences(b.subject.fingerprint)
+    if a.subject.driver != b.subject.driver:
+        yield f"driver {a.subject.driver or 'unknown'}, now {b.subject.driver or 'unknown'}"
+    if set(a.subject.nodes) != set(b.subject.nodes):
+        yield f"nodes {' '.join(a.subject.nodes)}, now {' '.join(b.subject.nodes)}"
+
+
+def _equal_levels(a: Measurement, b: Measurement) -> Iterator[tuple[LevelSummary, LevelSummary]]:
+    """Yield the levels of equal load; of one that was measured twice, the last."""
+    for one, other in product(_last(a), _last(b)):
+        if one.concurrency == other.concurrency and _same_rate(one.rate, other.rate):
+            yield one, other
+
+
+def _last(found: Measurement) -> list[LevelSummary]:
+    return [*{(each.rate, each.concurrency): each for each in found.levels}.values()]
+
+
+def _same_rate(one: float | None, other: float | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return math.isclose(one, other, rel_tol=_SAME_RATE)
+
+
+def _equal_load(level: LevelSummary, result: ForeignResult) -> bool:
+    if level.rate is not None:
+        # Another tool's bound on concurrency makes its rate another load.
+        return result.concurrency is None and _same_rate(level.rate, result.rate)
+    return result.rate is None and level.concurrency == result.concurrency
+
+
+# -- differences
+
+
+def _rates(a: Found, b: Found, unit: str) -> str | None:
+    """Return in which direction the found loads differ; None: not beyond the intervals."""
+    for low, high, word in ((a, b, "more"), (b, a, "less")):
+        if low.missed is not None and high.kept is not None and low.missed <= high.kept:
+            least = high.kept - low.missed
+            return (
+                f"it carries {word}: {_interval(a)} {unit}, now {_interval(b)} "
+                f"(at least {least:.3g} {word})"
+            )
+    return None
+
+
+def _interval(found: Found) -> str:
+    low = "0" if found.kept is None else f"{found.kept:.3g}"
+    return f"{low} or more" if found.missed is None else f"{low} to {found.missed:.3g}"
+
+
+def _at_level(a: LevelSummary, b: LevelSummary) -> Iterator[str]:
+    if a.high < b.low or b.high < a.low:
+        yield f"{_share(a)} kept the contract, now {_share(b)}"
+    yield from _latencies((a, independent(a)), (b, independent(b)))
+
+
+def _share(level: LevelSummary) -> str:
+    share = level.kept / level.requests if level.requests else 0.0
+    return f"{share:.1%} ({level.low:.1%} to {level.high:.1%})"
+
+
+def _latencies(
+    a: tuple[LevelSummary | ForeignResult, float],
+    b: tuple[LevelSummary | ForeignResult, float],
+    names: tuple[str, str] = ("before", "now"),
+) -> Iterator[str]:
+    """Yield which latencies differ; each side comes with its number of independent requests."""
+    for name, key in _LATENCIES:
+        one, other = getattr(a[0], key), getattr(b[0], key)
+        if pair := _above(other, b[1], one, a[1]):
+            word, (p, q) = "slower", pair
+        elif pair := _above(one, a[1], other, b[1]):
+            word, (q, p) = "faster", pair
+        else:
+            continue
+        yield (
+            f"{name} is {word}: {p} of {_time(other[p])} {names[1]}, "
+            f"{q} of {_time(one[q])} {names[0]}"
+        )
+
+
+def _above(
+    slow: Mapping[str, float], of_slow: float, fast: Mapping[str, float], of_fast: float
+) -> tuple[str, str] | None:
+    """Return a percentile of `slow` that lies above a higher one of `fast`, beyond chance."""
+    for (one, p), (other, q) in product(_PERCENTILES.items(), repeat=2):
+        if p < q and one in slow and other in fast and slow[one] > fast[other]:
+            most = wilson(p * of_slow, of_slow, CONFIDENCE).high
+            least = wilson(q * of_fast, of_fast, CONFIDENCE).low
+            if most < least:
+                return one, other
+    return None
+
+
+def _load(level: LevelSummary) -> str:
+    if level.rate is not None:
+        return f"{level.rate:.4g} requests/s"
+    return f"{level.concurrency} concurrent requests"
+
+
+def _foreign_load(result: ForeignResult) -> str:
+    rate = "" if result.rate is None else f"{result.rate:.4g} requests/s"
+    many = "" if result.concurrency is None else f"{result.concurrency} concurrent requests"
+    return " with at most ".join(filter(None, (rate, many))) or "an unknown load"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

@@ -1,0 +1,105 @@
+"""What was measured, and which part of it has to stay the same for its result to hold.  Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from gpufleet.redact import HIDDEN, find_secrets, hide_secrets, is_secret_name
+
+# Where and under which name a replica answers, not how much it carries. By vLLM's own options.
+_ADDRESSES = (
+    "--api-key", "--data-parallel-address", "--data-parallel-rpc-port", "--host", "--master-addr",
+    "--master-port", "--node-rank", "--port", "--served-model-name", "--ssl-ca-certs",
+    "--ssl-certfile", "--ssl-keyfile", "--uds",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What changes how much one replica carries."""
+
+    weights: str
+    """The repository or folder that the model's weights are from."""
+    revision: str
+    """Commit of the repository; "": a folder has none."""
+    release: str
+    """The id of vLLM's release."""
+    arguments: tuple[str, ...]
+    """Of its unit, sorted, without addresses and names."""
+    hardware: tuple[str, ...]
+    """GPUs of one replica: `2 x NVIDIA H100 80GB HBM3`."""
+
+    @property
+    def digest(self) -> str:
+        """Return 16 hexadecimal digits that are equal for equal fingerprints only."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def differences(self, other: Fingerprint) -> tuple[str, ...]:
+        """Return what `other` has instead: `release 0.31.0-ab, now 0.32.0-cd`, one a field."""
+        found = []
+        for name in ("weights", "revision", "release"):
+            then, now = getattr(self, name), getattr(other, name)
+            if then != now:
+                found.append(f"{name} {then or 'none'}, now {now or 'none'}")
+        for name in ("arguments", "hardware"):
+            then, now = getattr(self, name), getattr(other, name)
+            if then != now:
+                gone = ", ".join(each for each in then if each not in now) or "none of these"
+                new = ", ".join(each for each in now if each not in then) or "none of these"
+                found.append(f"{name} {gone}, now {new}")
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The replica, or one of the equal replicas, that was measured."""
+
+    weights: str
+    """The repository or folder that the model's weights are from."""
+    revision: str
+    """Commit of the repository; "": a folder has none."""
+    release: str
+    """The id of vLLM's release."""
+    arguments: tuple[str, ...]
+    """Of its unit, by line, as it has them; keys and tokens are replaced."""
+    gpus: Mapping[str, int]
+    """How many GPUs one replica has, by their name."""
+    driver: str | None
+    """The NVIDIA driver's version; None: not known, or there is none."""
+    nodes: tuple[str, ...]
+    """On which the replicas run."""
+
+    def __post_init__(self) -> None:
+        # Anyone may read a result's file, and equal replicas need not have equal keys.
+        object.__setattr__(self, "arguments", tuple(map(_without_secrets, self.arguments)))
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """Return what has to be the same for the result to hold."""
+        options = (each for each in self.arguments if each.startswith("-"))
+        kept = (each for each in options if re.split(r"[ =]", each)[0] not in _ADDRESSES)
+        hardware = tuple(f"{count} x {name}" for name, count in sorted(self.gpus.items()))
+        return Fingerprint(self.weights, self.revision, self.release, tuple(sorted(kept)), hardware)
+
+
+def _without_secrets(line: str) -> str:
+    """
+    Return an argument without what marks itself as a key or token.
+
+    >>> _without_secrets("--api-key abc"), _without_secrets("--port 8000")
+    ('--api-key (not shown)', '--port 8000')
+    """
+    name = re.split(r"[ =]", line, maxsplit=1)[0]
+    value = line[len(name) + 1 :]
+    if value and is_secret_name(name):
+        return f"{line[: len(name) + 1]}{HIDDEN}"
+    try:
+        inside = json.loads(value.strip("'"))
+    except (ValueError, RecursionError):
+        inside = None
+    return hide_secrets(line, find_secrets(inside))

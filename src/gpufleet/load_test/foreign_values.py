@@ -1,0 +1,87 @@
+"""One level of load as another tool measured it, and readers of values that may be of any kind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+PERCENTILES = ("p50", "p90", "p95", "p99")
+
+_WORDS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "e2e"}
+
+
+@dataclass(frozen=True)
+class ForeignResult:
+    """One level of load, as another tool measured it."""
+
+    tool: str
+    version: str | None
+    model: str | None
+    rate: float | None
+    """Arrivals per second that were asked for; None: as fast as `concurrency` lets, or unknown."""
+    concurrency: int | None
+    """The bound on concurrent requests; None: there was none, or it is not known."""
+    seconds: float | None
+    requests: int | None
+    """That were sent; None: not known."""
+    completed: int | None
+    failed: int | None
+    ttft: Mapping[str, float]
+    """Seconds by percentile, of requests that were answered; empty: not known."""
+    tpot: Mapping[str, float]
+    """Mean seconds between the tokens of one answer."""
+    itl: Mapping[str, float]
+    """Seconds between chunks, over all answers."""
+    e2e: Mapping[str, float]
+    output_tokens_per_second: float | None
+    reservations: tuple[str, ...]
+    """What is missing, or counted in another way than here: sentences."""
+
+
+def read_times(values: Mapping[str, Any], per_second: float) -> dict[str, float]:
+    """Return the percentiles that are there, in seconds."""
+    found = {p: read_number(values.get(p)) for p in PERCENTILES}
+    return {p: value / per_second for p, value in found.items() if value is not None}
+
+
+def read_object(of: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
+    """Return an object at a path of keys; an empty one where there is none."""
+    found: Any = of
+    for name in path:
+        found = found.get(name) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def read_number(value: Any) -> float | None:
+    """
+    Return a finite number that is not negative; None: it is none.
+
+    >>> read_number(2), read_number("inf"), read_number(True), read_number(-1)
+    (2.0, None, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) and found >= 0 else None
+
+
+def read_count(value: Any) -> int | None:
+    """Return a whole number; None: it is none."""
+    found = read_number(value)
+    return None if found is None else int(found)
+
+
+def read_text(value: Any) -> str | None:
+    """Return a text; None: it is none, or empty."""
+    return value if isinstance(value, str) and value else None
+
+
+def missing_latencies(latencies: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+    """Yield a sentence that names the latencies that are not known."""
+    if none := [_WORDS[name] for name, values in latencies.items() if not values]:
+        yield f"it has no {', no '.join(none)}"

@@ -1,0 +1,79 @@
+"""Load beside users: how much of what is idle it may take, and when it has to stop.  Pure.
+
+What vLLM itself says decides: its queue and the use of its KV cache. A request that waits, waits
+behind ours, too, so the first one that does ends the load.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from gpufleet.errors import FleetError
+
+# Above it vLLM soon preempts requests, those of others as well (docs/alerts/vllm-kv-cache-full.md).
+MOST_KV_USAGE = 0.9
+
+
+@dataclass(frozen=True)
+class ServerLoad:
+    """How busy a replica is."""
+
+    replica: str
+    running: float
+    waiting: float
+    kv_usage: float
+    """From 0 to 1."""
+    slots: int | None
+    """Requests that it takes at once; None: not known."""
+
+
+def most_in_flight(loads: Iterable[ServerLoad | str], share: float) -> int:
+    """
+    Return how many requests a guest may have under way at once.
+
+    `share` of the slots that are idle, or of those that the idle KV cache is worth if that is less.
+    A sentence in place of a load says why it is not known. Raises `FleetError` where one is not
+    known, and where nothing is idle.
+    """
+    idle = 0.0
+    unknown = []
+    for each in loads:
+        if isinstance(each, str):
+            unknown.append(each)
+        elif each.slots is None:
+            unknown.append(f"{each.replica}: its limit of concurrent requests is unknown: set "
+                           "`flags.max-num-seqs`")  # fmt: skip
+        else:
+            free = each.slots - each.running - each.waiting
+            idle += max(0.0, min(free, each.slots * (1 - each.kv_usage)))
+    if unknown:
+        raise FleetError(*unknown)
+    if (most := math.floor(idle * share)) < 1:
+        raise FleetError(
+            f"{idle:.0f} requests more would fit, and a guest may take {share:.0%} of that: "
+            "measure when less goes on, or raise --guest"
+        )
+    return most
+
+
+def stop_reason(loads: Iterable[ServerLoad | str]) -> str:
+    """Return why a guest has to stop now, as a sentence; "": it may go on."""
+    for each in loads:
+        if isinstance(each, str):
+            return f"a replica's load is not known any more ({each})"
+        if each.waiting:
+            return f"{each.waiting:.0f} requests wait for {each.replica}"
+        if each.kv_usage > MOST_KV_USAGE:
+            return f"{each.kv_usage:.0%} of {each.replica}'s KV cache is in use"
+    return ""
+
+
+def busy(loads: Iterable[ServerLoad | str]) -> Mapping[str, float]:
+    """Return the replicas that have requests of others before any load is put on."""
+    return {
+        each.replica: each.running + each.waiting
+        for each in loads
+        if not isinstance(each, str) and each.running + each.waiting
+    }

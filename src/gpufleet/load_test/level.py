@@ -1,0 +1,272 @@
+"""Decide, while requests finish, whether a level of load needs more of them; sum it up.  Pure.
+
+Fast requests finish first: a request counts only once all that were due before it are decided too:
+finished, failed, or too old to keep the contract. What the share of those that kept the contract
+proves is in `verdicts`. A level whose queue grows without end is stopped early.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from heapq import nsmallest
+from itertools import chain
+from typing import Any, Literal, NamedTuple
+
+from gpufleet.load_test.intervals import Slope, batch_means, percentile, percentiles, slope
+from gpufleet.load_test.outcomes import Contract, Outcome
+from gpufleet.load_test.verdicts import (
+    LOOKS,
+    MOST_STRAIN,
+    NO_JUDGEMENT,
+    Judgement,
+    Verdict,
+    is_answered,
+    judge_share,
+    strain,
+)
+
+Ended = Literal["resolved", "budget", "over-saturated"]
+
+FIRST_REQUESTS = 50
+"""Whose median time in the system is one request's time in a server that does not queue yet."""
+OVERLOAD_SECONDS, OVERLOAD_REQUESTS, OVERLOAD_REQUEST_TIMES = 30.0, 100, 3
+"""The least before a level can be over-saturated; the seconds as guidellm has them. A server that
+fills up has more requests in flight each second, too."""
+OVERLOAD_CONFIDENCE = 0.999
+"""Of the two slopes: they are not what the contract measures, so they have to be clear."""
+OVERLOAD_GROWTH = 4.0
+"""Standard deviations. The queue of a server that just keeps up with Poisson arrivals wanders by
+about the square root of their number; only growth beyond that is a lack of capacity."""
+
+
+@dataclass(frozen=True)
+class LevelSummary:
+    """What one level of load showed. Latencies in seconds, from the intended arrival."""
+
+    rate: float | None
+    """Arrivals per second that were asked for; None in a closed loop."""
+    concurrency: int | None
+    """Of a closed loop; None in an open loop."""
+    seconds: float
+    """Of arrivals that count: after the warm-up, until the oldest undecided request."""
+    requests: int
+    """That count."""
+    kept: int
+    """Of those, how many kept the whole contract."""
+    low: float
+    """Wilson's interval of kept / requests that the verdict rests on: for as many requests as are
+    worth independent ones, at the confidence of the last look."""
+    high: float
+    verdict: Verdict
+    why: str
+    """A sentence with the numbers."""
+    ended: Ended
+    warm_up_seconds: float
+    errors: Mapping[str, int]
+    """Failed requests by reason; "unfinished": too old to keep the contract, and not answered."""
+    ttft: Mapping[str, float]
+    """p50, p90, p95, p99; empty where there are none. Failed requests have no latencies."""
+    itl: Mapping[str, float]
+    """Over all gaps between chunks, not over requests' means."""
+    e2e: Mapping[str, float]
+    mean_concurrency: float
+    """By Little's law: the sum of times in the system / seconds."""
+    output_tokens_per_second: float
+    """Of requests that finished between the warm-up and the end of arrivals: more load than the
+    server carries does not raise it."""
+    prompt_tokens_per_second: float
+    dispatch_lag_p99: float
+    """Seconds from due to sent."""
+
+    @property
+    def load(self) -> float:
+        """Arrivals per second, or the concurrency of a closed loop."""
+        return self.rate if self.rate is not None else float(self.concurrency or 0)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON has it; `from_json` reads it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> LevelSummary:
+        """Return what `as_json` wrote; TypeError if keys are missing or unknown."""
+        return cls(**stored)
+
+
+class Decision(NamedTuple):
+    """Whether a level needs more requests."""
+
+    action: Literal["go on", "stop"]
+    ended: Ended | None
+    """Why it stops."""
+    why: str
+
+
+class Level:
+    """Collects one level's outcomes and decides when they suffice. Has no clock: give it times."""
+
+    def __init__(
+        self,
+        contract: Contract,
+        rate: float | None,
+        budget_seconds: float,
+        give_up_seconds: float,
+        concurrency: int | None = None,
+    ) -> None:
+        """Take the arrivals per second (or a closed loop's concurrency) and the longest time."""
+        self._contract = contract
+        self._rate, self._concurrency = rate, concurrency
+        self._budget, self._give_up = budget_seconds, give_up_seconds
+        self._outcomes: list[Outcome] = []
+        self._strains: list[tuple[float, float]] = []
+        self._times: list[tuple[float, float]] = []
+        self._in_flight: list[tuple[float, int]] = []
+        self._now = 0.0
+        self._looks, self._overload_looks = 0, 0
+        self._judgement = NO_JUDGEMENT
+        self._decision = Decision("go on", None, "no look yet")
+
+    def add(self, outcome: Outcome) -> None:
+        """Take a finished or failed request; any order of completion."""
+        self._outcomes.append(outcome)
+        self._strains.append((outcome.due, strain(outcome, self._contract)))
+        if is_answered(outcome):
+            self._times.append((outcome.due, outcome.e2e or 0.0))
+
+    def decide(self, now: float, in_flight: Sequence[float]) -> Decision:
+        """
+        Return whether to go on; after a "stop" the answer stays.
+
+        `in_flight` are the due times of all unfinished requests. One that is older than the
+        contract's e2e, or than the time to give up, counts as missed. (Its first token may have
+        come in time, so a limit on TTFT decides nothing before the request finishes.)
+        """
+        if self._decision.action == "stop":
+            return self._decision
+        self._now, last = now, now >= self._budget
+        self._in_flight.append((now, len(in_flight)))
+        too_old = min(self._give_up, self._contract.e2e_seconds or math.inf)
+        end = min([now, *(due for due in in_flight if now - due <= too_old)])
+        looks = LOOKS if last else self._looks_until(end)
+        if looks > self._looks:
+            self._looks = looks
+            self._judgement = self._judge(end, in_flight)
+        ended: Ended | None = "budget" if last else None
+        if self._judgement.verdict != "not known":
+            ended = "resolved"
+        elif overload := self._check_overload(in_flight):
+            ended = "over-saturated"
+            numbers = self._judge(end, in_flight)
+            self._judgement = numbers._replace(verdict="missed", why=overload)
+        self._decision = Decision("stop" if ended else "go on", ended, self._judgement.why)
+        return self._decision
+
+    def summary(self) -> LevelSummary:
+        """
+        Return what it showed. Add the outcomes of all requests in flight at the end before: those
+        that count are decided by then, but the tokens of late ones may not have come.
+        """
+        judged = self._judgement
+        counted = [each for each in self._outcomes if judged.start <= each.due < judged.end]
+        answered = [each for each in counted if is_answered(each)]
+        finished = [
+            each
+            for each in self._outcomes
+            if is_answered(each) and judged.start < (each.done or 0.0) <= self._now
+        ]
+        seconds, span = judged.end - judged.start, self._now - judged.start
+        lags = [each.sent - each.due for each in counted]
+        errors = Counter(each.error or "unfinished" for each in counted if not is_answered(each))
+        errors["unfinished"] += judged.requests - len(counted)
+        return LevelSummary(
+            rate=self._rate,
+            concurrency=self._concurrency,
+            seconds=seconds,
+            requests=judged.requests,
+            kept=judged.kept,
+            low=judged.interval.low,
+            high=judged.interval.high,
+            verdict=judged.verdict,
+            why=judged.why,
+            ended=self._decision.ended or "budget",
+            warm_up_seconds=judged.start,
+            errors=dict(+errors),
+            ttft=percentiles([each.ttft for each in answered if each.ttft is not None]),
+            itl=percentiles([*chain.from_iterable(each.gaps for each in answered)]),
+            e2e=percentiles([each.e2e for each in answered if each.e2e is not None]),
+            mean_concurrency=_ratio(sum(each.e2e or 0.0 for each in answered), seconds),
+            output_tokens_per_second=_ratio(sum(each.tokens for each in finished), span),
+            prompt_tokens_per_second=_ratio(sum(each.prompt_tokens for each in finished), span),
+            dispatch_lag_p99=percentile(lags, 99) if lags else 0.0,
+        )
+
+    def _looks_until(self, seconds: float) -> int:
+        """Return how many of the looks are over by then: at 2^(-k/2) of the budget."""
+        if seconds <= 0:
+            return 0
+        return max(0, min(LOOKS, LOOKS + math.floor(2 * math.log2(seconds / self._budget))))
+
+    def _judge(self, end: float, in_flight: Sequence[float]) -> Judgement:
+        """Judge the requests due before `end`, with the confidence of the last look."""
+        self._strains.sort()
+        strains = self._strains[: bisect_left(self._strains, (end,))]
+        if late := [due for due in in_flight if due < end]:
+            finished = {due for due, _ in strains}
+            strains = sorted(strains + [(due, MOST_STRAIN) for due in late if due not in finished])
+        look = max(0, self._looks - 1)
+        return judge_share(self._contract, strains, self._request_seconds(), end, look)
+
+    def _request_seconds(self) -> float:
+        """
+        Return one request's time in a server that does not queue: the median of the first ones.
+
+        Or of all, if that is less: the first ones may have come to a cold server.
+        """
+        if not self._times:
+            return 0.0
+        first = nsmallest(FIRST_REQUESTS, self._times)
+        return min(percentile([e2e for _, e2e in few], 50) for few in (first, self._times))
+
+    def _check_overload(self, in_flight: Sequence[float]) -> str:
+        """
+        Return why the server cannot keep up; "" if that does not show.
+
+        Needs an open loop, a server that is full, and three signs: requests in flight rise over
+        the second half of the time, TTFT rises over due times, and the rise of requests in flight
+        exceeds what Poisson arrivals do to a server that just keeps up.
+        """
+        now, half = self._now, self._now / 2
+        looks, self._overload_looks = self._overload_looks, self._looks_until(now)
+        if self._rate is None or self._overload_looks <= looks or now < OVERLOAD_SECONDS:
+            return ""
+        growth = _trend([each for each in self._in_flight if each[0] >= half])
+        arrivals = len([due for due in in_flight if due >= half])
+        arrivals += len([due for due, _ in self._strains if due >= half])
+        if growth is None or growth.low <= 0 or arrivals < OVERLOAD_REQUESTS:
+            return ""
+        full = self._request_seconds()
+        wanders = OVERLOAD_GROWTH * math.sqrt(arrivals)
+        if growth.value * half < wanders or now < OVERLOAD_REQUEST_TIMES * full:
+            return ""
+        delays = [(each.due, each.ttft) for each in self._outcomes if each.ttft is not None]
+        delay = _trend(sorted(each for each in delays if each[0] >= full))
+        if delay is None or delay.low <= 0:
+            return ""
+        return (
+            f"over-saturated after {now:.0f} s: requests in flight grow by {growth.value:.2g} a "
+            f"second of {self._rate:.3g} that arrive, TTFT by {delay.value:.2g} s a second"
+        )
+
+
+def _ratio(total: float, seconds: float) -> float:
+    return total / seconds if seconds > 0 else 0.0
+
+
+def _trend(points: Sequence[tuple[float, float]]) -> Slope | None:
+    """Return the slope over time of a series, by means of batches."""
+    times, values = batch_means([x for x, _ in points]), batch_means([y for _, y in points])
+    return slope(times, values, OVERLOAD_CONFIDENCE)

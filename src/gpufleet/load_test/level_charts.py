@@ -1,0 +1,241 @@
+"""Charts of levels of load, as SVG that stands in a page: no script, no font, no image.  Pure.
+
+Series differ by dash and by a label at their end, too, not by colour alone.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from xml.etree import ElementTree as ET
+
+from gpufleet.sanitize import printable
+
+# Pixels.
+_LEFT, _WIDTH, _RIGHT, _TOP, _HEIGHT, _BOTTOM = 100, 560, 190, 14, 230, 44
+_MARK = 4.0
+_LABEL_ROW = 14
+_TICKS = 6
+
+# What XML 1.0 cannot have in any way (its production 2, Char).
+FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+STYLE = """
+.chart text { fill: var(--ink); font-size: 12px; } .chart .pale { fill: var(--pale); }
+.chart .grid { stroke: var(--line); } .chart .band { fill: var(--line); opacity: .6; }
+.chart .limit { stroke: var(--bad); stroke-dasharray: 7 3; stroke-width: 1.5; }
+.chart .a { --tone: var(--load); } .chart .b { --tone: var(--judge); }
+.chart .c { --tone: var(--back); } .chart .kept { --tone: var(--soak); }
+.chart .missed { --tone: var(--bad); } .chart .unknown { --tone: var(--own); }
+.chart path { stroke: var(--tone); fill: none; stroke-width: 1.8; }
+.chart .b path { stroke-dasharray: 6 3; } .chart .c path { stroke-dasharray: 2 3; }
+.chart .dot { fill: var(--tone); } .chart .whisker { stroke: var(--tone); stroke-width: 1.5; }
+"""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One level in a chart."""
+
+    x: float
+    y: float
+    said: str
+    """The words that a browser shows for it."""
+    low: float | None = None
+    """Ends of its interval; None: it has none."""
+    high: float | None = None
+    style: str = ""
+    """A class of its own; "": the series' class."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points that belong together."""
+
+    name: str
+    style: str
+    points: Sequence[Point]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What is drawn."""
+
+    title: str
+    x_label: str
+    unit: str
+    """Of y: `s`, `%`, `tokens/s`."""
+    series: Sequence[Series]
+    limit: float | None = None
+    """The contract's."""
+    band: tuple[float, float] | None = None
+    """Of x: between the highest load that kept the contract and the lowest that missed it."""
+    logarithmic: bool = False
+    """Of y: latencies of a full server are many times those of an idle one."""
+    top: float | None = None
+    """The end of y; None: as the points need."""
+
+
+def draw(chart: Chart) -> str:
+    """Return the chart as SVG; "" where it has no point."""
+    points = [point for series in chart.series for point in series.points]
+    if not points:
+        return ""
+    page = ET.Element(
+        "svg",
+        {
+            "viewBox": f"0 0 {_LEFT + _WIDTH + _RIGHT} {_TOP + _HEIGHT + _BOTTOM}",
+            "width": str(_LEFT + _WIDTH + _RIGHT),
+            "height": str(_TOP + _HEIGHT + _BOTTOM),
+            "class": "chart",
+            "role": "img",
+        },
+    )
+    ET.SubElement(page, "title").text = _safe(chart.title)
+    scale = _Scale(chart, points)
+    _axes(page, chart, scale)
+    ends = []
+    for series in chart.series:
+        if series.points:
+            _series(page, series, scale)
+            last = max(series.points, key=lambda each: each.x)
+            ends.append((scale.y(last.y), scale.x(last.x), series))
+    _labels(page, ends)
+    return ET.tostring(page, encoding="unicode")
+
+
+class _Scale:
+    """Where values lie on the drawing."""
+
+    def __init__(self, chart: Chart, points: Sequence[Point]) -> None:
+        self.x_ticks = [*_ticks(max(each.x for each in points))]
+        self._x_end = max(self.x_ticks[-1], *(each.x for each in points)) or 1.0
+        values = [v for each in points for v in (each.y, each.low, each.high) if v is not None]
+        values += [chart.limit] if chart.limit is not None else []
+        positive = [each for each in values if each > 0]
+        self._logarithmic = chart.logarithmic and bool(positive)
+        if self._logarithmic:
+            self.y_ticks = [*_log_ticks(min(positive), max(positive))]
+            self._start, self._end = self.y_ticks[0], self.y_ticks[-1]
+        else:
+            self._start, self._end = 0.0, chart.top or max(values) or 1.0
+            self.y_ticks = [*_ticks(self._end)]
+            self._end = max(self._end, self.y_ticks[-1])
+
+    def x(self, value: float) -> float:
+        return _LEFT + min(value, self._x_end) / self._x_end * _WIDTH
+
+    def y(self, value: float) -> float:
+        if self._logarithmic:
+            span = math.log(self._end / self._start)
+            part = math.log(max(value, self._start) / self._start) / span
+        else:
+            part = value / self._end
+        return _TOP + _HEIGHT * (1 - min(1.0, max(0.0, part)))
+
+
+def _axes(page: ET.Element, chart: Chart, scale: _Scale) -> None:
+    bottom, end = _TOP + _HEIGHT, _LEFT + _WIDTH
+    if chart.band is not None:
+        start, stop = map(scale.x, chart.band)
+        _shape(page, "rect", "band", x=start, y=_TOP, width=max(stop - start, 1), height=_HEIGHT)
+    for at in scale.x_ticks:
+        x = scale.x(at)
+        _shape(page, "line", "grid", x1=x, y1=_TOP, x2=x, y2=bottom)
+        _words(page, (x, bottom + 16), _number(at), "pale", "middle")
+    for at in scale.y_ticks:
+        y = scale.y(at)
+        _shape(page, "line", "grid", x1=_LEFT, y1=y, x2=end, y2=y)
+        _words(page, (_LEFT - 6, y + 4), value_text(at, chart.unit), "pale", "end")
+    _words(page, (_LEFT + _WIDTH / 2, bottom + 36), chart.x_label, "pale", "middle")
+    if chart.limit is not None:
+        y = scale.y(chart.limit)
+        _shape(page, "line", "limit", x1=_LEFT, y1=y, x2=end, y2=y)
+        _words(page, (_LEFT + 4, y - 4), f"contract: {value_text(chart.limit, chart.unit)}")
+
+
+def _series(page: ET.Element, series: Series, scale: _Scale) -> None:
+    group = ET.SubElement(page, "g", {"class": series.style})
+    ordered = sorted(series.points, key=lambda each: each.x)
+    places = [f"{scale.x(each.x):.5g} {scale.y(each.y):.5g}" for each in ordered]
+    if len(places) > 1:
+        ET.SubElement(group, "path", {"d": f"M {' L '.join(places)}"})
+    for each in ordered:
+        x, y = scale.x(each.x), scale.y(each.y)
+        own = ET.SubElement(group, "g", {"class": each.style} if each.style else {})
+        if each.low is not None and each.high is not None:
+            low, high = scale.y(each.low), scale.y(each.high)
+            _shape(own, "line", "whisker", x1=x, y1=low, x2=x, y2=high)
+            for end in (low, high):
+                _shape(own, "line", "whisker", x1=x - _MARK, y1=end, x2=x + _MARK, y2=end)
+        dot = _shape(own, "circle", "dot", cx=x, cy=y, r=_MARK)
+        ET.SubElement(dot, "title").text = _safe(each.said)
+
+
+def _labels(page: ET.Element, ends: Sequence[tuple[float, float, Series]]) -> None:
+    """Write each series' name beside its last point, none above another."""
+    below = -math.inf
+    for wanted, x, series in sorted(ends, key=lambda each: each[0]):
+        y = max(wanted + 4, below + _LABEL_ROW)
+        below = y
+        _words(page, (x + 10, y), series.name)
+
+
+def value_text(value: float, unit: str) -> str:
+    """
+    Return a value with its unit.
+
+    >>> value_text(0.05, "s"), value_text(2.5, "s"), value_text(0.95, "%")
+    ('50 ms', '2.5 s', '95 %')
+    """
+    if unit == "%":
+        return f"{_number(value * 100)} %"
+    if unit == "s" and value < 1:
+        return f"{_number(value * 1000)} ms"
+    return f"{_number(value)} {unit}"
+
+
+def _ticks(end: float) -> Iterator[float]:
+    """Yield round numbers from 0 up to the first that is not below `end`."""
+    if end <= 0:
+        yield from (0.0, 1.0)
+        return
+    power = 10.0 ** math.floor(math.log10(end / _TICKS))
+    step = next(power * each for each in (1, 2, 5, 10) if end / (power * each) <= _TICKS)
+    for number in range(math.ceil(end / step - 1e-9) + 1):
+        yield number * step
+
+
+def _log_ticks(start: float, end: float) -> Iterator[float]:
+    """Yield 1, 2 and 5 times powers of ten around an interval; of many decades, the powers."""
+    first, last = math.floor(math.log10(start)), math.ceil(math.log10(end))
+    last = max(last, first + 1)
+    parts = (1, 2, 5) if last - first <= 3 else (1,)
+    every = [part * 10.0**power for power in range(first, last) for part in parts]
+    every.append(10.0**last)
+    low = max((each for each in every if each <= start), default=every[0])
+    high = min((each for each in every if each >= end and each > low), default=every[-1])
+    yield from (each for each in every if low <= each <= high)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _shape(page: ET.Element, kind: str, name: str, **numbers: float) -> ET.Element:
+    values = {key: f"{value:.5g}" for key, value in numbers.items()}
+    return ET.SubElement(page, kind, {"class": name, **values})
+
+
+def _words(
+    page: ET.Element, place: tuple[float, float], words: str, name: str = "", anchor: str = "start"
+) -> None:
+    shape = _shape(page, "text", name, x=place[0], y=place[1])
+    shape.set("text-anchor", anchor)
+    shape.text = _safe(words)
+
+
+def _safe(words: str) -> str:
+    return FORBIDDEN.sub("?", printable(words))

@@ -1,0 +1,228 @@
+"""Levels of load on one target, one after the other: the requests, the stop, the client's own cost.
+
+Border: it starts load clients and reads the key and certificate of the target.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeAlias
+
+from gpufleet.errors import FleetError, file_fault
+from gpufleet.formatting import count_of
+from gpufleet.load_test.arrivals import ClosedLoop, Poisson
+from gpufleet.load_test.client_ceiling import Ceiling, ceiling
+from gpufleet.load_test.client_process import Beat, LevelRun, LoadSpec, run_level
+from gpufleet.load_test.level import Level, LevelSummary
+from gpufleet.load_test.load_target import Target
+from gpufleet.load_test.outcomes import Contract, Outcome
+from gpufleet.load_test.workloads import TokenRange, Workload, fixed
+from gpufleet.load_test.written_prompts import WrittenPrompts
+
+Work: TypeAlias = Workload | WrittenPrompts
+
+FEWEST_GIVE_UP_SECONDS = 30.0
+GIVE_UP_TIMES = 10
+"""A request that took ten times the longest promise has missed it, whatever it still does."""
+MOST_CLIENT_SHARE = 0.5
+"""Of the clients' cores: above, what is due waits in the client for what is being read."""
+LATE_SECONDS, LATE_SHARE = 0.05, 0.05
+"""A client whose p99 of being late is above 50 ms, and 5 % of the promised TTFT, was too slow."""
+DRAIN_SECONDS = 2.0
+"""After a verdict, for what is under way: it decides nothing any more, and the server is to be idle
+before the next level."""
+_TRY_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Client:
+    """What sends the requests."""
+
+    processes: int
+    ceiling: Ceiling
+
+    @property
+    def most_rate(self) -> float:
+        """Return the arrivals per second above which a level is not begun."""
+        return self.ceiling.rate_at(MOST_CLIENT_SHARE)
+
+
+@dataclass
+class LevelRuns:
+    """Runs levels against one target, and keeps what they showed."""
+
+    target: Target
+    contract: Contract
+    work: Work
+    ids: TokenRange
+    seed: int
+    processes: int
+    stop_reason: Callable[[int], str] = lambda _in_flight: ""
+    """Takes the requests under way; a sentence ends the level, and the search."""
+    on_beat: Callable[[float | int, Beat, Level], None] = lambda _load, _beat, _level: None
+    stopped: str = ""
+    """Why the last level was ended from outside."""
+    lags: list[float] = field(default_factory=list)
+    costs: list[float] = field(default_factory=list)
+    """Processor seconds for a request, of each level."""
+
+    def __post_init__(self) -> None:
+        self._key = _read_key(self.target.key_file)
+        self._certificate = _read_certificate(self.target.certificate_file)
+        self._levels = 0
+
+    def try_largest(self) -> None:
+        """
+        Send the largest request of the workload once.
+
+        Raises `FleetError` where it is not answered: a wrong key, a context that is too short, a
+        server that does not stream.
+        """
+        work = self.work
+        if isinstance(work, Workload):
+            whole = max(1, work.most_tokens - work.output.most - work.prefix_tokens)
+            work = replace(work, input=fixed(whole), output=fixed(work.output.most), turns=1)
+        found: list[Outcome] = []
+        spec = self._spec(work, ClosedLoop(1), _TRY_SECONDS, _TRY_SECONDS)
+        run_level(spec, 1, found.append, lambda _now, _due: bool(found))
+        error = found[0].error if found else "no answer"
+        if error:
+            raise FleetError(f"{self.target.url}: {_explain(error, work)}")
+
+    def run(self, load: float, budget_seconds: float, *, closed: bool = False) -> LevelSummary:
+        """Put one level of load on: arrivals per second, or the concurrency of a closed loop."""
+        give_up = give_up_seconds(self.contract)
+        rate, places = (None, round(load)) if closed else (load, None)
+        level = Level(self.contract, rate, budget_seconds, give_up, concurrency=places)
+        arrivals = Poisson(load) if places is None else ClosedLoop(places)
+        spec = self._spec(self.work, arrivals, budget_seconds, give_up)
+
+        def decide(now: float, in_flight: Sequence[float]) -> bool:
+            self.stopped = self.stop_reason(len(in_flight))
+            return level.decide(now, in_flight).action == "stop" or bool(self.stopped)
+
+        self.stopped = ""
+        run = run_level(
+            spec, self.processes, level.add, decide,
+            on_beat=lambda beat: self.on_beat(load, beat, level),
+        )  # fmt: skip
+        if run.ended != "decided":
+            level.decide(max(run.seconds, budget_seconds), run.unfinished)
+        return self._checked(level.summary(), run)
+
+    def _checked(self, found: LevelSummary, run: LevelRun) -> LevelSummary:
+        """Return a summary; not known where the client was too slow for it."""
+        self.lags.append(run.lag_p99)
+        self.costs.append(run.cpu_seconds)
+        if self.stopped:
+            return replace(found, verdict="not known", why=self.stopped, ended="budget")
+        return blame_client(found, run.lag_p99, self.contract)
+
+    def _spec(
+        self, work: Work, arrivals: Poisson | ClosedLoop, seconds: float, give_up: float
+    ) -> LoadSpec:
+        self._levels += 1
+        name = self.target.served_name
+        requests = (
+            work.requests(name, self.ids, secrets.token_hex(8))
+            if isinstance(work, Workload)
+            else work.requests(name)
+        )
+        return LoadSpec(
+            self.target.url,
+            work.path,
+            arrivals,
+            requests,
+            self.seed + self._levels,
+            seconds,
+            give_up,
+            {"Authorization": f"Bearer {self._key}"} if self._key else {},
+            self._certificate,
+            DRAIN_SECONDS,
+        )
+
+
+def blame_client(found: LevelSummary, lag_p99: float, contract: Contract) -> LevelSummary:
+    """
+    Return a level, not known if it was missed by a client that was itself too late.
+
+    A late client makes latencies longer, never shorter: what was kept in spite of it is kept.
+    """
+    promised = contract.ttft_seconds or contract.e2e_seconds or 0.0
+    on_time = lag_p99 <= max(LATE_SECONDS, LATE_SHARE * promised)
+    if found.rate is None or on_time or found.verdict != "missed":
+        return found
+    return replace(
+        found,
+        verdict="not known",
+        why=f"the client was {lag_p99:.3f} s late (p99), so it was the bottleneck: use more "
+        "--processes, or a machine with more idle cores",
+    )
+
+
+def give_up_seconds(contract: Contract) -> float:
+    """Return after how many seconds a request counts as failed."""
+    longest = max(contract.ttft_seconds or 0.0, contract.e2e_seconds or 0.0)
+    return max(FEWEST_GIVE_UP_SECONDS, GIVE_UP_TIMES * longest)
+
+
+def measure_client(work: Work, processes: int | None) -> Client:
+    """Return what the clients can do here with requests like those of a workload."""
+    count = processes or max(1, len(os.sched_getaffinity(0)) - 1)
+    prompt, tokens = (
+        (round(work.mean_prompt_tokens), round(work.mean_tokens))
+        if isinstance(work, Workload)
+        else (512, 128)
+    )
+    return Client(count, ceiling(count, prompt_tokens=max(1, prompt), tokens=max(1, tokens)))
+
+
+def _explain(error: str, work: Work) -> str:
+    """Return what a failed first request means."""
+    size = (
+        f" of {work.most_tokens} tokens, prompt and answer," if isinstance(work, Workload) else ""
+    )
+    hints = {
+        "400": "it may be longer than the model's context: write shorter --lengths",
+        "401": "the key is not the server's: see --key-file, or `vllm.api_key_file`",
+        "403": "this client may not use the model: see `gateway.clients`",
+        "404": "it does not serve this name: see `gpufleet status`",
+        "429": "this client's requests are limited: see `gateway.clients`, `requests_per_minute`",
+    }
+    return f"the first request{size} failed ({error})" + (
+        f": {hints[error]}" if error in hints else ""
+    )
+
+
+def _read_key(path: str | None) -> str:
+    if path is None:
+        return ""
+    try:
+        key = Path(path).read_text(encoding="ascii").strip()
+    except (OSError, ValueError) as error:
+        raise FleetError(f"{path}: the key cannot be read: {file_fault(error)}") from None
+    if not key:
+        raise FleetError(f"{path} is empty: it has to have the key")
+    return key
+
+
+def _read_certificate(path: str | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise FleetError(f"{path}: the certificate cannot be read: {file_fault(error)}") from None
+
+
+def describe_work(work: Work) -> str:
+    """Return a workload in a few words."""
+    if isinstance(work, Workload):
+        return f"{work.name}: {work.input} tokens in, {work.output} out" + (
+            f", {work.turns} turns" if work.turns > 1 else ""
+        )
+    return f"{work.name}: {count_of(len(work), 'prompt')}"

@@ -1,0 +1,204 @@
+"""What load is put on: one replica's server, or a model behind its gateway.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gpufleet.errors import FleetError
+from gpufleet.formatting import join_names, suggestion
+from gpufleet.load_test.outcomes import Contract
+from gpufleet.planning.stage import Running
+from gpufleet.serving import servers
+from gpufleet.settings.base import LOOPBACK
+from gpufleet.settings.monitoring_settings import Objectives
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.serving_settings import Served
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where requests go, and which replicas answer them."""
+
+    name: str
+    """`replica tiny-0`, or `gateway` with its node."""
+    url: str
+    """Scheme, host and port."""
+    model: str
+    """Its entry in `serving`."""
+    served_name: str
+    """As requests name it."""
+    replicas: tuple[str, ...]
+    """Those that may get its requests."""
+    key_file: str | None = None
+    """On this machine, with the key that the server or the gateway asks for."""
+    certificate_file: str | None = None
+    """On this machine; None: the system's certificate authorities."""
+    nodes: tuple[str, ...] = ()
+    """That have those replicas."""
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What a target is chosen from."""
+
+    addresses: Mapping[str, str]
+    """Of every node of the inventory, as it is connected to."""
+    settings: Mapping[str, NodeSettings]
+    """Of the GPU nodes."""
+    gateways: Mapping[str, NodeSettings]
+    """Of the nodes with a gateway."""
+    running: Sequence[Running]
+    out: Mapping[str, str]
+    """Replicas that get no requests, and why."""
+
+
+def choose_model(declared: Declared, wanted: str | None) -> str:
+    """Return the entry of `serving` to measure: the one that is named, or the only one."""
+    known = sorted({name for each in declared.settings.values() for name in each.serving})
+    if wanted is None:
+        if len(known) == 1:
+            return known[0]
+        raise FleetError(
+            f"the inventory serves {join_names(known)}: name the one to measure"
+            if known
+            else "the inventory serves no model: `serving` is empty"
+        )
+    if wanted not in known:
+        raise FleetError(f"`serving` has no {wanted!r}{suggestion(wanted, known)}")
+    return wanted
+
+
+def contract_of(model: str, declared: Declared, share: float) -> Contract:
+    """Return what clients of a model were promised. Raises `FleetError` where nothing was."""
+    found = promised(served_as(model, declared).objectives, share)
+    if found.ttft_seconds is None and found.itl_seconds is None and found.e2e_seconds is None:
+        raise FleetError(
+            f"serving.{model}.objectives has no latency, so no load is too much: set "
+            "`ttft_p99_seconds`, `itl_p99_seconds` or `e2e_p99_seconds`"
+        )
+    return found
+
+
+def promised(objectives: Objectives, share: float) -> Contract:
+    """Return objectives as a contract that a share of requests has to keep."""
+    return Contract(
+        objectives.ttft_p99_seconds,
+        objectives.itl_p99_seconds,
+        objectives.e2e_p99_seconds,
+        share,
+    )
+
+
+def served_as(model: str, declared: Declared) -> Served:
+    """Return a model's settings, from the first node that has it."""
+    return next(each.serving[model] for each in declared.settings.values() if model in each.serving)
+
+
+def replica_target(model: str, wanted: str | None, declared: Declared) -> Target:
+    """Return one replica's own server: the one that is named, or the model's first that serves."""
+    ready = _ready(model, declared)
+    names = list(dict.fromkeys(each.stage for each in ready))
+    if wanted is not None and wanted not in names:
+        why = declared.out.get(wanted)
+        raise FleetError(
+            f"{wanted} gets no requests: {why}"
+            if why
+            else f"{model} has no replica {wanted!r} that serves{suggestion(wanted, names)}"
+        )
+    server = next(each for each in ready if wanted in (None, each.stage))
+    vllm = declared.settings[server.node].vllm
+    if vllm is None or vllm.listen in LOOPBACK:
+        raise FleetError(
+            f"{server.node}: its servers listen on this node only (`vllm.listen`), and load comes "
+            "from here: measure the model behind its gateway"
+        )
+    return Target(
+        f"replica {server.stage}",
+        f"http://{_host(declared.addresses[server.node])}:{server.port}",
+        model,
+        served_name(model, declared),
+        (server.stage,),
+        key_file=vllm.api_key_file,
+        nodes=tuple(sorted({e.node for e in declared.running if e.id == server.stage})),
+    )
+
+
+def gateway_target(
+    model: str, node: str | None, key_file: str | None, certificate: str | None, declared: Declared
+) -> Target:
+    """Return a model behind a gateway: that of `node`, or the only one there is."""
+    known = sorted(declared.gateways)
+    if node is None and len(known) > 1:
+        raise FleetError(f"gateways are on {join_names(known)}: name one, `--gateway NODE`")
+    if not known or (node is not None and node not in known):
+        raise FleetError(
+            f"no gateway is declared on {node}{suggestion(str(node), known)}"
+            if known
+            else "no gateway is declared: measure a replica, `--replica`"
+        )
+    chosen = node or known[0]
+    gateway = declared.gateways[chosen].gateway
+    assert gateway is not None  # noqa: S101  # `gateways` has no others
+    if gateway.listen in LOOPBACK:
+        raise FleetError(
+            f"{chosen}: its gateway listens on this node only (`gateway.listen`), and load comes "
+            "from here"
+        )
+    if gateway.clients and key_file is None:
+        raise FleetError(
+            "the gateway asks for a client's key, of which settings have the hash alone: name a "
+            "file with the key, `--key-file FILE`"
+        )
+    ready = _ready(model, declared)
+    shared = gateway.virtual_address
+    address = shared.address.partition("/")[0] if shared else declared.addresses[chosen]
+    declared_certificate = gateway.tls.certificate_file if gateway.tls else None
+    return Target(
+        f"gateway {chosen}",
+        f"{'https' if gateway.tls else 'http'}://{_host(address)}:{gateway.port}",
+        model,
+        served_name(model, declared),
+        tuple(dict.fromkeys(each.stage for each in ready)),
+        key_file=key_file,
+        certificate_file=certificate
+        or (declared_certificate and declared_certificate.replace("{node}", chosen)),
+        nodes=tuple(sorted({each.node for each in declared.running if each.model == model})),
+    )
+
+
+def limit_warning(target: Target, rate: float, declared: Declared) -> str:
+    """Return why a gateway may refuse that many requests a second; "": it has no such limit."""
+    found = declared.gateways.get(target.name.removeprefix("gateway "))
+    if found is None or found.gateway is None or not target.name.startswith("gateway "):
+        return ""
+    limits = [each.requests_per_minute for each in found.gateway.clients]
+    if not limits or None in limits or rate * 60 <= max(filter(None, limits)):
+        return ""
+    return (
+        f"no client of the gateway may send more than {max(filter(None, limits))} requests a "
+        "minute: add one without `requests_per_minute` for measuring, `gateway.clients`"
+    )
+
+
+def served_name(model: str, declared: Declared) -> str:
+    """Return the name that requests give a model."""
+    return served_as(model, declared).served_name or model
+
+
+def _ready(model: str, declared: Declared) -> list[servers.Server]:
+    """Return a model's servers that get requests, by replica."""
+    every = [each for each in servers.running(declared.running) if each.model == model]
+    found = [each for each in every if each.stage not in declared.out]
+    if not found:
+        why = join_names([f"{name}: {said}" for name, said in sorted(declared.out.items())
+                          if name in {each.stage for each in every}])  # fmt: skip
+        raise FleetError(
+            f"no replica of {model} gets requests" + (f" ({why})" if why else "")
+            + ": deploy it first, or `gpufleet status` says what keeps it"
+        )  # fmt: skip
+    return sorted(found, key=lambda each: (each.stage, each.node, each.port))
+
+
+def _host(address: str) -> str:
+    return f"[{address}]" if ":" in address else address

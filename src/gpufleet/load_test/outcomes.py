@@ -1,0 +1,63 @@
+"""What a load test promises, sends and sees, as values.  Pure.
+
+Times are seconds from the start of the load; `due` is when a request was meant to arrive, which an
+open-loop client decides before it knows how the server does. Latencies count from there: a client
+that counts from `sent` hides its own queue (coordinated omission).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What clients were promised, and which share of requests has to get it."""
+
+    ttft_seconds: float | None = None
+    """Time to first token, at most; None: not promised."""
+    itl_seconds: float | None = None
+    """Mean time between the tokens of one answer, at most."""
+    e2e_seconds: float | None = None
+    """Time to the last token, at most."""
+    share: float = 0.95
+    """Of requests that have to keep all of it."""
+    confidence: float = 0.95
+    """Of the interval in which the true share lies, for a verdict."""
+
+
+class Outcome(NamedTuple):
+    """One request, as the client saw it."""
+
+    due: float
+    sent: float
+    """Later than `due` by the client's own lag, or by what held it back in a closed loop."""
+    first: float | None
+    """When the first token came; None: none came."""
+    done: float | None
+    """When the last token came; None: it failed, or was given up."""
+    prompt_tokens: int
+    tokens: int
+    """That came."""
+    gaps: tuple[float, ...]
+    """Seconds between chunks of the answer."""
+    error: str
+    """Why it failed: "429", "timeout", "reset" ...; "": it did not."""
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds from its intended arrival to its first token."""
+        return None if self.first is None else self.first - self.due
+
+    @property
+    def itl(self) -> float | None:
+        """Mean seconds between its tokens; None with fewer than two."""
+        if self.first is None or self.done is None or self.tokens < 2:
+            return None
+        return (self.done - self.first) / (self.tokens - 1)
+
+    @property
+    def e2e(self) -> float | None:
+        """Seconds from its intended arrival to its last token."""
+        return None if self.done is None else self.done - self.due

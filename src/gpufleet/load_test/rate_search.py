@@ -1,0 +1,276 @@
+"""Find the highest load that keeps a contract: double until one misses, then bisect.  Pure.
+
+Only levels with a verdict bound the result. A level that is "not known" is tried once more, with
+twice the budget. If it stays so, the limit is close to it: levels below and above it are tried, as
+far from it as the tolerance lets them be, since a verdict comes sooner there. If these do not
+enclose it closely enough, the result is "not known" and names the levels.
+
+A load is arrivals per second, or the concurrency of a closed loop.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from gpufleet.load_test.level import LevelSummary
+
+Status = Literal["found", "not known", "not even one", "ceiling", "budget"]
+
+MOST_UNKNOWN = 4
+"""Unresolved levels between kept and missed after which the search ends: each takes three times a
+level's budget. Those below the first miss do not count: few requests come at a low rate."""
+FEWEST_FOR_KNEE = 5
+"""Levels: two lines through fewer points fit anything; guidellm has the same."""
+KNEE_SLOPE = 0.5
+"""Of the first line's slope, that the second one has at most at a knee."""
+KNEE_SHORTFALL = 0.9
+"""Of what the first line promises at the largest load, that is reached there at most at a knee:
+what is left out of tokens per second by chance is less than that."""
+ROUNDING = 1e-6
+"""Relative: keeps two gaps within the tolerance in spite of floating-point errors."""
+APART = 1.1
+"""Ratio of loads that are compared for ITL: for closer ones noise exceeds the load's own effect."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found. `kept` and `missed` enclose the limit if both are known."""
+
+    status: Status
+    kept: LevelSummary | None
+    """The highest level that kept the contract."""
+    missed: LevelSummary | None
+    """The lowest level that missed it."""
+    unknown: tuple[LevelSummary, ...]
+    """Levels between these without a verdict after the second try, lowest first."""
+    why: str
+
+
+class _Bracket(NamedTuple):
+    """Loads between which the limit lies, and unresolved ones between them."""
+
+    kept: float
+    lowest: float
+    highest: float
+    missed: float
+
+
+class RateSearch:
+    """Says which level to try next. Call `next`, measure the level, `add` it, until None comes."""
+
+    def __init__(
+        self,
+        start: float,
+        most: float,
+        tolerance: float = 0.1,
+        budget_levels: int = 15,
+        *,
+        whole: bool = False,
+    ) -> None:
+        """
+        Take the smallest and the largest load to try.
+
+        The search ends when missed - kept <= `tolerance` x kept, or after `budget_levels` levels,
+        second tries counted. `whole`: only whole numbers, as concurrency is.
+        """
+        if not 0 < start <= most or not tolerance > 0:
+            raise ValueError(
+                f"start {start}, most {most}, tolerance {tolerance}: 0 < start <= most"
+            )
+        self._start, self._most, self._tolerance = start, most, tolerance
+        self._levels_left, self._whole = budget_levels, whole
+        self._asked: float | None = None
+        self._second_try = False
+        self._kept: tuple[float, LevelSummary] | None = None
+        self._missed: tuple[float, LevelSummary] | None = None
+        self._unresolved: dict[float, LevelSummary] = {}
+
+    @property
+    def budget_factor(self) -> int:
+        """How many times a level's usual budget the level of the last `next` gets: 1 or 2."""
+        return 2 if self._second_try else 1
+
+    def next(self) -> float | None:
+        """Return the load to measure next; None: done. The same until its level is added."""
+        if self._asked is None and self._levels_left > 0:
+            self._asked = self._choose()
+        return self._asked
+
+    def add(self, level: LevelSummary) -> None:
+        """Take the level that `next` asked for; ValueError if it asked for none."""
+        if self._asked is None:
+            raise ValueError("no level was asked for: call next() first")
+        load, self._asked = self._asked, None
+        self._levels_left -= 1
+        if level.verdict == "not known" and not self._second_try:
+            self._asked, self._second_try = load if self._levels_left else None, True
+            self._unresolved[load] = level
+            return
+        self._second_try = False
+        self._unresolved.pop(load, None)
+        if level.verdict == "kept":
+            self._kept = (load, level)
+        elif level.verdict == "missed":
+            self._missed = (load, level)
+        else:
+            self._unresolved[load] = level
+
+    def result(self) -> Found:
+        """Return what is known so far, also before the search is done."""
+        status, why = self._status()
+        return Found(
+            status,
+            self._kept and self._kept[1],
+            self._missed and self._missed[1],
+            tuple(self._unresolved[load] for load in self._between()),
+            why,
+        )
+
+    def _between(self) -> list[float]:
+        """Return unresolved loads that are above the kept and below the missed one."""
+        low = self._kept[0] if self._kept else 0.0
+        high = self._missed[0] if self._missed else math.inf
+        return sorted(load for load in self._unresolved if low < load < high)
+
+    def _choose(self) -> float | None:
+        between = self._between()
+        if self._missed is None:
+            tried = max([self._kept[0] if self._kept else 0.0, *between])
+            if not tried:
+                return self._start
+            if tried < self._most:
+                return min(2 * tried, self._most)
+        if self._kept is None or (self._missed is None and not between):
+            return None
+        if len(between) >= MOST_UNKNOWN:
+            return None
+        kept = self._kept[0]
+        missed = self._missed[0] if self._missed else self._most
+        if missed <= kept * (1 + self._tolerance) and self._missed:
+            return None
+        if not between:
+            return self._rounded((kept + missed) / 2, kept, missed)
+        return self._beside(_Bracket(kept, between[0], between[-1], missed))
+
+    def _beside(self, bracket: _Bracket) -> float | None:
+        """Return a load below or above unresolved ones, the wider gap first; None: both closed."""
+        room = (1 + self._tolerance) * bracket.lowest / bracket.highest
+        # Both gaps share what the tolerance leaves. If that is next to nothing, each is only
+        # narrowed so far that the result is worth reading.
+        if room < (1 + self._tolerance) ** 0.25:
+            gap = 1 + self._tolerance
+        else:
+            gap = math.sqrt(room) * (1 - ROUNDING)
+        first = bracket.lowest == bracket.highest
+        gaps = [
+            (
+                bracket.lowest / bracket.kept,
+                bracket.lowest / gap if first else (bracket.kept + bracket.lowest) / 2,
+                bracket.kept,
+                bracket.lowest,
+            ),
+            (
+                bracket.missed / bracket.highest,
+                bracket.highest * gap if first else (bracket.highest + bracket.missed) / 2,
+                bracket.highest,
+                bracket.missed,
+            ),
+        ]
+        for ratio, load, low, high in sorted(gaps, reverse=True):
+            rounded = self._rounded(load, low, high) if ratio > gap * (1 + ROUNDING / 2) else None
+            if rounded is not None:
+                return rounded
+        return None
+
+    def _rounded(self, load: float, low: float, high: float) -> float | None:
+        """Return a load strictly between two; None if whole numbers leave none."""
+        if not self._whole:
+            return load
+        inside = min(max(float(round(load)), math.floor(low) + 1.0), math.ceil(high) - 1.0)
+        return inside if low < inside < high else None
+
+    def _status(self) -> tuple[Status, str]:
+        between = self._between()
+        kept = self._kept[0] if self._kept else None
+        missed = self._missed[0] if self._missed else None
+        if kept is None and missed == self._start and self._missed:
+            return "not even one", f"the smallest load, {missed:g}, misses: {self._missed[1].why}"
+        if kept == self._most:
+            return "ceiling", f"{kept:g}, the most that was to be tried, is kept"
+        close = kept is not None and missed is not None and missed <= kept * (1 + self._tolerance)
+        if kept is not None and missed is not None and (close or self._has_no_whole_between()):
+            return "found", f"{kept:g} is kept, {missed:g} is missed"
+        bounds = (
+            f"{'no load' if kept is None else format(kept, 'g')} is known to be kept, "
+            f"{'no load' if missed is None else format(missed, 'g')} to be missed"
+        )
+        if between:
+            loads = ", ".join(format(load, "g") for load in between)
+            return "not known", f"{bounds}; no verdict within the budget at {loads}"
+        return "budget", f"{bounds}; the search ended before these were close"
+
+    def _has_no_whole_between(self) -> bool:
+        return bool(
+            self._whole and self._kept and self._missed and self._missed[0] - self._kept[0] <= 1
+        )
+
+
+def knee(levels: Sequence[LevelSummary]) -> LevelSummary | None:
+    """
+    Return the level from which on output tokens per second no longer rise in proportion.
+
+    The best fit of two lines, one from zero to the knee and one from there on, if the second rises
+    at most `KNEE_SLOPE` as steeply; None if it does not, or for fewer than five loads.
+    """
+    ordered = _by_load(levels)
+    if len(ordered) < FEWEST_FOR_KNEE:
+        return None
+    _, at = min((_misfit(ordered, at)[0], at) for at in range(1, len(ordered) - 1))
+    _, first, second = _misfit(ordered, at)
+    top = ordered[-1]
+    short = top.output_tokens_per_second <= KNEE_SHORTFALL * first * top.load
+    return ordered[at] if short and second <= KNEE_SLOPE * first else None
+
+
+def _misfit(ordered: Sequence[LevelSummary], at: int) -> tuple[float, float, float]:
+    """Return squared error and slopes of a line from zero to a level and one from there on."""
+    points = [(each.load, each.output_tokens_per_second) for each in ordered]
+    first = _steepness(points[: at + 1])
+    edge = points[at][0]
+    rest = [(x - edge, y - first * edge) for x, y in points[at + 1 :]]
+    second = _steepness(rest)
+    error = sum((y - first * x) ** 2 for x, y in points[: at + 1])
+    return error + sum((y - second * x) ** 2 for x, y in rest), first, second
+
+
+def itl_runaway(levels: Sequence[LevelSummary]) -> LevelSummary | None:
+    """
+    Return the first level at which p99 ITL grows by a larger factor than the load.
+
+    Compared with the next lower level that is at least `APART` below; None if there is none.
+    """
+    compared: LevelSummary | None = None
+    for level in _by_load(levels):
+        if "p99" not in level.itl:
+            continue
+        if compared is None:
+            compared = level
+        elif level.load >= APART * compared.load:
+            if level.itl["p99"] / compared.itl["p99"] > level.load / compared.load:
+                return level
+            compared = level
+    return None
+
+
+def _by_load(levels: Sequence[LevelSummary]) -> list[LevelSummary]:
+    """Return levels with requests by load; of two tries the later one."""
+    last = {level.load: level for level in levels if level.requests}
+    return [last[load] for load in sorted(last)]
+
+
+def _steepness(points: Sequence[tuple[float, float]]) -> float:
+    """Return the slope of the line through zero that fits best."""
+    return sum(x * y for x, y in points) / sum(x * x for x, _ in points)

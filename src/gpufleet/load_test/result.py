@@ -1,0 +1,312 @@
+"""The stored result of a measurement: written whole, read back strictly, compared by what it is of.
+
+A measurement is one JSON file in `measurements/` beside the inventory. What it found holds for the
+same weights, release, arguments and hardware only: `Fingerprint` has these, and `carries` uses a
+result for no other.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from gpufleet.errors import FleetError, file_fault
+from gpufleet.formatting import format_duration
+from gpufleet.load_test.fingerprint import Fingerprint, Subject
+from gpufleet.load_test.level import LevelSummary
+from gpufleet.load_test.outcomes import Contract
+from gpufleet.paths import write_whole
+from gpufleet.sanitize import printable
+
+FORMAT = 1
+"""Of the file; a change after which this release's files cannot be read adds one."""
+
+MODE = 0o644
+"""A result has no secret: no prompt, no key."""
+
+REPORT_ENDING = ".report.json"
+"""Of the Benchmark Report that lies beside a measurement: not read back."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Between which loads the contract begins to be missed."""
+
+    kept: float | None
+    """The highest load that kept it, in arrivals per second (open loop) or concurrent requests
+    (closed loop); None: no load did."""
+    missed: float | None
+    """The lowest load above it that missed it; None: no load did."""
+    status: str
+    """How the search ended."""
+    why: str = ""
+    """A sentence with the numbers."""
+    concurrency: float | None = None
+    """Mean number of requests in the system at `kept`, by Little's law."""
+
+
+@dataclass(frozen=True)
+class Client:
+    """The load generator, and the proof that it was not the bottleneck."""
+
+    processes: int
+    ceiling: float | None
+    """Requests per second that it can send at most; None: not known."""
+    cpu_seconds: float | None
+    """Processor time for one request; None: not known."""
+    lag_p99: float | None
+    """Seconds between the intended arrival and the send, over all levels; None: closed loop."""
+    place: str
+    """`controller`, or the node that it ran on."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One run of `gpufleet measure`."""
+
+    when: dt.datetime
+    """When it began, in UTC."""
+    version: str
+    """Of gpufleet."""
+    model: str
+    """Its entry in `serving`."""
+    target: str
+    """`replica tiny-0`, `gateway`, with its node, or `n-1`."""
+    replicas: int
+    """That answered its requests."""
+    contract: Contract
+    workload: Mapping[str, Any]
+    """Preset, lengths in tokens, and the seed."""
+    loop: Literal["open", "closed"]
+    levels: tuple[LevelSummary, ...]
+    """In the order in which they were measured."""
+    found: Found
+    client: Client
+    subject: Subject
+    notes: tuple[str, ...] = field(default=())
+    """What else a reader has to know: sentences."""
+
+    def __post_init__(self) -> None:
+        if self.when.tzinfo is None:
+            raise ValueError("`when` has no time zone")
+        if self.replicas < 1:
+            raise ValueError("`replicas` is less than 1")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for `json.dumps`."""
+        plain = _adapter().dump_python(self, mode="json")
+        return {"format": FORMAT, "fingerprint": self.subject.fingerprint.digest, **plain}
+
+    @classmethod
+    def from_json(cls, document: object) -> Measurement:
+        """
+        Return what `as_json` has written.
+
+        Raises `FleetError` with a sentence for a newer format, for a key that this format has not
+        and for values of another kind.
+        """
+        if not isinstance(document, Mapping):
+            raise FleetError("it is not a measurement: it must be an object of JSON")
+        plain = {key: value for key, value in document.items() if key != "fingerprint"}
+        written = plain.pop("format", None)
+        if isinstance(written, bool) or not isinstance(written, int) or written < 1:
+            raise FleetError("it is not a measurement: it has no `format`")
+        if written > FORMAT:
+            raise FleetError(
+                f"its format {written} is of a newer gpufleet: this release reads {FORMAT}"
+            )
+        try:
+            found = _adapter().validate_json(json.dumps(plain), strict=True)
+        except ValidationError as error:
+            raise FleetError(_fault(error)) from None
+        unknown = next(_unknown(plain, _adapter().dump_python(found, mode="json")), None)
+        if unknown is not None:
+            raise FleetError(f"it is damaged: a measurement has no `{printable(unknown)}`")
+        return found
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What lies in a directory of measurements."""
+
+    measurements: tuple[Measurement, ...]
+    """From the oldest to the newest."""
+    problems: tuple[str, ...]
+    """Files that cannot be read, as sentences."""
+
+
+@dataclass(frozen=True)
+class MeasuredRate:
+    """What one replica was measured to carry."""
+
+    requests_per_second: float
+    """At which the contract was kept."""
+    missed: float | None
+    """At which it was missed; None: no such rate was found."""
+    when: dt.datetime
+    age_seconds: float
+    target: str
+    replicas: int
+    """Behind the target, that shared its load."""
+    workload: Mapping[str, Any]
+    fingerprint: str
+
+    def __str__(self) -> str:
+        shared = f", shared by {self.replicas} replicas" if self.replicas > 1 else ""
+        return (
+            f"{self.requests_per_second:.3g} requests/s per replica, measured "
+            f"{format_duration(self.age_seconds)} ago ({self.target}{shared})"
+        )
+
+
+def write(found: Measurement, directory: Path) -> Path:
+    """
+    Write a measurement into a directory and return its file, named by model, target and time.
+
+    A file that exists is left alone. Raises `FleetError` where that cannot be done, `ValueError`
+    for a number that is not finite.
+    """
+    text = json.dumps(found.as_json(), indent=1, allow_nan=False) + "\n"
+    moment = found.when.astimezone(dt.UTC).strftime("%Y%m%dT%H%M%SZ")
+    name = f"{_slug(found.model)}_{_slug(found.target)}_{moment}"
+    file, number = directory / f"{name}.json", 1
+    while file.exists():
+        number += 1
+        file = directory / f"{name}-{number}.json"
+    write_whole(file, text)
+    # `write_whole` leaves the mode to the umask.
+    file.chmod(MODE)
+    return file
+
+
+def read(file: Path) -> Measurement:
+    """Return a file's measurement. Raises `FleetError` naming the file."""
+    try:
+        return Measurement.from_json(
+            json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse)
+        )
+    except FleetError as error:
+        raise FleetError(*(f"{file}: {each}" for each in error.problems)) from None
+    except RecursionError:
+        raise FleetError(f"{file}: it is damaged: it is nested too deep") from None
+    except (OSError, ValueError) as error:
+        raise FleetError(f"{file}: cannot be read: {file_fault(error)}") from None
+
+
+def stored(directory: Path) -> Stored:
+    """Return the measurements of a directory; of one that does not exist, none."""
+    found: list[Measurement] = []
+    problems: list[str] = []
+    for file in sorted(directory.glob("*.json")):
+        if file.name.startswith(".") or file.name.endswith(REPORT_ENDING):
+            continue
+        try:
+            found.append(read(file))
+        except FleetError as error:
+            problems += error.problems
+    return Stored(tuple(sorted(found, key=lambda each: each.when)), tuple(problems))
+
+
+def latest(directory: Path, model: str) -> Measurement | None:
+    """Return the newest readable measurement of a model; None: there is none."""
+    mine = [each for each in stored(directory).measurements if each.model == model]
+    return mine[-1] if mine else None
+
+
+def carries(
+    measurements: Iterable[Measurement],
+    model: str,
+    fingerprint: Fingerprint,
+    now: dt.datetime,
+    contract: Contract | None = None,
+) -> MeasuredRate | str:
+    """
+    Return the requests per second that one replica was measured to carry, or why that is unknown.
+
+    Only a result with this fingerprint, and this contract if one is given, is used: of one replica
+    before one of several that shared the load, then the newest. A rate below the lowest that kept
+    the contract is never guessed.
+    """
+    mine = sorted((each for each in measurements if each.model == model), key=lambda e: e.when)
+    mine = [each for each in mine if each.loop == "open"]
+    if not mine:
+        return f"{model} has no measurement with arrivals per second: run `gpufleet measure`"
+    equal = [each for each in mine if each.subject.fingerprint == fingerprint]
+    if not equal:
+        last = mine[-1]
+        what = "; ".join(last.subject.fingerprint.differences(fingerprint))
+        return f"{model} was measured on {last.when:%Y-%m-%d} with other settings: {what}"
+    promised = [each for each in equal if contract in (None, each.contract)]
+    if not promised:
+        last = equal[-1]
+        what = "; ".join(unequal_contract(last.contract, contract or last.contract))
+        return f"{model} was measured on {last.when:%Y-%m-%d} for another contract: {what}"
+    telling = [each for each in promised if each.found.kept or each.found.missed]
+    if not telling:
+        return f"{model}'s measurements found no rate: {promised[-1].found.why or 'not known'}"
+    best = max(telling, key=lambda each: (each.replicas == 1, each.when))
+    if not best.found.kept:
+        return f"{model} misses its contract at the lowest rate that was measured: {best.found.why}"
+    return MeasuredRate(
+        best.found.kept / best.replicas,
+        best.found.missed / best.replicas if best.found.missed else None,
+        best.when,
+        max(0.0, (now - best.when).total_seconds()),
+        best.target,
+        best.replicas,
+        best.workload,
+        fingerprint.digest,
+    )
+
+
+def unequal_contract(a: Contract, b: Contract) -> tuple[str, ...]:
+    """Return the fields in which two contracts differ: `share 0.95, now 0.99`."""
+    one, other = asdict(a), asdict(b)
+    return tuple(
+        f"{name} {'none' if one[name] is None else one[name]}, "
+        f"now {'none' if other[name] is None else other[name]}"
+        for name in one
+        if one[name] != other[name]
+    )
+
+
+@cache
+def _adapter() -> TypeAdapter[Measurement]:
+    return TypeAdapter(Measurement)
+
+
+def _fault(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_context=False)[0]
+    where = ".".join(map(str, first["loc"])) or "it"
+    said = first["msg"].removeprefix("Value error, ")
+    return f"it is damaged: {printable(where)}: {printable(said[:1].lower() + said[1:])}"
+
+
+def _unknown(document: object, known: object, at: str = "") -> Iterator[str]:
+    """Yield the keys of a document that reading it has dropped."""
+    if isinstance(document, Mapping) and isinstance(known, Mapping):
+        for key, value in document.items():
+            place = f"{at}.{key}" if at else str(key)
+            if key not in known:
+                yield place
+            else:
+                yield from _unknown(value, known[key], place)
+    elif isinstance(document, list) and isinstance(known, list):
+        for number, (one, other) in enumerate(zip(document, known, strict=False)):
+            yield from _unknown(one, other, f"{at}.{number}")
+
+
+def _refuse(constant: str) -> float:
+    raise FleetError(f"it is damaged: {constant} is no number of JSON")
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-.") or "unnamed"

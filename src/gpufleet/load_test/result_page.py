@@ -1,0 +1,329 @@
+"""A measurement as one file for a browser: charts, tables, what is not known.  Pure.
+
+Nothing is loaded from elsewhere and nothing runs: no scripts, no fonts, no images, which the page
+forbids itself by its policy. Colours follow the reader's light or dark mode, and are those of an
+upgrade's report. What nodes, settings and operators wrote is text, never markup.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from html import escape
+from typing import Any
+
+from gpufleet.formatting import count_of, node_ranges
+from gpufleet.load_test.level import LevelSummary
+from gpufleet.load_test.level_charts import (
+    FORBIDDEN,
+    STYLE,
+    Chart,
+    Point,
+    Series,
+    draw,
+    value_text,
+)
+from gpufleet.load_test.outcomes import Contract
+from gpufleet.load_test.rate_search import itl_runaway, knee
+from gpufleet.load_test.result import Measurement
+from gpufleet.sanitize import printable
+
+_STYLE = """
+:root { color-scheme: light dark; --ground: #ffffff; --ink: #1b1b1f; --pale: #5f6368;
+  --line: #dadce0; --own: #6b7280; --load: #3367d6; --judge: #8e44ad; --soak: #2e7d32;
+  --back: #b45309; --bad: #b3261e; }
+@media (prefers-color-scheme: dark) { :root { --ground: #17181c; --ink: #e6e6ea; --pale: #a0a4ab;
+  --line: #3a3c42; --own: #9aa0aa; --load: #7ba6ff; --judge: #c792ea; --soak: #6fcf7c;
+  --back: #ffa657; --bad: #ff7b72; } }
+body { background: var(--ground); color: var(--ink); font: 15px/1.5 system-ui, sans-serif;
+  margin: 2rem auto; max-width: 1200px; padding: 0 1rem; }
+h1 { font-size: 1.4rem; margin-bottom: 0; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+h3 { font-size: 1rem; margin: 1.2rem 0 .2rem; }
+p { margin: .3rem 0; } .pale { color: var(--pale); }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { border-bottom: 1px solid var(--line); padding: .25rem .8rem .25rem 0; text-align: left;
+  vertical-align: top; } td { overflow-wrap: anywhere; white-space: pre-line; }
+.wide { overflow-x: auto; } svg { display: block; }
+ul { padding-left: 1.2rem; } li { white-space: pre-line; overflow-wrap: anywhere; }
+"""
+
+_VERDICTS = {"kept": "kept", "missed": "missed", "not known": "unknown"}
+_LATENCIES = (("TTFT", "ttft", "ttft_seconds"), ("ITL", "itl", "itl_seconds"),
+              ("End to end", "e2e", "e2e_seconds"))  # fmt: skip
+_PERCENTILES = (("p50", "a"), ("p95", "b"), ("p99", "c"))
+
+_COLUMNS = (
+    "verdict", "kept", "interval", "requests", "failed", "TTFT p99", "ITL p99", "end to end p99",
+    "in the system", "output tokens/s", "seconds", "warm-up", "why",
+)  # fmt: skip
+
+_LATENCY_NOTE = (
+    "Latencies count from the intended arrival, and are of answered requests. The contract's ITL "
+    "is the mean of each answer; the chart's is over all gaps between chunks. A grey band lies "
+    "between the highest load that kept the contract and the lowest that missed it."
+)
+_SHARE_NOTE = (
+    "Whiskers: Wilson's interval, for as many requests as are worth independent ones. A level is "
+    "kept or missed only where its whole interval lies on one side of the line."
+)
+
+
+def result_page(found: Measurement) -> str:
+    """Return the page's text."""
+    title = f"{found.model}, {found.target}"
+    when = found.when.astimezone(dt.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    behind = count_of(found.replicas, "replica")
+    body = [
+        f"<h1>{_text(title)}</h1>",
+        f'<p class="pale">{_text(f"{behind}, measured {when} by gpufleet {found.version}")}</p>',
+        f"<p><strong>{_text(_answer(found))}</strong></p>",
+        *(f"<p>{_text(each)}</p>" for each in (found.found.why, *_bends(found)) if each),
+        "<h2>Contract</h2>",
+        _list(_promises(found.contract)),
+        *_charts(found),
+        "<h2>Levels</h2>",
+        _levels(found) if found.levels else "<p>No level was measured.</p>",
+        "<h2>What was measured</h2>",
+        _table(("", ""), _subject(found)),
+        "<h2>Workload</h2>",
+        _table(("", ""), [("loop", found.loop), *_flat(found.workload)]),
+        "<h2>Was the client the bottleneck?</h2>",
+        _list(_client(found)),
+        "<h2>What is not known</h2>",
+        _list(_unknown(found)),
+        *(["<h2>Notes</h2>", _list(found.notes)] if found.notes else []),
+    ]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
+        "style-src 'unsafe-inline'\">\n"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{_text(title)}</title>\n<style>{_STYLE}{STYLE}</style></head>\n<body>\n"
+        + "\n".join(body)
+        + "\n</body></html>\n"
+    )
+
+
+def _answer(found: Measurement) -> str:
+    """Return what was found, as one sentence."""
+    kept, missed = found.found.kept, found.found.missed
+    unit = _unit(found)
+    if kept is None and missed is None:
+        return f"It is not known what it carries ({found.found.status})."
+    if kept is None:
+        return f"No measured load keeps the contract: {missed:.4g} {unit} misses it."
+    many = found.found.concurrency
+    about = "" if many is None else f" ({many:.3g} requests in the system on average)"
+    if missed is None:
+        return f"It keeps the contract at {kept:.4g} {unit}{about}; no load was seen to miss it."
+    return f"It keeps the contract at {kept:.4g} {unit}{about}, and misses it at {missed:.4g}."
+
+
+def _bends(found: Measurement) -> Iterator[str]:
+    unit = _unit(found)
+    if (bend := knee(found.levels)) is not None:
+        yield f"The knee: above {bend.load:.4g} {unit}, output tokens per second rise by less."
+    if (bend := itl_runaway(found.levels)) is not None:
+        yield f"At {bend.load:.4g} {unit}, p99 ITL has grown by a larger factor than the load."
+
+
+def _promises(contract: Contract) -> Iterator[str]:
+    for name, seconds in (
+        ("time to first token (TTFT)", contract.ttft_seconds),
+        ("mean time between the tokens of an answer (ITL)", contract.itl_seconds),
+        ("time to the last token (end to end)", contract.e2e_seconds),
+    ):
+        if seconds is not None:
+            yield f"{name}: at most {value_text(seconds, 's')}"
+    yield (
+        f"all of it for {contract.share:.4g} of requests or more, with a confidence of "
+        f"{contract.confidence:.4g}; a failed request has missed it"
+    )
+
+
+# -- charts
+
+
+def _charts(found: Measurement) -> Iterator[str]:
+    drawn = [(name, draw(chart), note) for name, chart, note in _drawings(found)]
+    for name, svg, note in drawn:
+        if svg:
+            yield f"<h3>{_text(name)}</h3>"
+            yield f'<div class="wide">{svg}</div>'
+            yield f'<p class="pale">{_text(note)}</p>' if note else ""
+
+
+def _drawings(found: Measurement) -> Iterator[tuple[str, Chart, str]]:
+    unit, band = _unit(found), _band(found)
+    shares = [_share_point(each, unit) for each in found.levels if each.requests]
+    yield (
+        "Share of requests that kept the contract",
+        Chart(
+            "share of requests that kept the contract, by load", unit, "%",
+            (Series("kept", "unknown", shares),), found.contract.share, band, top=1.0,
+        ),
+        _SHARE_NOTE,
+    )  # fmt: skip
+    last = _LATENCIES[-1][0]
+    for name, key, promise in _LATENCIES:
+        series = [
+            Series(p, style, [*_latency_points(found.levels, key, p, unit)])
+            for p, style in _PERCENTILES
+        ]
+        limit = getattr(found.contract, promise)
+        chart = Chart(f"{name} by load", unit, "s", series, limit, band, logarithmic=True)
+        yield name, chart, _LATENCY_NOTE if name == last else ""
+    tokens = [
+        Point(each.load, rate, f"{each.load:.4g} {unit}: {rate:.4g} tokens/s")
+        for each in found.levels
+        if (rate := each.output_tokens_per_second)
+    ]
+    yield (
+        "Output tokens per second",
+        Chart("output tokens per second by load", unit, "tokens/s",
+              (Series("output", "a", tokens),), band=band),
+        "",
+    )  # fmt: skip
+
+
+def _share_point(level: LevelSummary, unit: str) -> Point:
+    share = level.kept / level.requests
+    said = (
+        f"{level.load:.4g} {unit}: {share:.1%} kept it ({level.low:.1%} to {level.high:.1%}), "
+        f"{level.verdict}"
+    )
+    return Point(level.load, share, said, level.low, level.high, _VERDICTS[level.verdict])
+
+
+def _latency_points(
+    levels: Iterable[LevelSummary], key: str, percentile: str, unit: str
+) -> Iterator[Point]:
+    for level in levels:
+        values: Mapping[str, float] = getattr(level, key)
+        if percentile in values:
+            seconds = values[percentile]
+            said = f"{level.load:.4g} {unit}: {percentile} {value_text(seconds, 's')}"
+            yield Point(level.load, seconds, said)
+
+
+def _band(found: Measurement) -> tuple[float, float] | None:
+    kept, missed = found.found.kept, found.found.missed
+    return None if missed is None else (kept or 0.0, missed)
+
+
+# -- tables
+
+
+def _levels(found: Measurement) -> str:
+    return _table((_unit(found), *_COLUMNS), [_row(each) for each in found.levels])
+
+
+def _row(of: LevelSummary) -> tuple[str, ...]:
+    failed = ", ".join(f"{count} x {reason}" for reason, count in sorted(of.errors.items()))
+    return (
+        f"{of.load:.4g}",
+        of.verdict + (f" ({of.ended})" if of.ended != "resolved" else ""),
+        f"{of.kept / of.requests:.2%}" if of.requests else "",
+        f"{of.low:.2%} to {of.high:.2%}",
+        str(of.requests),
+        failed or "0",
+        *(value_text(v["p99"], "s") if "p99" in v else "" for v in (of.ttft, of.itl, of.e2e)),
+        f"{of.mean_concurrency:.3g}",
+        f"{of.output_tokens_per_second:,.0f}",
+        f"{of.seconds:.0f}",
+        f"{of.warm_up_seconds:.0f}",
+        of.why,
+    )
+
+
+def _subject(found: Measurement) -> list[tuple[str, str]]:
+    of = found.subject
+    gpus = ", ".join(f"{count} x {name}" for name, count in sorted(of.gpus.items()))
+    return [
+        ("weights", of.weights),
+        ("revision", of.revision or "none"),
+        ("release of vLLM", of.release or "not known"),
+        ("GPUs of a replica", gpus or "none"),
+        ("driver", of.driver or "not known"),
+        ("nodes", node_ranges(of.nodes)),
+        ("arguments", "\n".join(of.arguments)),
+        ("fingerprint", of.fingerprint.digest),
+    ]
+
+
+def _flat(values: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{at}{name}.")
+        else:
+            yield f"{at}{name}", value if isinstance(value, str) else json.dumps(value)
+
+
+# -- what is proven, and what is not
+
+
+def _client(found: Measurement) -> Iterator[str]:
+    of, most = found.client, _highest_rate(found)
+    yield f"{of.processes} process{'es' if of.processes != 1 else ''} on {of.place}"
+    if of.ceiling is not None:
+        part = f": the highest level asked for {most / of.ceiling:.0%} of it" if most else ""
+        yield f"it can send {of.ceiling:.4g} requests/s at most{part}"
+    if of.cpu_seconds is not None:
+        yield f"a request costs it {of.cpu_seconds * 1000:.3g} ms of processor time"
+    if of.lag_p99 is not None:
+        yield (
+            f"99 % of requests were sent within {value_text(of.lag_p99, 's')} of their intended "
+            "arrival, which latencies include"
+        )
+
+
+def _unknown(found: Measurement) -> Iterator[str]:
+    of, most = found.client, _highest_rate(found)
+    unit = _unit(found)
+    # Of a level that was tried twice the last try counts.
+    for level in {each.load: each for each in found.levels}.values():
+        if level.verdict == "not known":
+            yield f"{level.load:.4g} {unit}: {level.why}"
+    if of.ceiling is None or (most or 0) > of.ceiling:
+        yield "whether the client could send that many requests: its ceiling is " + (
+            "not known" if of.ceiling is None else "lower"
+        )
+    if of.lag_p99 is None and found.loop == "open":
+        yield "how late the client sent its requests"
+    if found.subject.driver is None:
+        yield "the driver's version"
+    for name, key, _ in _LATENCIES:
+        if found.levels and not any(getattr(each, key) for each in found.levels):
+            yield f"{name}: no level has it"
+    yield "how far percentiles of latencies are from the true ones: they have no intervals here"
+    yield "other lengths, prefixes and arrivals than those of this workload"
+    if found.loop == "closed":
+        yield (
+            "how long requests would queue: a client of a closed loop sends no request before an "
+            "answer is there"
+        )
+
+
+def _highest_rate(found: Measurement) -> float | None:
+    return max((each.rate for each in found.levels if each.rate is not None), default=None)
+
+
+def _unit(found: Measurement) -> str:
+    return "requests/s" if found.loop == "open" else "concurrent requests"
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    heads = "".join(f"<th>{_text(each)}</th>" for each in head)
+    lines = "".join(
+        "<tr>" + "".join(f"<td>{_text(each)}</td>" for each in row) + "</tr>" for row in rows
+    )
+    return f'<div class="wide"><table><tr>{heads}</tr>{lines}</table></div>'
+
+
+def _list(items: Iterable[str]) -> str:
+    return f"<ul>{''.join(f'<li>{_text(each)}</li>' for each in items)}</ul>"
+
+
+def _text(words: str) -> str:
+    return escape(FORBIDDEN.sub("?", "\n".join(map(printable, words.splitlines()))))

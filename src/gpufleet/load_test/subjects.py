@@ -1,0 +1,55 @@
+"""What a replica is that a measurement is of, from what was found on its nodes.  Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gpufleet.load_test.fingerprint import Subject
+from gpufleet.node.topology import Node
+from gpufleet.planning.stage import Running
+from gpufleet.settings.serving_settings import Served
+
+FOLDER = "measurements"
+"""Of a project, beside `inventories/`."""
+
+
+def measurements_folder(inventory_file: str) -> Path:
+    """
+    Return where the measurements of an inventory's fleet lie.
+
+    >>> str(measurements_folder("/fleet/inventories/prod.py"))
+    '/fleet/measurements'
+    >>> str(measurements_folder("/fleet/prod.py"))
+    '/fleet/measurements'
+    """
+    folder = Path(inventory_file).absolute().parent
+    return (folder.parent if folder.name == "inventories" else folder) / FOLDER
+
+
+def subject_of(
+    stages: Sequence[Running], model: Served, nodes: Mapping[str, Node], replicas: Sequence[Running]
+) -> Subject:
+    """
+    Return what a replica is.
+
+    `stages` are all of its ranks, `replicas` those of all replicas that share the load.
+    """
+    ranks = sorted(stages, key=lambda each: each.rank)
+    first = ranks[0]
+    gpus: Counter[str] = Counter()
+    for each in ranks:
+        here = nodes.get(each.node)
+        names = {gpu.uuid: gpu.name for gpu in here.gpus} if here else {}
+        gpus.update(names.get(uuid, "unknown GPU") for uuid in each.gpu_uuids)
+    drivers = {nodes[each.node].driver for each in ranks if each.node in nodes}
+    return Subject(
+        model.model,
+        model.revision or "",
+        first.release,
+        tuple(line.strip() for line in first.arguments),
+        dict(gpus),
+        drivers.pop() if len(drivers) == 1 else None,
+        tuple(sorted({each.node for each in replicas})),
+    )

@@ -1,0 +1,284 @@
+"""What requests look like: lengths, shared prefixes, conversations.  Pure.
+
+Lengths are in tokens and exact: prompts are random token ids. The operator's own prompts are in
+`written_prompts.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+from gpufleet.errors import FleetError
+from gpufleet.on_node.load.request_draws import FEWEST_IDS
+
+COMPLETIONS = "/v1/completions"
+
+
+def _check(right: bool, sentence: str) -> None:
+    if not right:
+        raise FleetError(sentence)
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Numbers of tokens, as they are drawn. Made by `fixed`, `uniform` and `lognormal`."""
+
+    kind: Literal["fixed", "uniform", "lognormal"]
+    low: int
+    most: int
+    mean: float
+    sigma: float = 0.0
+    """Of the logarithm."""
+
+    def form(self) -> dict[str, Any]:
+        """Return what `request_draws.lengths` takes."""
+        if self.kind == "fixed":
+            return {"kind": "fixed", "tokens": self.most}
+        if self.kind == "uniform":
+            return {"kind": "uniform", "low": self.low, "high": self.most}
+        mu = _mu(self.mean, self.sigma, self.most)
+        return {"kind": "lognormal", "mu": mu, "sigma": self.sigma, "maximum": self.most}
+
+    def __str__(self) -> str:
+        if self.kind == "fixed":
+            return f"{self.most}"
+        if self.kind == "uniform":
+            return f"{self.low}-{self.most}"
+        return f"lognormal:{self.mean:g}:{self.most}"
+
+
+def fixed(tokens: int) -> Lengths:
+    """Return a length that is always the same."""
+    _check(tokens >= 1, f"a length of {tokens} tokens is none: write 1 or more")
+    return Lengths("fixed", tokens, tokens, float(tokens))
+
+
+def uniform(low: int, high: int) -> Lengths:
+    """Return lengths that are equally likely from `low` to `high`, both included."""
+    _check(
+        1 <= low <= high, f"lengths from {low} to {high} tokens are none: write 1 <= LOW <= HIGH"
+    )
+    return Lengths("uniform", low, high, (low + high) / 2)
+
+
+def lognormal(mean: float, maximum: int, sigma: float = 1.0) -> Lengths:
+    """
+    Return lognormal lengths, cut at `maximum`, whose mean is `mean` after the cut.
+
+    `sigma` is that of the logarithm: 0.99 for prompts and 0.86 for answers of the conversations in
+    Azure's trace of 2023.
+    """
+    _check(
+        1 <= mean < maximum and 0 < sigma <= 4,
+        f"lengths of {mean:g} tokens in the mean and at most {maximum} with a sigma of {sigma:g} "
+        "are none: write 1 <= MEAN < MAXIMUM, and a sigma above 0, at most 4",
+    )
+    return Lengths("lognormal", 1, maximum, float(mean), sigma)
+
+
+def parse_lengths(text: str) -> Lengths:
+    """
+    Return lengths as an operator writes them: `512`, `256-1024` or `lognormal:MEAN:MAXIMUM`.
+
+    >>> parse_lengths("256-1024").mean
+    640.0
+    """
+    kind, _, rest = text.partition(":")
+    numbers = rest.split(":") if kind == "lognormal" else text.split("-")
+    if not 1 <= len(numbers) <= 2 or not all(each.isascii() and each.isdigit() for each in numbers):
+        numbers = []
+    values = [int(each[:9]) for each in numbers]
+    if kind == "lognormal" and len(values) == 2:
+        return lognormal(*values)
+    if kind != "lognormal" and values:
+        return fixed(values[0]) if len(values) == 1 else uniform(*values)
+    raise FleetError(
+        f"{text!r} is no length: write tokens as `512`, `256-1024`, or `lognormal:MEAN:MAXIMUM`"
+    )
+
+
+@dataclass(frozen=True)
+class TokenRange:
+    """Ids that are ordinary tokens: `low` <= id < `high`."""
+
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        _check(
+            self.low >= 0 and self.high - self.low >= FEWEST_IDS,
+            f"{self.high - self.low} token ids are too few to draw prompts from that differ: "
+            f"at least {FEWEST_IDS} are needed",
+        )
+
+
+SPECIAL_FIRST = 1000
+"""Mistral's Tekken reserves the first 1,000 ids for control tokens; others a few hundred."""
+SPECIAL_LAST = 4096
+"""Llama 3 has 256 at the end, DeepSeek-V3 1,280, Llama 4 2,048; then there are ids without a token
+that round the vocabulary up."""
+
+
+def ordinary_ids(vocab_size: int) -> TokenRange:
+    """
+    Return the ids of a vocabulary that no model gives a meaning of its own.
+
+    `vocab_size` is config.json's. Of a small one the middle half. Raises `FleetError` for one that
+    is too small to draw from.
+
+    >>> ordinary_ids(151936)
+    TokenRange(low=1000, high=147840)
+    """
+    if vocab_size < 2 * (SPECIAL_FIRST + SPECIAL_LAST):
+        return TokenRange(vocab_size // 4, vocab_size - vocab_size // 4)
+    return TokenRange(SPECIAL_FIRST, vocab_size - SPECIAL_LAST)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests of random token ids."""
+
+    name: str
+    input: Lengths
+    """Of a prompt, without its prefix; in a conversation, of what a user says in one turn."""
+    output: Lengths
+    reason: str
+    """Why it has these lengths."""
+    prefix_tokens: int = 0
+    """That all requests of a group begin with, as a system prompt."""
+    prefix_groups: int = 1
+    turns: int = 1
+    """Requests of a conversation. Each repeats those before it, with random tokens in place of
+    their answers: a server's cache has the prompts before, not its own answers."""
+
+    def __post_init__(self) -> None:
+        _check(self.prefix_tokens >= 0, f"a prefix of {self.prefix_tokens} tokens is none: write 0")
+        _check(
+            self.prefix_groups >= 1 and self.turns >= 1,
+            f"{self.prefix_groups} groups of prefixes and {self.turns} turns: write 1 or more",
+        )
+
+    path = COMPLETIONS
+
+    @property
+    def most_tokens(self) -> int:
+        """Return the tokens of the largest request, prompt and answer together."""
+        return self.prefix_tokens + self.turns * (self.input.most + self.output.most)
+
+    @property
+    def mean_prompt_tokens(self) -> float:
+        """Return the mean tokens of a prompt, over all turns."""
+        before = (self.turns - 1) / 2
+        return self.prefix_tokens + (before + 1) * self.input.mean + before * self.output.mean
+
+    @property
+    def mean_tokens(self) -> float:
+        """Return the mean tokens of an answer."""
+        return self.output.mean
+
+    def check_context(self, max_model_len: int) -> None:
+        """Refuse, with `FleetError`, a workload that the model's context cannot hold."""
+        if self.most_tokens <= max_model_len:
+            return
+        parts = [f"{self.input.most} + {self.output.most}"]
+        if self.turns > 1:
+            parts = [f"{self.turns} turns of ({parts[0]})"]
+        if self.prefix_tokens:
+            parts.insert(0, f"a prefix of {self.prefix_tokens}")
+        raise FleetError(
+            f"workload {self.name}: its largest request has {self.most_tokens} tokens "
+            f"({' + '.join(parts)}, prompt and answer), and the context has {max_model_len} "
+            "(`max_model_len`): write shorter lengths, fewer turns, or a shorter prefix"
+        )
+
+    def requests(
+        self,
+        model: str,
+        ids: TokenRange,
+        salt: str,
+        *,
+        session_header: str = "",
+    ) -> Callable[[int, int], dict[str, Any]]:
+        """
+        Return what a client makes its requests from, as a function of its number and their count.
+
+        `model` is the served name; `salt` differs from run to run, so that no run finds another's
+        prompts in a cache. `session_header` names conversations to a gateway (`gateway.affinity`).
+        """
+        form = {
+            "kind": "tokens",
+            "model": model,
+            "vocabulary": [ids.low, ids.high],
+            "salt": salt,
+            "input": self.input.form(),
+            "output": self.output.form(),
+            "prefix_tokens": self.prefix_tokens,
+            "prefix_groups": self.prefix_groups,
+            "turns": self.turns,
+            "session_header": session_header if self.turns > 1 else "",
+        }
+        return lambda _process, _processes: form
+
+
+PRESETS: Mapping[str, Workload] = MappingProxyType(
+    {
+        each.name: each
+        for each in (
+            Workload(
+                "chat",
+                lognormal(255, 768, 0.99),
+                lognormal(211, 768, 0.86),
+                "four turns behind a system prompt of 200 tokens: prompts of 1,154 and answers of "
+                "211 tokens in the mean, as the conversations in Azure's trace of 2023 (19,366 "
+                "requests: 1,155 and 211)",
+                prefix_tokens=200,
+                turns=4,
+            ),
+            Workload(
+                "rag",
+                uniform(2560, 4096),
+                lognormal(256, 768, 0.86),
+                "a question with five to eight passages of 512 tokens, behind instructions of 256 "
+                "tokens that all requests share; answers somewhat longer than in conversations",
+                prefix_tokens=256,
+            ),
+            Workload(
+                "code",
+                lognormal(2048, 7437, 1.36),
+                lognormal(28, 512, 0.85),
+                "completion while a developer types: the code requests of Azure's trace of 2023 "
+                "(8,819 requests: prompts of 2,048 tokens in the mean and 7,437 at most, answers "
+                "of 28)",
+            ),
+            Workload(
+                "batch",
+                uniform(820, 1024),
+                uniform(820, 1024),
+                "work that no user waits for, as public comparisons load it: 1,024 tokens in and "
+                "out, from 0.8 of that on",
+            ),
+        )
+    }
+)
+"""Workloads by name. The means are those of AzureLLMInferenceTrace_{conv,code}.csv, counted."""
+
+
+def _mu(mean: float, sigma: float, maximum: int) -> float:
+    """Return the mean of the logarithm with which min(x, maximum) has this mean."""
+
+    def normal(x: float) -> float:
+        return 0.5 * math.erfc(-x / math.sqrt(2))
+
+    def cut_mean(mu: float) -> float:
+        z = (math.log(maximum) - mu) / sigma
+        return math.exp(mu + sigma**2 / 2) * normal(z - sigma) + maximum * normal(-z)
+
+    low, high = -10.0, math.log(maximum) + 10 * sigma
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if cut_mean(middle) < mean else (low, middle)
+    return low

@@ -1,0 +1,151 @@
+"""The operator's own prompts, from a file, as a workload. They are never printed.
+
+A refusal names a line and what is wrong with it, and nothing that the line says; no repr has it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpufleet.errors import FleetError, file_fault, json_fault
+from gpufleet.load_test.workloads import COMPLETIONS
+
+CHAT = "/v1/chat/completions"
+MOST_BYTES = 32 << 20
+"""Of the file: it travels to each client, and stays in its memory."""
+_NAMED = 5
+"""Lines that a refusal names."""
+_OURS = ("model", "stream", "stream_options")
+
+
+@dataclass(frozen=True)
+class WrittenPrompts:
+    """Requests as clients send them, all to one path; the first comes again after the last."""
+
+    name: str
+    path: str
+    _bodies: tuple[Mapping[str, Any], ...] = field(repr=False)
+    _max_tokens: int
+
+    def __len__(self) -> int:
+        return len(self._bodies)
+
+    def check_context(self, max_model_len: int) -> None:
+        """
+        Refuse, with `FleetError`, requests that the model's context certainly cannot hold.
+
+        How many tokens a text has only the server knows: it answers 400 to those too long.
+        """
+        problems = []
+        for number, body in enumerate(self._bodies, 1):
+            prompt = body.get("prompt")
+            known = len(prompt) if isinstance(prompt, list) else 1
+            asked = body.get("max_tokens", self._max_tokens)
+            if known + asked > max_model_len:
+                problems.append(
+                    f"{self.name}: request {number} asks for {asked} tokens after at least "
+                    f"{known}, and the context has {max_model_len} (`max_model_len`): write a "
+                    "smaller `max_tokens`, or leave it out"
+                )
+        if problems:
+            raise FleetError(*problems[:_NAMED])
+
+    def requests(self, model: str) -> Callable[[int, int], dict[str, Any]]:
+        """Return what a client makes its requests from, as a function of its number and count."""
+        own = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
+        texts = [
+            # 0: the model ends its answers by itself, so none is too short.
+            (json.dumps({"max_tokens": self._max_tokens, **body, **own}), 0)
+            for body in self._bodies
+        ]
+
+        def part(process: int, processes: int) -> dict[str, Any]:
+            return {"kind": "written", "bodies": texts[process::processes] or texts}
+
+        return part
+
+
+def from_jsonl(path: Path, max_tokens: int = 512) -> WrittenPrompts:
+    """
+    Read prompts: a JSON object a line, the body of a request to vLLM's OpenAI server.
+
+    Each has `messages`, or each has `prompt` (a text, or token ids). Other fields travel along; the
+    model's name and streaming are set here. `max_tokens` is for those that do not say it. Raises
+    `FleetError` with the first lines that cannot be taken.
+    """
+    if max_tokens < 1:
+        raise FleetError(f"answers of at most {max_tokens} tokens are none: write 1 or more")
+    bodies: list[Mapping[str, Any]] = []
+    problems: list[str] = []
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise FleetError(
+                f"{path} has more than {MOST_BYTES >> 20} MiB, all of which each client would "
+                "hold: write fewer prompts"
+            )
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    found, why = _read_body(line)
+                    bodies.append(found)
+                    problems += [f"{path}: line {number}: {why}"] if why else []
+    except (OSError, ValueError) as error:
+        raise FleetError(f"{path}: {file_fault(error)}") from None
+    if problems:
+        raise FleetError(*problems[:_NAMED])
+    if not bodies:
+        raise FleetError(f"{path} has no prompt: write one JSON object a line")
+    chats = sum("messages" in body for body in bodies)
+    if 0 < chats < len(bodies):
+        raise FleetError(
+            f"{path}: {chats} of {len(bodies)} requests have `messages`, the others `prompt`; they "
+            "go to different paths: write two files"
+        )
+    return WrittenPrompts(path.name, CHAT if chats else COMPLETIONS, tuple(bodies), max_tokens)
+
+
+def _read_body(line: str) -> tuple[Mapping[str, Any], str]:
+    """Return a line's request and "", or nothing and why it cannot be taken."""
+    try:
+        found = json.loads(line)
+    except json.JSONDecodeError as error:
+        return {}, f"is not JSON: {json_fault(error)}"
+    except (ValueError, RecursionError):
+        return {}, "its numbers are too long, or its nesting is too deep"
+    if not isinstance(found, dict):
+        return {}, 'is no object: write {"messages": [...]} or {"prompt": "..."}'
+    why = _problem(found)
+    return {name: value for name, value in found.items() if name not in _OURS}, why
+
+
+def _problem(body: Mapping[str, Any]) -> str:
+    messages, prompt = body.get("messages"), body.get("prompt")
+    if (messages is None) == (prompt is None):
+        return "has to have `messages` or `prompt`, one of them"
+    if messages is not None:
+        if not (isinstance(messages, list) and messages and all(map(_is_message, messages))):
+            return "`messages` is no list of objects with a `role`"
+    elif not (isinstance(prompt, str) and prompt) and not _is_token_list(prompt):
+        return "`prompt` is no text and no list of token ids"
+    asked = body.get("max_tokens", 1)
+    if type(asked) is not int or asked < 1:
+        return "`max_tokens` is no number from 1 on"
+    if body.get("n", 1) != 1 or body.get("best_of", 1) != 1:
+        return "`n` or `best_of` asks for several answers, which are not timed apart: leave it out"
+    return ""
+
+
+def _is_message(value: object) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("role"), str)
+
+
+def _is_token_list(value: object) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(type(each) is int and each >= 0 for each in value)
+    )

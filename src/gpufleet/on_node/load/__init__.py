@@ -1,0 +1,1 @@
+"""Programs that put load on a server and measure it; `load_test/client_process.py` starts them."""

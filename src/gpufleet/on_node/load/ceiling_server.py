@@ -1,0 +1,99 @@
+"""RUNS ON THE NODE: a server that computes nothing, to find what a load client itself can do.
+
+Takes (`PARAMETERS`): tokens, of each answer. Prints {"port": N}, a port on loopback, and ends with
+its input.
+
+It answers as a busy vLLM does: in steps, each of which sends one event to every request. So a token
+costs the client what it costs it there: a wake-up shared with some others, and a read of its own.
+Python 3.8, standard library.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, Dict
+
+from gpufleet.on_node.load.controller_pipe import CommandReader, LineWriter
+
+PARAMETERS: "dict[str, Any]" = globals().get("PARAMETERS") or {}
+
+STEP_SECONDS = 0.001
+"""Between two steps; a client that is slower than that fills the pipes, and is waited for."""
+UNSENT_BYTES = 1 << 14
+"""A request whose client has not taken so many bytes gets no token in a step."""
+
+HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+    b"transfer-encoding: chunked\r\n\r\n"
+)
+
+
+def event(document: Any) -> bytes:
+    """Return a chunk with one event of an answer."""
+    data = document if isinstance(document, str) else json.dumps(document, separators=(",", ":"))
+    text = b"data: %b\n\n" % data.encode()
+    return b"%x\r\n%b\r\n" % (len(text), text)
+
+
+def events(tokens: int) -> "tuple[bytes, bytes]":
+    """Return the event of a token, and all that follows the last one."""
+    about = {"id": "cmpl-0", "object": "text_completion", "created": 0, "model": "none"}
+    choice = {"index": 0, "text": " token", "logprobs": None, "finish_reason": None}
+    usage = {"prompt_tokens": 1, "total_tokens": 1 + tokens, "completion_tokens": tokens}
+    last = event({**about, "choices": [], "usage": usage}) + event("[DONE]") + b"0\r\n\r\n"
+    return event({**about, "choices": [choice]}), last
+
+
+class Server(asyncio.Protocol):
+    """One connection: the end of a request is seen by its length alone."""
+
+    def __init__(self, streams: "dict[Server, int]", tokens: int) -> None:
+        self._streams, self._tokens = streams, tokens
+        self._data = bytearray()
+        self.transport: Any = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Note the transport."""
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Begin to answer a request that is here as a whole."""
+        self._data += data
+        head, found, body = self._data.partition(b"\r\n\r\n")
+        if found:
+            length = head.lower().partition(b"content-length:")[2].split(None, 1)[0]
+            if len(body) >= int(length):
+                self._data.clear()
+                self.transport.write(HEAD)
+                self._streams[self] = self._tokens
+
+    def connection_lost(self, _: Any) -> None:
+        """Forget its request."""
+        self._streams.pop(self, None)
+
+
+async def serve(tokens: int) -> None:
+    """Answer until the input ends, which ends the process."""
+    loop = asyncio.get_running_loop()
+    streams: Dict[Server, int] = {}
+    token, last = events(tokens)
+    server = await loop.create_server(lambda: Server(streams, tokens), "127.0.0.1", 0)
+    CommandReader(loop, lambda _: None)
+    port = server.sockets[0].getsockname()[1]
+    LineWriter(loop).write(b'{"port":%d}\n' % port)
+    while True:
+        for stream, left in list(streams.items()):
+            if stream.transport.get_write_buffer_size() > UNSENT_BYTES:
+                continue
+            if left:
+                stream.transport.write(token)
+                streams[stream] = left - 1
+            else:
+                stream.transport.write(last)
+                del streams[stream]
+        await asyncio.sleep(STEP_SECONDS)
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(PARAMETERS["tokens"]))

@@ -1,0 +1,95 @@
+"""RUNS ON THE NODE: lines to the controller and from it, without ever holding up an event loop.
+
+A controller that is slow to read must not delay requests, or their times: what its pipe does not
+take waits here. A controller that has ended, however that came, closes its ends: this process ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import sys
+from typing import Callable
+
+UNREAD_BYTES = 256 << 20
+"""Lines that wait for the controller; with more the process ends: it measures for no reader."""
+PIPE_BYTES = 1 << 20
+"""Linux's fs.pipe-max-size for users without privileges."""
+_SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ of linux/fcntl.h; Python has it from 3.10 on
+_CHUNK = 1 << 16
+
+
+class LineWriter:
+    """Writes lines to standard output at once, or as soon as the controller takes them."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, descriptor: int = 1) -> None:
+        self._loop, self._descriptor = loop, descriptor
+        self._unwritten = bytearray()
+        self.drained = asyncio.Event()
+        """Set while the controller has taken all of it."""
+        enlarge(descriptor)
+        os.set_blocking(descriptor, False)
+
+    def write(self, line: bytes) -> None:
+        """Write one line with its end."""
+        if self._unwritten:
+            self._unwritten += line
+            if len(self._unwritten) > UNREAD_BYTES:
+                os._exit(1)
+            return
+        self._unwritten += line
+        self._flush()
+        if self._unwritten:
+            self.drained.clear()
+            self._loop.add_writer(self._descriptor, self._flush)
+
+    def _flush(self) -> None:
+        try:
+            while self._unwritten:
+                del self._unwritten[: os.write(self._descriptor, self._unwritten)]
+        except BlockingIOError:
+            return
+        except OSError:  # its reader has ended
+            os._exit(1)
+        if not self.drained.is_set():
+            self._loop.remove_writer(self._descriptor)
+            self.drained.set()
+
+
+class CommandReader:
+    """Hands each line of standard input over; ends the process at the input's end."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, take: Callable[[str], None]) -> None:
+        self._take = take
+        self._rest = b""
+        os.set_blocking(0, False)
+        # What the reader of the program's text has read beyond it.
+        buffered = sys.stdin.buffer.peek() if hasattr(sys.stdin.buffer, "peek") else b""
+        if buffered:
+            self._lines(sys.stdin.buffer.read(len(buffered)))
+        loop.add_reader(0, self._read)
+
+    def _read(self) -> None:
+        try:
+            data = os.read(0, _CHUNK)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            # Its connections are closed with it, so a server gives up what it still computes.
+            os._exit(0)
+        self._lines(data)
+
+    def _lines(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._take(line.decode("ascii", "replace"))
+
+
+def enlarge(descriptor: int) -> None:
+    """Let a pipe hold more, where it is one and the system allows that."""
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(descriptor, _SET_PIPE_SIZE, PIPE_BYTES)

@@ -1,0 +1,268 @@
+"""RUNS ON THE NODE: draw arrival times, lengths and prompts from a seed.  Pure.
+
+Prompts are token ids, so that lengths are exact and no tokenizer is needed. A server with a prefix
+cache must not find by accident what it has computed before: each prompt has a number of its own in
+its first tokens, behind the prefix that it is meant to share, and a salt that differs from run to
+run. The rest is cut from one pool of random ids, which costs a request a copy and no draw for each
+token; the same ids at another place are no hit, for a block's hash covers all blocks before it
+(vLLM, v1/core/kv_cache_utils.py).
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import json
+import math
+import random
+from typing import Any, Callable, Deque, Dict, Iterator, List, NamedTuple, Optional, Sequence
+
+POOL_TOKENS = 1 << 15
+NUMBER_TOKENS = 8
+"""Tokens that hold a prompt's number: with 64 ids that is 2.8e14 numbers."""
+FEWEST_IDS = 64
+BLOCKS_FROM = 1 << 40
+"""The numbers of a trace's blocks begin here, those of prompts at 0, of groups below."""
+BLOCK_TOKENS = 512
+"""Prompt tokens for which an id of a trace's `hash_ids` stands (Mooncake, FAST25-release)."""
+RESTING_SECONDS = 5.0
+"""Arrivals of so long are conversations that rest when the load begins."""
+
+
+class Prepared(NamedTuple):
+    """A request that is ready to be sent."""
+
+    body: bytes
+    prompt_tokens: int
+    """0: not known before the server has counted them."""
+    tokens: int
+    """That were asked for; 0: as many as the model gives."""
+    header: bytes = b""
+    """One more header line, with its end."""
+    resume: Optional[Callable[[], None]] = None
+    """Call it when the answer is whole: the next turn may follow."""
+
+
+def arrival_times(rate: float, seed: object) -> Iterator[float]:
+    """
+    Yield the seconds at which requests arrive: a Poisson process of `rate` a second, without end.
+
+    Gaps are exponential and never rescaled: fitting n arrivals into n / rate seconds would take
+    the variance out of their number.
+    """
+    draw = random.Random(str(seed)).random
+    at = 0.0
+    while True:
+        at -= math.log(1.0 - draw()) / rate
+        yield at
+
+
+def lengths(form: Dict[str, Any], seed: object) -> Iterator[int]:
+    """
+    Yield lengths in tokens, without end.
+
+    `form` is {"kind": "fixed", "tokens"}, {"kind": "uniform", "low", "high"}, both ends included,
+    or {"kind": "lognormal", "mu", "sigma", "maximum"}: of the logarithm; longer ones are cut.
+    """
+    draw = random.Random(str(seed)).random
+    if form["kind"] == "fixed":
+        yield from itertools.repeat(int(form["tokens"]))
+    elif form["kind"] == "uniform":
+        low, count = int(form["low"]), int(form["high"]) - int(form["low"]) + 1
+        while True:
+            yield low + int(draw() * count)
+    mu, sigma, maximum = form["mu"], form["sigma"], int(form["maximum"])
+    while True:
+        # Box and Muller's, which is the same in every Python.
+        normal = math.sqrt(-2.0 * math.log(1.0 - draw())) * math.cos(2.0 * math.pi * draw())
+        yield max(1, min(maximum, round(math.exp(min(mu + sigma * normal, 40.0)))))
+
+
+class TokenPool:
+    """Random token ids as the text that a body has, to cut pieces from."""
+
+    def __init__(self, low: int, high: int, salt: str) -> None:
+        """Draw from the ids `low` <= id < `high`."""
+        source = random.Random(salt)
+        self._low, self._span = low, high - low
+        words = [b"%d," % (low + int(source.random() * self._span)) for _ in range(POOL_TOKENS)]
+        self._text = b"".join(words)
+        self._starts = [0, *itertools.accumulate(map(len, words))]
+        self._first = source.getrandbits(48)
+
+    def piece(self, start: int, count: int) -> bytes:
+        """Return `count` ids from a place of the pool, each with a comma behind it."""
+        parts = []
+        while count > 0:
+            start %= POOL_TOKENS
+            taken = min(count, POOL_TOKENS - start)
+            parts.append(self._text[self._starts[start] : self._starts[start + taken]])
+            start, count = start + taken, count - taken
+        return b"".join(parts)
+
+    def number(self, value: int, count: int = NUMBER_TOKENS) -> bytes:
+        """Return `count` ids that no other number has, the lowest digit first."""
+        value += self._first
+        digits = []
+        for _ in range(count):
+            value, digit = divmod(value, self._span)
+            digits.append(b"%d," % (self._low + digit))
+        return b"".join(digits)
+
+
+class _Conversation:
+    """What its turns have said so far, and which turn is next."""
+
+    __slots__ = ("count", "name", "text", "turn")
+
+    def __init__(self, text: bytes, count: int, name: str) -> None:
+        self.text, self.count, self.name, self.turn = text, count, name, 1
+
+
+class TokenRequests:
+    """
+    Requests of random token ids, one after the other.
+
+    `form` has model, vocabulary [low, high), salt, input and output (as `lengths` has them);
+    prefix_tokens and prefix_groups: tokens that all requests of a group begin with; turns: of a
+    conversation, each of which repeats the turns before it with what stands for their answers;
+    session_header: the header that names the conversation, for a gateway's session affinity.
+
+    Turns change nothing about when requests arrive: an arrival is a new conversation's first turn
+    once in `turns` times, or else the next turn of the one that has rested longest.
+    """
+
+    def __init__(self, form: Dict[str, Any], seed: object, process: int, processes: int) -> None:
+        self._pool = TokenPool(form["vocabulary"][0], form["vocabulary"][1], form["salt"])
+        self._inputs = lengths(form["input"], "%s/input" % (seed,))
+        self._outputs = lengths(form["output"], "%s/output" % (seed,))
+        self._draw = random.Random("%s/choice" % (seed,)).random
+        # The same number never comes again: not in another process, which counts beside this one.
+        self._numbers = itertools.count(process, processes)
+        self._prefix = int(form.get("prefix_tokens", 0))
+        self._groups = [
+            self._pool.number(-1 - group, min(self._prefix, NUMBER_TOKENS))
+            + self._pool.piece(group * 997, self._prefix - NUMBER_TOKENS)
+            for group in range(int(form.get("prefix_groups", 1)))
+        ]
+        self._turns = int(form.get("turns", 1))
+        self._resting: Deque[_Conversation] = collections.deque()
+        self._affinity = form.get("session_header") or ""
+        self._head, self._tail = token_frame(form["model"])
+
+    def rest(self, count: int) -> None:
+        """Begin with so many conversations under way, else all were in the same turn at first."""
+        if self._turns > 1:
+            for _ in range(count):
+                self._resting.append(self._begun(1 + int(self._draw() * (self._turns - 1))))
+
+    def next(self) -> Prepared:
+        """Return the next request."""
+        if self._turns == 1:
+            count, output = next(self._inputs), next(self._outputs)
+            prompt = self._start() + self._own(count)
+            return self._prepared(prompt, self._prefix + count, output)
+        if self._draw() * self._turns < 1.0:
+            talk = self._begun(0)
+        else:
+            talk = self._resting.popleft() if self._resting else self._begun(1)
+        return self._turn(talk)
+
+    def replayed(self, count: int, output: int, blocks: Sequence[int]) -> Prepared:
+        """Return a trace's request; `blocks` name what its prompt shares with others."""
+        if not blocks:
+            return self._prepared(self._own(count), count, output)
+        parts = []
+        left = count
+        for block in blocks:
+            parts.append(self._block(block, min(left, BLOCK_TOKENS)))
+            left -= min(left, BLOCK_TOKENS)
+        parts.append(self._own(left))
+        return self._prepared(b"".join(parts), count, output)
+
+    def _block(self, block: int, count: int) -> bytes:
+        digits = min(count, NUMBER_TOKENS)
+        return self._pool.number(BLOCKS_FROM + block, digits) + self._pool.piece(
+            block * 997, count - digits
+        )
+
+    def _start(self) -> bytes:
+        """Return the prefix of a group."""
+        return self._groups[int(self._draw() * len(self._groups))]
+
+    def _own(self, count: int) -> bytes:
+        """Return tokens that no other prompt has at this place."""
+        digits = min(count, NUMBER_TOKENS)
+        start = int(self._draw() * POOL_TOKENS)
+        return self._pool.number(next(self._numbers), digits) + self._pool.piece(
+            start, count - digits
+        )
+
+    def _begun(self, turns: int) -> _Conversation:
+        """Return a conversation of which so many turns are over."""
+        talk = _Conversation(self._start(), self._prefix, "%x" % int(self._draw() * (1 << 53)))
+        for _ in range(turns):
+            self._turn(talk)
+        return talk
+
+    def _turn(self, talk: _Conversation) -> Prepared:
+        count, output = next(self._inputs), next(self._outputs)
+        prompt = talk.text + self._own(count)
+        total = talk.count + count
+        # For the answer: which ids it has, only the server knows.
+        talk.text, talk.count = prompt + self._own(output), total + output
+        talk.turn += 1
+        header = b""
+        if self._affinity:
+            header = ("%s: %s\r\n" % (self._affinity, talk.name)).encode()
+        again = None if talk.turn > self._turns else lambda: self._resting.append(talk)
+        return self._prepared(prompt, total, output, header, again)
+
+    def _prepared(
+        self,
+        prompt: bytes,
+        count: int,
+        output: int,
+        header: bytes = b"",
+        resume: Optional[Callable[[], None]] = None,
+    ) -> Prepared:
+        body = b"".join((self._head, prompt[:-1], self._tail % (output, output)))
+        return Prepared(body, count, output, header, resume)
+
+
+class WrittenRequests:
+    """
+    The operator's own requests in the order given, from the first one again after the last.
+
+    `form` has bodies: [[text, tokens asked for], ...].
+    """
+
+    def __init__(self, form: Dict[str, Any]) -> None:
+        self._bodies: List[Prepared] = [
+            Prepared(text.encode(), 0, int(tokens)) for text, tokens in form["bodies"]
+        ]
+        self._number = 0
+
+    def rest(self, count: int) -> None:
+        """Nothing is under way: each of them stands for itself."""
+
+    def next(self) -> Prepared:
+        """Return the next request."""
+        self._number += 1
+        return self._bodies[(self._number - 1) % len(self._bodies)]
+
+    def replayed(self, *_: object) -> Prepared:
+        """Return the next request: a trace then says only when."""
+        return self.next()
+
+
+def token_frame(model: str) -> "tuple[bytes, bytes]":
+    """Return what stands before and after a prompt's ids; `tail % (tokens, tokens)`."""
+    head = b'{"model":%s,"prompt":[' % json.dumps(model).encode()
+    # ignore_eos and min_tokens: the answer has the length that was drawn, also on random ids. No
+    # temperature: greedy answers to random ids repeat themselves, which speculation guesses well.
+    tail = (
+        b'],"max_tokens":%d,"min_tokens":%d,"ignore_eos":true,"stream":true,'
+        b'"stream_options":{"include_usage":true}}'
+    )
+    return head, tail

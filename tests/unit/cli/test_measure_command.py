@@ -1,0 +1,83 @@
+"""`gpufleet measure`: what excludes what, and two results compared without an inventory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gpufleet.cli.measure_command import measure
+from gpufleet.cli.measure_session import Wanted
+from gpufleet.errors import FleetError
+from gpufleet.load_test import result
+from tests.unit.load_test.sample_results import measurement
+
+TYPED = {
+    "model": None,
+    "replica": None,
+    "gateway": None,
+    "key_file": None,
+    "ca_file": None,
+    "preset": "chat",
+    "lengths": None,
+    "prompts": None,
+    "rate": None,
+    "concurrency": None,
+    "most": None,
+    "share": 0.95,
+    "seconds": 120,
+    "guest": None,
+    "processes": None,
+    "seed": 1,
+    "output": None,
+    "as_json": False,
+}
+
+
+def test_all_that_exclude_each_other_are_named_at_once() -> None:
+    with pytest.raises(FleetError) as refused:
+        Wanted(**{**TYPED, "replica": "a-0", "gateway": "lb", "rate": 1.0, "concurrency": 4})
+
+    assert refused.value.problems == (
+        "--replica and --gateway exclude each other: remove one",
+        "--rate and --concurrency exclude each other: remove one",
+    )
+
+
+@pytest.mark.parametrize(
+    ("lengths", "most"), [("1000,200", 1200), ("256-1024,10", 1034), (None, 200 + 4 * 1536)]
+)
+def test_lengths_stand_in_place_of_the_preset(lengths: str | None, most: int) -> None:
+    assert Wanted(**{**TYPED, "lengths": lengths}).work().most_tokens == most
+
+
+def test_lengths_without_an_answer_are_refused_with_what_to_write() -> None:
+    with pytest.raises(FleetError, match=r"--lengths 1000: write tokens .* as 1000,200"):
+        Wanted(**{**TYPED, "lengths": "1000"}).work()
+
+
+def test_two_results_are_compared_without_an_inventory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    one, other = (str(result.write(measurement(), tmp_path / each)) for each in ("a", "b"))
+
+    said = CliRunner().invoke(measure, ["--compare", one, other], standalone_mode=False)
+    plain = CliRunner().invoke(measure, ["--compare", one, other, "--json"], standalone_mode=False)
+
+    assert said.exit_code == 0, said.output
+    assert "no difference that this data can show" in said.output
+    assert json.loads(plain.stdout)["differences"] == []
+
+
+def test_a_file_that_is_no_result_is_named(tmp_path: Path) -> None:
+    good = result.write(measurement(), tmp_path)
+    bad = tmp_path / "other.json"
+    bad.write_text('{"what": "else"}')
+
+    said = CliRunner().invoke(measure, ["--compare", str(good), str(bad)])
+
+    assert isinstance(said.exception, FleetError)
+    assert str(bad) in str(said.exception)

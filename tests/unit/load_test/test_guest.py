@@ -1,0 +1,61 @@
+"""A guest takes a share of what is idle, and ends as soon as others would notice it."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpufleet.errors import FleetError
+from gpufleet.load_test.guest import ServerLoad, busy, most_in_flight, stop_reason
+
+
+def load(
+    running: float = 0, waiting: float = 0, kv: float = 0.0, slots: int | None = 64
+) -> ServerLoad:
+    return ServerLoad("tiny-0", running, waiting, kv, slots)
+
+
+@pytest.mark.parametrize(
+    ("loads", "share", "most"),
+    [
+        ([load()], 0.5, 32),
+        ([load(running=44)], 0.5, 10),
+        ([load(running=44), load(running=60)], 0.5, 12),  # 20 and 4 are idle
+        ([load(running=4, kv=0.75)], 0.5, 8),  # the KV cache is fuller than the slots
+        ([load(running=64, waiting=9), load()], 0.25, 16),  # a queue makes nothing negative
+    ],
+)
+def test_it_takes_a_share_of_idle_slots_or_of_the_idle_kv_cache(loads, share, most) -> None:
+    assert most_in_flight(loads, share) == most
+
+
+@pytest.mark.parametrize(
+    ("loads", "words"),
+    [
+        ([load(), "tiny-1: its metrics cannot be read"], "tiny-1: its metrics cannot be read"),
+        ([load(slots=None)], "set `flags.max-num-seqs`"),
+        ([load(running=63)], "1 requests more would fit, and a guest may take 50% of that"),
+    ],
+)
+def test_what_is_not_known_or_not_idle_is_refused(loads, words) -> None:
+    with pytest.raises(FleetError) as refused:
+        most_in_flight(loads, 0.5)
+
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("loads", "words"),
+    [
+        ([load(running=64, kv=0.9)], ""),
+        ([load(), load(waiting=2)], "2 requests wait for tiny-0"),
+        ([load(kv=0.91)], "91% of tiny-0's KV cache is in use"),
+        ([load(), "tiny-1: no answer in time"], "a replica's load is not known any more"),
+    ],
+)
+def test_it_stops_when_a_request_waits_or_the_kv_cache_is_full(loads, words) -> None:
+    assert words in stop_reason(loads)
+    assert bool(words) == bool(stop_reason(loads))
+
+
+def test_replicas_with_requests_of_others_are_named() -> None:
+    assert busy([load(), ServerLoad("tiny-1", 2, 1, 0.1, 8), "tiny-2: unknown"]) == {"tiny-1": 3}

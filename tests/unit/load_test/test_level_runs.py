@@ -1,0 +1,165 @@
+"""Levels on a real server: what it carries is found, and what cannot be measured is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpufleet.errors import FleetError
+from gpufleet.load_test import workloads
+from gpufleet.load_test.level import LevelSummary
+from gpufleet.load_test.level_runs import (
+    LevelRuns,
+    blame_client,
+    give_up_seconds,
+    measure_client,
+)
+from gpufleet.load_test.load_target import Target
+from gpufleet.load_test.outcomes import Contract
+from tests.support.queue_server import QueueServer
+from tests.unit.load_test.sample_results import measurement
+
+IDS = workloads.TokenRange(100, 1000)
+WORK = workloads.Workload("short", workloads.fixed(32), workloads.fixed(4), "short answers")
+# Far beyond what the server takes idle, and what a busy machine adds.
+EASY = Contract(ttft_seconds=5.0, share=0.5)
+
+
+@pytest.fixture
+def server() -> Iterator[QueueServer]:
+    with QueueServer(slots=4, first_seconds=0.01, token_seconds=0.002, key="sesame") as found:
+        yield found
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> str:
+    file = tmp_path / "key"
+    file.write_text("sesame\n")
+    return str(file)
+
+
+def runs(server: QueueServer, contract: Contract, key_file: str | None) -> LevelRuns:
+    target = Target("replica tiny-0", server.url, "tiny", "tiny", ("tiny-0",), key_file)
+    return LevelRuns(target, contract, WORK, IDS, 1, 1)
+
+
+def test_a_rate_far_below_the_capacity_is_kept_and_each_request_was_the_servers(
+    server: QueueServer, key: str
+) -> None:
+    measured = runs(server, EASY, key)
+
+    level = measured.run(20.0, 10.0)
+
+    assert (level.verdict, level.rate, level.errors) == ("kept", 20.0, {})
+    assert len(server.record) >= level.requests
+    assert {each.headers["authorization"] for each in server.record} == {"Bearer sesame"}
+    assert not measured.stopped
+
+
+def test_a_rate_above_the_capacity_is_missed(key: str) -> None:
+    """40 arrive in a second, 10 are served: soon all of them wait longer than was promised."""
+    contract = Contract(ttft_seconds=0.2, e2e_seconds=0.5, share=0.9)
+    with QueueServer(slots=1, first_seconds=0.04, token_seconds=0.02, key="sesame") as server:
+        level = runs(server, contract, key).run(40.0, 10.0)
+
+    # A busy machine may make the client late, which is no miss of the server's.
+    assert level.verdict != "kept"
+    assert level.kept < 0.5 * level.requests
+
+
+MISSED, KEPT = (
+    dataclasses.replace(each, verdict=verdict)
+    for verdict, each in zip(("missed", "kept"), measurement().levels, strict=False)
+)
+
+
+@pytest.mark.parametrize(
+    ("level", "lag", "promised", "verdict"),
+    [
+        (MISSED, 0.05, 0.2, "missed"),
+        (MISSED, 0.06, 0.2, "not known"),
+        (MISSED, 0.1, 2.0, "missed"),
+        (MISSED, 0.11, 2.0, "not known"),
+        (KEPT, 9.0, 2.0, "kept"),
+        (dataclasses.replace(MISSED, rate=None), 9.0, 2.0, "missed"),
+    ],
+)
+def test_a_late_client_takes_back_a_miss_and_no_other_verdict(
+    level: LevelSummary, lag: float, promised: float, verdict: str
+) -> None:
+    assert blame_client(level, lag, Contract(ttft_seconds=promised)).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("faults", "with_key", "words"),
+    [
+        ((), False, "(401): the key is not the server's"),
+        (("429",), True, "(429): this client's requests are limited"),
+    ],
+)
+def test_a_first_request_that_fails_is_explained_before_any_load(
+    key: str, faults, with_key: bool, words: str
+) -> None:
+    with QueueServer(slots=1, key="sesame", faults=faults) as server:
+        measured = runs(server, EASY, key if with_key else None)
+        with pytest.raises(FleetError) as refused:
+            measured.try_largest()
+
+    assert words in str(refused.value)
+    assert "sesame" not in str(refused.value)
+
+
+def test_the_largest_request_is_tried_first(server: QueueServer, key: str) -> None:
+    measured = runs(server, EASY, key)
+    measured.work = workloads.Workload(
+        "talk", workloads.uniform(8, 16), workloads.uniform(2, 4), "two turns", 10, turns=2
+    )
+
+    measured.try_largest()
+
+    seen = server.record[0]
+    assert len(seen.prompt) + seen.tokens == measured.work.most_tokens
+
+
+def test_a_reason_from_outside_ends_a_level_without_a_verdict(
+    server: QueueServer, key: str
+) -> None:
+    measured = runs(server, EASY, key)
+    measured.stop_reason = lambda in_flight: "others wait" if in_flight >= 0 else ""
+
+    level = measured.run(20.0, 60.0)
+
+    assert (level.verdict, level.why, measured.stopped) == (
+        "not known", "others wait", "others wait",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("text", [None, ""])
+def test_a_key_file_that_has_no_key_is_named(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "key"
+    if text is not None:
+        file.write_text(text)
+
+    with pytest.raises(FleetError, match=str(file)):
+        LevelRuns(
+            Target("gateway lb", "http://127.0.0.1:9", "m", "m", ("m-0",), str(file)),
+            EASY, WORK, IDS, 1, 1,
+        )  # fmt: skip
+
+
+def test_what_the_client_itself_can_send_is_measured_and_halved() -> None:
+    found = measure_client(WORK, 1)
+
+    assert found.most_rate > 0
+    assert found.most_rate * found.ceiling.cpu_seconds == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("contract", "seconds"),
+    [(Contract(ttft_seconds=1.0), 30.0), (Contract(e2e_seconds=60.0), 600.0)],
+)
+def test_a_request_is_given_up_long_after_its_promise(contract: Contract, seconds: float) -> None:
+    assert give_up_seconds(contract) == seconds

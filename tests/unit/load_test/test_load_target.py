@@ -1,0 +1,142 @@
+"""What load is put on is named, or refused with what to write, before any load."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from gpufleet.errors import FleetError
+from gpufleet.load_test.load_target import (
+    Declared,
+    choose_model,
+    contract_of,
+    gateway_target,
+    limit_warning,
+    replica_target,
+)
+from gpufleet.load_test.outcomes import Contract
+from gpufleet.settings.node_settings import NodeSettings
+from tests.unit.upgrade.fleets import runs
+
+KEY = "a" * 64
+VLLM = {"version": "0.32.0", "lock": "locks/x.txt", "api_key_file": "secrets/key"}
+GATEWAY = {
+    "clients": [{"name": "bench", "key_sha256": KEY}],
+    "tls": {"certificate_file": "tls/{node}.pem", "key_file": "tls/key.pem"},
+}
+
+
+def node(objectives=None, gateway=None, **vllm) -> NodeSettings:
+    served = {"model": "/srv/tiny", "replicas": 2, "objectives": objectives or {}}
+    given = {"vllm": {**VLLM, **vllm}, "serving": {"tiny": served}}
+    return NodeSettings.model_validate(given | ({"gateway": gateway} if gateway else {}))
+
+
+def front(**more) -> NodeSettings:
+    return NodeSettings.model_validate({"gpu_node": False, "gateway": {**GATEWAY, **more}})
+
+
+FLEET = Declared(
+    addresses={"a": "10.0.0.1", "b": "10.0.0.2", "lb": "10.0.0.9"},
+    settings={"a": node({"ttft_p99_seconds": 2.5}), "b": node({"ttft_p99_seconds": 2.5})},
+    gateways={"lb": front()},
+    running=(runs("tiny-0", "a", "GPU-0"), runs("tiny-1", "b", "GPU-1", port=8001)),
+    out={},
+)
+
+
+def changed(**more) -> Declared:
+    return dataclasses.replace(FLEET, **more)
+
+
+def test_a_replica_is_measured_at_its_own_server_with_the_fleets_key() -> None:
+    found = replica_target("tiny", "tiny-1", FLEET)
+
+    assert (found.url, found.key_file) == ("http://10.0.0.2:8001", "secrets/key")
+    assert (found.name, found.replicas, found.nodes) == ("replica tiny-1", ("tiny-1",), ("b",))
+    assert found.certificate_file is None
+
+
+def test_a_model_is_measured_behind_its_gateway_over_tls_with_a_clients_key() -> None:
+    found = gateway_target("tiny", None, "bench-key", None, FLEET)
+
+    assert (found.url, found.key_file) == ("https://10.0.0.9:8443", "bench-key")
+    assert found.certificate_file == "tls/lb.pem"
+    assert (found.name, found.replicas) == ("gateway lb", ("tiny-0", "tiny-1"))
+
+
+def test_clients_use_the_address_that_gateways_share() -> None:
+    shared = {
+        "address": "10.0.0.100/24",
+        "interface": "eth0",
+        "router_id": 7,
+        "password_file": "secrets/vrrp",
+    }
+    fleet = changed(gateways={"lb": front(virtual_address=shared)})
+
+    assert gateway_target("tiny", "lb", "k", None, fleet).url == "https://10.0.0.100:8443"
+
+
+def test_replicas_that_get_no_requests_do_not_count() -> None:
+    fleet = changed(out={"tiny-0": "drained by ada"})
+
+    assert gateway_target("tiny", "lb", "k", None, fleet).replicas == ("tiny-1",)
+    assert replica_target("tiny", None, fleet).replicas == ("tiny-1",)
+
+
+@pytest.mark.parametrize(
+    ("ask", "words"),
+    [
+        (lambda: choose_model(FLEET, "tini"), "did you mean 'tiny'?"),
+        (lambda: choose_model(changed(settings={}), None), "`serving` is empty"),
+        (lambda: replica_target("tiny", "tiny-7", FLEET), "no replica 'tiny-7' that serves"),
+        (
+            lambda: replica_target("tiny", "tiny-0", changed(out={"tiny-0": "drained by ada"})),
+            "tiny-0 gets no requests: drained by ada",
+        ),
+        (lambda: replica_target("tiny", None, changed(running=())), "deploy it first"),
+        (
+            lambda: replica_target("tiny", "tiny-0", changed(settings={"a": node(listen="::1")})),
+            "`vllm.listen`",
+        ),
+        (lambda: gateway_target("tiny", "lb", None, None, FLEET), "--key-file FILE"),
+        (lambda: gateway_target("tiny", None, "k", None, changed(gateways={})), "--replica"),
+        (lambda: gateway_target("tiny", "lc", "k", None, FLEET), "no gateway is declared on lc"),
+        (
+            lambda: gateway_target(
+                "tiny", "lb", "k", None, changed(gateways={"lb": front(listen="127.0.0.1")})
+            ),
+            "`gateway.listen`",
+        ),
+        (
+            lambda: contract_of("tiny", changed(settings={"a": node()}), 0.95),
+            "serving.tiny.objectives has no latency",
+        ),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_with_what_to_write(ask, words) -> None:
+    with pytest.raises(FleetError) as refused:
+        ask()
+
+    assert words in str(refused.value)
+
+
+def test_the_contract_is_the_models_objectives() -> None:
+    assert contract_of("tiny", FLEET, 0.9) == Contract(2.5, None, None, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("limits", "rate", "warns"),
+    [([60], 1.0, False), ([60], 1.1, True), ([60, None], 50.0, False), ([60, 600], 9.0, False)],
+)
+def test_a_rate_that_no_client_of_the_gateway_may_send_is_named(limits, rate, warns) -> None:
+    clients = [
+        {"name": f"c{number}", "key_sha256": str(number) * 64, "requests_per_minute": limit}
+        for number, limit in enumerate(limits)
+    ]
+    fleet = changed(gateways={"lb": front(clients=clients)})
+    target = gateway_target("tiny", "lb", "k", None, fleet)
+
+    assert bool(limit_warning(target, rate, fleet)) == warns
+    assert not limit_warning(replica_target("tiny", None, fleet), rate, fleet)
