@@ -76,7 +76,7 @@ class MeasureCommand(FleetCommand):
     type=click.IntRange(min=10, max=3600),
     default=120,
     show_default=True,
-    help="Most time for a level of load.",
+    help="Most time for a level of load; a search takes longer where few requests arrive.",
 )
 @click.option(
     "--guest",

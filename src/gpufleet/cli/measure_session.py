@@ -31,6 +31,7 @@ from gpufleet.load_test.load_target import Declared, Target
 from gpufleet.load_test.rate_search import RateSearch
 from gpufleet.load_test.result import Found, Measurement
 from gpufleet.load_test.subjects import measurements_folder, subject_of
+from gpufleet.load_test.verdicts import fewest_seconds
 from gpufleet.load_test.written_prompts import WrittenPrompts, from_jsonl
 from gpufleet.node.marks import deploy_problems
 from gpufleet.node.topology import Node, node_from_probe
@@ -122,6 +123,8 @@ class Session:
         self.inventory = inventory_file
         self.wanted = wanted
         self.project = read(inventory_file)
+        self._request_seconds = 0.0
+        """Of the largest request, on an idle server."""
         self._opened: AbstractContextManager[Nodes] = open_nodes(inventory_file)
 
     def __enter__(self) -> Session:
@@ -152,7 +155,7 @@ class Session:
             f"{client.most_rate:.0f} are not begun"
         )
         runs = LevelRuns(target, contract, work, ids, wanted.seed, client.processes)
-        runs.try_largest()
+        self._request_seconds = runs.try_largest()
         runs.on_beat = _Progress()
         began = dt.datetime.now(dt.UTC)
         watching = gevent.spawn(lambda: None)
@@ -265,7 +268,7 @@ class Session:
         while (rate := search.next()) is not None:
             if warning := load_target.limit_warning(runs.target, rate, declared):
                 raise FleetError(warning)
-            level = runs.run(rate, wanted.seconds * search.budget_factor)
+            level = runs.run(rate, self._seconds(runs, rate) * search.budget_factor)
             levels.append(level)
             say_level(level)
             if runs.stopped:
@@ -279,6 +282,11 @@ class Session:
             found.why,
             found.kept.mean_concurrency if found.kept else None,
         )
+
+    def _seconds(self, runs: LevelRuns, rate: float) -> float:
+        """Return the most time for a level: no less than twice what a verdict takes."""
+        least = fewest_seconds(runs.contract, rate, self._request_seconds)
+        return max(float(self.wanted.seconds), 2 * least)
 
     def _measurement(
         self,

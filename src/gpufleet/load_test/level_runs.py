@@ -75,9 +75,9 @@ class LevelRuns:
         self._certificate = _read_certificate(self.target.certificate_file)
         self._levels = 0
 
-    def try_largest(self) -> None:
+    def try_largest(self) -> float:
         """
-        Send the largest request of the workload once.
+        Send the largest request of the workload; return the seconds that its answer took.
 
         Raises `FleetError` where it is not answered: a wrong key, a context that is too short, a
         server that does not stream.
@@ -92,6 +92,7 @@ class LevelRuns:
         error = found[0].error if found else "no answer"
         if error:
             raise FleetError(f"{self.target.url}: {_explain(error, work)}")
+        return found[0].e2e or 0.0
 
     def run(self, load: float, budget_seconds: float, *, closed: bool = False) -> LevelSummary:
         """Put one level of load on: arrivals per second, or the concurrency of a closed loop."""
