@@ -61,6 +61,11 @@ class MeasureCommand(FleetCommand):
     type=click.Path(exists=True, dir_okay=False),
     help="Your own prompts, a JSON object with `prompt` a line. They are never printed.",
 )
+@click.option(
+    "--trace",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Replay a trace once: a JSON object with `timestamp` and lengths a line.",
+)
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="This rate only.")
 @click.option("--concurrency", type=click.IntRange(min=1), help="Closed loop: so many clients.")
 @click.option("--most", type=click.FloatRange(min=0, min_open=True), help="Never a higher rate.")

@@ -6,7 +6,7 @@ Border: it asks nodes over SSH and starts load clients on this machine.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -18,15 +18,25 @@ import gevent
 
 from gpufleet.console import add_row, display, new_table
 from gpufleet.errors import FleetError
+from gpufleet.flags.normalize import human_readable
 from gpufleet.fleet import fleet_plan
 from gpufleet.fleet.model_configs import describe_models
 from gpufleet.fleet.upgrade_lock import lock_problems
 from gpufleet.formatting import join_names
 from gpufleet.inventory.loader import read
 from gpufleet.load_test import guest, load_target, report_format, result, result_page, workloads
+from gpufleet.load_test.arrivals import Trace, read_trace
+from gpufleet.load_test.client_ceiling import Ceiling
 from gpufleet.load_test.client_process import Beat
 from gpufleet.load_test.level import Level, LevelSummary
-from gpufleet.load_test.level_runs import Client, LevelRuns, Work, describe_work, measure_client
+from gpufleet.load_test.level_runs import (
+    MOST_CLIENT_SHARE,
+    LevelRuns,
+    Work,
+    describe_work,
+    measure_client,
+    read_key,
+)
 from gpufleet.load_test.load_target import Declared, Target
 from gpufleet.load_test.rate_search import RateSearch
 from gpufleet.load_test.result import Found, Measurement
@@ -62,6 +72,7 @@ class Wanted:
     preset: str
     lengths: str | None
     prompts: str | None
+    trace: str | None
     rate: float | None
     concurrency: int | None
     most: float | None
@@ -79,6 +90,8 @@ class Wanted:
             ("--lengths", self.lengths, "--prompts", self.prompts),
             ("--rate", self.rate, "--concurrency", self.concurrency),
             ("--guest", self.guest, "--concurrency", self.concurrency),
+            ("--trace", self.trace, "--prompts", self.prompts),
+            ("--trace", self.trace, "--concurrency", self.concurrency),
         )
         if problems := [
             f"{one} and {other} exclude each other: remove one"
@@ -137,34 +150,33 @@ class Session:
     def measure(self) -> Measurement:
         """Find what the target carries. Raises `FleetError` for all that has to be put right."""
         wanted = self.wanted
-        work = wanted.work()
+        trace = read_trace(Path(wanted.trace)) if wanted.trace else None
+        work = trace_work(wanted.trace or "", trace) if trace else wanted.work()
         fleet = self._look()
         model = load_target.choose_model(fleet.declared, wanted.model)
         contract = load_target.contract_of(model, fleet.declared, wanted.share)
         target = self._target(model, fleet.declared)
         ids, context = self._describe(model, fleet)
         if context:
-            work.check_context(context)
-        loads = self._loads(target, fleet)
-        most_in_flight = self._admit(loads)
+            (trace or work).check_context(context)
+        most_in_flight = self._admit(self._loads(target, fleet))
         say(f"{target.name}, {describe_work(work)}")
         client = measure_client(work, wanted.processes)
-        say(
-            f"this client sends at most {client.ceiling.requests_per_second:.0f} requests/s "
-            f"({client.ceiling.cpu_seconds * 1000:.1f} ms of processor time each); levels above "
-            f"{client.most_rate:.0f} are not begun"
-        )
-        runs = LevelRuns(target, contract, work, ids, wanted.seed, client.processes)
+        most = self._most_rate(client, trace)
+        key = read_key(target.key_file)
+        if problem := load_target.key_problem(target, key, most, fleet.declared):
+            raise FleetError(problem)
+        runs = LevelRuns(target, contract, work, ids, wanted.seed, client.processes, trace)
         self._request_seconds = runs.try_largest()
         runs.on_beat = _Progress()
         began = dt.datetime.now(dt.UTC)
         watching = gevent.spawn(lambda: None)
         if most_in_flight is not None:
-            watched = _Watched(self, target, fleet, most_in_flight)
+            watched = _Watched(lambda: self._loads(target, fleet), most_in_flight)
             runs.stop_reason = watched.reason
             watching = gevent.spawn(watched.look)
         try:
-            what = self._find(runs, client, fleet.declared)
+            what = self._find(runs, most)
         finally:
             watching.kill()
         return self._measurement(began, fleet, runs, client, what)
@@ -210,7 +222,7 @@ class Session:
         lines = next((e.arguments for e in fleet.declared.running if e.model == model), ())
         given = (line.strip().partition(" ") for line in lines)
         length = next((value for name, _, value in given if name == "--max-model-len"), "")
-        return ids, int(length) if length.isdecimal() else None
+        return ids, human_readable(length)
 
     def _loads(self, target: Target, fleet: _Fleet) -> list[guest.ServerLoad | str]:
         """Return how busy the replicas of a target are now."""
@@ -247,27 +259,37 @@ class Session:
             )
         return None
 
-    def _find(
-        self, runs: LevelRuns, client: Client, declared: Declared
-    ) -> tuple[tuple[LevelSummary, ...], Found]:
-        """Run levels until the answer is known."""
+    def _most_rate(self, client: Ceiling, trace: Trace | None) -> float:
+        """Return the highest arrivals per second that there will be; say what the client can do."""
+        wanted, limit = self.wanted, client.rate_at(MOST_CLIENT_SHARE)
+        say(
+            f"this client sends at most {client.requests_per_second:.0f} requests/s "
+            f"({client.cpu_seconds * 1000:.1f} ms of processor time each); levels above "
+            f"{limit:.0f} are not begun"
+        )
+        rate = wanted.rate or (trace.rate if trace else None)
+        if rate is None:
+            return min(limit, wanted.most or limit)
+        if rate > limit:
+            raise FleetError(
+                f"{rate:g} requests/s is more than this client can send without being the "
+                f"bottleneck ({limit:.0f}): use more --processes"
+            )
+        return rate
+
+    def _find(self, runs: LevelRuns, most: float) -> tuple[tuple[LevelSummary, ...], Found]:
+        """Run levels until the answer is known; none has more than `most` arrivals per second."""
         wanted = self.wanted
-        if wanted.concurrency is not None or wanted.rate is not None:
-            load = wanted.rate if wanted.rate is not None else float(wanted.concurrency or 1)
-            if wanted.rate is not None and wanted.rate > client.most_rate:
-                raise FleetError(
-                    f"{wanted.rate:g} requests/s is more than this client can send without being "
-                    f"the bottleneck ({client.most_rate:.0f}): use more --processes"
-                )
-            level = runs.run(load, wanted.seconds, closed=wanted.rate is None)
+        closed = wanted.concurrency is not None
+        if closed or wanted.rate is not None or runs.trace:
+            load = float(wanted.concurrency) if wanted.concurrency is not None else most
+            seconds = runs.trace.at_rate(load).seconds if runs.trace else 0.0
+            level = runs.run(load, max(seconds, float(wanted.seconds)), closed=closed)
             say_level(level)
             return (level,), _single(level)
-        most = min(client.most_rate, wanted.most or client.most_rate)
         search = RateSearch(min(START_RATE, most), most, budget_levels=MOST_LEVELS)
         levels: list[LevelSummary] = []
         while (rate := search.next()) is not None:
-            if warning := load_target.limit_warning(runs.target, rate, declared):
-                raise FleetError(warning)
             level = runs.run(rate, self._seconds(runs, rate) * search.budget_factor)
             levels.append(level)
             say_level(level)
@@ -293,7 +315,7 @@ class Session:
         began: dt.datetime,
         fleet: _Fleet,
         runs: LevelRuns,
-        client: Client,
+        client: Ceiling,
         what: tuple[tuple[LevelSummary, ...], Found],
     ) -> Measurement:
         levels, found = what
@@ -308,13 +330,13 @@ class Session:
             target.name,
             len(target.replicas),
             runs.contract,
-            _work_json(runs.work, self.wanted.seed),
+            _work_json(runs.work, self.wanted.seed, self.wanted.trace),
             "closed" if self.wanted.concurrency is not None else "open",
             levels,
             found,
             result.Client(
                 client.processes,
-                client.ceiling.requests_per_second,
+                client.requests_per_second,
                 max(runs.costs, default=None),
                 None if self.wanted.concurrency is not None else max(runs.lags, default=None),
                 "controller",
@@ -362,8 +384,8 @@ class Session:
 class _Watched:
     """The replicas of a target, looked at while a guest is there."""
 
-    def __init__(self, session: Session, target: Target, fleet: _Fleet, most: int) -> None:
-        self._session, self._target, self._fleet, self._most = session, target, fleet, most
+    def __init__(self, loads: Callable[[], list[guest.ServerLoad | str]], most: int) -> None:
+        self._loads, self._most = loads, most
         self._reason = ""
 
     def look(self) -> None:
@@ -371,7 +393,7 @@ class _Watched:
         while not self._reason:
             gevent.sleep(GUEST_LOOK_SECONDS)
             try:
-                loads = self._session._loads(self._target, self._fleet)  # noqa: SLF001
+                loads = self._loads()
             except FleetError as error:
                 self._reason = error.problems[0]
             else:
@@ -435,7 +457,20 @@ def _stopped(levels: list[LevelSummary], why: str) -> Found:
     return Found(max(kept, default=None), None, "ceiling" if kept else "not known", why)
 
 
-def _work_json(work: Work, seed: int) -> dict[str, Any]:
+def trace_work(name: str, trace: Trace) -> workloads.Workload:
+    """Return a trace's largest request: for the first one, and for what a client can do."""
+    largest = max(trace.entries, key=lambda each: each.prompt_tokens + each.tokens)
+    return workloads.Workload(
+        Path(name).name,
+        workloads.fixed(largest.prompt_tokens),
+        workloads.fixed(largest.tokens),
+        "the largest request of a trace",
+    )
+
+
+def _work_json(work: Work, seed: int, trace: str | None) -> dict[str, Any]:
+    if trace:
+        return {"trace": Path(trace).name, "seed": seed}
     if isinstance(work, WrittenPrompts):
         return {"prompts": work.name, "count": len(work), "seed": seed}
     return {

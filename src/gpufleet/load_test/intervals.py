@@ -70,9 +70,13 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """Return p50, p90, p95 and p99 of values in any order; empty without values."""
+    """Return the mean, p50, p90, p95 and p99 of values in any order; empty without values."""
     ordered = sorted(values)
-    return {f"p{each}": _percentile(ordered, each) for each in PERCENTILES if ordered}
+    if not ordered:
+        return {}
+    return {"mean": fmean(ordered)} | {
+        f"p{each}": _percentile(ordered, each) for each in PERCENTILES
+    }
 
 
 def _percentile(ordered: Sequence[float], percent: float) -> float:

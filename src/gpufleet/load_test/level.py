@@ -69,7 +69,7 @@ class LevelSummary:
     errors: Mapping[str, int]
     """Failed requests by reason; "unfinished": too old to keep the contract, and not answered."""
     ttft: Mapping[str, float]
-    """p50, p90, p95, p99; empty where there are none. Failed requests have no latencies."""
+    """mean, p50, p90, p95, p99; empty where there are none. Failed requests have no latencies."""
     itl: Mapping[str, float]
     """Over all gaps between chunks, not over requests' means."""
     e2e: Mapping[str, float]

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from gpufleet.errors import FleetError, file_fault
 from gpufleet.formatting import count_of
-from gpufleet.load_test.arrivals import ClosedLoop, Poisson
+from gpufleet.load_test.arrivals import Arrivals, ClosedLoop, Poisson, Trace
 from gpufleet.load_test.client_ceiling import Ceiling, ceiling
 from gpufleet.load_test.client_process import Beat, LevelRun, LoadSpec, run_level
 from gpufleet.load_test.level import Level, LevelSummary
@@ -38,19 +38,6 @@ before the next level."""
 _TRY_SECONDS = 120.0
 
 
-@dataclass(frozen=True)
-class Client:
-    """What sends the requests."""
-
-    processes: int
-    ceiling: Ceiling
-
-    @property
-    def most_rate(self) -> float:
-        """Return the arrivals per second above which a level is not begun."""
-        return self.ceiling.rate_at(MOST_CLIENT_SHARE)
-
-
 @dataclass
 class LevelRuns:
     """Runs levels against one target, and keeps what they showed."""
@@ -61,6 +48,8 @@ class LevelRuns:
     ids: TokenRange
     seed: int
     processes: int
+    trace: Trace | None = None
+    """Requests at the times of others', in place of random arrivals."""
     stop_reason: Callable[[int], str] = lambda _in_flight: ""
     """Takes the requests under way; a sentence ends the level, and the search."""
     on_beat: Callable[[float | int, Beat, Level], None] = lambda _load, _beat, _level: None
@@ -71,7 +60,7 @@ class LevelRuns:
     """Processor seconds for a request, of each level."""
 
     def __post_init__(self) -> None:
-        self._key = _read_key(self.target.key_file)
+        self._key = read_key(self.target.key_file)
         self._certificate = _read_certificate(self.target.certificate_file)
         self._levels = 0
 
@@ -99,7 +88,7 @@ class LevelRuns:
         give_up = give_up_seconds(self.contract)
         rate, places = (None, round(load)) if closed else (load, None)
         level = Level(self.contract, rate, budget_seconds, give_up, concurrency=places)
-        arrivals = Poisson(load) if places is None else ClosedLoop(places)
+        arrivals = self._arrivals(load) if places is None else ClosedLoop(places)
         spec = self._spec(self.work, arrivals, budget_seconds, give_up)
 
         def decide(now: float, in_flight: Sequence[float]) -> bool:
@@ -115,6 +104,9 @@ class LevelRuns:
             level.decide(max(run.seconds, budget_seconds), run.unfinished)
         return self._checked(level.summary(), run)
 
+    def _arrivals(self, rate: float) -> Arrivals:
+        return self.trace.at_rate(rate) if self.trace else Poisson(rate)
+
     def _checked(self, found: LevelSummary, run: LevelRun) -> LevelSummary:
         """Return a summary; not known where the client was too slow for it."""
         self.lags.append(run.lag_p99)
@@ -123,9 +115,7 @@ class LevelRuns:
             return replace(found, verdict="not known", why=self.stopped, ended="budget")
         return blame_client(found, run.lag_p99, self.contract)
 
-    def _spec(
-        self, work: Work, arrivals: Poisson | ClosedLoop, seconds: float, give_up: float
-    ) -> LoadSpec:
+    def _spec(self, work: Work, arrivals: Arrivals, seconds: float, give_up: float) -> LoadSpec:
         self._levels += 1
         name = self.target.served_name
         requests = (
@@ -171,7 +161,7 @@ def give_up_seconds(contract: Contract) -> float:
     return max(FEWEST_GIVE_UP_SECONDS, GIVE_UP_TIMES * longest)
 
 
-def measure_client(work: Work, processes: int | None) -> Client:
+def measure_client(work: Work, processes: int | None) -> Ceiling:
     """Return what the clients can do here with requests like those of a workload."""
     count = processes or max(1, len(os.sched_getaffinity(0)) - 1)
     prompt, tokens = (
@@ -179,7 +169,7 @@ def measure_client(work: Work, processes: int | None) -> Client:
         if isinstance(work, Workload)
         else (512, 128)
     )
-    return Client(count, ceiling(count, prompt_tokens=max(1, prompt), tokens=max(1, tokens)))
+    return ceiling(count, prompt_tokens=max(1, prompt), tokens=max(1, tokens))
 
 
 def _explain(error: str, work: Work) -> str:
@@ -199,7 +189,8 @@ def _explain(error: str, work: Work) -> str:
     )
 
 
-def _read_key(path: str | None) -> str:
+def read_key(path: str | None) -> str:
+    """Return the key in a file; "" without one. Raises `FleetError` naming the file."""
     if path is None:
         return ""
     try:

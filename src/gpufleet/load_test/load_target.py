@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -167,18 +168,38 @@ def gateway_target(
     )
 
 
-def limit_warning(target: Target, rate: float, declared: Declared) -> str:
-    """Return why a gateway may refuse that many requests a second; "": it has no such limit."""
+def key_problem(target: Target, key: str, rate: float, declared: Declared) -> str:
+    """
+    Return why a gateway refuses this key's requests, or so many a second; "": it takes them.
+
+    What it refuses would count as missed by the servers.
+    """
     found = declared.gateways.get(target.name.removeprefix("gateway "))
-    if found is None or found.gateway is None or not target.name.startswith("gateway "):
+    if not target.name.startswith("gateway ") or found is None or found.gateway is None:
         return ""
-    limits = [each.requests_per_minute for each in found.gateway.clients]
-    if not limits or None in limits or rate * 60 <= max(filter(None, limits)):
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    clients = found.gateway.clients
+    client = next((each for each in clients if each.key_sha256 == digest), None)
+    if not clients:
         return ""
-    return (
-        f"no client of the gateway may send more than {max(filter(None, limits))} requests a "
-        "minute: add one without `requests_per_minute` for measuring, `gateway.clients`"
-    )
+    if client is None:
+        return (
+            f"{target.key_file}: no client of the gateway has this key: name the file with the key "
+            "of one of `gateway.clients`"
+        )
+    if client.models and target.model not in client.models:
+        return (
+            f"client {client.name} may not use {target.model}: add it to its `models` in "
+            "`gateway.clients`, or leave them out"
+        )
+    limit = client.requests_per_minute
+    if limit is not None and rate * 60 > limit:
+        return (
+            f"client {client.name} may send {limit} requests a minute, and up to {rate:.3g} a "
+            f"second are to be sent: use a client without `requests_per_minute`, or --most "
+            f"{limit / 60:.3g}"
+        )
+    return ""
 
 
 def served_name(model: str, declared: Declared) -> str:

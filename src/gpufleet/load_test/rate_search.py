@@ -36,7 +36,7 @@ APART = 1.1
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """What a search found. `kept` and `missed` enclose the limit if both are known."""
 
     status: Status
@@ -118,10 +118,10 @@ class RateSearch:
         else:
             self._unresolved[load] = level
 
-    def result(self) -> Found:
+    def result(self) -> SearchResult:
         """Return what is known so far, also before the search is done."""
         status, why = self._status()
-        return Found(
+        return SearchResult(
             status,
             self._kept and self._kept[1],
             self._missed and self._missed[1],

@@ -215,12 +215,6 @@ def stored(directory: Path) -> Stored:
     return Stored(tuple(sorted(found, key=lambda each: each.when)), tuple(problems))
 
 
-def latest(directory: Path, model: str) -> Measurement | None:
-    """Return the newest readable measurement of a model; None: there is none."""
-    mine = [each for each in stored(directory).measurements if each.model == model]
-    return mine[-1] if mine else None
-
-
 def carries(
     measurements: Iterable[Measurement],
     model: str,

@@ -178,7 +178,7 @@ def _independent(values: Sequence[float], request_times: float) -> float:
 
 
 def _verdict(contract: Contract, interval: Interval, steady: Steadiness) -> tuple[Verdict, str]:
-    """Return the verdict, and what stands against the one that the interval alone would give."""
+    """Return the verdict, and the reason if the interval alone would give another one."""
     if interval.low > contract.share:
         rises = steady.drift == "rising"
         return ("not known", "; but latencies still rise") if rises else ("kept", "")

@@ -23,6 +23,7 @@ TYPED = {
     "preset": "chat",
     "lengths": None,
     "prompts": None,
+    "trace": None,
     "rate": None,
     "concurrency": None,
     "most": None,

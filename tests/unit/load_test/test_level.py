@@ -265,7 +265,9 @@ def test_a_summary_counts_what_a_known_server_did() -> None:
     assert found.output_tokens_per_second == pytest.approx(100, rel=0.01)
     assert found.prompt_tokens_per_second == pytest.approx(1000, rel=0.01)
     assert found.dispatch_lag_p99 == pytest.approx(0.02)
-    assert found.itl == pytest.approx({"p50": 0.045, "p90": 0.05, "p95": 0.05, "p99": 0.05})
+    assert found.itl == pytest.approx(
+        {"mean": 0.045, "p50": 0.045, "p90": 0.05, "p95": 0.05, "p99": 0.05}
+    )
     assert found.errors == {}
 
 

@@ -10,8 +10,10 @@ import pytest
 
 from gpufleet.errors import FleetError
 from gpufleet.load_test import workloads
+from gpufleet.load_test.arrivals import Trace, TraceEntry
 from gpufleet.load_test.level import LevelSummary
 from gpufleet.load_test.level_runs import (
+    MOST_CLIENT_SHARE,
     LevelRuns,
     blame_client,
     give_up_seconds,
@@ -137,6 +139,22 @@ def test_a_reason_from_outside_ends_a_level_without_a_verdict(
     )  # fmt: skip
 
 
+def test_a_trace_is_replayed_once_with_its_lengths_at_another_rate(
+    server: QueueServer, key: str
+) -> None:
+    measured = runs(server, EASY, key)
+    measured.trace = Trace(tuple(TraceEntry(float(n), 20 + n, 1 + n) for n in range(8)))
+
+    level = measured.run(8.0, 10.0)
+
+    assert level.rate == 8.0
+    assert [(len(each.prompt), each.tokens) for each in server.record] == [
+        (20 + n, 1 + n) for n in range(8)
+    ]
+    arrived = [each.arrived for each in server.record]
+    assert arrived[-1] - arrived[0] < 2.0  # 7 s in the trace
+
+
 @pytest.mark.parametrize("text", [None, ""])
 def test_a_key_file_that_has_no_key_is_named(tmp_path: Path, text: str | None) -> None:
     file = tmp_path / "key"
@@ -153,8 +171,8 @@ def test_a_key_file_that_has_no_key_is_named(tmp_path: Path, text: str | None) -
 def test_what_the_client_itself_can_send_is_measured_and_halved() -> None:
     found = measure_client(WORK, 1)
 
-    assert found.most_rate > 0
-    assert found.most_rate * found.ceiling.cpu_seconds == pytest.approx(0.5)
+    assert found.rate_at(MOST_CLIENT_SHARE) > 0
+    assert found.rate_at(MOST_CLIENT_SHARE) * found.cpu_seconds == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 
 import pytest
 
@@ -12,7 +13,7 @@ from gpufleet.load_test.load_target import (
     choose_model,
     contract_of,
     gateway_target,
-    limit_warning,
+    key_problem,
     replica_target,
 )
 from gpufleet.load_test.outcomes import Contract
@@ -127,16 +128,28 @@ def test_the_contract_is_the_models_objectives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "rate", "warns"),
-    [([60], 1.0, False), ([60], 1.1, True), ([60, None], 50.0, False), ([60, 600], 9.0, False)],
+    ("key", "rate", "words"),
+    [
+        ("slow", 1.0, ""),
+        ("slow", 1.1, "client slow may send 60 requests a minute"),
+        ("fast", 900.0, ""),
+        ("other", 1.0, "client other may not use tiny"),
+        ("sesame", 1.0, "no client of the gateway has this key"),
+    ],
 )
-def test_a_rate_that_no_client_of_the_gateway_may_send_is_named(limits, rate, warns) -> None:
+def test_a_key_whose_requests_the_gateway_would_refuse_is_refused_first(
+    key: str, rate: float, words: str
+) -> None:
+    limits = {"slow": {"requests_per_minute": 60}, "fast": {}, "other": {"models": ["large"]}}
     clients = [
-        {"name": f"c{number}", "key_sha256": str(number) * 64, "requests_per_minute": limit}
-        for number, limit in enumerate(limits)
+        {"name": name, "key_sha256": hashlib.sha256(name.encode()).hexdigest(), **more}
+        for name, more in limits.items()
     ]
     fleet = changed(gateways={"lb": front(clients=clients)})
     target = gateway_target("tiny", "lb", "k", None, fleet)
 
-    assert bool(limit_warning(target, rate, fleet)) == warns
-    assert not limit_warning(replica_target("tiny", None, fleet), rate, fleet)
+    found = key_problem(target, key, rate, fleet)
+
+    assert words in found
+    assert bool(words) == bool(found)
+    assert not key_problem(replica_target("tiny", None, fleet), key, rate, fleet)

@@ -10,7 +10,7 @@ import pytest
 
 from gpufleet.load_test.level import LevelSummary
 from gpufleet.load_test.outcomes import Contract
-from gpufleet.load_test.rate_search import MOST_UNKNOWN, Found, RateSearch, itl_runaway, knee
+from gpufleet.load_test.rate_search import MOST_UNKNOWN, RateSearch, SearchResult, itl_runaway, knee
 from gpufleet.load_test.verdicts import NO_JUDGEMENT, Verdict
 from tests.support.rows import each_row
 from tests.unit.load_test.simulated_queue import measure, rate_of
@@ -55,11 +55,11 @@ def search_on(search: RateSearch, judge: Callable[[float, int], Verdict]) -> lis
     return asked
 
 
-def loads(found: Found) -> tuple[float | None, float | None]:
+def loads(found: SearchResult) -> tuple[float | None, float | None]:
     return found.kept and found.kept.load, found.missed and found.missed.load
 
 
-def find(budget: float, seed: int) -> Found:
+def find(budget: float, seed: int) -> SearchResult:
     """Search on a simulated server, from a start that the seed draws."""
     search, tried = RateSearch(random.Random(seed).uniform(0.5, 1), 100.0), 0
     while (rate := search.next()) is not None:
@@ -151,7 +151,7 @@ def test_a_level_without_a_verdict_never_bounds_the_result() -> None:
 
 
 def test_where_many_levels_have_no_verdict_the_result_is_not_known_and_names_them() -> None:
-    """Between 8 and 12 there is no verdict: no bracket is within a tenth."""
+    """Levels between 8 and 12 stay undecided, so no bracket is within a tenth."""
     for at in range(60):
         search = RateSearch(1 + at / 60, 100, budget_levels=30)
         asked = search_on(

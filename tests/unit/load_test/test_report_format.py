@@ -31,7 +31,7 @@ CLOSED = tuple(replace(each, rate=None, concurrency=4) for each in LEVELS)
 
 
 def field(document: Any, path: str) -> Any:
-    """Return what stands at a path: "results.observability"."""
+    """Return the value at a path: "results.observability"."""
     for step in path.split("."):
         document = document[int(step) if step.isdigit() else step]
     return document

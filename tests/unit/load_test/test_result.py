@@ -21,7 +21,6 @@ from gpufleet.load_test.result import (
     MeasuredRate,
     Measurement,
     carries,
-    latest,
     read,
     stored,
     write,
@@ -138,11 +137,10 @@ def test_control_characters_of_a_file_never_reach_the_terminal(tmp_path: Path) -
     assert "\x1b" not in str(raised.value)
 
 
-def test_the_newest_measurement_of_a_model_is_the_latest_and_damaged_files_are_named(
+def test_measurements_are_in_the_order_of_time_and_damaged_files_are_named(
     tmp_path: Path,
 ) -> None:
     assert stored(tmp_path / "none").measurements == ()
-    assert latest(tmp_path / "none", "llama") is None
     write(measurement(when=WHEN + dt.timedelta(hours=1), version="2"), tmp_path)
     write(measurement(version="1"), tmp_path)
     write(measurement(model="qwen", when=WHEN + dt.timedelta(hours=2), version="3"), tmp_path)
@@ -152,9 +150,6 @@ def test_the_newest_measurement_of_a_model_is_the_latest_and_damaged_files_are_n
     found = stored(tmp_path)
     assert [each.version for each in found.measurements] == ["1", "2", "3"]
     assert [str(tmp_path / "broken.json") in each for each in found.problems] == [True]
-    newest = latest(tmp_path, "llama")
-    assert newest is not None
-    assert newest.version == "2"
 
 
 # -- fingerprints

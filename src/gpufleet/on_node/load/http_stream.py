@@ -33,7 +33,7 @@ _HEAD, _CHUNK, _LENGTH, _UNTIL_CLOSED = range(4)
 
 
 class Exchange:
-    """One request and what came of it; times are those of the loop's clock."""
+    """One request and its answer; times are those of the loop's clock."""
 
     __slots__ = (
         "asked",

@@ -125,7 +125,7 @@ class TokenRequests:
 
     `form` has model, vocabulary [low, high), salt, input and output (as `lengths` has them);
     prefix_tokens and prefix_groups: tokens that all requests of a group begin with; turns: of a
-    conversation, each of which repeats the turns before it with what stands for their answers;
+    conversation, each of which repeats the turns before it, with random tokens for answers;
     session_header: the header that names the conversation, for a gateway's session affinity.
 
     Turns change nothing about when requests arrive: an arrival is a new conversation's first turn
@@ -257,7 +257,7 @@ class WrittenRequests:
 
 
 def token_frame(model: str) -> "tuple[bytes, bytes]":
-    """Return what stands before and after a prompt's ids; `tail % (tokens, tokens)`."""
+    """Return the parts of a body before and after a prompt's ids; `tail % (tokens, tokens)`."""
     head = b'{"model":%s,"prompt":[' % json.dumps(model).encode()
     # ignore_eos and min_tokens: the answer has the length that was drawn, also on random ids. No
     # temperature: greedy answers to random ids repeat themselves, which speculation guesses well.

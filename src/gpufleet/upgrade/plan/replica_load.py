@@ -240,11 +240,17 @@ def most_running(
 
 
 def remarks(found: Iterable[ReplicaLoad]) -> tuple[str, ...]:
-    """Return a sentence for each model whose load is less certain than it looks."""
+    """Return a sentence for each model whose load is less certain than it looks, or measured."""
     assumed: dict[tuple[str, int], list[str]] = {}
     blind: dict[str, list[str]] = {}
     idle: list[str] = []
+    measured: list[str] = []
     for each in found:
+        if each.serves and each.measured_share is not None:
+            measured.append(
+                f"{each.replica}: finishes {each.finished_per_second:.3g} of the "
+                f"{each.carries_per_second:.3g} requests/s that it was measured to carry"
+            )
         if not each.serves:
             idle.append(f"{each.replica} on {each.node} does not serve: {each.unknown}")
         elif each.most_running is None:
@@ -261,7 +267,7 @@ def remarks(found: Iterable[ReplicaLoad]) -> tuple[str, ...]:
         f"known from its KV cache and its queue: set `serving.{model}.flags.max-num-seqs`"
         for model, names in blind.items()
     ]
-    return (*idle, *said)
+    return (*idle, *measured, *said)
 
 
 def _samples(

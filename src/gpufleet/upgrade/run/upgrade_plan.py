@@ -12,6 +12,7 @@ from gpufleet.inventory.loader import Fleet
 from gpufleet.settings.upgrade_settings import Upgrade
 from gpufleet.upgrade.plan import spare_replica
 from gpufleet.upgrade.plan.declare_version import Edit
+from gpufleet.upgrade.plan.replica_load import ReplicaLoad
 from gpufleet.upgrade.plan.wave import Group
 from gpufleet.upgrade.plan.wave_plan import WavePlan, plan_waves
 from gpufleet.upgrade.run import (
@@ -60,14 +61,7 @@ def plan_now(
     front = Frontends(nodes, wanted.declared)
     if problems := api_key_change.find_problems(nodes, front, differs, settings):
         raise FleetError(*problems)
-    loads = observe.loads(
-        nodes,
-        found.found.running,
-        found.found.nodes,
-        settings,
-        found.looks,
-        inventory=wanted.inventory,
-    )
+    loads = _loads(nodes, wanted, found)
     alone = tuple(
         spare_replica.remarks(
             differs, found.found, found.documents, wanted.declared.gpu_nodes, before
@@ -130,15 +124,7 @@ def rollback_waves(
     )
     if not differs:
         return plan_waves((), (), wanted.rules)
-    settings = {name: each.settings for name, each in wanted.declared.gpu_nodes.items()}
-    loads = observe.loads(
-        nodes,
-        found.found.running,
-        found.found.nodes,
-        settings,
-        found.looks,
-        inventory=wanted.inventory,
-    )
+    loads = _loads(nodes, wanted, found)
     return plan_waves(
         differs,
         loads,
@@ -147,6 +133,19 @@ def rollback_waves(
         journals=before,
         accept_outage=wanted.accept_outage,
         accept_unknown_load=wanted.accept_unknown_load,
+    )
+
+
+def _loads(nodes: Nodes, wanted: UpgradeRequest, found: FleetView) -> tuple[ReplicaLoad, ...]:
+    """Return how busy each replica is now."""
+    settings = {name: each.settings for name, each in wanted.declared.gpu_nodes.items()}
+    return observe.loads(
+        nodes,
+        found.found.running,
+        found.found.nodes,
+        settings,
+        found.looks,
+        inventory=wanted.inventory,
     )
 
 

@@ -36,7 +36,7 @@ SSE = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
 
 
 class Reader:
-    """A connection without a socket: what is fed to it at which time, and what came of it."""
+    """A connection without a socket: bytes fed to it at given times, and its result."""
 
     def __init__(self, *, chat: bool = False) -> None:
         self.now = 1.0

@@ -174,6 +174,9 @@ def test_requests_a_second_count_against_what_the_replica_was_measured_to_carry(
 
     assert (measured.finished_per_second, measured.share) == (2.0, pytest.approx(0.4))
     assert unmeasured.share == pytest.approx(1 / 8)
+    assert remarks([measured, unmeasured]) == (
+        "tiny-0: finishes 2 of the 5 requests/s that it was measured to carry",
+    )
 
 
 def test_a_measurement_makes_no_replica_emptier_than_its_slots():
