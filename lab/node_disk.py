@@ -11,6 +11,8 @@ nodes/ is a directory like any other.
 from __future__ import annotations
 
 import os
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from gpufleet.errors import FleetError
@@ -20,6 +22,8 @@ from lab.state import LabState
 
 GIB = 1 << 30
 LEAST_GIB = 8
+RELEASE_SECONDS = 10
+"""A node's boot takes 1 to 3 s until it has dropped its copy of this machine's mounts."""
 # A journal, so that a lab survives the machine's own crash; no more than its small files need.
 JOURNAL_MIB = 64
 _FORMAT = ("-q", "-F", "-m", "0", "-J", f"size={JOURNAL_MIB}", "-E", "lazy_itable_init=1,nodiscard")
@@ -45,9 +49,27 @@ def mount(state: LabState, say: Say) -> None:
 
 
 def unmount(state: LabState) -> None:
-    """Unmount it; it may be unmounted already."""
-    while _folder(state).is_mount():
-        run_command.run("umount", _folder(state))
+    """
+    Unmount it and wait until its loop device is free; it may be unmounted already.
+
+    A `mount` that was killed with its command may still end: until then the device is in use, too.
+    """
+    deadline = time.monotonic() + RELEASE_SECONDS
+    while True:
+        while _folder(state).is_mount():
+            run_command.run("umount", _folder(state))
+        if not _is_held(state.dir / "nodes.img") or time.monotonic() > deadline:
+            return
+        time.sleep(0.05)
+
+
+def _is_held(image: Path) -> bool:
+    """Return whether a loop device has the image: another lab that boots a node copies mounts."""
+    for each in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with suppress(OSError):
+            if each.read_text().strip() == str(image):
+                return True
+    return False
 
 
 def _folder(state: LabState) -> Path:
