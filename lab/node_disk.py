@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from typing import IO
 
 from gpufleet.errors import FleetError
 from lab import run_command
 from lab.progress import Say
-from lab.state import LabState
+from lab.state import LabState, exclusive
 
 GIB = 1 << 30
 LEAST_GIB = 8
@@ -29,38 +30,37 @@ JOURNAL_MIB = 64
 _FORMAT = ("-q", "-F", "-m", "0", "-J", f"size={JOURNAL_MIB}", "-E", "lazy_itable_init=1,nodiscard")
 # Without noinit_itable the kernel writes all tables of inodes, a gigabyte, for a lab of minutes.
 _OPTIONS = "loop,noatime,noinit_itable"
-# Ends with the command that started it: one that is killed leaves nothing that mounts after it.
-_TOGETHER = ("setpriv", "--pdeathsig", "KILL")
 
 
 def mount(state: LabState, say: Say) -> None:
     """Mount the lab's disk, made if it has none; a directory that has nodes already stays one."""
     folder, image = _folder(state), state.dir / "nodes.img"
     folder.mkdir(parents=True, exist_ok=True)
-    if folder.is_mount() or any(folder.iterdir()):
-        return
     try:
-        if not image.exists():
-            _make(image)
-        run_command.run(*_TOGETHER, "mount", "-o", _OPTIONS, image, folder)
-        _bypass_cache(folder)
+        with _lock(state) as held:
+            if folder.is_mount() or any(folder.iterdir()):
+                return
+            if not image.exists():
+                _make(image, held)
+            run_command.run("mount", "-o", _OPTIONS, image, folder, lock=held)
+            _bypass_cache(folder)
     except FleetError as error:
         say(f"nodes' files lie in a directory, which takes longer to delete: {error}")
 
 
 def unmount(state: LabState) -> None:
-    """
-    Unmount it and wait until its loop device is free; it may be unmounted already.
-
-    A `mount` that was killed with its command may still end: until then the device is in use, too.
-    """
-    deadline = time.monotonic() + RELEASE_SECONDS
-    while True:
+    """Unmount it and wait until its loop device is free; it may be unmounted already."""
+    with _lock(state):
         while _folder(state).is_mount():
             run_command.run("umount", _folder(state))
-        if not _is_held(state.dir / "nodes.img") or time.monotonic() > deadline:
-            return
+    deadline = time.monotonic() + RELEASE_SECONDS
+    while _is_held(state.dir / "nodes.img") and time.monotonic() < deadline:
         time.sleep(0.05)
+
+
+def _lock(state: LabState) -> AbstractContextManager[IO[str]]:
+    """A `mount` that outlives the command that started it holds this lock until it ends."""
+    return exclusive(f"disk-{state.id}")
 
 
 def _is_held(image: Path) -> bool:
@@ -82,11 +82,11 @@ def _bypass_cache(folder: Path) -> None:
     run_command.run("losetup", "--direct-io=on", device, check=False)
 
 
-def _make(image: Path) -> None:
+def _make(image: Path, held: IO[str]) -> None:
     free = os.statvfs(image.parent)
     size = max(free.f_bavail * free.f_frsize // GIB, LEAST_GIB) * GIB
     draft = image.with_name(f".{image.name}.new")
     with draft.open("wb") as file:
         file.truncate(size)
-    run_command.run(*_TOGETHER, "mkfs.ext4", *_FORMAT, draft)
+    run_command.run("mkfs.ext4", *_FORMAT, draft, lock=held)
     draft.rename(image)

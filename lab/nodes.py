@@ -417,7 +417,7 @@ class Lab:
 
     # -- what is there -------------------------------------------------------------------------
 
-    def _alone(self) -> AbstractContextManager[None]:
+    def _alone(self) -> AbstractContextManager[object]:
         return exclusive(f"lab-{self.facts.id}")
 
     def _refresh(self) -> None:

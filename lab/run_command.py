@@ -7,18 +7,24 @@ import shlex
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
+from typing import IO
 
 from gpufleet.errors import FleetError
 
 
 def run(
-    *args: str | Path, limit: float = 60.0, stdin: str | None = None, check: bool = True
+    *args: str | Path,
+    limit: float = 60.0,
+    stdin: str | None = None,
+    check: bool = True,
+    lock: IO[str] | None = None,
 ) -> str:
     """
     Run a command and return its stdout; stderr ends in the error.
 
     `limit` is in seconds. With `check=False` a failing command returns what it printed: for
-    commands that only remove what may already be gone. Raises `FleetError`.
+    commands that only remove what may already be gone. `lock` is held until the command ends, also
+    if this process is killed before. Raises `FleetError`.
     """
     shown = shlex.join(str(arg) for arg in args)
     try:
@@ -31,6 +37,7 @@ def run(
             timeout=limit,
             check=False,
             env={**os.environ, "LC_ALL": "C"},
+            pass_fds=() if lock is None else (lock.fileno(),),
         )
     except FileNotFoundError:
         raise FleetError(

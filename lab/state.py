@@ -319,9 +319,9 @@ def forget(folder: Path) -> None:
 
 
 @contextmanager
-def exclusive(name: str, folder: Path = STATE, limit: float = 300.0) -> Iterator[None]:
+def exclusive(name: str, folder: Path = STATE, limit: float = 300.0) -> Iterator[IO[str]]:
     """
-    Hold the lock `name`, which the kernel drops when the holder dies.
+    Hold the lock `name`, which the kernel drops when the holder dies, and yield its file.
 
     Waits up to `limit` seconds for another command to finish; raises `FleetError` after that.
     """
@@ -333,7 +333,7 @@ def exclusive(name: str, folder: Path = STATE, limit: float = 300.0) -> Iterator
                 f"Another lab command has held {path} for over {limit:.0f} s: "
                 "let it finish, or end it and try again."
             )
-        yield
+        yield file
 
 
 def lock(file: IO[str], limit: float, call: Callable[[IO[str], int], None] = fcntl.flock) -> bool:
