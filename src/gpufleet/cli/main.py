@@ -44,6 +44,10 @@ COMMANDS = {
         "gpufleet.cli.docs_command:docs",
         "Print a documentation page; without PAGE, list them.",
     ),
+    "doctor": (
+        "gpufleet.cli.doctor_command:doctor",
+        "Explain the failures in a log, with what to do.",
+    ),
     "drain": (
         "gpufleet.cli.drain_command:drain",
         "Cordon a node and wait for its requests to finish.",
@@ -151,7 +155,7 @@ COMMANDS = {
 GROUPS = {
     "Look": (
         *("inventory", "settings", "presets", "flags", "probe", "check", "topology"),
-        *("status", "logs", "drift", "docs"),
+        *("status", "logs", "doctor", "drift", "docs"),
     ),
     "Plan": ("init", "recipes", "import", "size", "lock", "packages", "validate", "plan"),
     "Change": ("bundle", "deploy", "upgrade", "rollback"),

@@ -1,0 +1,217 @@
+"""Which failure was the cause, and what followed from it.  Pure.
+
+The cause is the earliest line of a rule that is no consequence: derived lines (`Engine core
+initialization failed`) never are, nor what `follows` names. Failures that do not follow from each
+other are all causes, the earliest first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from gpufleet.checks import xid_table
+from gpufleet.doctor.evidence import NONE, Evidence, holds
+from gpufleet.doctor.log_reader import LogLine
+from gpufleet.doctor.rule_file import ANY, Advice, Kind, Rule, rules
+from gpufleet.doctor.tallies import Place, Seen, count_lines, in_utc
+
+SKEW = timedelta(seconds=60)
+"""A cause may be logged this much later than what follows from it: the kernel and programs write
+with different delays, and clocks of nodes differ (ours)."""
+
+EARLIEST = datetime.min.replace(tzinfo=UTC)
+LATEST = datetime.max.replace(tzinfo=UTC)
+
+_XID = re.compile(r"Xid \(.{1,40}\): (\d{1,4}),")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the logs have of one rule, over all logs and processes."""
+
+    rule: Rule
+    first: Place
+    last: Place
+    count: int
+    processes: tuple[tuple[str, int], ...]
+    """The most frequent first; "" where lines name none."""
+    causes: tuple[Advice, ...]
+    """One, or several of which evidence would tell which it is."""
+    looks: tuple[str, ...] = ()
+    """Where to look to tell the causes apart, for each of them."""
+    detail: str = ""
+    """What a number in the line means."""
+    first_at: datetime | None = None
+    """In UTC; None: the log has no times."""
+    last_at: datetime | None = None
+    started_after: Place | None = None
+    """A server of the same log that began to answer after it."""
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Something failed that no rule explains: the first error, and the end of its traceback."""
+
+    first_error: Place | None
+    exception: Place | None
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What `explain` found. Without causes and unknown, nothing is wrong."""
+
+    causes: tuple[Finding, ...]
+    consequences: tuple[Finding, ...]
+    notes: tuple[Finding, ...]
+    unknown: Unknown | None
+    lines: Mapping[str, int]
+    """Lines of each log that was read."""
+    unordered: bool = False
+    """Whether logs without times were read beside others: their order is not known."""
+
+    @property
+    def healthy(self) -> bool:
+        """Whether no failure was found."""
+        return not self.causes and self.unknown is None
+
+
+def explain(
+    lines: Iterable[LogLine],
+    evidence: Evidence = NONE,
+    *,
+    known: Sequence[Rule] | None = None,
+    year: int | None = None,
+) -> Findings:
+    """
+    Explain the failures in lines of one or several logs, each in its own order.
+
+    `evidence` tells causes of one line apart; `year` is that of times without one, else the year
+    that other lines have.
+    """
+    by_id = {rule.id: rule for rule in (rules() if known is None else known)}
+    seen = count_lines(lines, by_id.values())
+    clock = _Clock(seen, year)
+    ids = {rule_id for rule_id, _ in seen.tallies}
+    found = [
+        _finding(by_id[each], seen, clock, _causes(by_id[each], evidence, ids)) for each in ids
+    ]
+    found.sort(key=_order)
+    failures = [each for each in found if each.rule.kind is Kind.FAILURE]
+    # A consequence of a consequence is one, too; two that name each other: the earlier one stays.
+    causes: list[Finding] = []
+    for each in failures:
+        others = [other for other in failures if other is not each]
+        if not any(_follows(each, other) for other in others):
+            causes.append(each)
+    causes = causes or failures[:1]
+    consequences = [
+        each
+        for each in found
+        if each not in causes and each.rule.kind in {Kind.FAILURE, Kind.DERIVED}
+    ]
+    unknown = None
+    if not causes and (consequences or seen.first_error):
+        unknown = Unknown(seen.first_error, seen.first_exception)
+    return Findings(
+        causes=tuple(causes),
+        consequences=tuple(consequences),
+        notes=tuple(each for each in found if each.rule.kind is Kind.NOTE),
+        unknown=unknown,
+        lines=seen.lines,
+        unordered=len(seen.lines) > 1 and any(each.first_at is None for each in found),
+    )
+
+
+class _Clock:
+    """Times in UTC, of stamps that may have neither a year nor a zone."""
+
+    def __init__(self, seen: Seen, year: int | None) -> None:
+        places = [place for tally in seen.tallies.values() for place in (tally.first, tally.last)]
+        years = [at.stamp.moment.year for at in places if at.stamp and at.stamp.has_year]
+        self._year = year or max(years, default=datetime.now(UTC).year)
+        self._offset = seen.offset
+
+    def time(self, place: Place) -> datetime | None:
+        return in_utc(place.stamp, self._offset, self._year)
+
+    def key(self, place: Place, untimed: datetime) -> tuple[datetime, int]:
+        """Return what places are sorted by: time, then order of reading."""
+        return self.time(place) or untimed, place.order
+
+
+def _order(finding: Finding) -> tuple[datetime, int]:
+    """Return what findings are sorted by: time, then order of reading; logs without times last."""
+    return finding.first_at or LATEST, finding.first.order
+
+
+def _finding(
+    rule: Rule, seen: Seen, clock: _Clock, advice: tuple[tuple[Advice, ...], tuple[str, ...]]
+) -> Finding:
+    tallies = [tally for (rule_id, _), tally in seen.tallies.items() if rule_id == rule.id]
+    first = min((tally.first for tally in tallies), key=lambda at: clock.key(at, LATEST))
+    last = max((tally.last for tally in tallies), key=lambda at: clock.key(at, EARLIEST))
+    processes: dict[str, int] = defaultdict(int)
+    for tally in tallies:
+        for name, count in tally.processes.items():
+            processes[name] += count
+    started = seen.started.get(last.source)
+    return Finding(
+        rule,
+        first,
+        last,
+        sum(tally.count for tally in tallies),
+        tuple(sorted(processes.items(), key=lambda each: (-each[1], each[0]))),
+        *advice,
+        _detail(first.text),
+        clock.time(first),
+        clock.time(last),
+        started if started and started.order > last.order else None,
+    )
+
+
+def _causes(
+    rule: Rule, evidence: Evidence, seen: set[str]
+) -> tuple[tuple[Advice, ...], tuple[str, ...]]:
+    """Return the cause that evidence shows, or all that it does not exclude with where to look."""
+    open_ones = []
+    for tell in rule.tells:
+        met = holds(tell.when, evidence, seen)
+        if met:
+            return (tell.advice,), ()
+        if met is None:
+            open_ones.append(tell)
+    if len(open_ones) > 1:
+        return tuple(each.advice for each in open_ones), tuple(each.look for each in open_ones)
+    return (rule.advice,), ()
+
+
+def _detail(text: str) -> str:
+    if found := _XID.search(text):
+        number = int(found[1])
+        return f"Xid {number}: {xid_table.KINDS.get(number, xid_table.UNKNOWN).meaning}"
+    return ""
+
+
+def _follows(finding: Finding, other: Finding) -> bool:
+    """Return whether a finding is a consequence of another one."""
+    named = finding.rule.follows
+    if other.rule.id in named:
+        return _is_before(other, finding, SKEW) and not (
+            finding.rule.id in other.rule.follows and _order(finding) < _order(other)
+        )
+    if ANY not in named:
+        return False
+    if ANY in other.rule.follows:
+        return _order(other) < _order(finding)
+    return _is_before(other, finding, timedelta(0))
+
+
+def _is_before(one: Finding, other: Finding, skew: timedelta) -> bool:
+    """Return whether a finding came before another one, or may have: times are not known."""
+    if one.first_at is not None and other.first_at is not None:
+        return one.first_at <= other.first_at + skew
+    return one.first.source != other.first.source or one.first.order < other.first.order

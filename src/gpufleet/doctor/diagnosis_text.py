@@ -1,0 +1,168 @@
+"""Findings as an operator reads them, and as JSON.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any
+
+from gpufleet.doctor.diagnosis import Finding, Findings
+from gpufleet.doctor.rule_file import Advice
+from gpufleet.doctor.tallies import Place
+from gpufleet.formatting import count_of, join_names
+from gpufleet.sanitize import printable
+
+SCHEMA = 1
+"""The version of `as_json`."""
+
+
+def text_lines(findings: Findings) -> Iterator[str]:
+    """Yield the lines that are printed, without characters that a terminal obeys."""
+    for at, finding in enumerate(findings.causes):
+        yield from _cause(finding, "cause" if at == 0 else "also")
+    if findings.unknown:
+        yield "unknown: something failed, and no rule explains it"
+        for name, place in (
+            ("first error", findings.unknown.first_error),
+            ("exception", findings.unknown.exception),
+        ):
+            if place:
+                yield f"  {name}: {_where(place)}"
+                yield f"    {_quoted(place)}"
+        yield "  looked at: " + _read(findings)
+        yield "  what to do: read these lines; give the logs of all ranks, and the kernel log"
+        yield "    (`journalctl -k -o short-iso`), which may have the cause"
+        yield ""
+    if findings.consequences:
+        yield "followed:"
+        yield from map(_short, findings.consequences)
+        yield ""
+    if findings.notes:
+        yield "also seen, no failure:"
+        yield from map(_short, findings.notes)
+        yield ""
+    if findings.unordered:
+        yield "note: a log without times was read: what came first is not known between logs"
+    if findings.healthy:
+        yield f"nothing found in {_read(findings)}"
+
+
+def _cause(finding: Finding, label: str) -> Iterator[str]:
+    detail = f" ({finding.detail})" if finding.detail else ""
+    yield f"{label}: {finding.rule.id}, {finding.rule.component}{detail}"
+    yield f"  {_where(finding.first, finding.first_at)}"
+    yield f"    {_quoted(finding.first)}"
+    if finding.count > 1:
+        yield f"  {_repeats(finding)}"
+    if len(finding.causes) == 1:
+        yield from _advice(finding.causes[0], "  ")
+    else:
+        yield "  one of these causes:"
+        for advice, look in zip(finding.causes, finding.looks, strict=True):
+            yield f"  - if {look}:"
+            yield from _advice(advice, "    ")
+    if finding.rule.releases:
+        yield f"  releases: {finding.rule.releases}"
+    if finding.started_after:
+        yield f"  since then: a server started, line {finding.started_after.number}"
+    yield ""
+
+
+def _advice(advice: Advice, indent: str) -> Iterator[str]:
+    yield f"{indent}why: {advice.cause}"
+    yield f"{indent}what to do: {advice.fix}"
+    if advice.command:
+        yield f"{indent}command: {advice.command}"
+    if advice.setting:
+        yield f"{indent}setting: {advice.setting}"
+
+
+def _where(place: Place, at: datetime | None = None) -> str:
+    parts = [f"{place.source}:{place.number}"]
+    if at:
+        parts.append(f"{at:%Y-%m-%d %H:%M:%S}Z")
+    if place.process:
+        parts.append(place.process)
+    return printable(", ".join(parts))
+
+
+def _quoted(place: Place) -> str:
+    return printable(place.text).replace("\n", "\\n")
+
+
+def _repeats(finding: Finding) -> str:
+    names = [name for name, _ in finding.processes if name]
+    last = f"last {_where(finding.last, finding.last_at)}"
+    return f"{finding.count} times, {last}" + (
+        f"; on {printable(join_names(names))}" if names else ""
+    )
+
+
+def _short(finding: Finding) -> str:
+    count = f", {finding.count} times" if finding.count > 1 else ""
+    return f"  {finding.rule.id}: {_where(finding.first, finding.first_at)}{count}: " + (
+        finding.causes[0].cause if len(finding.causes) == 1 else finding.rule.advice.cause
+    )
+
+
+def _read(findings: Findings) -> str:
+    names = [
+        f"{printable(name)} ({count_of(lines, 'line')})" for name, lines in findings.lines.items()
+    ]
+    return join_names(names) or "no lines"
+
+
+def as_json(findings: Findings) -> dict[str, Any]:
+    """Return findings as values of JSON; times in UTC."""
+    return {
+        "schema": SCHEMA,
+        "causes": [_entry(each) for each in findings.causes],
+        "consequences": [_entry(each) for each in findings.consequences],
+        "notes": [_entry(each) for each in findings.notes],
+        "unknown": findings.unknown
+        and {
+            "first_error": _place(findings.unknown.first_error),
+            "exception": _place(findings.unknown.exception),
+        },
+        "read": dict(findings.lines),
+        "order_known": not findings.unordered,
+    }
+
+
+def _entry(finding: Finding) -> dict[str, Any]:
+    return {
+        "rule": finding.rule.id,
+        "component": finding.rule.component,
+        "detail": finding.detail,
+        "count": finding.count,
+        "first": _place(finding.first, finding.first_at),
+        "last": _place(finding.last, finding.last_at),
+        "processes": dict(finding.processes),
+        "causes": _advices(finding.causes, finding.looks),
+        "source": finding.rule.source,
+    }
+
+
+def _advices(causes: Sequence[Advice], looks: Sequence[str]) -> list[dict[str, str]]:
+    return [
+        {
+            "cause": advice.cause,
+            "fix": advice.fix,
+            "command": advice.command,
+            "setting": advice.setting,
+            "look": looks[at] if looks else "",
+        }
+        for at, advice in enumerate(causes)
+    ]
+
+
+def _place(place: Place | None, at: datetime | None = None) -> dict[str, Any] | None:
+    if place is None:
+        return None
+    return {
+        "log": place.source,
+        "line": place.number,
+        "time": at.isoformat() if at else None,
+        "process": place.process,
+        "text": place.text,
+    }

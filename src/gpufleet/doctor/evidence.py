@@ -1,0 +1,60 @@
+"""Facts about a node that tell the causes of one log line apart.  Pure.
+
+Offline there are none: every field is None, and a rule names its possible causes side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+CONDITIONS = ("check", "not check", "seen", "gpu", "signal")
+"""What a rule may ask for. `check NAME`: the check found a problem; `not check NAME`: it passed;
+`seen RULE`: the logs have that rule's line; `gpu NAME`: the name of a GPU has it; `signal NAME`:
+what ended the process."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known beside the logs; None: not known."""
+
+    checks: dict[str, bool] | None = None
+    """Whether a check passed, by its name. Checks without a result are left out."""
+    gpus: tuple[str, ...] | None = None
+    """The names of the node's GPUs."""
+    signal: str | None = None
+    """What ended the unit's main process: SIGKILL; "" if it ended by itself."""
+    exit_status: int | None = None
+    """The exit status of the unit's main process."""
+    driver: str | None = None
+    """The version of the driver that is loaded; "" if none is."""
+    free_gpu_gib: float | None = None
+    """Free memory of the GPU that has the least, in GiB."""
+    free_shm_mib: float | None = None
+    """Free space of /dev/shm, in MiB."""
+
+
+NONE = Evidence()
+
+
+def holds(condition: str, evidence: Evidence, seen: Collection[str]) -> bool | None:
+    """
+    Return whether a condition of a rule is met; None: not known.
+
+    >>> holds("check fabric-state", Evidence(checks={"fabric-state": False}), ())
+    True
+    >>> holds("check fabric-state", Evidence(), ()) is None
+    True
+    """
+    kind, _, name = condition.rpartition(" ")
+    if kind == "seen":
+        # A log that does not have the line may be another log than the one that has it.
+        return True if name in seen else None
+    if kind in {"check", "not check"}:
+        passed = (evidence.checks or {}).get(name)
+        return None if passed is None else passed == (kind == "not check")
+    if kind == "gpu":
+        return None if evidence.gpus is None else any(name in each for each in evidence.gpus)
+    if kind == "signal":
+        return None if evidence.signal is None else evidence.signal == name
+    raise ValueError(f"{condition!r} is not a condition: {', '.join(CONDITIONS)}")

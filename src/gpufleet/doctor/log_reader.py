@@ -1,0 +1,101 @@
+"""Log files as lines, of any size and with any bytes, in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import BinaryIO, NamedTuple
+
+from gpufleet.doctor.log_prefix import Prefix, split_prefix
+from gpufleet.errors import FleetError
+
+CHUNK = 1 << 20
+LONGEST_LINE = 16_384
+"""Bytes of a line that are read; the rest of it is skipped. Errors of vLLM have up to 3,000."""
+
+_HEAD = 4096
+_FORMS = {
+    b"\x1f\x8b": "gzip: write `zcat FILE | gpufleet doctor -`",
+    b"\x28\xb5\x2f\xfd": "zstd: write `zstdcat FILE | gpufleet doctor -`",
+    b"\xfd7zXZ\x00": "xz: write `xzcat FILE | gpufleet doctor -`",
+    b"LPKSHHRH": "a file of the journal: write `journalctl --file FILE -o short-iso | "
+    "gpufleet doctor -`",
+    b"PK\x03\x04": "a zip archive: unpack it, and name the logs in it",
+}
+_UTF16 = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
+
+
+class LogLine(NamedTuple):
+    """One line of a log as it was read. `number` counts the file's lines from 1."""
+
+    source: str
+    number: int
+    raw: str
+
+    def split(self) -> Prefix:
+        """Return what stands before the message, and the message."""
+        return split_prefix(self.raw)
+
+
+def read_log(stream: BinaryIO, source: str) -> Iterator[LogLine]:
+    """
+    Yield the lines of a log. Bytes that are no UTF-8 are replaced.
+
+    A carriage return ends a line, too, as progress bars write it; the number stays. Raises
+    `FleetError` if the stream is no text.
+    """
+    for number, raw in _raw_lines(stream, source):
+        if "\r" not in raw:
+            if raw:
+                yield LogLine(source, number, raw)
+            continue
+        for part in raw.split("\r"):
+            if part:
+                yield LogLine(source, number, part)
+
+
+def _raw_lines(stream: BinaryIO, source: str) -> Iterator[tuple[int, str]]:
+    head = stream.read(_HEAD)
+    encoding = _encoding(head, source)
+    newline = "\n".encode(encoding)
+    number, kept, skipping = 1, b"", False
+    chunk = head[2:] if encoding != "utf-8" else head.removeprefix(b"\xef\xbb\xbf")
+    while chunk:
+        *whole, rest = _split(kept + chunk, newline)
+        for line in whole:
+            yield number, "" if skipping else line[:LONGEST_LINE].decode(encoding, "replace")
+            number, skipping = number + 1, False
+        kept = rest
+        if len(kept) > LONGEST_LINE:
+            if not skipping:
+                yield number, kept[:LONGEST_LINE].decode(encoding, "replace")
+            # Of two bytes a character, what is kept stays even.
+            kept, skipping = kept[len(kept) - len(kept) % len(newline) :], True
+        chunk = stream.read(CHUNK)
+    if kept and not skipping:
+        yield number, kept.decode(encoding, "replace")
+
+
+def _split(data: bytes, newline: bytes) -> list[bytes]:
+    """Return the pieces between line ends; of UTF-16 only those at even places."""
+    if len(newline) == 1:
+        return data.split(newline)
+    pieces, begin, at = [], 0, data.find(newline)
+    while at >= 0:
+        if at % 2:
+            at = data.find(newline, at + 1)
+            continue
+        pieces.append(data[begin:at])
+        begin = at + 2
+        at = data.find(newline, begin)
+    return [*pieces, data[begin:]]
+
+
+def _encoding(head: bytes, source: str) -> str:
+    for magic, form in _FORMS.items():
+        if head.startswith(magic):
+            raise FleetError(f"{source}: is {form}")
+    if head[:2] in _UTF16:
+        return _UTF16[head[:2]]
+    if head.count(b"\0") > len(head) // 20:
+        raise FleetError(f"{source}: is not a text: give a log as `journalctl` or Docker print it")
+    return "utf-8"

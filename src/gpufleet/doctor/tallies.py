@@ -1,0 +1,214 @@
+"""What was seen of each rule: how often, first and last, on which ranks. Bounded memory.  Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from gpufleet.doctor.log_prefix import Prefix, Stamp, split_prefix
+from gpufleet.doctor.log_reader import LogLine
+from gpufleet.doctor.rule_file import Kind, Rule
+
+MOST_PROCESSES = 64
+"""Processes of one rule that are counted one by one; lines of further ones count as `others`."""
+
+MOST_OPEN = 256
+"""Tracebacks that are followed at once."""
+
+LONGEST_TRACEBACK = 2000
+"""Lines of a log in which the end of a traceback is looked for."""
+
+LONGEST_QUOTE = 300
+"""Characters of a line that are kept to be shown."""
+
+OTHERS = "others"
+STARTED = "Application startup complete"
+"""What uvicorn writes when vLLM's server answers (starlette, in every release of vLLM)."""
+
+# What a client wrote is in these lines, and most lines of a long log are of the other two kinds.
+_SKIPPED = ("Received request ", '" 200 OK', "Avg prompt throughput: ")
+
+_TRACEBACK = "Traceback (most recent call last)"
+# What a line has that is looked at more closely: a level, a start, a traceback.
+_TAKEN_APART = ("ERROR", "CRITICAL", "[E", STARTED, _TRACEBACK)
+_CLOCK = re.compile(r"\d\d:\d\d:\d\d")
+_PREFIX_LENGTH = 120
+_EXCEPTION = re.compile(r"^(?:[A-Za-z_][\w.]{2,120}(?:Error|Exception|Interrupt|Exit|Warning)\b)")
+_SERIOUS = frozenset({"ERROR", "CRITICAL"})
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One line, as it is shown: where it was, when, of which process, and its text."""
+
+    source: str
+    number: int
+    process: str
+    stamp: Stamp | None
+    text: str
+    order: int
+    """How many lines of all logs were read before it."""
+
+
+@dataclass
+class Tally:
+    """The lines of one rule in one log."""
+
+    first: Place
+    last: Place
+    count: int = 0
+    processes: dict[str, int] = field(default_factory=dict)
+
+    def add(self, place: Place) -> None:
+        """Count one more line."""
+        self.last = place
+        self.count += 1
+        name = place.process
+        if name not in self.processes and len(self.processes) >= MOST_PROCESSES:
+            name = OTHERS
+        self.processes[name] = self.processes.get(name, 0) + 1
+
+
+@dataclass
+class Seen:
+    """All that is kept of the logs that were read."""
+
+    tallies: dict[tuple[str, str], Tally] = field(default_factory=dict)
+    """By rule and log."""
+    lines: dict[str, int] = field(default_factory=dict)
+    """Lines of each log."""
+    first_error: Place | None = None
+    """The first line of level ERROR or CRITICAL, or the first traceback."""
+    first_exception: Place | None = None
+    """The end of the first traceback."""
+    started: dict[str, Place] = field(default_factory=dict)
+    """The last line of each log in which a server began to answer."""
+    offset: int | None = None
+    """The first zone other than UTC that a line has, in minutes: that of times without one."""
+
+
+def count_lines(lines: Iterable[LogLine], rules: Iterable[Rule]) -> Seen:
+    """Read lines of one or several logs, and return what was seen of each rule."""
+    return _Counter(rules).count(lines)
+
+
+class _Counter:
+    """Reads lines. Most of them are only searched for plain texts; few are taken apart."""
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self._rules = list(rules)
+        self._table = [
+            (pattern.needle, pattern, rule) for rule in self._rules for pattern in rule.patterns
+        ]
+        # Lines with a text that has another one in it have the other one, too.
+        texts = {needle for needle, _, _ in self._table}
+        self._needles = [
+            text for text in texts if not any(other in text for other in texts - {text})
+        ]
+        self._untils = [(text, rule.id) for rule in self._rules for text in rule.until]
+        self._seen = Seen()
+        self._stamped: dict[str, str] = {}
+        """The last line of each log that may have a time."""
+        self._tracebacks: dict[tuple[str, str], int] = {}
+        """Processes that print a traceback, with the number of the line in which it began."""
+
+    def count(self, lines: Iterable[LogLine]) -> Seen:
+        seen, stamped, needles = self._seen, self._stamped, self._needles
+        for order, line in enumerate(lines):
+            source, number, raw = line
+            seen.lines[source] = number
+            if any(each in raw for each in _SKIPPED):
+                continue
+            if _CLOCK.search(raw, 0, _PREFIX_LENGTH):
+                if source not in stamped:
+                    self._learn_zone(line)
+                stamped[source] = raw
+            if (
+                raw.startswith("{")
+                or self._tracebacks
+                or any(each in raw for each in _TAKEN_APART)
+                or any(needle in raw for needle in needles)
+            ):
+                self._take(line, order)
+        return seen
+
+    def _learn_zone(self, line: LogLine) -> None:
+        stamp = line.split().stamp
+        if stamp and stamp.offset and self._seen.offset is None:
+            self._seen.offset = stamp.offset
+
+    def _take(self, line: LogLine, order: int) -> None:
+        """Take a line apart, and count it if it is of a rule."""
+        seen, prefix = self._seen, line.split()
+        text = prefix.text
+        if any(each in text for each in _SKIPPED):
+            return
+        found = next(
+            (
+                rule
+                for needle, pattern, rule in self._table
+                if needle in text and pattern.matches(text)
+            ),
+            None,
+        )
+        place = self._place(line, prefix, order)
+        if found:
+            key = (found.id, line.source)
+            seen.tallies.setdefault(key, Tally(place, place)).add(place)
+        if STARTED in text:
+            seen.started[line.source] = place
+        for until, rule_id in self._untils:
+            if until in text:
+                seen.tallies.pop((rule_id, line.source), None)
+        self._note_error(place, prefix, is_note=bool(found) and found.kind is Kind.NOTE)
+
+    def _place(self, line: LogLine, prefix: Prefix, order: int) -> Place:
+        stamp = prefix.stamp
+        if stamp is None and line.source in self._stamped:
+            stamp = split_prefix(self._stamped[line.source]).stamp
+        text = prefix.text.rstrip()[:LONGEST_QUOTE]
+        return Place(line.source, line.number, prefix.process, stamp, text, order)
+
+    def _note_error(self, place: Place, prefix: Prefix, *, is_note: bool) -> None:
+        """Keep the first error, and the end of the first traceback that is a failure's."""
+        seen, key = self._seen, (place.source, place.process)
+        if is_note:
+            # What ends so was no failure, as a client's mistake: what began it was none either.
+            if self._tracebacks.pop(key, None) and seen.first_error:
+                error = seen.first_error
+                seen.first_error = None if (error.source, error.process) == key else error
+            return
+        if seen.first_exception:
+            self._tracebacks.clear()
+            return
+        begins = _TRACEBACK in prefix.text
+        if seen.first_error is None and (begins or prefix.level in _SERIOUS):
+            seen.first_error = place
+        if begins:
+            if len(self._tracebacks) < MOST_OPEN:
+                self._tracebacks[key] = place.number
+        elif key in self._tracebacks:
+            if _EXCEPTION.match(place.text):
+                seen.first_exception = place
+            elif place.number > self._tracebacks[key] + LONGEST_TRACEBACK:
+                del self._tracebacks[key]
+
+
+def in_utc(stamp: Stamp | None, offset: int | None, year: int) -> datetime | None:
+    """
+    Return the time of a stamp in UTC; None: it has none.
+
+    `offset` is the zone of times without one, in minutes; `year` the year of times without one.
+    """
+    if stamp is None:
+        return None
+    moment = stamp.moment
+    if not stamp.has_year:
+        try:
+            moment = moment.replace(year=year)
+        except ValueError:  # 29 February
+            moment = moment.replace(year=year, day=28)
+    minutes = stamp.offset if stamp.offset is not None else (offset or 0)
+    return (moment - timedelta(minutes=minutes)).replace(tzinfo=UTC)

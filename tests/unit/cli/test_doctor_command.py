@@ -1,0 +1,71 @@
+"""`gpufleet doctor`: what it prints, its statuses, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gpufleet.cli.doctor_command import doctor
+from gpufleet.errors import FleetError
+from tests.support.rows import each_row
+
+OOM = "(Worker_TP1 pid=2) ERROR 11-20 10:00:00 [w.py:1] torch.OutOfMemoryError: CUDA out of memory"
+
+
+def run(*words: object, given: str = "") -> tuple[int, str]:
+    result = CliRunner().invoke(doctor, [*map(str, words)], input=given, standalone_mode=False)
+    if result.exception:
+        raise result.exception
+    return result.return_value, result.output
+
+
+def test_a_log_with_a_failure_is_explained_and_the_status_is_1(tmp_path: Path) -> None:
+    log = tmp_path / "vllm.log"
+    log.write_text(f"{OOM}\n")
+    status, text = run(log)
+    assert status == 1
+    assert text.startswith("cause: mem-torch-oom, cuda\n")
+    assert f"{log}:1, " in text
+    assert "torch.OutOfMemoryError: CUDA out of memory" in text
+    assert "what to do: " in text
+    assert "command: gpufleet check" in text
+
+
+def test_a_healthy_log_is_status_0(tmp_path: Path) -> None:
+    log = tmp_path / "vllm.log"
+    log.write_text("(APIServer pid=1) INFO:     Application startup complete.\n")
+    assert run(log) == (0, f"nothing found in {log} (1 line)\n")
+
+
+def test_stdin_and_files_are_joined(tmp_path: Path) -> None:
+    log = tmp_path / "kernel.log"
+    log.write_text("2025-11-20T10:00:00+00:00 n kernel: Out of memory: Killed process 1 (VLLM)\n")
+    status, text = run("-", log, "--json", given=f"2025-11-20T09:00:00Z {OOM}\n")
+    value = json.loads(text)
+    assert status == 1
+    assert [each["rule"] for each in value["causes"]] == ["mem-torch-oom", "host-oom"]
+    assert value["read"] == {"stdin": 1, str(log): 1}
+
+
+@each_row(
+    ("word", "says"),
+    [
+        ("inventories/prod.py", "is an inventory, and this command reads logs"),
+        ("none.log", "No such file or directory: name a log"),
+        (".", "is a directory"),
+        ("\0", "cannot be read"),
+        ("a" * 5000, "cannot be read: File name too long"),
+    ],
+)
+def test_what_is_no_log_is_refused_with_what_to_write(word: str, says: str) -> None:
+    with pytest.raises(FleetError, match=says):
+        run(word)
+
+
+def test_all_that_is_no_log_is_named_at_once(tmp_path: Path) -> None:
+    with pytest.raises(FleetError) as error:
+        run(tmp_path, tmp_path / "none", "-", "-")
+    assert len(error.value.problems) == 3

@@ -1,0 +1,272 @@
+"""The cause is the earliest failure that follows from no other, over all ranks and logs."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpufleet.doctor.diagnosis import Findings, explain
+from gpufleet.doctor.diagnosis_text import as_json, text_lines
+from gpufleet.doctor.evidence import Evidence
+from gpufleet.doctor.log_reader import LogLine
+from gpufleet.doctor.rule_file import Kind, rules
+from gpufleet.doctor.tallies import MOST_PROCESSES, OTHERS
+from tests.support.checkout import ROOT
+from tests.support.rows import each_row
+
+DATA = ROOT / "tests/data"
+HEALTHY = sorted((DATA / "doctor/healthy").glob("*.log"))
+START = "(Worker_TP0 pid=1) INFO 11-20 09:59:00 [worker.py:1] Starting"
+OOM = (
+    "(Worker_TP1 pid=2) ERROR 11-20 10:00:{:02} [w.py:1] torch.OutOfMemoryError: CUDA out of memory"
+)
+WATCHDOG = (
+    "[rank0]:[E1120 10:10:00.061727749 ProcessGroupNCCL.cpp:683] [Rank 0] Watchdog caught "
+    "collective operation timeout: WorkNCCL(SeqNum=78, OpType=ALLREDUCE)"
+)
+ENGINE_INIT = (
+    "(APIServer pid=9) ERROR 11-20 10:11:00 [u.py:1] RuntimeError: Engine core initialization "
+    "failed. See root cause above. Failed core proc(s): {}"
+)
+PORT = "(APIServer pid=9) ERROR 11-20 09:00:00 [a.py:1] OSError: [Errno 98] Address already in use"
+
+
+def log(*lines: str, source: str = "a.log") -> list[LogLine]:
+    return [LogLine(source, number, line) for number, line in enumerate(lines, 1)]
+
+
+def causes(findings: Findings) -> list[str]:
+    return [each.rule.id for each in findings.causes]
+
+
+def consequences(findings: Findings) -> list[str]:
+    return [each.rule.id for each in findings.consequences]
+
+
+@each_row("path", HEALTHY, ids=lambda path: path.name)
+def test_a_healthy_log_has_no_finding(path) -> None:
+    found = explain(log(*path.read_text("utf-8").splitlines()))
+    assert (causes(found), consequences(found), found.unknown) == ([], [], None)
+    assert found.healthy
+
+
+def test_what_is_worth_knowing_in_a_healthy_log_is_a_note() -> None:
+    text = (DATA / "doctor/healthy/vllm-0.32-one-gpu.log").read_text("utf-8")
+    found = explain(log(*text.splitlines()))
+    assert [each.rule.id for each in found.notes] == ["quality-0.8"]
+
+
+def test_a_recorded_start_that_failed_names_the_library() -> None:
+    text = (DATA / "journal-missing-library.txt").read_text("utf-8")
+    found = explain(log(*text.splitlines()))
+    assert causes(found) == ["missing-library"]
+    assert consequences(found) == ["worker-failed"]
+
+
+def test_the_first_failure_of_any_rank_is_the_cause_and_the_rest_followed() -> None:
+    found = explain(
+        [
+            *log(START, WATCHDOG, source="rank0.log"),
+            *log(START, OOM.format(5), source="rank1.log"),
+            *log(ENGINE_INIT, source="api.log"),
+        ]
+    )
+    assert causes(found) == ["mem-torch-oom"]
+    assert found.causes[0].first.source == "rank1.log"
+    assert consequences(found) == ["nccl-watchdog", "engine-init"]
+
+
+def test_the_order_in_which_logs_are_read_does_not_matter() -> None:
+    logs = [
+        log(WATCHDOG, source="rank0.log"),
+        log(OOM.format(5), OOM.format(7), source="rank1.log"),
+        log(ENGINE_INIT, source="api.log"),
+        log(PORT, source="old.log"),
+    ]
+    found = {
+        (*causes(one), "|", *consequences(one))
+        for order in itertools.permutations(logs)
+        if (one := explain(itertools.chain(*order)))
+    }
+    assert found == {("port-used", "mem-torch-oom", "|", "nccl-watchdog", "engine-init")}
+
+
+def test_two_failures_that_do_not_follow_from_each_other_are_both_causes_the_first_first() -> None:
+    assert causes(explain(log(OOM.format(5), PORT))) == ["port-used", "mem-torch-oom"]
+
+
+def test_a_hardware_error_of_the_kernel_explains_what_the_program_wrote_just_before() -> None:
+    kernel = "2025-11-20T10:00:03+00:00 gpu-01 kernel: NVRM: Xid (PCI:0000:cb:00): 79, pid=1"
+    program = (
+        "2025-11-20T10:00:01+00:00 gpu-01 vllm[7]: CUDA error: an illegal memory access was "
+        "encountered"
+    )
+    found = explain([*log(program, source="vllm"), *log(kernel, source="kernel")])
+    assert (causes(found), consequences(found)) == (["xid-off-bus"], ["cuda-illegal"])
+    assert found.causes[0].detail == "Xid 79: the GPU has fallen off the bus"
+    late = kernel.replace("10:00:03", "11:00:03")
+    found = explain([*log(program, source="vllm"), *log(late, source="kernel")])
+    assert causes(found) == ["cuda-illegal", "xid-off-bus"]
+
+
+def test_a_rank_that_only_waited_is_the_cause_if_nothing_else_failed() -> None:
+    found = explain(log(WATCHDOG, ENGINE_INIT))
+    assert (causes(found), consequences(found)) == (["nccl-watchdog"], ["engine-init"])
+
+
+def test_derived_lines_alone_are_unknown_with_the_first_traceback() -> None:
+    found = explain(
+        log(
+            "(EngineCore pid=2) ERROR 11-20 10:00:00 [core.py:1] EngineCore failed to start.",
+            "(EngineCore pid=2) ERROR 11-20 10:00:00 [c.py:1] Traceback (most recent call last):",
+            '(EngineCore pid=2) ERROR 11-20 10:00:00 [core.py:1]   File "x.py", line 1, in f',
+            "(EngineCore pid=2) ERROR 11-20 10:00:00 [core.py:1] KeyError: 'rope_theta'",
+            ENGINE_INIT,
+        )
+    )
+    assert causes(found) == []
+    assert found.unknown
+    assert found.unknown.first_error
+    assert found.unknown.first_error.number == 1
+    assert found.unknown.exception
+    assert found.unknown.exception.text == "KeyError: 'rope_theta'"
+    text = "\n".join(text_lines(found))
+    assert "unknown: something failed" in text
+    assert "KeyError: 'rope_theta'" in text
+    assert "looked at: a.log (5 lines)" in text
+
+
+def test_an_error_that_no_rule_has_is_unknown_and_not_nothing() -> None:
+    found = explain(log("(APIServer pid=1) ERROR 11-20 10:00:00 [a.py:1] something new"))
+    assert found.unknown
+    assert not found.healthy
+
+
+def test_a_wait_that_ended_is_no_finding() -> None:
+    wait = (
+        "(EngineCore pid=2) INFO 11-20 10:00:00 [shm.py:1] No available shared memory broadcast "
+        "block found in 60 seconds."
+    )
+    started = "(APIServer pid=1) INFO:     Application startup complete."
+    assert explain(log(wait, started)).healthy
+    assert explain(log(started, wait)).unknown
+    assert explain([*log(wait), *log(started, source="b.log")]).unknown
+
+
+def test_a_rule_counts_all_lines_with_first_and_last_of_each_process() -> None:
+    lines = [OOM.format(second) for second in (5, 3, 9)]
+    lines[2] = lines[2].replace("Worker_TP1", "Worker_TP3")
+    (found,) = explain(log(*lines), year=2025).causes
+    assert (found.count, found.first.number, found.last.number) == (3, 1, 3)
+    assert found.processes == (("Worker_TP1", 2), ("Worker_TP3", 1))
+    assert f"{found.first_at:%F %T}" == "2025-11-20 10:00:05"
+
+
+def test_processes_that_are_counted_are_bounded() -> None:
+    lines = [OOM.format(1).replace("Worker_TP1", f"Worker_TP{n}") for n in range(500)]
+    (found,) = explain(log(*lines)).causes
+    assert found.count == 500
+    assert len(found.processes) == MOST_PROCESSES + 1
+    assert found.processes[0] == (OTHERS, 500 - MOST_PROCESSES)
+
+
+def test_a_server_that_started_after_the_failure_is_named() -> None:
+    started = "(APIServer pid=1) INFO:     Application startup complete."
+    (found,) = explain(log(PORT, started)).causes
+    assert found.started_after
+    assert found.started_after.number == 2
+    (found,) = explain(log(started, PORT)).causes
+    assert found.started_after is None
+
+
+def test_times_without_a_zone_are_in_the_zone_that_another_log_names() -> None:
+    oom = "Nov 20 11:00:00 gpu-01 kernel: Out of memory: Killed process 4242 (VLLM::Worker)"
+    program = "2025-11-20T11:00:30+0100 gpu-01 vllm[7]: OSError: [Errno 98] Address already in use"
+    found = explain([*log(program, source="vllm"), *log(oom, source="kernel")])
+    assert causes(found) == ["host-oom", "port-used"]
+    assert f"{found.causes[0].first_at:%F %T}" == "2025-11-20 10:00:00"
+
+
+def test_a_log_without_times_beside_others_is_said_not_to_be_ordered() -> None:
+    kernel = "[12345.678901] NVRM: Xid (PCI:0000:cb:00): 46, pid=1"
+    found = explain([*log(kernel, source="dmesg"), *log(OOM.format(1), source="vllm")])
+    assert found.unordered
+    assert not explain(log(kernel)).unordered
+
+
+def test_without_evidence_each_possible_cause_is_named_with_where_to_look() -> None:
+    line = "RuntimeError: Error 802: system not yet initialized"
+    (found,) = explain(log(line)).causes
+    assert len(found.causes) == len(found.looks) == 4
+    assert "one of these causes" in "\n".join(text_lines(explain(log(line))))
+    evidence = Evidence(checks={"fabric-manager": False, "fabric-units": True})
+    (found,) = explain(log(line), evidence).causes
+    assert [each.cause for each in found.causes] == [
+        "Fabric manager does not run, or its version differs from the driver's."
+    ]
+
+
+def test_another_line_of_the_logs_is_evidence() -> None:
+    kaslr = "nvidia-uvm: p.c:3176 devmem_alloc_pagemap[pid:9] request_free_mem_region() err -34"
+    found = explain(log(kaslr, "Error 802: system not yet initialized"))
+    advice = {each.rule.id: each.causes for each in found.causes}
+    assert "KASLR" in advice["cuda-802"][0].cause
+
+
+@each_row(
+    ("rule_id", "line"),
+    [
+        ("xid-off-bus", "NVRM: Xid (PCI:0000:cb:00): 79, pid=1, \x1b[2Jgone"),
+        ("disk-full", "No space left on device \u202e evil\x07"),
+    ],
+)
+def test_nothing_that_a_terminal_obeys_is_printed(rule_id: str, line: str) -> None:
+    found = explain(log(line, source="na\x1bme.log"))
+    assert causes(found) == [rule_id]
+    assert all(text.isprintable() for text in text_lines(found))
+
+
+def test_json_has_what_the_text_has() -> None:
+    value = as_json(explain(log(OOM.format(5), ENGINE_INIT), year=2025))
+    assert value["schema"] == 1
+    assert value["causes"][0]["rule"] == "mem-torch-oom"
+    assert value["causes"][0]["first"]["line"] == 1
+    assert value["causes"][0]["first"]["time"] == "2025-11-20T10:00:05+00:00"
+    assert value["consequences"][0]["rule"] == "engine-init"
+    assert value["read"] == {"a.log": 2}
+    assert value["unknown"] is None
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.text(max_size=200),
+            st.sampled_from([pattern.needle for rule in rules() for pattern in rule.patterns]),
+        ).map("".join),
+        max_size=8,
+    )
+)
+def test_no_text_breaks_it(lines: Iterable[str]) -> None:
+    found = explain(log(*lines))
+    assert "\n".join(text_lines(found))
+    assert as_json(found)
+
+
+def test_there_is_a_cause_whenever_a_failure_was_found() -> None:
+    """Also where rules name each other as their causes."""
+    failures = [rule for rule in rules() if rule.kind is Kind.FAILURE]
+    plain = [
+        pattern.written
+        for rule in failures
+        for pattern in rule.patterns
+        if pattern.expression is None
+    ]
+    chosen = random.Random(1)
+    for _ in range(200):
+        found = explain(log(*chosen.sample(plain, 4)))
+        assert found.causes
+        assert found.unknown is None
