@@ -1,4 +1,4 @@
-"""`gpufleet doctor`: explain the failures in logs of vLLM, NCCL, the driver and the kernel."""
+"""`gpufleet doctor`: what is wrong with a fleet, or in logs, and what to do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from gpufleet.cli.common_options import json_option, print_json
+from gpufleet.cli.fleet_inputs import use_gevent
 from gpufleet.errors import FleetError, file_fault
+from gpufleet.sanitize import printable
 
 if TYPE_CHECKING:
     from gpufleet.doctor.log_reader import LogLine
@@ -20,22 +22,28 @@ LONGEST_NAME = 200
 
 
 @click.command()
-@click.argument("logs", metavar="LOGFILE...", nargs=-1, required=True)
+@click.argument("logs", metavar="INVENTORY [NAME] | LOGFILE...", nargs=-1, required=True)
 @json_option
 def doctor(logs: tuple[str, ...], *, as_json: bool) -> int:
     """
-    Explain the failures in a log, with what to do.
+    Show what is wrong with a fleet or in logs, and what to do. Read-only.
 
-    Reads logs of vLLM, NCCL, the driver and the kernel, from the journal, Docker, Kubernetes or a
-    file; `-` reads stdin. Several logs, as of all ranks, are joined by time. Needs no inventory.
+    With an inventory, worst first: replicas, nodes, gateways, alerts, each with its cause in the
+    logs, what was changed before, and what to type next. NAME is a model, a replica or a node.
+
+    With logs of vLLM, NCCL, the driver or the kernel, from the journal, Docker, Kubernetes or a
+    file, it needs no inventory; several, as of all ranks, are joined by time. `-` reads stdin.
 
     \b
-    gpufleet doctor vllm.log
+    gpufleet doctor inventories/prod.py
+    gpufleet doctor inventories/prod.py llama-0
     gpufleet doctor rank0.log rank1.log kernel.log --json
     journalctl -u vllm-llama-0 -o short-iso | gpufleet doctor -
 
-    Exit status: 0 nothing found, 1 failures found, 2 a log cannot be read.
+    Exit status: 0 nothing found, 1 failures found, 2 something cannot be read.
     """
+    if logs[0].endswith(".py"):
+        return _of_fleet(logs, as_json=as_json)
     from gpufleet.doctor.diagnosis import explain
     from gpufleet.doctor.diagnosis_text import as_json as in_json
     from gpufleet.doctor.diagnosis_text import text_lines
@@ -50,6 +58,25 @@ def doctor(logs: tuple[str, ...], *, as_json: bool) -> int:
     return 0 if findings.healthy else 1
 
 
+def _of_fleet(names: tuple[str, ...], *, as_json: bool) -> int:
+    """Look at the nodes of an inventory; with a name, print what concerns it."""
+    if len(names) > 2:
+        raise click.UsageError("Give an inventory and at most one model, replica or node.")
+    use_gevent()
+    import time
+
+    from gpufleet.cli.doctor_session import diagnose
+    from gpufleet.doctor.fleet_text import diagnosis_lines
+
+    found = diagnose(names[0], names[1] if len(names) > 1 else "")
+    if as_json:
+        print_json(found.as_json())
+    else:
+        for line in diagnosis_lines(found, time.time()):
+            click.echo(printable(line))
+    return found.status
+
+
 def _check_names(logs: tuple[str, ...]) -> None:
     """Refuse names that are no logs, all of them at once, before a line is read."""
     problems = []
@@ -57,10 +84,7 @@ def _check_names(logs: tuple[str, ...]) -> None:
         if logs.count(name) > 1:
             problems.append(f"{name}: is named {logs.count(name)} times: name a log once")
         elif name.endswith(".py"):
-            problems.append(
-                f"{name}: is an inventory, and this command reads logs: write "
-                f"`gpufleet logs {name} REPLICA | gpufleet doctor -`"
-            )
+            problems.append(f"{name}: is an inventory: name it first, and no log beside it")
         elif name != STDIN and (problem := _not_a_file(Path(name))):
             problems.append(f"{name[:LONGEST_NAME]}: {problem}")
     if problems:

@@ -162,7 +162,7 @@ class _Counter:
         for until, rule_id in self._untils:
             if until in text:
                 seen.tallies.pop((rule_id, line.source), None)
-        self._note_error(place, prefix, is_note=bool(found) and found.kind is Kind.NOTE)
+        self._note_error(place, prefix, is_note=found is not None and found.kind is Kind.NOTE)
 
     def _place(self, line: LogLine, prefix: Prefix, order: int) -> Place:
         stamp = prefix.stamp

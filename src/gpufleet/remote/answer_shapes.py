@@ -27,6 +27,8 @@ Place = Annotated[tuple[str, Count], Row]
 """An address and a port."""
 ModelFile = Annotated[tuple[Count, str], Row]
 """A file's bytes and its digest."""
+JournalLines = list[Annotated[tuple[Count, int | None, int | None, str], Row]]
+"""Microseconds since 1970, PID, priority and message of each."""
 Closed = with_config(ConfigDict(extra="forbid"))
 """For objects whose keys are the names of arguments."""
 
@@ -418,10 +420,18 @@ class UnitJournal(Document):
     here: Names | Missing
     rank: int | Missing | None
     clock: Count
-    lines: list[Annotated[tuple[Count, int | None, int | None, str], Row]] | Missing
+    lines: JournalLines | Missing
     more: bool
     cursor: str | None
     clocks: dict[str, Number] | Missing
+
+
+class FailureEvidence(Document):
+    clock: Number
+    boot: Number | Missing
+    stages: dict[str, JournalLines | Missing]
+    kernel: JournalLines | Missing
+    changes: list[Annotated[tuple[Number, str], Row]] | Missing
 
 
 # Replicas over nodes

@@ -16,6 +16,7 @@ from gpufleet.artifacts import distribution
 from gpufleet.checks.finding import Report
 from gpufleet.converge import content_diff, snapshot
 from gpufleet.converge.desired import File
+from gpufleet.doctor.node_evidence import node_evidence
 from gpufleet.errors import FleetError
 from gpufleet.flags import schema
 from gpufleet.fleet import assessment, deploy_lock, fleet_plan, node_records
@@ -199,6 +200,14 @@ JOURNAL = {
     "more": False,
     "cursor": "s=1;i=a",
     "clocks": {"gpu-08": 1500.0},
+}
+EVIDENCE = {
+    "schema": 1,
+    "clock": AT,
+    "boot": AT - 3600,
+    "stages": {"tiny-0": [[1_000_000, 7, 6, "one"]], "wide-0": {"missing": "timeout"}},
+    "kernel": [[1_000_000, None, 3, "EXT4-fs error"]],
+    "changes": [[AT - 60, "deploy: vllm"]],
 }
 SILENCE = {
     "id": "1",
@@ -549,6 +558,7 @@ ROWS = (
         lambda said: said if isinstance(said, str) else (said["error"] or "").splitlines(),
     ),
     Row("flags/schema", FLAGS, _schema),
+    Row("doctor/failure_evidence", EVIDENCE, lambda said: node_evidence(NODE, said)),
     Row("gpu_software/driver_reload look", DRIVER, _driver),
     Row(
         "gpu_software/driver_reload reload",

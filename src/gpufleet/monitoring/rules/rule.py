@@ -59,5 +59,15 @@ class Alert:
 
     @property
     def page(self) -> str:
-        """The file of its runbook in docs/alerts/, without suffix: `GpuLost` -> `gpu-lost`."""
-        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", self.name).lower()
+        """The file of its runbook in docs/alerts/, without suffix."""
+        return runbook_page(self.name)
+
+
+def runbook_page(alert: str) -> str:
+    """
+    Return the file of an alert's runbook in docs/alerts/, without suffix.
+
+    >>> runbook_page("GpuLost")
+    'gpu-lost'
+    """
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", alert).lower()

@@ -1,0 +1,38 @@
+"""A diagnosis as lines for a terminal.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpufleet.doctor.problem import Diagnosis, Problem, span, when
+from gpufleet.formatting import count_of
+
+
+def diagnosis_lines(found: Diagnosis, now: float) -> list[str]:
+    """Return what is wrong, worst first, what serves, and what could not be seen."""
+    lines: list[str] = []
+    for number, each in enumerate(found.problems, 1):
+        lines += [*_problem(number, each, now), ""]
+    lines += [f"unknown: {each}" for each in found.unseen]
+    count = len(found.problems)
+    lines += [*found.serving, count_of(count, "problem") if count else "no problem found"]
+    return lines
+
+
+def _problem(number: int, each: Problem, now: float) -> Iterator[str]:
+    began = ""
+    if each.at is not None and when(each.at):
+        began = f" (since {when(each.at)}, {span(now - each.at)})"
+    yield f"{number}. {each.impact.word.upper()}  {each.what}{began}"
+    rows = [
+        *(("seen", text) for text in each.evidence),
+        ("follows", each.because),
+        ("cause", each.cause),
+        ("next", each.do),
+        ("page", each.page),
+    ]
+    for name, text in rows:
+        if text:
+            first, *rest = text.splitlines() or [""]
+            yield f"   {name:<8} {first}"
+            yield from (f"   {'':<8} {line}" for line in rest)

@@ -1,0 +1,158 @@
+"""What the journals of replicas, and the kernels' logs, say of why something failed.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from gpufleet.checks.finding import Report, Severity
+from gpufleet.doctor.diagnosis import Finding, Findings, explain
+from gpufleet.doctor.evidence import Evidence
+from gpufleet.doctor.log_reader import LogLine
+from gpufleet.doctor.node_evidence import JournalLine, NodeEvidence
+from gpufleet.doctor.rule_file import Advice
+from gpufleet.doctor.sights import LogCause
+from gpufleet.formatting import join_names
+from gpufleet.sanitize import printable
+from gpufleet.serving.rank_status import Health
+from gpufleet.serving.status import FleetStatus, ReplicaStatus
+
+LIVES = 2
+"""Of a unit: one that starts anew has not yet come to what ended the life before."""
+CHECKED_BY_PROBE = ("xid-", "sxid-", "nvml-", "gpu-")
+"""Beginnings of rules whose lines of the kernel the node check judges, with more beside them."""
+
+
+def of_replicas(
+    status: FleetStatus, evidence: Mapping[str, NodeEvidence], report: Report, inventory: str
+) -> dict[str, tuple[LogCause, ...]]:
+    """Return the causes that the journals of replicas have, by replica; the earliest first."""
+    found = {}
+    for each in status.replicas:
+        journals = {
+            rank.node: (rank.rank, lines)
+            for rank in each.ranks
+            if (known := evidence.get(rank.node)) and (lines := known.stages.get(each.id))
+        }
+        if journals:
+            found[each.id] = tuple(_of_replica(each, journals, report, inventory))
+    return found
+
+
+def _of_replica(
+    replica: ReplicaStatus,
+    journals: Mapping[str, tuple[int, Sequence[JournalLine]]],
+    report: Report,
+    inventory: str,
+) -> Iterator[LogCause]:
+    places = {
+        f"rank {rank} on {node}" if len(replica.ranks) > 1 else node: (node, lines)
+        for node, (rank, lines) in journals.items()
+    }
+    kept = {
+        place: last_lives(lines, LIVES if replica.health is Health.STARTS else 1)
+        for place, (_, lines) in places.items()
+    }
+    # What another rank wrote long before is of an earlier failure.
+    findings = explain(
+        (line for place, lines in kept.items() for line in log_lines(place, lines)),
+        _facts([node for node, _ in places.values()], report),
+    )
+    nodes = {place: node for place, (node, _) in places.items()}
+    yield from _causes(findings, nodes, inventory, replica.id)
+
+
+def of_kernel(evidence: NodeEvidence, inventory: str) -> tuple[LogCause, ...]:
+    """Return what a node's kernel says of its host; GPUs' errors are the node check's."""
+    place = f"kernel of {evidence.node}"
+    findings = explain(log_lines(place, evidence.kernel))
+    causes = replace(
+        findings,
+        causes=tuple(
+            each for each in findings.causes if not each.rule.id.startswith(CHECKED_BY_PROBE)
+        ),
+        unknown=None,
+    )
+    return tuple(_causes(causes, {place: evidence.node}, inventory, "REPLICA"))
+
+
+def last_lives(lines: Sequence[JournalLine], count: int) -> Sequence[JournalLine]:
+    """Return the lines of the last `count` starts of a unit that came to an end or go on."""
+    starts = [
+        at for at, line in enumerate(lines) if line.by_systemd and line.text.startswith("Starting ")
+    ] or [
+        at for at, line in enumerate(lines) if line.by_systemd and line.text.startswith("Started ")
+    ]
+    return lines[starts[-count] :] if len(starts) >= count else lines
+
+
+def log_lines(place: str, lines: Iterable[JournalLine]) -> Iterator[LogLine]:
+    """Yield journal lines as the rules read them, with the journal's own times."""
+    for number, line in enumerate(lines, 1):
+        moment = f"{datetime.fromtimestamp(line.at, UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
+        for text in line.text.splitlines():
+            yield LogLine(place, number, f"{moment} {text}")
+
+
+def _facts(nodes: Sequence[str], report: Report) -> Evidence:
+    """Return what the node check found, for rules whose line has several causes."""
+    checks: dict[str, bool] = {}
+    names: list[str] = []
+    for node in nodes:
+        for each in report.node_findings.get(node, ()):
+            if each.severity is not Severity.UNKNOWN:
+                good = each.severity <= Severity.INFO or each.accepted is not None
+                checks[each.check] = checks.get(each.check, True) and good
+        gpus = report.facts.get(node, {}).get("gpus")
+        if isinstance(gpus, list):
+            names += [str(gpu.get("name")) for gpu in gpus if isinstance(gpu, Mapping)]
+    return Evidence(checks=checks, gpus=tuple(names) if names else None)
+
+
+def _causes(
+    findings: Findings, nodes: Mapping[str, str], inventory: str, replica: str
+) -> Iterator[LogCause]:
+    for each in findings.causes:
+        yield _cause(each, nodes, inventory, replica)
+    if findings.unknown and (place := findings.unknown.exception or findings.unknown.first_error):
+        at = place.stamp.moment.replace(tzinfo=UTC).timestamp() if place.stamp else None
+        node = nodes.get(place.source, place.source)
+        yield LogCause("", "", "", printable(place.text), place.source, node, at)
+
+
+def _cause(found: Finding, nodes: Mapping[str, str], inventory: str, replica: str) -> LogCause:
+    cause = join_causes([each.cause for each in found.causes])
+    if found.detail:
+        cause = f"{found.detail}; {cause}"
+    return LogCause(
+        cause,
+        cause,
+        "\n".join(
+            _advice(each, inventory, replica) + (f" (if {look})" if look else "")
+            for each, look in zip(
+                found.causes, found.looks or ("",) * len(found.causes), strict=True
+            )
+        ),
+        printable(found.first.text),
+        found.first.source,
+        nodes.get(found.first.source, found.first.source),
+        found.first_at.timestamp() if found.first_at else None,
+    )
+
+
+def join_causes(causes: Sequence[str]) -> str:
+    """Return one cause, or several of which it is not known which."""
+    if len(causes) == 1:
+        return causes[0]
+    return "one of: " + join_names([f"({n}) {each}" for n, each in enumerate(causes, 1)])
+
+
+def _advice(advice: Advice, inventory: str, replica: str) -> str:
+    text = advice.fix
+    if advice.setting:
+        text += f" Setting: {advice.setting}."
+    if advice.command:
+        command = advice.command.replace("INVENTORY", inventory).replace("REPLICA", replica)
+        text += f" Type `{command}`."
+    return text

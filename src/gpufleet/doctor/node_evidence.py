@@ -1,0 +1,88 @@
+"""What nodes logged before something failed, and what was changed on them, as values.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpufleet.remote.answer_forms import reading
+from gpufleet.serving.rank_status import reason
+
+
+@dataclass(frozen=True)
+class JournalLine:
+    """One line of a journal."""
+
+    at: float
+    """Seconds since 1970, by the node's clock."""
+    text: str
+    priority: int | None = None
+    """syslog's: 3 is an error."""
+    by_systemd: bool = False
+    """Whether systemd wrote it of the unit, and not the unit itself."""
+
+
+@dataclass(frozen=True)
+class NodeEvidence:
+    """What one node has."""
+
+    node: str
+    boot: float | None = None
+    """Seconds since 1970."""
+    stages: Mapping[str, tuple[JournalLine, ...]] = field(default_factory=dict)
+    """Journals of stages, by id."""
+    kernel: tuple[JournalLine, ...] = ()
+    changes: tuple[tuple[float, str], ...] = ()
+    """When, in seconds since 1970, and what was changed; oldest first."""
+    unread: tuple[str, ...] = ()
+    """A sentence for each part that could not be read."""
+
+    def last_change(self, before: float, within: float) -> tuple[float, str] | None:
+        """Return what was changed last, at most `within` seconds before a moment."""
+        found = [each for each in self.changes if before - within <= each[0] <= before]
+        if self.boot is not None and before - within <= self.boot <= before:
+            found.append((self.boot, "the node was booted"))
+        return max(found, default=None)
+
+
+def node_evidence(node: str, answer: Mapping[str, Any] | str) -> NodeEvidence:
+    """
+    Return what a node said (`on_node/doctor/failure_evidence.py`); a sentence is what is unread.
+
+    Raises `FleetError` naming the node for an answer that is none.
+    """
+    if isinstance(answer, str):
+        return NodeEvidence(node, unread=(f"{node}: {answer}",))
+    with reading(node):
+        boot = answer["boot"]
+        return NodeEvidence(
+            node,
+            float(boot) if isinstance(boot, int | float) else None,
+            {str(name): _lines(lines) for name, lines in answer["stages"].items()},
+            _lines(answer["kernel"]),
+            ()
+            if isinstance(answer["changes"], Mapping)
+            else tuple((float(at), str(what)) for at, what in answer["changes"]),
+            tuple(_unread(node, answer)),
+        )
+
+
+def _lines(said: Any) -> tuple[JournalLine, ...]:
+    if isinstance(said, Mapping):
+        return ()
+    return tuple(
+        JournalLine(at / 1e6, str(text), priority, pid == 1) for at, pid, priority, text in said
+    )
+
+
+def _unread(node: str, answer: Mapping[str, Any]) -> Iterator[str]:
+    parts = {
+        "the kernel's log": answer["kernel"],
+        "the log of package changes": answer["changes"],
+        **{f"the journal of {name}": lines for name, lines in answer["stages"].items()},
+    }
+    for part, said in parts.items():
+        # A container has no kernel log of its own, a fresh node no changes: nothing is hidden.
+        if isinstance(said, Mapping) and said["missing"] != "absent":
+            yield f"{node}: {part} cannot be read: {reason(said)}"

@@ -1,0 +1,143 @@
+"""What is wrong with a fleet, as values: problems, worst first, each with its evidence."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+SCHEMA = 1
+"""Version of `Diagnosis.as_json()`; raised when a key changes its meaning or goes."""
+
+
+class Impact(IntEnum):
+    """What a problem costs clients; a larger number is worse."""
+
+    NOTICE = 0  # nothing now
+    RISK = 1  # nothing yet: a part is worn, spare is gone, or it cannot be seen
+    DEGRADED = 2  # fewer replicas, or slower
+    OUTAGE = 3  # a model, or all of them, is not served
+
+    @property
+    def word(self) -> str:
+        """The impact as tables and JSON write it."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong."""
+
+    subject: str
+    """What it is about: `llama-0`, `gpu-07`, `gateway lb-01`."""
+    what: str
+    impact: Impact
+    evidence: tuple[str, ...] = ()
+    """Each with its place: a node, a file or a unit, a time where there is one."""
+    cause: str = ""
+    """"": not known."""
+    do: str = ""
+    """What to do next; commands in backquotes."""
+    page: str = ""
+    """Of the documentation."""
+    at: float | None = None
+    """When it began, in seconds since 1970; None: not known."""
+    nodes: tuple[str, ...] = ()
+    because: str = ""
+    """Subject of the problem that is its cause: that one is named first."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it for programs."""
+        return {
+            "subject": self.subject,
+            "what": self.what,
+            "impact": self.impact.word,
+            "evidence": list(self.evidence),
+            "cause": self.cause or None,
+            "do": self.do or None,
+            "page": self.page or None,
+            "at": when(self.at),
+            "nodes": list(self.nodes),
+            "because": self.because or None,
+        }
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Everything that was found, worst first, and what could not be seen."""
+
+    problems: tuple[Problem, ...]
+    serving: tuple[str, ...] = ()
+    """A sentence for each model: how many of its replicas serve."""
+    unseen: tuple[str, ...] = ()
+    """A sentence for everything that could not be read."""
+
+    @property
+    def status(self) -> int:
+        """The exit status: 0 nothing found, 1 problems, 2 some of it could not be seen."""
+        if any(each.impact > Impact.NOTICE for each in self.problems):
+            return 1
+        return 2 if self.unseen else 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it for programs."""
+        return {
+            "schema": SCHEMA,
+            "problems": [each.as_json() for each in self.problems],
+            "serving": list(self.serving),
+            "unseen": list(self.unseen),
+        }
+
+
+def worst_first(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    """
+    Return problems in the order in which people should read them.
+
+    A problem that causes others stands before the worst of them; else what began earlier.
+    """
+    known = list(problems)
+    subjects = {each.subject for each in known}
+
+    def weight(each: Problem, seen: frozenset[str] = frozenset()) -> Impact:
+        effects = [
+            other for other in known if other.because == each.subject and other.subject not in seen
+        ]
+        return max([each.impact, *(weight(o, seen | {each.subject}) for o in effects)])
+
+    def depth(each: Problem, seen: frozenset[str] = frozenset()) -> int:
+        if not each.because or each.because not in subjects or each.subject in seen:
+            return 0
+        above = (other for other in known if other.subject == each.because)
+        return 1 + max(depth(other, seen | {each.subject}) for other in above)
+
+    return tuple(
+        sorted(
+            known,
+            key=lambda each: (
+                -weight(each),
+                depth(each),
+                each.at if each.at is not None else float("inf"),
+                each.subject,
+            ),
+        )
+    )
+
+
+def when(seconds: float | None) -> str | None:
+    """Return a time as ISO 8601 in UTC, to the second."""
+    if seconds is None:
+        return None
+    try:
+        return f"{dt.datetime.fromtimestamp(seconds, dt.UTC):%Y-%m-%dT%H:%M:%SZ}"
+    except (OverflowError, OSError, ValueError):
+        return None
+
+
+def span(seconds: float) -> str:
+    """Return how long something is ago, in one unit."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"

@@ -1,0 +1,71 @@
+"""Everything that is looked at of a fleet, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpufleet.checks.finding import Report
+from gpufleet.doctor.node_evidence import NodeEvidence
+from gpufleet.doctor.problem import when
+from gpufleet.network.haproxy import GatewayState
+from gpufleet.serving.rank_status import RankStatus
+from gpufleet.serving.status import FleetStatus
+
+
+@dataclass(frozen=True)
+class LogCause:
+    """What a line of a log says of why something failed."""
+
+    what: str
+    cause: str
+    do: str
+    line: str
+    where: str
+    """Whose line it is: `rank 1 on gpu-02`, `the kernel of gpu-02`."""
+    node: str
+    at: float | None = None
+    """In seconds since 1970."""
+    page: str = ""
+
+    @property
+    def quote(self) -> str:
+        """The line with whose it is and when it was written."""
+        moment = f", {when(self.at)}" if self.at is not None else ""
+        return f"{self.where}{moment}: {self.line}"
+
+
+@dataclass(frozen=True)
+class Alert:
+    """An alert that fires."""
+
+    name: str
+    summary: str
+    subject: str = ""
+    """The node, model or gateway in its labels."""
+    page: str = ""
+    since: str = ""
+
+
+@dataclass(frozen=True)
+class Sights:
+    """Everything that was looked at."""
+
+    status: FleetStatus
+    report: Report
+    gateways: Mapping[str, GatewayState] = field(default_factory=dict)
+    """By node."""
+    evidence: Mapping[str, NodeEvidence] = field(default_factory=dict)
+    """By node."""
+    logs: Mapping[str, Sequence[LogCause]] = field(default_factory=dict)
+    """Of each replica, the earliest first: causes alone, not what follows from them."""
+    kernels: Mapping[str, Sequence[LogCause]] = field(default_factory=dict)
+    """Of each node."""
+    alerts: Sequence[Alert] = ()
+    unseen: tuple[str, ...] = ()
+
+    def ranks_on(self, node: str) -> list[RankStatus]:
+        """Return the ranks of replicas that a node has."""
+        return [
+            rank for replica in self.status.replicas for rank in replica.ranks if rank.node == node
+        ]

@@ -1,0 +1,175 @@
+"""RUNS ON THE NODE: what was logged before something failed, and what was changed.
+
+Takes (JSON header `PARAMETERS`):
+  stages   ids of the stages whose journals are wanted: llama-0
+  lines    at most so many of each, the last ones
+  seconds  how far back to look
+Prints one JSON document:
+  schema   1
+  clock    the node's time, in seconds since 1970
+  boot     when the kernel was started, in seconds since 1970
+  stages   {id: [[microseconds since 1970, PID, priority, message], ...]}, oldest first
+  kernel   the same of the kernel's log: warnings and worse, and what is about GPUs
+  changes  [[seconds since 1970, what], ...], oldest first: deploys that ended, packages that were
+           installed, upgraded or removed; equal times and packages of one moment are one entry
+Each of `boot`, a stage, `kernel` and `changes` is {"missing": reason} if it cannot be read.
+
+It reads; it changes nothing. Secrets are replaced as in on_node/common/unit_journal.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from typing import Any, Iterator, List
+
+from gpufleet.on_node.common import kernel_messages, linux_facts, unit_journal
+from gpufleet.on_node.common.answers import read
+
+PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
+
+DEPLOYS = "/var/lib/gpufleet/deploys"
+# Written by dpkg and dnf. What they rotate away is a month old.
+PACKAGE_LOGS = ("/var/log/dpkg.log", "/var/log/dnf.rpm.log")
+LOG_BYTES = 1 << 20  # the end of a log: some 10,000 packages
+KERNEL_LINES = 20_000  # that are looked at: weeks of a sound server, an hour of one that is not
+KEPT_KERNEL_LINES = 1000
+WARNING = 4  # syslog's
+# Packages that what serves depends on, and the words of dpkg and dnf for what was done.
+CONCERNS = re.compile(
+    r"nvidia|cuda|^linux-|^kernel|libc6|^glibc|docker|containerd|rdma|ibverbs|mlx|mft|doca"
+    r"|haproxy|^systemd|python3|datacenter-gpu-manager|dcgm|openssl"
+)
+DPKG = re.compile(r"^([\d-]+ [\d:]+) (install|upgrade|remove|purge) ([^: ]+)\S* (\S+) (\S+)")
+DNF = re.compile(r"^(\S+) \S+ (Installed|Upgraded|Erased|Removed|Downgraded): (\S+)")
+MOST_CHANGES = 50
+NAMED = 6  # packages of one moment that are named
+
+
+def main() -> None:
+    """Print the document."""
+    wanted = [str(each) for each in PARAMETERS.get("stages", [])]
+    document = {
+        "schema": 1,
+        "clock": time.time(),
+        "boot": read(boot),
+        "stages": {each: read(stage_lines, each) for each in wanted},
+        "kernel": read(kernel_lines),
+        "changes": read(changes),
+    }
+    sys.stdout.write(json.dumps(document, separators=(",", ":")) + "\n")
+
+
+def since() -> float:
+    """Return from when on something is of interest, in seconds since 1970."""
+    return time.time() - float(PARAMETERS.get("seconds", 86400))
+
+
+def boot() -> float:
+    """Return when the kernel was started."""
+    text = linux_facts.line("/proc/stat")
+    return float(next(row.split()[1] for row in text.splitlines() if row.startswith("btime ")))
+
+
+def stage_lines(stage: str) -> List[List[Any]]:
+    """Return what a stage's unit wrote, and systemd of it."""
+    if not re.fullmatch(r"[\w.-]+", stage):
+        return []
+    unit = "vllm-%s.service" % stage
+    entries = unit_journal.journal(
+        "--lines=%d" % max(1, int(PARAMETERS.get("lines", 1))),
+        "--since=@%d" % since(),
+        "--unit=" + unit,
+        fields=unit_journal.FIELDS,
+    )
+    hide = unit_journal.hiding(unit_journal.secrets(unit_journal.unit_text(unit)))
+    return unit_journal.fitting([unit_journal.line(each, hide) for each in entries])
+
+
+def kernel_lines() -> List[List[Any]]:
+    """Return what the kernel warned of, and what it said of GPUs."""
+    entries = unit_journal.journal(
+        "--dmesg", "--boot=all", "--lines=%d" % KERNEL_LINES, "--since=@%d" % since(),
+        fields=unit_journal.FIELDS,
+    )  # fmt: skip
+    hide = unit_journal.hiding({})
+    lines = [unit_journal.line(each, hide) for each in entries]
+    kept = [
+        each
+        for each in lines
+        if kernel_messages.ABOUT.search(each[3]) or (each[2] is not None and each[2] <= WARNING)
+    ]
+    return unit_journal.fitting(kept[-KEPT_KERNEL_LINES:])
+
+
+def changes() -> List[List[Any]]:
+    """Return what was changed, oldest first."""
+    found = sorted([*deploys(), *packages()])
+    return [[at, what] for at, what in found if at >= since()][-MOST_CHANGES:]
+
+
+def deploys() -> Iterator[List[Any]]:
+    """Yield when each deploy last came to its end (on_node/monitoring/record.py)."""
+    folder = linux_facts.ROOT + DEPLOYS
+    if not os.path.isdir(folder):
+        return
+    for name in sorted(os.listdir(folder)):
+        said = read(lambda name=name: float(linux_facts.line(DEPLOYS + "/" + name)))
+        if isinstance(said, float) and not name.endswith(".tmp"):
+            yield [said, "deploy: " + name]
+
+
+def packages() -> Iterator[List[Any]]:
+    """Yield what package managers did, what was done in one minute together."""
+    moments: dict[int, List[str]] = {}
+    for path in PACKAGE_LOGS:
+        for row in tail(path):
+            at, what = package_line(row)
+            if at is not None and at >= since():
+                moments.setdefault(int(at) // 60 * 60, []).append(what)
+    for minute, those in moments.items():
+        whole = list(dict.fromkeys(those))
+        more = len(whole) - NAMED
+        named = ", ".join(whole[:NAMED]) + (" and %d more" % more if more > 0 else "")
+        yield [float(minute), "packages: " + named]
+
+
+def package_line(row: str) -> Any:
+    """Return when and what a line of a package manager's log says; (None, "") for others."""
+    by_dpkg = DPKG.match(row)
+    if by_dpkg:
+        moment, verb, name, _, version = by_dpkg.groups()
+        if CONCERNS.search(name):
+            try:
+                at = time.mktime(time.strptime(moment, "%Y-%m-%d %H:%M:%S"))
+            except (OverflowError, ValueError):
+                return None, ""
+            return at, "%s %s" % (verb, name) + (" " + version if version != "<none>" else "")
+    by_dnf = DNF.match(row)
+    if by_dnf:
+        moment, verb, name = by_dnf.groups()
+        if CONCERNS.search(name):
+            try:
+                at = time.mktime(time.strptime(moment[:19], "%Y-%m-%dT%H:%M:%S"))
+            except (OverflowError, ValueError):
+                return None, ""
+            return at, "%s %s" % (verb.lower(), name)
+    return None, ""
+
+
+def tail(path: str) -> List[str]:
+    """Return the last lines of a log; none if there is no such file, or it may not be read."""
+    try:
+        with open(linux_facts.ROOT + path, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - LOG_BYTES))
+            return file.read(LOG_BYTES).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""What is wrong with a fleet is named worst first, each cause before what follows from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpufleet.checks.finding import Action, Finding, GpuId, Report, Severity, Step
+from gpufleet.doctor.fleet_problems import diagnose, wanted_journals
+from gpufleet.doctor.node_evidence import NodeEvidence
+from gpufleet.doctor.problem import Impact, Problem, worst_first
+from gpufleet.doctor.sights import Alert, LogCause, Sights
+from gpufleet.network.haproxy import GatewayState, ServerState
+from gpufleet.node.marks import Lock, Mark
+from gpufleet.serving.out_of_service import Change, OutOfService
+from gpufleet.serving.rank_status import Health, LastRestart, RankStatus
+from gpufleet.serving.status import FleetStatus, ReplicaStatus
+
+NOW = 1_795_290_000.0
+GPU = GpuId(3, "GPU-3", "0000:18:00.0")
+LOST = Finding(
+    "gpu-answers",
+    "gpu-01",
+    Severity.BLOCK,
+    "does not answer",
+    remedy=(Step(Action.REBOOT, "`reboot`"),),
+    gpu=GPU,
+)
+OUT_OF_MEMORY = LogCause(
+    "GPU memory is full",
+    "the KV cache does not fit",
+    "lower `max-model-len`",
+    "CUDA out of memory",
+    "rank 0 on gpu-01",
+    "gpu-01",
+    NOW - 600,
+)
+
+
+def replica(name="llama-0", node="gpu-01", health=Health.SERVES, why=(), **rank):
+    model, _, number = name.rpartition("-")
+    ranks = (RankStatus(node, 0, health, **rank),)
+    return ReplicaStatus(model, int(number), ranks, health, tuple(why))
+
+
+DOWN = replica(health=Health.DOWN, why=["vllm-llama-0.service ended"], since=NOW - 500)
+OTHER = replica("llama-1", "gpu-02")
+
+
+def status(*replicas, **more):
+    return FleetStatus(replicas, more.pop("silent", {}), **more)
+
+
+def sights(*replicas, findings=(), **more):
+    nodes = ("gpu-01", "gpu-02")
+    of_status = {key: more.pop(key) for key in ("silent", "missing", "out") if key in more}
+    return Sights(status(*replicas, **of_status), Report(tuple(findings), {}, nodes), **more)
+
+
+def found(seen):
+    return diagnose(seen, NOW, "inventories/prod.py")
+
+
+def subjects(seen):
+    return [each.subject for each in found(seen).problems]
+
+
+def test_a_fleet_that_serves_has_no_problem():
+    said = found(sights(replica(), OTHER))
+    assert (said.problems, said.status) == ((), 0)
+    assert said.serving == ("llama: 2 of 2 replicas serve",)
+
+
+def test_the_last_replica_of_a_model_is_an_outage_and_another_is_not():
+    one, two = found(sights(DOWN)).problems[0], found(sights(DOWN, OTHER)).problems[0]
+    assert (one.impact, two.impact) == (Impact.OUTAGE, Impact.DEGRADED)
+
+
+def test_a_broken_gpu_is_named_before_the_replica_that_it_took_down():
+    said = found(sights(DOWN, OTHER, findings=[LOST])).problems
+    assert [each.subject for each in said] == ["check gpu-answers on gpu-01", "llama-0"]
+    assert said[1].because == said[0].subject
+    assert said[0].do == "`reboot` (drain the node first)"
+    assert said[0].page == "docs/checks/gpu-answers.md"
+
+
+def test_a_check_that_fails_on_a_node_that_serves_is_no_loss_yet():
+    assert found(sights(replica(), OTHER, findings=[LOST])).problems[0].impact is Impact.RISK
+
+
+def test_one_check_of_many_gpus_is_one_problem():
+    many = [replace(LOST, gpu=replace(GPU, index=index)) for index in range(8)]
+    said = found(sights(DOWN, OTHER, findings=many)).problems
+    assert len(said) == 2
+    assert "and 7 more" in said[0].what
+
+
+def test_what_is_accepted_or_follows_from_another_check_is_not_named():
+    findings = [
+        replace(LOST, accepted="until the 3rd"),
+        replace(LOST, check="ecc-mode", severity=Severity.UNKNOWN, cause="gpu-answers"),
+        replace(LOST, check="clock", severity=Severity.INFO),
+    ]
+    assert subjects(sights(replica(), OTHER, findings=findings)) == []
+
+
+def test_a_line_of_the_log_is_the_cause_and_says_what_to_do():
+    said = found(sights(DOWN, OTHER, logs={"llama-0": [OUT_OF_MEMORY]})).problems[0]
+    assert (said.cause, said.do) == (OUT_OF_MEMORY.cause, OUT_OF_MEMORY.do)
+    assert "rank 0 on gpu-01, 2026-11-21T19:30:00Z: CUDA out of memory" in "\n".join(said.evidence)
+
+
+def test_without_a_known_line_the_logs_are_what_to_look_at():
+    said = found(sights(DOWN, OTHER)).problems[0]
+    assert said.cause == ""
+    assert said.do == "`gpufleet logs inventories/prod.py llama-0 --lines 300`"
+
+
+def test_what_was_changed_before_it_began_is_evidence_and_what_came_later_is_not():
+    evidence = NodeEvidence(
+        "gpu-01",
+        boot=NOW - 90 * 86400,
+        changes=((NOW - 720, "packages: upgrade nvidia-driver"), (NOW - 60, "deploy: vllm")),
+    )
+    seen = sights(DOWN, OTHER, logs={"llama-0": [OUT_OF_MEMORY]}, evidence={"gpu-01": evidence})
+    said = found(seen).problems[0].evidence
+    assert "gpu-01: 2 min before: packages: upgrade nvidia-driver" in said
+    assert not any("deploy: vllm" in each or "booted" in each for each in said)
+
+
+def test_a_replica_that_came_back_within_the_hour_is_a_risk_and_later_it_is_none():
+    def back(seconds):
+        last = LastRestart(NOW - seconds, "killed by signal KILL")
+        return replica(restarts=1, last_restart=last)
+
+    said = found(sights(back(600), OTHER)).problems
+    assert [(each.impact, each.cause) for each in said] == [(Impact.RISK, "killed by signal KILL")]
+    assert subjects(sights(back(7200), OTHER)) == []
+
+
+def test_a_restart_by_a_deploy_is_no_problem():
+    last = LastRestart(NOW - 60, "stopped by a deploy or by hand")
+    assert subjects(sights(replica(restarts=0, last_restart=last), OTHER)) == []
+
+
+def test_a_node_that_does_not_answer_is_named_before_its_replica():
+    down = replica(health=Health.UNKNOWN, why=["rank 0 on gpu-01: no answer"])
+    said = found(sights(down, OTHER, silent={"gpu-01": "no answer in time"})).problems
+    assert [each.subject for each in said] == ["gpu-01", "llama-0"]
+
+
+def test_a_replica_that_people_drained_is_no_loss():
+    mark = Mark("ann", "fans", NOW - 60, None)
+    out = OutOfService(drained=(("llama-0", "gpu-01", mark),))
+    said = found(sights(DOWN, OTHER, out=out)).problems[0]
+    assert said.impact is Impact.NOTICE
+    assert said.what == "llama-0 down; it is drained"
+
+
+def test_a_cordon_and_an_upgrade_that_has_not_ended_are_named_with_their_commands():
+    mark, lock = Mark("ann", "fans", NOW - 7200, None), Lock("u1", "ann", "desk", NOW - 300, "0.33")
+    out = OutOfService((("gpu-01", mark),), (), (Change(lock, ("gpu-02",)),))
+    said = found(sights(replica(), OTHER, out=out)).problems
+    assert [each.do for each in said] == [
+        "`gpufleet upgrade inventories/prod.py --resume`, or "
+        "`gpufleet rollback inventories/prod.py`",
+        "`gpufleet uncordon inventories/prod.py gpu-01` once it is well",
+    ]
+
+
+def server(name, state, **more):
+    return ServerState("llama", name, state, 0, 0, **{"drained": False, **more})
+
+
+def gateway(*servers, **more):
+    return GatewayState(runs=True, servers=servers, **more)
+
+
+def test_a_gateway_that_does_not_reach_what_serves_is_named():
+    lb = gateway(server("gpu-01.llama-0", "DOWN"), server("gpu-02.llama-1", "UP"))
+    said = found(sights(replica(), OTHER, gateways={"lb-01": lb})).problems
+    assert [(each.subject, each.impact) for each in said] == [
+        ("gateway lb-01, llama/gpu-01.llama-0", Impact.DEGRADED)
+    ]
+
+
+def test_a_gateway_without_servers_follows_from_the_replicas_that_are_down():
+    lb = gateway(server("gpu-01.llama-0", "DOWN"))
+    assert subjects(sights(DOWN, gateways={"lb-01": lb})) == ["llama-0", "gateway lb-01, llama"]
+
+
+def test_the_only_gateway_that_does_not_run_is_an_outage_one_of_two_is_not():
+    dead, well = GatewayState(runs=False), gateway(server("gpu-01.llama-0", "UP"))
+    one = found(sights(replica(), gateways={"lb-01": dead})).problems[0]
+    two = found(sights(replica(), gateways={"lb-01": dead, "lb-02": well})).problems[0]
+    assert (one.impact, two.impact) == (Impact.OUTAGE, Impact.DEGRADED)
+
+
+def test_an_alert_about_what_is_named_already_is_not_named_again():
+    alerts = [Alert("VllmDown", "llama-0 is down", "llama-0"), Alert("GpuHot", "hot", "gpu-02")]
+    assert subjects(sights(DOWN, OTHER, alerts=alerts)) == ["llama-0", "alert GpuHot of gpu-02"]
+
+
+def test_what_could_not_be_seen_is_no_good_health():
+    seen = sights(
+        replica(), evidence={"gpu-01": NodeEvidence("gpu-01", unread=("gpu-01: no journal",))}
+    )
+    assert (found(seen).unseen, found(seen).status) == (("gpu-01: no journal",), 2)
+
+
+def test_journals_are_wanted_of_replicas_that_are_not_well():
+    assert wanted_journals(status(DOWN, OTHER), NOW) == {"gpu-01": ("llama-0",)}
+
+
+def test_a_cause_stands_before_the_worst_of_its_effects_whatever_its_own_impact():
+    cause = Problem("a", "", Impact.NOTICE)
+    effect = Problem("b", "", Impact.OUTAGE, because="a")
+    other = Problem("c", "", Impact.DEGRADED)
+    assert [each.subject for each in worst_first([other, effect, cause])] == ["a", "b", "c"]
+
+
+def test_problems_that_name_each_other_as_cause_end():
+    one, two = (
+        Problem("a", "", Impact.RISK, because="b"),
+        Problem("b", "", Impact.RISK, because="a"),
+    )
+    assert len(worst_first([one, two])) == 2

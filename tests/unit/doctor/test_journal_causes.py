@@ -1,0 +1,115 @@
+"""The journals of a replica give the cause of its present failure, not of an earlier one."""
+
+from __future__ import annotations
+
+from gpufleet.checks.finding import Finding, Report, Severity
+from gpufleet.doctor.journal_causes import last_lives, of_kernel, of_replicas
+from gpufleet.doctor.node_evidence import JournalLine, NodeEvidence
+from gpufleet.serving.rank_status import Health, RankStatus
+from gpufleet.serving.status import FleetStatus, ReplicaStatus
+
+AT = 1_795_290_000.0
+FULL = (
+    "(EngineCore pid=9) ERROR 11-21 10:00:00 [core.py:1] ValueError: "
+    "No available memory for the cache blocks."
+)
+DERIVED = "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above."
+PORT = "OSError: [Errno 98] Address already in use"
+
+
+def journal(*texts, at=AT):
+    """Lines a second apart; those of systemd begin with `*`."""
+    return tuple(
+        JournalLine(at + n, text.removeprefix("*"), 6, text.startswith("*"))
+        for n, text in enumerate(texts)
+    )
+
+
+def status(*nodes, health=Health.DOWN):
+    ranks = tuple(RankStatus(node, n, health) for n, node in enumerate(nodes))
+    return FleetStatus((ReplicaStatus("llama", 0, ranks, health, ()),), {})
+
+
+def causes(stages, *, health=Health.DOWN, findings=()):
+    """Return what is found in journals, by node."""
+    evidence = {
+        node: NodeEvidence(node, stages={"llama-0": lines}) for node, lines in stages.items()
+    }
+    report = Report(tuple(findings), {}, tuple(stages))
+    found = of_replicas(status(*stages, health=health), evidence, report, "inventories/prod.py")
+    return found.get("llama-0", ())
+
+
+def test_the_root_is_named_and_not_what_follows_from_it():
+    said = causes({"gpu-01": journal("*Starting vLLM", FULL, DERIVED)})
+    assert len(said) == 1
+    assert "No available memory" in said[0].line
+    assert (said[0].node, said[0].at) == ("gpu-01", AT + 1)
+
+
+def test_the_earliest_of_all_ranks_is_the_cause_whichever_node_is_read_first():
+    stages = {
+        "gpu-01": journal("*Starting vLLM", "x", "x", "x", DERIVED),
+        "gpu-02": journal("*Starting vLLM", FULL),
+    }
+    said = causes(stages)
+    assert [(each.node, each.where) for each in said] == [("gpu-02", "rank 1 on gpu-02")]
+
+
+def test_an_earlier_life_of_the_unit_is_not_the_cause_of_the_present_end():
+    said = causes({"gpu-01": journal("*Starting vLLM", PORT, "*Starting vLLM", FULL)})
+    assert ["No available memory" in each.line for each in said] == [True]
+
+
+def test_a_unit_that_starts_anew_is_judged_by_the_life_before():
+    loading = "INFO 11-21 10:00:00 [a.py:1] Loading"
+    lines = journal("*Starting vLLM", FULL, "*Starting vLLM", loading)
+    assert causes({"gpu-01": lines}, health=Health.STARTS)
+    assert not causes({"gpu-01": lines})
+
+
+def test_a_line_of_several_causes_is_told_by_the_check_of_the_node():
+    line = (
+        "Free memory on device cuda:0 (1.0/80.0 GiB) on startup is less than desired GPU memory "
+        "utilization (0.9, 72.0 GiB)."
+    )
+    foreign = Finding("foreign-memory", "gpu-01", Severity.BLOCK, "40 GiB in use")
+    both = causes({"gpu-01": journal("*Starting vLLM", line)})[0]
+    told = causes({"gpu-01": journal("*Starting vLLM", line)}, findings=[foreign])[0]
+    assert both.cause.startswith("one of: (1) ")
+    assert "Another process holds memory" in told.cause
+    assert "one of" not in told.cause
+
+
+def test_an_error_that_no_rule_has_is_shown_and_is_no_cause():
+    said = causes(
+        {
+            "gpu-01": journal(
+                "*Starting vLLM",
+                "Traceback (most recent call last):",
+                '  File "x.py", line 1',
+                "KeyError: 'strange'",
+            )
+        }
+    )
+    assert [(each.cause, each.line) for each in said] == [("", "KeyError: 'strange'")]
+
+
+def test_the_kernel_is_asked_for_its_host_and_not_for_what_checks_judge():
+    lines = journal(
+        "NVRM: Xid (PCI:0000:18:00): 79, pid=1, GPU has fallen off the bus.",
+        "EXT4-fs (sda1): Remounting filesystem read-only",
+    )
+    said = of_kernel(NodeEvidence("gpu-01", kernel=lines), "inventories/prod.py")
+    assert ["read-only" in each.line for each in said] == [True]
+
+
+def test_commands_have_the_inventory_and_the_replica_in_them():
+    said = causes({"gpu-01": journal("*Starting vLLM", FULL)})[0]
+    assert "INVENTORY" not in said.do
+    assert "REPLICA" not in said.do
+
+
+def test_a_journal_that_begins_within_a_life_is_read_whole():
+    lines = journal("one", "two")
+    assert last_lives(lines, 1) == lines

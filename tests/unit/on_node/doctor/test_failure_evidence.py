@@ -1,0 +1,117 @@
+"""What a node says of its journals and of what was changed on it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+
+import pytest
+
+from gpufleet.on_node.common import linux_facts
+from gpufleet.on_node.doctor import failure_evidence
+
+KEY = "f3a9c1d2e4b5a697"
+
+
+@pytest.fixture
+def node(tmp_path, monkeypatch, capfd):
+    """A node; `node(entries)` returns what the program prints, with these in its journal."""
+    monkeypatch.setattr(linux_facts, "ROOT", str(tmp_path))
+    for folder in ("etc/systemd/system", "etc/vllm", "usr/bin", "proc", "var/log"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "proc/stat").write_text("cpu 1 2\nbtime 1795290000\n")
+    (tmp_path / "etc/vllm/key").write_text(KEY)
+    (tmp_path / "etc/systemd/system/vllm-llama-0.service").write_text(
+        "[Service]\nLoadCredential=api-key:/etc/vllm/key\n"
+    )
+
+    def look(entries, **parameters):
+        program = tmp_path / "usr/bin/journalctl"
+        # journalctl prints the newest first, as it is asked to.
+        lines = "\n".join(json.dumps(each) for each in entries[::-1])
+        program.write_text(f"#!/bin/sh\nprintf '%s\\n' {shlex.quote(lines)}\n")
+        program.chmod(0o755)
+        monkeypatch.setattr(
+            failure_evidence, "PARAMETERS", {"stages": ["llama-0"], "lines": 9, **parameters}
+        )
+        failure_evidence.main()
+        return json.loads(capfd.readouterr().out)
+
+    look.root = tmp_path
+    return look
+
+
+def entry(text, at=1_795_290_100, priority="6"):
+    return {"__REALTIME_TIMESTAMP": str(at * 10**6), "MESSAGE": text, "PRIORITY": priority}
+
+
+def test_a_stages_lines_come_with_their_times_and_without_its_secrets(node):
+    said = node([entry("one"), entry(f"two {KEY}", 1_795_290_101)])
+    assert [(at // 10**6, text) for at, _, _, text in said["stages"]["llama-0"]] == [
+        (1_795_290_100, "one"),
+        (1_795_290_101, "two <api-key>"),
+    ]
+    assert said["boot"] == 1_795_290_000
+
+
+def test_of_the_kernels_log_warnings_and_what_is_about_gpus_are_kept(node):
+    said = node(
+        [
+            entry("usb 1-1: new device"),
+            entry("NVRM: Xid (PCI:0000:18:00): 79, GPU has fallen off the bus."),
+            entry("EXT4-fs error (device sda1)", priority="3"),
+        ]
+    )
+    assert [text[:8] for *_, text in said["kernel"]] == ["NVRM: Xi", "EXT4-fs "]
+
+
+def test_packages_of_one_minute_are_one_change_and_others_are_left_out(node):
+    now = time.time() // 60 * 60 - 60
+    moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(now))
+    (node.root / "var/log/dpkg.log").write_text(
+        f"{moment}:01 upgrade libnvidia-compute-570:amd64 570.1 570.2\n"
+        f"{moment}:02 status installed libnvidia-compute-570:amd64 570.2\n"
+        f"{moment}:03 upgrade cowsay:all 1 2\n"
+        f"{moment}:04 install linux-image-6.1:amd64 <none> 6.1.9\n"
+        "broken\n"
+    )
+    folder = node.root / "var/lib/gpufleet/deploys"
+    folder.mkdir(parents=True)
+    (folder / "vllm").write_text(f"{now + 30:.0f}\n")
+    (folder / "node.tmp").write_text("1")
+    said = node([])
+    assert said["changes"] == [
+        [now, "packages: upgrade libnvidia-compute-570 570.2, install linux-image-6.1 6.1.9"],
+        [now + 30, "deploy: vllm"],
+    ]
+
+
+def test_changes_before_the_wanted_time_are_not_shown(node):
+    folder = node.root / "var/lib/gpufleet/deploys"
+    folder.mkdir(parents=True)
+    (folder / "vllm").write_text(f"{time.time() - 7200:.0f}\n")
+    assert node([], seconds=3600)["changes"] == []
+    assert len(node([], seconds=9000)["changes"]) == 1
+
+
+def test_a_journal_that_cannot_be_read_is_no_empty_one(node):
+    program = node.root / "usr/bin/journalctl"
+    node([])
+    program.write_text("#!/bin/sh\necho 'insufficient permissions' >&2; exit 1\n")
+    said = read_again(node)
+    assert said["stages"]["llama-0"]["missing"] == "no_permission"
+    assert said["kernel"]["missing"] == "no_permission"
+
+
+def read_again(node):
+    """Look without a new journalctl."""
+    failure_evidence.PARAMETERS["stages"] = ["llama-0"]
+    return {
+        "stages": {"llama-0": failure_evidence.read(failure_evidence.stage_lines, "llama-0")},
+        "kernel": failure_evidence.read(failure_evidence.kernel_lines),
+    }
+
+
+def test_a_stage_of_a_strange_name_is_asked_of_no_program(node):
+    assert node([entry("x")], stages=["../x --root=/"])["stages"] == {"../x --root=/": []}
