@@ -35,6 +35,12 @@ class MeasureCommand(FleetCommand):
 @click.option("--replica", metavar="ID", help="Measure this replica's own server: tiny-0.")
 @click.option("--gateway", metavar="NODE", help="Measure the model behind this node's gateway.")
 @click.option(
+    "--from",
+    "from_node",
+    metavar="NODE",
+    help="Run the load clients on this node of the inventory.  [default: this machine]",
+)
+@click.option(
     "--key-file",
     type=click.Path(dir_okay=False),
     help="File with the key of a client of the gateway.",
@@ -114,26 +120,31 @@ def measure(inventory_file: str, *, compare: tuple[Path, Path] | None, **given: 
     gpufleet measure inventories/prod.py llama --gateway lb-01 --key-file secrets/bench-key
     gpufleet measure inventories/prod.py --replica llama-0 --preset rag
     gpufleet measure inventories/prod.py llama --guest 0.3 --gateway lb-01 --key-file key
+    gpufleet measure inventories/prod.py llama --gateway lb-01 --key-file key --from load-01
     gpufleet measure --compare measurements/a.json measurements/b.json
 
     Puts load on the model: without --guest only where no other request is under way. Changes
-    nothing on nodes. Results are files: JSON, a Benchmark Report for each level, and a page.
+    nothing on nodes, and leaves nothing there. Results are files: JSON, a Benchmark Report for each
+    level, and a page.
 
     Exit status: 0 found, 1 not known or the objectives are never met, 2 error.
     """
     if compare:
         return _print_comparison(*compare, as_json=given["as_json"])
     use_gevent()
-    from gpufleet.cli.measure_session import Session, Wanted
+    from gpufleet.cli.measure_output import print_result, write_result
+    from gpufleet.cli.measure_session import Session
+    from gpufleet.cli.measure_wanted import Wanted
+    from gpufleet.load_test.subjects import measurements_folder
 
     wanted = Wanted(**given)
     with Session(inventory_file, wanted) as session:
         found = session.measure()
-        files = session.write(found)
+    files = write_result(found, wanted.output or measurements_folder(inventory_file))
     if wanted.as_json:
         print_json(found.as_json())
     else:
-        session.print_result(found, files)
+        print_result(found, files)
     return int(found.found.kept is None or found.found.status not in _FOUND)
 
 

@@ -1,122 +1,63 @@
 """One run of `gpufleet measure`: choose the target, put load on it, write the results.
 
-Border: it asks nodes over SSH and starts load clients on this machine.
+Border: it asks nodes over SSH and starts load clients, here or on a node.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import click
 import gevent
 
-from gpufleet.console import add_row, display, new_table
+from gpufleet.cli.measure_output import Progress, say, say_level, served_by
+from gpufleet.cli.measure_wanted import GuestWatch, Wanted, trace_work, work_json
 from gpufleet.errors import FleetError
 from gpufleet.flags.normalize import human_readable
 from gpufleet.fleet import fleet_plan
 from gpufleet.fleet.model_configs import describe_models
 from gpufleet.fleet.upgrade_lock import lock_problems
-from gpufleet.formatting import join_names
+from gpufleet.formatting import join_names, suggestion
 from gpufleet.inventory.loader import read
-from gpufleet.load_test import guest, load_target, report_format, result, result_page, workloads
+from gpufleet.load_test import guest, load_target, result, workloads
 from gpufleet.load_test.arrivals import Trace, read_trace
 from gpufleet.load_test.client_ceiling import Ceiling
-from gpufleet.load_test.client_process import Beat
-from gpufleet.load_test.level import Level, LevelSummary
+from gpufleet.load_test.client_places import ClientPlace, NodeClients, this_machine
+from gpufleet.load_test.level import LevelSummary
 from gpufleet.load_test.level_runs import (
     MOST_CLIENT_SHARE,
     LevelRuns,
-    Work,
     describe_work,
     measure_client,
     read_key,
+    single_level,
+    stopped_search,
 )
 from gpufleet.load_test.load_target import Declared, Target
 from gpufleet.load_test.rate_search import RateSearch
 from gpufleet.load_test.result import Found, Measurement
-from gpufleet.load_test.subjects import measurements_folder, subject_of
+from gpufleet.load_test.subjects import subject_of
 from gpufleet.load_test.verdicts import fewest_seconds
-from gpufleet.load_test.written_prompts import WrittenPrompts, from_jsonl
 from gpufleet.node.marks import deploy_problems
 from gpufleet.node.topology import Node, node_from_probe
-from gpufleet.paths import write_whole
-from gpufleet.sanitize import printable
+from gpufleet.remote.session import COMMAND
 from gpufleet.sizing.architectures.description import Description
 from gpufleet.upgrade.run import observe
 from gpufleet.upgrade.run.connections import Nodes, open_nodes
+from gpufleet.upgrade.run.rotation import Rotation, in_rotation
+from gpufleet.upgrade.run.traffic import Frontends
 
 START_RATE = 0.5
 """Arrivals per second of the first level."""
 MOST_LEVELS = 15
 """Of a search: doubling from 0.5 to 2,048 and bisecting to a tenth takes 16."""
-GUEST_LOOK_SECONDS = 3.0
 SMALLEST_VOCABULARY = 32000
 """Of models that are served today (Llama 2, Mistral 7B); for those whose config is not known."""
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What was typed."""
-
-    model: str | None
-    replica: str | None
-    gateway: str | None
-    key_file: str | None
-    ca_file: str | None
-    preset: str
-    lengths: str | None
-    prompts: str | None
-    trace: str | None
-    rate: float | None
-    concurrency: int | None
-    most: float | None
-    share: float
-    seconds: int
-    guest: float | None
-    processes: int | None
-    seed: int
-    output: Path | None
-    as_json: bool
-
-    def __post_init__(self) -> None:
-        exclusive = (
-            ("--replica", self.replica, "--gateway", self.gateway),
-            ("--lengths", self.lengths, "--prompts", self.prompts),
-            ("--rate", self.rate, "--concurrency", self.concurrency),
-            ("--guest", self.guest, "--concurrency", self.concurrency),
-            ("--trace", self.trace, "--prompts", self.prompts),
-            ("--trace", self.trace, "--concurrency", self.concurrency),
-        )
-        if problems := [
-            f"{one} and {other} exclude each other: remove one"
-            for one, given, other, too in exclusive
-            if given is not None and too is not None
-        ]:
-            raise FleetError(*problems)
-
-    def work(self) -> Work:
-        """Return the requests that are wanted."""
-        if self.prompts:
-            return from_jsonl(Path(self.prompts))
-        if not self.lengths:
-            return workloads.PRESETS[self.preset]
-        before, comma, after = self.lengths.partition(",")
-        if not comma:
-            raise FleetError(
-                f"--lengths {self.lengths}: write tokens of prompts and answers, as 1000,200"
-            )
-        return workloads.Workload(
-            "lengths",
-            workloads.parse_lengths(before),
-            workloads.parse_lengths(after),
-            "as it was typed",
-        )
 
 
 @dataclass(frozen=True)
@@ -150,36 +91,68 @@ class Session:
     def measure(self) -> Measurement:
         """Find what the target carries. Raises `FleetError` for all that has to be put right."""
         wanted = self.wanted
+        self._check_place()
         trace = read_trace(Path(wanted.trace)) if wanted.trace else None
         work = trace_work(wanted.trace or "", trace) if trace else wanted.work()
         fleet = self._look()
         model = load_target.choose_model(fleet.declared, wanted.model)
         contract = load_target.contract_of(model, fleet.declared, wanted.share)
-        target = self._target(model, fleet.declared)
+        target, notes = self._target(model, fleet.declared)
         ids, context = self._describe(model, fleet)
         if context:
             (trace or work).check_context(context)
         most_in_flight = self._admit(self._loads(target, fleet))
-        say(f"{target.name}, {describe_work(work)}")
-        client = measure_client(work, wanted.processes)
-        most = self._most_rate(client, trace)
-        key = read_key(target.key_file)
-        if problem := load_target.key_problem(target, key, most, fleet.declared):
-            raise FleetError(problem)
-        runs = LevelRuns(target, contract, work, ids, wanted.seed, client.processes, trace)
-        self._request_seconds = runs.try_largest()
-        runs.on_beat = _Progress()
-        began = dt.datetime.now(dt.UTC)
-        watching = gevent.spawn(lambda: None)
-        if most_in_flight is not None:
-            watched = _Watched(lambda: self._loads(target, fleet), most_in_flight)
-            runs.stop_reason = watched.reason
-            watching = gevent.spawn(watched.look)
-        try:
-            what = self._find(runs, most)
-        finally:
-            watching.kill()
-        return self._measurement(began, fleet, runs, client, what)
+        if wanted.from_node is not None:
+            notes += load_target.place_remarks(wanted.from_node, target, fleet.declared)
+        say(f"{target.name}, {served_by(target)}, {describe_work(work)}")
+        for each in notes:
+            say(f"note: {each}")
+        with self._clients(fleet.declared) as place:
+            client = measure_client(work, wanted.processes, place)
+            most = self._most_rate(client, trace, place)
+            key = read_key(target.key_file)
+            if problem := load_target.key_problem(target, key, most, fleet.declared):
+                raise FleetError(problem)
+            runs = LevelRuns(
+                target, contract, work, ids, wanted.seed, client.processes, trace, place
+            )
+            self._request_seconds = runs.try_largest()
+            runs.on_beat = Progress()
+            began = dt.datetime.now(dt.UTC)
+            watching = gevent.spawn(lambda: None)
+            if most_in_flight is not None:
+                watched = GuestWatch(lambda: self._loads(target, fleet), most_in_flight)
+                runs.stop_reason = watched.reason
+                watching = gevent.spawn(watched.look)
+            try:
+                what = self._find(runs, most)
+            finally:
+                watching.kill()
+        if problem := self._changed(target, fleet.declared):
+            what = what[0], Found(None, None, "not known", problem)
+        return self._measurement(began, fleet, runs, client, what=what, notes=notes)
+
+    def _check_place(self) -> None:
+        """Refuse a node that the load cannot come from, before any is asked."""
+        node, known = self.wanted.from_node, sorted(self.project.nodes)
+        if node is not None and node not in known:
+            raise FleetError(
+                f"--from {node}: {self.inventory} has no such node{suggestion(node, known)}"
+            )
+
+    @contextmanager
+    def _clients(self, declared: Declared) -> Iterator[ClientPlace]:
+        """Yield where load clients run; no client is left there afterwards."""
+        node = self.wanted.from_node
+        if node is None:
+            yield this_machine()
+            return
+        with self.nodes.command(node, COMMAND) as streams:
+            clients = NodeClients(node, streams)
+            try:
+                yield clients.place(serves=any(each.node == node for each in declared.running))
+            finally:
+                clients.close()
 
     def _look(self) -> _Fleet:
         """Ask all nodes what runs, and refuse while it is being changed."""
@@ -200,13 +173,44 @@ class Session:
         nodes = {name: node_from_probe(name, each) for name, each in documents.items()}
         return _Fleet(declared, nodes, documents, looks)
 
-    def _target(self, model: str, declared: Declared) -> Target:
+    def _target(self, model: str, declared: Declared) -> tuple[Target, tuple[str, ...]]:
+        """Return what is measured, and what a reader has to know about it."""
         wanted = self.wanted
-        if wanted.replica is None and (wanted.gateway is not None or declared.gateways):
-            return load_target.gateway_target(
-                model, wanted.gateway, wanted.key_file, wanted.ca_file, declared
+        if wanted.replica is not None or (wanted.gateway is None and not declared.gateways):
+            return load_target.replica_target(model, wanted.replica, declared, wanted.from_node), ()
+        gateway = load_target.choose_gateway(wanted.gateway, declared)
+        rotation = self._rotation(model, gateway, declared)
+        target = load_target.gateway_target(
+            model,
+            gateway,
+            wanted.key_file,
+            wanted.ca_file,
+            replace(declared, out=rotation.out),
+            place=wanted.from_node,
+        )
+        return target, (*rotation.lines(), *rotation.remarks)
+
+    def _rotation(self, model: str, gateway: str, declared: Declared) -> Rotation:
+        """Ask a gateway which replicas of a model get requests."""
+        state = Frontends(self.nodes, self.project).state(gateway)
+        if not state.runs:
+            raise FleetError(
+                f"{gateway}: its gateway does not run: `gpufleet status` says what keeps it"
             )
-        return load_target.replica_target(model, wanted.replica, declared)
+        return in_rotation(model, gateway, state, declared.running, declared.out)
+
+    def _changed(self, target: Target, declared: Declared) -> str:
+        """Return why other replicas served at the end than at the beginning; "": the same did."""
+        _, gateway, node = target.name.rpartition("gateway ")
+        if not gateway:
+            return ""
+        now = sorted(self._rotation(target.model, node, declared).serving)
+        if now == sorted(target.replicas):
+            return ""
+        return (
+            f"{node} sent requests to {join_names(sorted(target.replicas))} when it began, and to "
+            f"{join_names(now) or 'no replica'} at the end: measure again"
+        )
 
     def _describe(self, model: str, fleet: _Fleet) -> tuple[workloads.TokenRange, int | None]:
         """Return which token ids a model has, and how long its requests may be; None: not known."""
@@ -259,11 +263,12 @@ class Session:
             )
         return None
 
-    def _most_rate(self, client: Ceiling, trace: Trace | None) -> float:
+    def _most_rate(self, client: Ceiling, trace: Trace | None, place: ClientPlace) -> float:
         """Return the highest arrivals per second that there will be; say what the client can do."""
         wanted, limit = self.wanted, client.rate_at(MOST_CLIENT_SHARE)
+        who = f"the client on {place.name}" if place.is_node else "this client"
         say(
-            f"this client sends at most {client.requests_per_second:.0f} requests/s "
+            f"{who} sends at most {client.requests_per_second:.0f} requests/s "
             f"({client.cpu_seconds * 1000:.1f} ms of processor time each); levels above "
             f"{limit:.0f} are not begun"
         )
@@ -272,7 +277,7 @@ class Session:
             return min(limit, wanted.most or limit)
         if rate > limit:
             raise FleetError(
-                f"{rate:g} requests/s is more than this client can send without being the "
+                f"{rate:g} requests/s is more than the client can send without being the "
                 f"bottleneck ({limit:.0f}): use more --processes"
             )
         return rate
@@ -286,7 +291,7 @@ class Session:
             seconds = runs.trace.at_rate(load).seconds if runs.trace else 0.0
             level = runs.run(load, max(seconds, float(wanted.seconds)), closed=closed)
             say_level(level)
-            return (level,), _single(level)
+            return (level,), single_level(level)
         search = RateSearch(min(START_RATE, most), most, budget_levels=MOST_LEVELS)
         levels: list[LevelSummary] = []
         while (rate := search.next()) is not None:
@@ -294,7 +299,7 @@ class Session:
             levels.append(level)
             say_level(level)
             if runs.stopped:
-                return tuple(levels), _stopped(levels, runs.stopped)
+                return tuple(levels), stopped_search(levels, runs.stopped)
             search.add(level)
         found = search.result()
         return tuple(levels), Found(
@@ -316,7 +321,9 @@ class Session:
         fleet: _Fleet,
         runs: LevelRuns,
         client: Ceiling,
+        *,
         what: tuple[tuple[LevelSummary, ...], Found],
+        notes: tuple[str, ...],
     ) -> Measurement:
         levels, found = what
         target = runs.target
@@ -330,7 +337,7 @@ class Session:
             target.name,
             len(target.replicas),
             runs.contract,
-            _work_json(runs.work, self.wanted.seed, self.wanted.trace),
+            work_json(runs.work, self.wanted.seed, self.wanted.trace),
             "closed" if self.wanted.concurrency is not None else "open",
             levels,
             found,
@@ -339,146 +346,9 @@ class Session:
                 client.requests_per_second,
                 max(runs.costs, default=None),
                 None if self.wanted.concurrency is not None else max(runs.lags, default=None),
-                "controller",
+                runs.place.name,
             ),
             subject_of(first, served, fleet.nodes, of_target),
+            notes,
+            target.replicas_of,
         )
-
-    def write(self, found: Measurement) -> tuple[Path, ...]:
-        """Write a result's files, and return them: the result, its reports, its page."""
-        folder = self.wanted.output or measurements_folder(self.inventory)
-        file = result.write(found, folder)
-        page = file.with_suffix(".html")
-        write_whole(page, result_page.result_page(found))
-        reports = []
-        for number, each in enumerate(report_format.reports(found)):
-            name = file.with_name(f"{file.stem}-{number}{result.REPORT_ENDING}")
-            write_whole(name, report_format.text(each))
-            reports.append(name)
-        return (file, page, *reports)
-
-    def print_result(self, found: Measurement, files: tuple[Path, ...]) -> None:
-        """Print the levels, the answer, and where the files are."""
-        table = new_table(
-            "requests/s" if found.loop == "open" else "concurrent",
-            "requests", "kept", "TTFT p99", "ITL p99", "e2e p99", "verdict",
-        )  # fmt: skip
-        for each in sorted(found.levels, key=lambda level: level.load):
-            add_row(
-                table,
-                f"{each.load:.3g}",
-                str(each.requests),
-                f"{each.kept / each.requests:.1%}" if each.requests else "",
-                *(
-                    f"{times['p99']:.3f} s" if times else ""
-                    for times in (each.ttft, each.itl, each.e2e)
-                ),
-                each.verdict,
-            )
-        display(table)
-        click.echo()
-        click.echo(printable(answer(found)))
-        click.echo(printable(f"written: {files[0]} and {files[1].name}"))
-
-
-class _Watched:
-    """The replicas of a target, looked at while a guest is there."""
-
-    def __init__(self, loads: Callable[[], list[guest.ServerLoad | str]], most: int) -> None:
-        self._loads, self._most = loads, most
-        self._reason = ""
-
-    def look(self) -> None:
-        """Look again and again; ends when it is killed."""
-        while not self._reason:
-            gevent.sleep(GUEST_LOOK_SECONDS)
-            try:
-                loads = self._loads()
-            except FleetError as error:
-                self._reason = error.problems[0]
-            else:
-                self._reason = guest.stop_reason(loads)
-
-    def reason(self, in_flight: int) -> str:
-        """Return why the load has to end; "": it may go on."""
-        if self._reason:
-            return f"stopped as a guest: {self._reason}"
-        if in_flight > self._most:
-            return f"stopped as a guest: {in_flight} requests under way, {self._most} are its share"
-        return ""
-
-
-class _Progress:
-    """A line on stderr every ten seconds of a level."""
-
-    def __init__(self) -> None:
-        self._next = 10.0
-
-    def __call__(self, load: float, beat: Beat, _level: Level) -> None:
-        if beat.now < 10:
-            self._next = 10.0
-        if beat.now >= self._next:
-            self._next = beat.now + 10
-            say(f"  {load:.3g}: {beat.now:.0f} s, {len(beat.in_flight)} requests under way")
-
-
-def say(text: str) -> None:
-    """Print a line for the operator who waits."""
-    click.echo(printable(text), err=True)
-
-
-def say_level(level: LevelSummary) -> None:
-    """Print what a level showed."""
-    unit = "requests/s" if level.rate is not None else "concurrent requests"
-    say(f"{level.load:.3g} {unit}: {level.verdict}: {level.why}")
-
-
-def answer(found: Measurement) -> str:
-    """Return the answer in one sentence."""
-    unit = "requests/s" if found.loop == "open" else "concurrent requests"
-    if found.found.kept is None:
-        return f"{found.model}, {found.target}: {found.found.why}"
-    missed = f", misses them at {found.found.missed:.3g}" if found.found.missed else ""
-    return (
-        f"{found.model}, {found.target}: meets its objectives at {found.found.kept:.3g} {unit}"
-        f"{missed} ({found.found.status}: {found.found.why})"
-    )
-
-
-def _single(level: LevelSummary) -> Found:
-    kept = level.load if level.verdict == "kept" else None
-    missed = level.load if level.verdict == "missed" else None
-    status = {"kept": "ceiling", "missed": "not even one", "not known": "not known"}[level.verdict]
-    return Found(kept, missed, status, level.why, level.mean_concurrency)
-
-
-def _stopped(levels: list[LevelSummary], why: str) -> Found:
-    kept = [each.rate for each in levels if each.verdict == "kept" and each.rate is not None]
-    return Found(max(kept, default=None), None, "ceiling" if kept else "not known", why)
-
-
-def trace_work(name: str, trace: Trace) -> workloads.Workload:
-    """Return a trace's largest request: for the first one, and for what a client can do."""
-    largest = max(trace.entries, key=lambda each: each.prompt_tokens + each.tokens)
-    return workloads.Workload(
-        Path(name).name,
-        workloads.fixed(largest.prompt_tokens),
-        workloads.fixed(largest.tokens),
-        "the largest request of a trace",
-    )
-
-
-def _work_json(work: Work, seed: int, trace: str | None) -> dict[str, Any]:
-    if trace:
-        return {"trace": Path(trace).name, "seed": seed}
-    if isinstance(work, WrittenPrompts):
-        return {"prompts": work.name, "count": len(work), "seed": seed}
-    return {
-        "preset": work.name,
-        "input": str(work.input),
-        "output": str(work.output),
-        "prefix_tokens": work.prefix_tokens,
-        "prefix_groups": work.prefix_groups,
-        "turns": work.turns,
-        "seed": seed,
-    }

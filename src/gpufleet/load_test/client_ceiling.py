@@ -57,12 +57,14 @@ def ceiling(
     prompt_tokens: int = 512,
     tokens: int = 128,
     seconds: float = 3.0,
+    cores: int | None = None,
     transport: Transport = local_client,
 ) -> Ceiling:
     """
     Measure what the clients can do with requests of this size, in `seconds` and two starts.
 
-    Each client has a server of its own beside it. Without TLS: that costs a client some more.
+    Each client has a server of its own beside it, where it runs; `cores` are there (None: this
+    machine's). Without TLS: that costs a client some more.
     Raises `FleetError` when one of them ends early.
     """
     work = Workload("ceiling", fixed(prompt_tokens), fixed(tokens), "its own cost")
@@ -81,8 +83,8 @@ def ceiling(
     finally:
         for server in servers:
             server.close()
-    cores = len(os.sched_getaffinity(0))
-    return Ceiling(processes, rate, cost, prompt_tokens, tokens, cores)
+    there = cores or len(os.sched_getaffinity(0))
+    return Ceiling(processes, rate, cost, prompt_tokens, tokens, there)
 
 
 def _run(

@@ -11,9 +11,18 @@ from typing import Any
 
 from gpufleet.load_test.client_transport import Link
 from gpufleet.load_test.outcomes import Outcome
+from gpufleet.sanitize import printable
 
 MOST_LINE_BYTES = 16 << 20
 """An answer of a million tokens has 5 MB of gaps."""
+MOST_SECONDS = 1e6
+"""Of a time that a client tells; a level ends after an hour or two."""
+MOST_COUNT = 10_000_000
+"""Of tokens and requests."""
+_MOST_ERROR = 40
+"""Characters of a reason: failure_reasons has none of more than 20."""
+_EARLY_SECONDS = 1.0
+"""A closed loop's first requests may be some microseconds before its beginning."""
 
 
 class ClientError(Exception):
@@ -94,42 +103,88 @@ class Client:
                 raise ClientError("printed a line without end")
             for line in lines:
                 try:
-                    self._take(json.loads(line), found)
-                except (ValueError, TypeError, KeyError):
+                    self._take(json.loads(line, parse_constant=_refuse), found)
+                except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError,
+                        RecursionError):  # fmt: skip
                     raise ClientError("printed what is no line of a load client") from None
         return found
 
     def _take(self, line: Any, found: list[Outcome]) -> None:
         if isinstance(line, list):
-            due, sent, first, done, prompt_tokens, tokens, gaps, error = line
-            self._in_flight[due] -= 1
-            if self._in_flight[due] <= 0:
-                del self._in_flight[due]
-            seconds = tuple(gap / 1e6 for gap in gaps)
-            found.append(
-                Outcome(due, sent, first, done, prompt_tokens, tokens, seconds, str(error))
-            )
+            outcome = _outcome(line)
+            self._in_flight[outcome.due] -= 1
+            if self._in_flight[outcome.due] <= 0:
+                del self._in_flight[outcome.due]
+            found.append(outcome)
         elif "now" in line and "in_flight" in line:
-            self.now = line["now"]
-            self._in_flight = Counter(line["in_flight"])
-            self.lag_p99, self.cpu_share = line["lag_p99"], line["cpu_share"]
+            self.now = _number(line["now"])
+            self._in_flight = Counter(map(_number, line["in_flight"]))
+            self.lag_p99, self.cpu_share = _number(line["lag_p99"]), _number(line["cpu_share"])
             self.peak_cpu_share = max(self.peak_cpu_share, self.cpu_share)
         elif "end" in line:
+            self.totals = Totals(
+                _word(line["end"]),
+                _number(line["now"]),
+                _count(line["sent"]),
+                tuple(map(_number, line["unfinished"])),
+                _number(line["lag_p99"]),
+                _number(line["cpu_seconds"]),
+                _number(line["cpu_share"]),
+                _count(line["connects"]),
+                _count(line["short"]),
+            )
             self.now = float("inf")
             self._in_flight.clear()
-            self.peak_cpu_share = max(self.peak_cpu_share, line["cpu_share"])
-            self.totals = Totals(
-                line["end"],
-                line["now"],
-                line["sent"],
-                tuple(line["unfinished"]),
-                line["lag_p99"],
-                line["cpu_seconds"],
-                line["cpu_share"],
-                line["connects"],
-                line["short"],
-            )
+            self.peak_cpu_share = max(self.peak_cpu_share, self.totals.cpu_share)
         elif "fault" in line:
-            raise ClientError(f"failed: {line['fault']}")
+            raise ClientError(f"failed: {printable(str(line['fault']))[:200]}")
         else:
-            self.ready, self.port = "ready" in line, line.get("port")
+            port = line.get("port")
+            self.ready, self.port = "ready" in line, None if port is None else _port(port)
+
+
+def _outcome(line: list[Any]) -> Outcome:
+    """Return a finished request. Raises `ValueError` or `TypeError` for what is none."""
+    due, sent, first, done, prompt_tokens, tokens, gaps, error = line
+    seconds = tuple(gap / 1e6 for gap in gaps)
+    if seconds:
+        _number(min(seconds))
+        _number(max(seconds))
+    return Outcome(
+        _number(due),
+        _number(sent),
+        None if first is None else _number(first),
+        None if done is None else _number(done),
+        _count(prompt_tokens),
+        _count(tokens),
+        seconds,
+        _word(error),
+    )
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not -_EARLY_SECONDS <= value <= MOST_SECONDS:
+        raise ValueError
+    return float(value)
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_COUNT:
+        raise ValueError
+    return value
+
+
+def _port(value: Any) -> int:
+    if not 0 < _count(value) < 1 << 16:
+        raise ValueError
+    return int(value)
+
+
+def _word(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > _MOST_ERROR or printable(value) != value:
+        raise ValueError
+    return value
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(constant)

@@ -1,8 +1,7 @@
 """Start a load client's program where it runs, and exchange lines with it.
 
 `local_client` runs it on this machine. Another transport is a function that takes the program and
-returns a `Link`: over SSH, the command is `remote.session.COMMAND`, and the program goes in as
-here, behind a line with its length, so that input stays open for what the controller says.
+returns a `Link`: `client_places.NodeClients.start` runs it on a node.
 """
 
 from __future__ import annotations
@@ -113,12 +112,21 @@ class LocalLink:
         return self._why
 
     def _failure(self, status: int) -> str:
-        if status < 0:
-            return f"signal {-status}"
         self._errors.seek(0)
         lines = self._errors.read(PIECE_BYTES).decode("utf-8", "replace").split("\n")
-        last = next((line for line in reversed(lines) if line.strip()), "")
-        return f"status {status}" + (f": {printable(last)[:200]}" if last else "")
+        return failure_text(status, next((line for line in reversed(lines) if line.strip()), ""))
+
+
+def failure_text(status: int, said: str) -> str:
+    """
+    Return how a program ended that failed, and the last line of its errors.
+
+    >>> failure_text(1, "MemoryError"), failure_text(-9, "")
+    ('status 1: MemoryError', 'signal 9')
+    """
+    if status < 0:
+        return f"signal {-status}"
+    return f"status {status}" + (f": {printable(said)[:200]}" if said else "")
 
 
 def local_client(program: Payload) -> LocalLink:

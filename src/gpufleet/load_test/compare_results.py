@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from gpufleet.errors import FleetError
@@ -54,15 +54,18 @@ class Comparison:
     """Compared, without a difference that the data can show."""
     not_compared: tuple[str, ...]
     """And why."""
+    unlike: tuple[str, ...] = ()
+    """Why the two are not like with like: what is found may come from that alone."""
 
     @property
     def verdict(self) -> str:
-        """Return the differences in one line, or that there is none."""
-        return "; ".join(self.differences) or NOTHING
+        """Return the differences in one line, or that there is none; what is unlike first."""
+        return "; ".join([*self.unlike, *(self.differences or (NOTHING,))])
 
     def lines(self) -> Iterator[str]:
         """Yield the comparison for a terminal: what was changed, what differs, what does not."""
         for heading, found in (
+            ("not like with like", self.unlike),
             ("changed", self.changed),
             ("more than noise", self.differences or (NOTHING,)),
             ("no difference seen", self.same),
@@ -88,6 +91,12 @@ def compare(a: Measurement, b: Measurement) -> Comparison:
     unit = "requests/s" if a.loop == "open" else "concurrent requests"
     shown = _rates(a.found, b.found, unit)
     (differences if shown else same).append(shown or "the load that keeps the contract")
+    unlike = tuple(_unequal_counts(a, b))
+    if unlike:
+        each = _rates(_a_replica(a), _a_replica(b), f"{unit} a replica")
+        (differences if each else same).append(
+            f"of one replica: {each}" if each else "the load that one replica carries"
+        )
     pairs = [*_equal_levels(a, b)]
     if not pairs:
         not_compared.append("levels: the two have no load in common")
@@ -97,7 +106,9 @@ def compare(a: Measurement, b: Measurement) -> Comparison:
         differences += [f"at {at}: {each}" for each in found]
         if not found:
             same.append(f"share kept and latencies at {at}")
-    return Comparison(tuple(_changes(a, b)), tuple(differences), tuple(same), tuple(not_compared))
+    return Comparison(
+        tuple(_changes(a, b)), tuple(differences), tuple(same), tuple(not_compared), unlike
+    )
 
 
 def compare_foreign(ours: Measurement, theirs: Iterable[ForeignResult]) -> Comparison:
@@ -110,6 +121,8 @@ def compare_foreign(ours: Measurement, theirs: Iterable[ForeignResult]) -> Compa
     differences: list[str] = []
     same: list[str] = []
     not_compared: list[str] = []
+    if ours.replicas_of is not None and ours.replicas < ours.replicas_of:
+        not_compared.append(f"how many replicas served: {ours.served_by} here")
     for result in theirs:
         not_compared += [f"{result.tool}: {each}" for each in result.reservations]
         level = next((each for each in _last(ours) if _equal_load(each, result)), None)
@@ -163,11 +176,35 @@ def _unlike(a: Measurement, b: Measurement) -> Iterator[str]:
         yield f"they cannot be compared: the loop is {a.loop} in one, {b.loop} in the other"
 
 
+def _unequal_counts(a: Measurement, b: Measurement) -> Iterator[str]:
+    if a.replicas != b.replicas:
+        why = "what they carry together differs by that alone"
+    elif None not in (a.replicas_of, b.replicas_of) and a.replicas_of != b.replicas_of:
+        why = "another part of the fleet, of equal size"
+    else:
+        return
+    yield f"{a.served_by} served, now {b.served_by}: {why}"
+
+
+def _a_replica(of: Measurement) -> Found:
+    """Return what was found as the part of one replica."""
+    kept, missed = of.found.kept, of.found.missed
+    return replace(
+        of.found,
+        kept=None if kept is None else kept / of.replicas,
+        missed=None if missed is None else missed / of.replicas,
+    )
+
+
 def _changes(a: Measurement, b: Measurement) -> Iterator[str]:
     if a.model != b.model:
         yield f"model {a.model}, now {b.model}"
-    if (a.target, a.replicas) != (b.target, b.replicas):
-        yield f"target {a.target} ({a.replicas} replicas), now {b.target} ({b.replicas} replicas)"
+    if a.target != b.target:
+        yield f"target {a.target}, now {b.target}"
+    if a.replicas != b.replicas:
+        yield f"replicas that served {a.served_by}, now {b.served_by}"
+    if a.client.place != b.client.place:
+        yield f"clients on {a.client.place}, now on {b.client.place}: another way to the servers"
     yield from a.subject.fingerprint.differences(b.subject.fingerprint)
     if a.subject.driver != b.subject.driver:
         yield f"driver {a.subject.driver or 'unknown'}, now {b.subject.driver or 'unknown'}"

@@ -5,7 +5,6 @@ Border: it starts load clients and reads the key and certificate of the target.
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,10 +15,12 @@ from gpufleet.errors import FleetError, file_fault
 from gpufleet.formatting import count_of
 from gpufleet.load_test.arrivals import Arrivals, ClosedLoop, Poisson, Trace
 from gpufleet.load_test.client_ceiling import Ceiling, ceiling
+from gpufleet.load_test.client_places import ClientPlace, this_machine
 from gpufleet.load_test.client_process import Beat, LevelRun, LoadSpec, run_level
 from gpufleet.load_test.level import Level, LevelSummary
 from gpufleet.load_test.load_target import Target
 from gpufleet.load_test.outcomes import Contract, Outcome
+from gpufleet.load_test.result import Found
 from gpufleet.load_test.workloads import TokenRange, Workload, fixed
 from gpufleet.load_test.written_prompts import WrittenPrompts
 
@@ -50,6 +51,8 @@ class LevelRuns:
     processes: int
     trace: Trace | None = None
     """Requests at the times of others', in place of random arrivals."""
+    place: ClientPlace = field(default_factory=this_machine)
+    """Where the clients run."""
     stop_reason: Callable[[int], str] = lambda _in_flight: ""
     """Takes the requests under way; a sentence ends the level, and the search."""
     on_beat: Callable[[float | int, Beat, Level], None] = lambda _load, _beat, _level: None
@@ -77,10 +80,12 @@ class LevelRuns:
             work = replace(work, input=fixed(whole), output=fixed(work.output.most), turns=1)
         found: list[Outcome] = []
         spec = self._spec(work, ClosedLoop(1), _TRY_SECONDS, _TRY_SECONDS)
-        run_level(spec, 1, found.append, lambda _now, _due: bool(found))
+        transport = self.place.transport
+        run_level(spec, 1, found.append, lambda _now, _due: bool(found), transport=transport)
         error = found[0].error if found else "no answer"
         if error:
-            raise FleetError(f"{self.target.url}: {_explain(error, work)}")
+            place = f" from {self.place.name}" if self.place.is_node else ""
+            raise FleetError(f"{self.target.url}{place}: {_explain(error, work)}")
         return found[0].e2e or 0.0
 
     def run(self, load: float, budget_seconds: float, *, closed: bool = False) -> LevelSummary:
@@ -98,7 +103,7 @@ class LevelRuns:
         self.stopped = ""
         run = run_level(
             spec, self.processes, level.add, decide,
-            on_beat=lambda beat: self.on_beat(load, beat, level),
+            on_beat=lambda beat: self.on_beat(load, beat, level), transport=self.place.transport,
         )  # fmt: skip
         if run.ended != "decided":
             level.decide(max(run.seconds, budget_seconds), run.unfinished)
@@ -161,15 +166,23 @@ def give_up_seconds(contract: Contract) -> float:
     return max(FEWEST_GIVE_UP_SECONDS, GIVE_UP_TIMES * longest)
 
 
-def measure_client(work: Work, processes: int | None) -> Ceiling:
-    """Return what the clients can do here with requests like those of a workload."""
-    count = processes or max(1, len(os.sched_getaffinity(0)) - 1)
+def measure_client(work: Work, processes: int | None, place: ClientPlace) -> Ceiling:
+    """Return what the clients can do at a place with requests like those of a workload."""
     prompt, tokens = (
         (round(work.mean_prompt_tokens), round(work.mean_tokens))
         if isinstance(work, Workload)
         else (512, 128)
     )
-    return ceiling(count, prompt_tokens=max(1, prompt), tokens=max(1, tokens))
+    return ceiling(
+        processes or place.processes,
+        prompt_tokens=max(1, prompt),
+        tokens=max(1, tokens),
+        cores=place.cores,
+        transport=place.transport,
+    )
+
+
+_NO_WAY = "the clients' machine may not reach it: see `firewall.clients`"
 
 
 def _explain(error: str, work: Work) -> str:
@@ -183,6 +196,9 @@ def _explain(error: str, work: Work) -> str:
         "403": "this client may not use the model: see `gateway.clients`",
         "404": "it does not serve this name: see `gpufleet status`",
         "429": "this client's requests are limited: see `gateway.clients`, `requests_per_minute`",
+        "refused": _NO_WAY,
+        "unreachable": _NO_WAY,
+        "timeout": f"no answer within {_TRY_SECONDS:.0f} s: {_NO_WAY}, or it hangs",
     }
     return f"the first request{size} failed ({error})" + (
         f": {hints[error]}" if error in hints else ""
@@ -218,3 +234,17 @@ def describe_work(work: Work) -> str:
             f", {work.turns} turns" if work.turns > 1 else ""
         )
     return f"{work.name}: {count_of(len(work), 'prompt')}"
+
+
+def single_level(level: LevelSummary) -> Found:
+    """Return what one level found, where no other was wanted."""
+    kept = level.load if level.verdict == "kept" else None
+    missed = level.load if level.verdict == "missed" else None
+    status = {"kept": "ceiling", "missed": "not even one", "not known": "not known"}[level.verdict]
+    return Found(kept, missed, status, level.why, level.mean_concurrency)
+
+
+def stopped_search(levels: Sequence[LevelSummary], why: str) -> Found:
+    """Return what levels found before the search was ended from outside."""
+    kept = [each.rate for each in levels if each.verdict == "kept" and each.rate is not None]
+    return Found(max(kept, default=None), None, "ceiling" if kept else "not known", why)

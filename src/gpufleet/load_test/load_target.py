@@ -31,6 +31,8 @@ class Target:
     """As requests name it."""
     replicas: tuple[str, ...]
     """Those that may get its requests."""
+    replicas_of: int
+    """Replicas of the model that there are to be: more than `replicas` while some are drained."""
     key_file: str | None = None
     """On this machine, with the key that the server or the gateway asks for."""
     certificate_file: str | None = None
@@ -96,8 +98,14 @@ def served_as(model: str, declared: Declared) -> Served:
     return next(each.serving[model] for each in declared.settings.values() if model in each.serving)
 
 
-def replica_target(model: str, wanted: str | None, declared: Declared) -> Target:
-    """Return one replica's own server: the one that is named, or the model's first that serves."""
+def replica_target(
+    model: str, wanted: str | None, declared: Declared, place: str | None = None
+) -> Target:
+    """
+    Return one replica's own server: the one that is named, or the model's first that serves.
+
+    `place` is the node that the load comes from; None: this machine.
+    """
     ready = _ready(model, declared)
     names = list(dict.fromkeys(each.stage for each in ready))
     if wanted is not None and wanted not in names:
@@ -109,26 +117,27 @@ def replica_target(model: str, wanted: str | None, declared: Declared) -> Target
         )
     server = next(each for each in ready if wanted in (None, each.stage))
     vllm = declared.settings[server.node].vllm
-    if vllm is None or vllm.listen in LOOPBACK:
+    alone = vllm is None or vllm.listen in LOOPBACK
+    if vllm is None or (alone and place != server.node):
         raise FleetError(
             f"{server.node}: its servers listen on this node only (`vllm.listen`), and load comes "
-            "from here: measure the model behind its gateway"
+            f"from {place or 'here'}: measure the model behind its gateway, or --from {server.node}"
         )
+    address = vllm.listen if alone else declared.addresses[server.node]
     return Target(
         f"replica {server.stage}",
-        f"http://{_host(declared.addresses[server.node])}:{server.port}",
+        f"http://{_host(address)}:{server.port}",
         model,
         served_name(model, declared),
         (server.stage,),
+        1,
         key_file=vllm.api_key_file,
         nodes=tuple(sorted({e.node for e in declared.running if e.id == server.stage})),
     )
 
 
-def gateway_target(
-    model: str, node: str | None, key_file: str | None, certificate: str | None, declared: Declared
-) -> Target:
-    """Return a model behind a gateway: that of `node`, or the only one there is."""
+def choose_gateway(node: str | None, declared: Declared) -> str:
+    """Return the node of a gateway: the one that is named, or the only one there is."""
     known = sorted(declared.gateways)
     if node is None and len(known) > 1:
         raise FleetError(f"gateways are on {join_names(known)}: name one, `--gateway NODE`")
@@ -138,13 +147,30 @@ def gateway_target(
             if known
             else "no gateway is declared: measure a replica, `--replica`"
         )
-    chosen = node or known[0]
+    return node or known[0]
+
+
+def gateway_target(
+    model: str,
+    chosen: str,
+    key_file: str | None,
+    certificate: str | None,
+    declared: Declared,
+    *,
+    place: str | None = None,
+) -> Target:
+    """
+    Return a model behind the gateway of the node `chosen`, where `declared.out` get no requests.
+
+    `place` is the node that the load comes from; None: this machine.
+    """
     gateway = declared.gateways[chosen].gateway
     assert gateway is not None  # noqa: S101  # `gateways` has no others
-    if gateway.listen in LOOPBACK:
+    alone = gateway.listen in LOOPBACK
+    if alone and place != chosen:
         raise FleetError(
             f"{chosen}: its gateway listens on this node only (`gateway.listen`), and load comes "
-            "from here"
+            f"from {place or 'here'}: --from {chosen}"
         )
     if gateway.clients and key_file is None:
         raise FleetError(
@@ -154,6 +180,8 @@ def gateway_target(
     ready = _ready(model, declared)
     shared = gateway.virtual_address
     address = shared.address.partition("/")[0] if shared else declared.addresses[chosen]
+    if alone:
+        address = gateway.listen
     declared_certificate = gateway.tls.certificate_file if gateway.tls else None
     return Target(
         f"gateway {chosen}",
@@ -161,11 +189,43 @@ def gateway_target(
         model,
         served_name(model, declared),
         tuple(dict.fromkeys(each.stage for each in ready)),
+        _count_planned(model, declared),
         key_file=key_file,
         certificate_file=certificate
         or (declared_certificate and declared_certificate.replace("{node}", chosen)),
         nodes=tuple(sorted({each.node for each in declared.running if each.model == model})),
     )
+
+
+def _count_planned(model: str, declared: Declared) -> int:
+    """Return how many replicas there are to be: as declared, or as nodes have units for."""
+    wanted = served_as(model, declared).replicas
+    found = {each.id for each in declared.running if each.model == model}
+    return max(len(found), 0 if wanted == "fit" else wanted)
+
+
+def place_remarks(place: str, target: Target, declared: Declared) -> tuple[str, ...]:
+    """Return what a reader has to know of load that comes from this node of the fleet."""
+    here = sorted({each.id for each in declared.running if each.node == place})
+    measured = [each for each in here if each in target.replicas]
+    others = [each for each in here if each not in target.replicas]
+    remarks = []
+    if measured:
+        remarks.append(
+            f"the load came from {place}, which runs {join_names(measured)}: clients take "
+            "processor time from the servers that are measured"
+        )
+    if target.name == f"gateway {place}":
+        remarks.append(
+            f"the load came from {place}, the gateway's own node: clients take processor time "
+            "from the gateway, and no network lies between them"
+        )
+    if others:
+        remarks.append(
+            f"the load came from {place}, which also runs {join_names(others)}: clients take "
+            "processor time from these"
+        )
+    return tuple(remarks)
 
 
 def key_problem(target: Target, key: str, rate: float, declared: Declared) -> str:

@@ -83,7 +83,11 @@ def text(report: Mapping[str, Any]) -> str:
 def _stack(found: Measurement) -> list[dict[str, Any]]:
     stack = [_engine(found)]
     if not found.target.startswith("replica "):
-        about = {"replicas": found.replicas, "target": found.target}
+        about = {
+            "replicas": found.replicas,
+            "replicas_of": found.replicas_of,
+            "target": found.target,
+        }
         stack.append(
             _component(
                 found.target,

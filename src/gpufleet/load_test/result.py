@@ -19,7 +19,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from gpufleet.errors import FleetError, file_fault
-from gpufleet.formatting import format_duration
+from gpufleet.formatting import count_of, format_duration
 from gpufleet.load_test.fingerprint import Fingerprint, Subject
 from gpufleet.load_test.level import LevelSummary
 from gpufleet.load_test.outcomes import Contract
@@ -79,9 +79,9 @@ class Measurement:
     model: str
     """Its entry in `serving`."""
     target: str
-    """`replica tiny-0`, `gateway`, with its node, or `n-1`."""
+    """`replica tiny-0`, or `gateway` with its node."""
     replicas: int
-    """That answered its requests."""
+    """That answered its requests: those that the gateway had in rotation when it began."""
     contract: Contract
     workload: Mapping[str, Any]
     """Preset, lengths in tokens, and the seed."""
@@ -93,12 +93,24 @@ class Measurement:
     subject: Subject
     notes: tuple[str, ...] = field(default=())
     """What else a reader has to know: sentences."""
+    replicas_of: int | None = None
+    """Replicas of the model that there were to be, those that were drained or down among them; 1 of
+    a replica's own server. None: not known."""
 
     def __post_init__(self) -> None:
         if self.when.tzinfo is None:
             raise ValueError("`when` has no time zone")
         if self.replicas < 1:
             raise ValueError("`replicas` is less than 1")
+        if self.replicas_of is not None and self.replicas_of < self.replicas:
+            raise ValueError("`replicas_of` is less than `replicas`")
+
+    @property
+    def served_by(self) -> str:
+        """Return which part of a model's replicas served: `2 of 3 replicas`."""
+        if self.replicas_of is None:
+            return count_of(self.replicas, "replica")
+        return f"{self.replicas} of {count_of(self.replicas_of, 'replica')}"
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values for `json.dumps`."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 from typing import Any
 
-from gpufleet.formatting import count_of, node_ranges
+from gpufleet.formatting import node_ranges
 from gpufleet.load_test.level import LevelSummary
 from gpufleet.load_test.level_charts import (
     FORBIDDEN,
@@ -73,10 +73,10 @@ def result_page(found: Measurement) -> str:
     """Return the page's text."""
     title = f"{found.model}, {found.target}"
     when = found.when.astimezone(dt.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    behind = count_of(found.replicas, "replica")
+    how = f"{found.served_by}, measured {when} by gpufleet {found.version}"
     body = [
         f"<h1>{_text(title)}</h1>",
-        f'<p class="pale">{_text(f"{behind}, measured {when} by gpufleet {found.version}")}</p>',
+        f'<p class="pale">{_text(how)}</p>',
         f"<p><strong>{_text(_answer(found))}</strong></p>",
         *(f"<p>{_text(each)}</p>" for each in (found.found.why, *_bends(found)) if each),
         "<h2>Contract</h2>",
@@ -246,6 +246,7 @@ def _subject(found: Measurement) -> list[tuple[str, str]]:
         ("release of vLLM", of.release or "not known"),
         ("GPUs of a replica", gpus or "none"),
         ("driver", of.driver or "not known"),
+        ("replicas", found.served_by),
         ("nodes", node_ranges(of.nodes)),
         ("arguments", "\n".join(of.arguments)),
         ("fingerprint", of.fingerprint.digest),

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpufleet.cli.measure_command import measure
-from gpufleet.cli.measure_session import Wanted
+from gpufleet.cli.measure_wanted import Wanted
 from gpufleet.errors import FleetError
 from gpufleet.load_test import result
 from tests.unit.load_test.sample_results import measurement
@@ -18,6 +18,7 @@ TYPED = {
     "model": None,
     "replica": None,
     "gateway": None,
+    "from_node": None,
     "key_file": None,
     "ca_file": None,
     "preset": "chat",

@@ -20,7 +20,7 @@ from gpufleet.load_test.foreign_results import read_foreign
 from gpufleet.load_test.foreign_values import ForeignResult
 from gpufleet.load_test.intervals import percentiles, wilson
 from gpufleet.load_test.level import LevelSummary
-from gpufleet.load_test.result import Found, Measurement
+from gpufleet.load_test.result import Client, Found, Measurement
 from tests.support.checkout import ROOT
 from tests.support.rows import each_row
 from tests.unit.load_test.sample_results import (
@@ -206,6 +206,7 @@ def test_what_was_changed_between_two_measurements_is_named() -> None:
     after = measurement(
         target="gateway gw-1",
         replicas=2,
+        replicas_of=3,
         subject=replace(
             SUBJECT,
             release="0.33.0-ffff",
@@ -215,7 +216,8 @@ def test_what_was_changed_between_two_measurements_is_named() -> None:
         ),
     )
     assert compare(measurement(), after).changed == (
-        "target replica llama-0 (1 replicas), now gateway gw-1 (2 replicas)",
+        "target replica llama-0, now gateway gw-1",
+        "replicas that served 1 replica, now 2 of 3 replicas",
         "release 0.32.0-1a2b3c4d5e, now 0.33.0-ffff",
         "arguments none of these, now --enforce-eager",
         "driver 580.65.06, now unknown",
@@ -272,3 +274,47 @@ def test_another_tools_rate_below_a_bound_on_concurrency_is_another_load() -> No
     )
     met = compare_foreign(closed, [foreign(rate=None, concurrency=16)])
     assert met.same or met.differences
+
+
+def test_results_of_unequal_numbers_of_replicas_are_not_like_with_like() -> None:
+    """Three carry 12, two of them 8: together that is less, of one it is nothing."""
+    whole = measurement(
+        target="gateway gw-1", replicas=3, replicas_of=3, found=Found(12.0, 15.0, "found")
+    )
+    left = measurement(
+        target="gateway gw-1", replicas=2, replicas_of=3, found=Found(8.0, 10.0, "found")
+    )
+
+    found = compare(whole, left)
+
+    said = "3 of 3 replicas served, now 2 of 3 replicas: what they carry together differs by that"
+    assert [*found.lines()][:2] == ["not like with like:", f"  {said} alone"]
+    assert found.verdict.startswith(said)
+    assert any("it carries less" in each for each in found.differences)
+    assert "the load that one replica carries" in found.same
+    assert compare(whole, whole).unlike == ()
+
+
+def test_one_replica_that_carries_less_beside_fewer_is_a_difference() -> None:
+    whole = measurement(replicas=3, replicas_of=3, found=Found(12.0, 15.0, "found"))
+    left = measurement(replicas=2, replicas_of=3, found=Found(4.0, 6.0, "found"))
+
+    assert any(
+        each.startswith("of one replica: it carries less: 4 to 5 requests/s a replica, now 2 to 3")
+        for each in compare(whole, left).differences
+    )
+
+
+def test_another_part_of_a_fleet_is_said_where_both_parts_are_known() -> None:
+    two = [measurement(replicas=2, replicas_of=of) for of in (2, 3, None)]
+
+    assert "of equal size" in compare(two[0], two[1]).verdict
+    assert compare(two[0], two[2]).unlike == ()
+
+
+def test_clients_on_another_machine_are_a_possible_cause() -> None:
+    there = measurement(client=Client(2, 900.0, 0.0011, 0.0012, "load-01"))
+
+    assert compare(measurement(), there).changed == (
+        "clients on controller, now on load-01: another way to the servers",
+    )

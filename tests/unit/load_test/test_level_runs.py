@@ -11,6 +11,7 @@ import pytest
 from gpufleet.errors import FleetError
 from gpufleet.load_test import workloads
 from gpufleet.load_test.arrivals import Trace, TraceEntry
+from gpufleet.load_test.client_places import this_machine
 from gpufleet.load_test.level import LevelSummary
 from gpufleet.load_test.level_runs import (
     MOST_CLIENT_SHARE,
@@ -44,7 +45,7 @@ def key(tmp_path: Path) -> str:
 
 
 def runs(server: QueueServer, contract: Contract, key_file: str | None) -> LevelRuns:
-    target = Target("replica tiny-0", server.url, "tiny", "tiny", ("tiny-0",), key_file)
+    target = Target("replica tiny-0", server.url, "tiny", "tiny", ("tiny-0",), 1, key_file)
     return LevelRuns(target, contract, WORK, IDS, 1, 1)
 
 
@@ -163,13 +164,13 @@ def test_a_key_file_that_has_no_key_is_named(tmp_path: Path, text: str | None) -
 
     with pytest.raises(FleetError, match=str(file)):
         LevelRuns(
-            Target("gateway lb", "http://127.0.0.1:9", "m", "m", ("m-0",), str(file)),
+            Target("gateway lb", "http://127.0.0.1:9", "m", "m", ("m-0",), 1, str(file)),
             EASY, WORK, IDS, 1, 1,
         )  # fmt: skip
 
 
 def test_what_the_client_itself_can_send_is_measured_and_halved() -> None:
-    found = measure_client(WORK, 1)
+    found = measure_client(WORK, 1, this_machine())
 
     assert found.rate_at(MOST_CLIENT_SHARE) > 0
     assert found.rate_at(MOST_CLIENT_SHARE) * found.cpu_seconds == pytest.approx(0.5)

@@ -10,10 +10,12 @@ import pytest
 from gpufleet.errors import FleetError
 from gpufleet.load_test.load_target import (
     Declared,
+    choose_gateway,
     choose_model,
     contract_of,
     gateway_target,
     key_problem,
+    place_remarks,
     replica_target,
 )
 from gpufleet.load_test.outcomes import Contract
@@ -60,7 +62,7 @@ def test_a_replica_is_measured_at_its_own_server_with_the_fleets_key() -> None:
 
 
 def test_a_model_is_measured_behind_its_gateway_over_tls_with_a_clients_key() -> None:
-    found = gateway_target("tiny", None, "bench-key", None, FLEET)
+    found = gateway_target("tiny", choose_gateway(None, FLEET), "bench-key", None, FLEET)
 
     assert (found.url, found.key_file) == ("https://10.0.0.9:8443", "bench-key")
     assert found.certificate_file == "tls/lb.pem"
@@ -86,6 +88,50 @@ def test_replicas_that_get_no_requests_do_not_count() -> None:
     assert replica_target("tiny", None, fleet).replicas == ("tiny-1",)
 
 
+def test_of_how_many_replicas_some_serve_is_what_is_declared_or_has_units() -> None:
+    """Two are declared and run. A third that a plan will remove still has its part of the load."""
+    drained = changed(out={"tiny-0": "drained by ada"})
+    third = changed(running=(*FLEET.running, runs("tiny-2", "b", "GPU-2", port=8002)))
+    gone = changed(running=FLEET.running[:1])
+    for fleet, served, of in ((FLEET, 2, 2), (drained, 1, 2), (third, 3, 3), (gone, 1, 2)):
+        found = gateway_target("tiny", "lb", "k", None, fleet)
+        assert (len(found.replicas), found.replicas_of) == (served, of)
+    assert replica_target("tiny", "tiny-1", FLEET).replicas_of == 1
+
+
+def test_what_listens_on_its_own_node_only_is_measured_from_there() -> None:
+    alone = changed(
+        settings={name: node(listen="127.0.0.1") for name in "ab"},
+        gateways={"lb": front(listen="::1")},
+    )
+
+    assert replica_target("tiny", "tiny-1", alone, "b").url == "http://127.0.0.1:8001"
+    assert gateway_target("tiny", "lb", "k", None, alone, place="lb").url == "https://[::1]:8443"
+    with pytest.raises(FleetError, match=r"load comes from a: .* or --from b"):
+        replica_target("tiny", "tiny-1", alone, "a")
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        (
+            "a",
+            ["which runs tiny-0: clients take processor time from the servers that"],
+        ),
+        ("b", ["which also runs tiny-1: clients take processor time from these"]),
+        ("lb", ["the gateway's own node"]),
+        ("elsewhere", []),
+    ],
+)
+def test_a_node_that_has_other_work_is_said(place: str, words: list[str]) -> None:
+    target = gateway_target("tiny", "lb", "k", None, changed(out={"tiny-1": "drained by ada"}))
+
+    found = place_remarks(place, target, FLEET)
+
+    assert len(found) == len(words)
+    assert all(word in each for word, each in zip(words, found, strict=True))
+
+
 @pytest.mark.parametrize(
     ("ask", "words"),
     [
@@ -102,8 +148,8 @@ def test_replicas_that_get_no_requests_do_not_count() -> None:
             "`vllm.listen`",
         ),
         (lambda: gateway_target("tiny", "lb", None, None, FLEET), "--key-file FILE"),
-        (lambda: gateway_target("tiny", None, "k", None, changed(gateways={})), "--replica"),
-        (lambda: gateway_target("tiny", "lc", "k", None, FLEET), "no gateway is declared on lc"),
+        (lambda: choose_gateway(None, changed(gateways={})), "--replica"),
+        (lambda: choose_gateway("lc", FLEET), "no gateway is declared on lc"),
         (
             lambda: gateway_target(
                 "tiny", "lb", "k", None, changed(gateways={"lb": front(listen="127.0.0.1")})

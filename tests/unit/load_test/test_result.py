@@ -104,6 +104,7 @@ DEEP = '{"format": 1, "a": ' + "[" * 100_000 + "]" * 100_000 + "}"
         ("found: field required", json.dumps({k: v for k, v in WHOLE.items() if k != "found"})),
         ("time zone", json.dumps(changed(WHOLE, "when", "2026-11-20T12:30:05"))),
         ("replicas", json.dumps(changed(WHOLE, "replicas", 0))),
+        ("replicas_of", json.dumps(changed(WHOLE, "replicas_of", 0))),
         ("NaN", json.dumps(WHOLE).replace("900.0", "NaN")),
         ("nested too deep", DEEP),
     ],
@@ -249,6 +250,26 @@ def test_replicas_behind_a_gateway_share_its_rate_and_one_replica_alone_is_prefe
     alone = rate(measurement(), gateway)
     assert isinstance(alone, MeasuredRate)
     assert alone.requests_per_second == 4.0
+
+
+def test_what_is_left_in_a_wave_is_divided_by_the_replicas_that_served() -> None:
+    """Two of three carried 9: each of them 4.5, not 3, whatever else is declared."""
+    left = measurement(
+        target="gateway gw-1", replicas=2, replicas_of=3, found=Found(9.0, 10.0, "found")
+    )
+
+    found = rate(left)
+
+    assert isinstance(found, MeasuredRate)
+    assert (found.requests_per_second, found.missed) == (4.5, 5.0)
+
+
+def test_a_result_without_the_number_of_planned_replicas_is_read() -> None:
+    """As those before it was counted."""
+    plain = measurement(replicas=2, replicas_of=3).as_json()
+    assert (plain["replicas"], plain.pop("replicas_of")) == (2, 3)
+
+    assert Measurement.from_json(plain).served_by == "2 replicas"
 
 
 def test_the_newest_result_counts_unless_it_says_nothing() -> None:

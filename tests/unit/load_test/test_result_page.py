@@ -100,6 +100,13 @@ def test_a_page_is_whole_and_loads_and_runs_nothing(changes: dict[str, Any]) -> 
         assert f"<h2>{heading}</h2>" in text
 
 
+def test_a_page_says_which_part_of_the_replicas_served() -> None:
+    text = found(target="gateway gw-1", replicas=2, replicas_of=3)
+
+    assert "2 of 3 replicas, measured 2026-11-20" in text
+    assert "<td>replicas</td><td>2 of 3 replicas</td>" in text
+
+
 def test_what_others_wrote_is_text() -> None:
     text = found(
         model=HOSTILE,

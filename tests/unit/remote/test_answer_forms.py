@@ -57,8 +57,9 @@ NOT_READ = {
 }
 # It answers to `remote.session`, and what is no answer ends it.
 SESSION = {"remote/session"}
-# They run on the controller, and `load_test.client_lines` reads their lines.
-LOCAL = {"load/ceiling_server", "load/client"}
+# `load_test.client_lines` reads their lines, and `load_test.client_places` those of the group, which
+# tests/unit/load_test/test_client_process.py and test_client_places.py try.
+LOAD = {"load/ceiling_server", "load/client", "load/client_group"}
 
 
 def place(value: Any, chance: random.Random) -> tuple[Any, Any]:
@@ -120,7 +121,7 @@ def sent() -> set[str]:
 
 
 def test_every_program_that_answers_is_in_the_table() -> None:
-    assert sent() - NOT_READ - SESSION - LOCAL == {row.program.partition(" ")[0] for row in ROWS}
+    assert sent() - NOT_READ - SESSION - LOAD == {row.program.partition(" ")[0] for row in ROWS}
 
 
 def test_every_form_is_of_a_program_in_the_table() -> None:

@@ -8,18 +8,23 @@ rebooting, and every question of `node_questions` may be put twice.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import TypeVar
 
 import gevent
 from gevent.lock import BoundedSemaphore
+from paramiko import SSHException
 from pyinfra.api import Host, State
+from pyinfra.api.exceptions import PyinfraError
 
 from gpufleet.errors import FleetError
 from gpufleet.fleet import live
 from gpufleet.remote import query
+from gpufleet.remote.channel import Streams
+from gpufleet.remote.open_command import open_command
 from gpufleet.remote.query import Answer
+from gpufleet.sanitize import printable
 from gpufleet.upgrade.run import node_questions
 from gpufleet.upgrade.run.node_questions import NodeQuestion
 from gpufleet.upgrade.run.state_machine import LostError
@@ -108,6 +113,29 @@ class Nodes:
         if not self.is_any_reachable():
             raise LostError(*problems, "no node answers: is this machine's network up?")
         raise FleetError(*problems)
+
+    @contextmanager
+    def command(self, name: str, command: str) -> Iterator[Streams]:
+        """
+        Run a command on a node for as long as the block, beside questions; see `open_command`.
+
+        Raises `FleetError` where the node cannot be reached.
+        """
+        if isinstance(said := self._connect(name), str):
+            self._drop(name)
+            raise FleetError(f"{name}: {said}")
+        with ExitStack() as opened:
+            try:
+                streams = opened.enter_context(
+                    open_command(self._state, self._hosts[name], command)
+                )
+            except (PyinfraError, SSHException, OSError, EOFError) as problem:
+                said = printable(str(problem)) or type(problem).__name__
+                raise FleetError(
+                    f"{name}: no session beside the others ({said}): sshd's MaxSessions has to be "
+                    "3 or more"
+                ) from None
+            yield streams
 
     def is_any_reachable(self) -> bool:
         """Return whether any node answers."""

@@ -98,6 +98,10 @@ class Frontends:
         """Return each gateway's report about itself, by its node."""
         return self._send("show", (), SECONDS)
 
+    def state(self, gateway: str) -> haproxy.GatewayState:
+        """Return one gateway's report about itself. Raises `FleetError` where it gives none."""
+        return self._send("show", (), SECONDS, (gateway,))[gateway]
+
     def drained_servers(self) -> dict[str, frozenset[str]]:
         """Return the servers that each gateway keeps drained, by its node."""
         if not self.gateways:
@@ -105,13 +109,18 @@ class Frontends:
         return {n: frozenset(s.drained) for n, s in self._send("show", (), SECONDS).items()}
 
     def _send(
-        self, do: Literal["drain", "ready", "show"], servers: Servers, seconds: float
+        self,
+        do: Literal["drain", "ready", "show"],
+        servers: Servers,
+        seconds: float,
+        gateways: Sequence[str] | None = None,
     ) -> dict[str, haproxy.GatewayState]:
-        if not self.gateways:
+        """Send a word to gateways: to all of them, unless some are named."""
+        if not (to := self.gateways if gateways is None else gateways):
             return {}
         names = sorted({str(each["name"]) for each in servers})
         program = payload.program("network/gateway_drains", do=do, servers=names)
-        asked = dict.fromkeys(self.gateways, NodeQuestion(program, SECONDS, "the gateway's state"))
+        asked = dict.fromkeys(to, NodeQuestion(program, SECONDS, "the gateway's state"))
         end = time.monotonic() + seconds
         while True:
             left = end - time.monotonic()

@@ -47,3 +47,19 @@ def test_a_malformed_answer_is_a_failure_of_its_node_until_it_answers_well(
             nodes.ask_until(wanted, NodeLook.read, 0)
         ill.unlink()
         assert nodes.ask_until(wanted, NodeLook.read, 0)["@local"].node == "@local"
+
+
+def test_a_command_stays_open_beside_questions_as_the_connections_own_user() -> None:
+    """`_sudo` is not for it: what runs there needs no root."""
+    inventory = Inventory((["@local"], {"_sudo": True, "_sudo_user": "nobody-such"}))
+    state = State(inventory, Config())
+    with ctx_state.use(state):
+        host = inventory.get_host("@local")
+        host.connect()
+        nodes = Nodes(state, [host])
+        with nodes.command("@local", "id -u; cat") as streams:
+            streams.write(b"said\n")
+            printed = b""
+            while not printed.endswith(b"said\n"):
+                printed += streams.read(100)
+    assert printed.split() == [str(os.getuid()).encode(), b"said"]

@@ -1,0 +1,100 @@
+"""What `gpufleet measure` prints: lines while it runs, the levels, the answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gpufleet.console import add_row, display, new_table
+from gpufleet.formatting import count_of
+from gpufleet.load_test import report_format, result, result_page
+from gpufleet.load_test.client_process import Beat
+from gpufleet.load_test.level import Level, LevelSummary
+from gpufleet.load_test.load_target import Target
+from gpufleet.load_test.result import Measurement
+from gpufleet.paths import write_whole
+from gpufleet.sanitize import printable
+
+
+class Progress:
+    """A line on stderr every ten seconds of a level."""
+
+    def __init__(self) -> None:
+        self._next = 10.0
+
+    def __call__(self, load: float, beat: Beat, _level: Level) -> None:
+        if beat.now < 10:
+            self._next = 10.0
+        if beat.now >= self._next:
+            self._next = beat.now + 10
+            say(f"  {load:.3g}: {beat.now:.0f} s, {len(beat.in_flight)} requests under way")
+
+
+def say(text: str) -> None:
+    """Print a line for the operator who waits."""
+    click.echo(printable(text), err=True)
+
+
+def say_level(level: LevelSummary) -> None:
+    """Print what a level showed."""
+    unit = "requests/s" if level.rate is not None else "concurrent requests"
+    say(f"{level.load:.3g} {unit}: {level.verdict}: {level.why}")
+
+
+def served_by(target: Target) -> str:
+    """Return which part of a model's replicas is measured: `2 of 3 replicas`."""
+    return f"{len(target.replicas)} of {count_of(target.replicas_of, 'replica')}"
+
+
+def write_result(found: Measurement, folder: Path) -> tuple[Path, ...]:
+    """Write a result's files, and return them: the result, its page, its reports."""
+    file = result.write(found, folder)
+    page = file.with_suffix(".html")
+    write_whole(page, result_page.result_page(found))
+    reports = []
+    for number, each in enumerate(report_format.reports(found)):
+        name = file.with_name(f"{file.stem}-{number}{result.REPORT_ENDING}")
+        write_whole(name, report_format.text(each))
+        reports.append(name)
+    return (file, page, *reports)
+
+
+def print_result(found: Measurement, files: tuple[Path, ...]) -> None:
+    """Print the levels, the answer, and where the files are."""
+    table = new_table(
+        "requests/s" if found.loop == "open" else "concurrent",
+        "replicas", "requests", "kept", "TTFT p99", "ITL p99", "e2e p99", "verdict",
+    )  # fmt: skip
+    for each in sorted(found.levels, key=lambda level: level.load):
+        add_row(
+            table,
+            f"{each.load:.3g}",
+            found.served_by.rpartition(" ")[0],
+            str(each.requests),
+            f"{each.kept / each.requests:.1%}" if each.requests else "",
+            *(
+                f"{times['p99']:.3f} s" if times else ""
+                for times in (each.ttft, each.itl, each.e2e)
+            ),
+            each.verdict,
+        )
+    display(table)
+    click.echo()
+    click.echo(printable(answer(found)))
+    click.echo(printable(f"written: {files[0]} and {files[1].name}"))
+
+
+def answer(found: Measurement) -> str:
+    """Return the answer in one sentence."""
+    unit = "requests/s" if found.loop == "open" else "concurrent requests"
+    what = f"{found.model}, {found.target} ({found.served_by})"
+    if found.found.kept is None:
+        return f"{what}: {found.found.why}"
+    missed = f", misses them at {found.found.missed:.3g}" if found.found.missed else ""
+    each = found.found.kept / found.replicas
+    part = f", {each:.3g} a replica" if found.replicas > 1 else ""
+    return (
+        f"{what}: meets its objectives at {found.found.kept:.3g} {unit}{part}"
+        f"{missed} ({found.found.status}: {found.found.why})"
+    )

@@ -1,0 +1,133 @@
+"""What was typed for `gpufleet measure`: the requests, and how long a guest stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gevent
+
+from gpufleet.errors import FleetError
+from gpufleet.load_test import guest, workloads
+from gpufleet.load_test.arrivals import Trace
+from gpufleet.load_test.level_runs import Work
+from gpufleet.load_test.written_prompts import WrittenPrompts, from_jsonl
+
+GUEST_LOOK_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What was typed."""
+
+    model: str | None
+    replica: str | None
+    gateway: str | None
+    from_node: str | None
+    key_file: str | None
+    ca_file: str | None
+    preset: str
+    lengths: str | None
+    prompts: str | None
+    trace: str | None
+    rate: float | None
+    concurrency: int | None
+    most: float | None
+    share: float
+    seconds: int
+    guest: float | None
+    processes: int | None
+    seed: int
+    output: Path | None
+    as_json: bool
+
+    def __post_init__(self) -> None:
+        exclusive = (
+            ("--replica", self.replica, "--gateway", self.gateway),
+            ("--lengths", self.lengths, "--prompts", self.prompts),
+            ("--rate", self.rate, "--concurrency", self.concurrency),
+            ("--guest", self.guest, "--concurrency", self.concurrency),
+            ("--trace", self.trace, "--prompts", self.prompts),
+            ("--trace", self.trace, "--concurrency", self.concurrency),
+        )
+        if problems := [
+            f"{one} and {other} exclude each other: remove one"
+            for one, given, other, too in exclusive
+            if given is not None and too is not None
+        ]:
+            raise FleetError(*problems)
+
+    def work(self) -> Work:
+        """Return the requests that are wanted."""
+        if self.prompts:
+            return from_jsonl(Path(self.prompts))
+        if not self.lengths:
+            return workloads.PRESETS[self.preset]
+        before, comma, after = self.lengths.partition(",")
+        if not comma:
+            raise FleetError(
+                f"--lengths {self.lengths}: write tokens of prompts and answers, as 1000,200"
+            )
+        return workloads.Workload(
+            "lengths",
+            workloads.parse_lengths(before),
+            workloads.parse_lengths(after),
+            "as it was typed",
+        )
+
+
+class GuestWatch:
+    """The replicas of a target, looked at while a guest is there."""
+
+    def __init__(self, loads: Callable[[], list[guest.ServerLoad | str]], most: int) -> None:
+        self._loads, self._most = loads, most
+        self._reason = ""
+
+    def look(self) -> None:
+        """Look again and again; ends when it is killed."""
+        while not self._reason:
+            gevent.sleep(GUEST_LOOK_SECONDS)
+            try:
+                loads = self._loads()
+            except FleetError as error:
+                self._reason = error.problems[0]
+            else:
+                self._reason = guest.stop_reason(loads)
+
+    def reason(self, in_flight: int) -> str:
+        """Return why the load has to end; "": it may go on."""
+        if self._reason:
+            return f"stopped as a guest: {self._reason}"
+        if in_flight > self._most:
+            return f"stopped as a guest: {in_flight} requests under way, {self._most} are its share"
+        return ""
+
+
+def trace_work(name: str, trace: Trace) -> workloads.Workload:
+    """Return a trace's largest request: for the first one, and for what a client can do."""
+    largest = max(trace.entries, key=lambda each: each.prompt_tokens + each.tokens)
+    return workloads.Workload(
+        Path(name).name,
+        workloads.fixed(largest.prompt_tokens),
+        workloads.fixed(largest.tokens),
+        "the largest request of a trace",
+    )
+
+
+def work_json(work: Work, seed: int, trace: str | None) -> dict[str, Any]:
+    """Return a workload as a result has it; the contents of prompts and traces are not in it."""
+    if trace:
+        return {"trace": Path(trace).name, "seed": seed}
+    if isinstance(work, WrittenPrompts):
+        return {"prompts": work.name, "count": len(work), "seed": seed}
+    return {
+        "preset": work.name,
+        "input": str(work.input),
+        "output": str(work.output),
+        "prefix_tokens": work.prefix_tokens,
+        "prefix_groups": work.prefix_groups,
+        "turns": work.turns,
+        "seed": seed,
+    }

@@ -1,0 +1,35 @@
+"""A command that stays open on a node, as the user that gpufleet connects as."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pyinfra.api import Host, State, StringCommand
+from pyinfra.connectors.local import LocalConnector
+from pyinfra.connectors.ssh import SSHConnector
+from pyinfra.connectors.util import make_unix_command_for_host
+
+from gpufleet.errors import FleetError
+from gpufleet.remote.channel import Streams, local_command, remote_command
+
+
+@contextmanager
+def open_command(state: State, host: Host, command: str) -> Iterator[Streams]:
+    """
+    Run a command on a connected node for as long as the block.
+
+    Without `_sudo`, `_su_user` and the like: as the user that the connection is of. Raises
+    `FleetError` for a node that is reached neither by SSH nor locally, and what the connection
+    raises.
+    """
+    text = make_unix_command_for_host(state, host, StringCommand(command)).get_raw_value()
+    connector = host.connector
+    if isinstance(connector, SSHConnector):
+        with remote_command(connector, text, pty=False) as streams:
+            yield streams
+    elif isinstance(connector, LocalConnector):
+        with local_command(text) as streams:
+            yield streams
+    else:
+        raise FleetError(f"{host.name}: is reached neither by SSH nor as @local: name another node")

@@ -1,0 +1,76 @@
+"""Which replicas of a model a gateway sends requests to.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from gpufleet.network import haproxy
+from gpufleet.planning.stage import Running
+from gpufleet.serving import servers
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """A model's replicas, as a gateway has them at a moment."""
+
+    serving: frozenset[str]
+    """Replicas that get requests."""
+    out: Mapping[str, str]
+    """Replicas that get none, and why."""
+    remarks: tuple[str, ...]
+    """What is not as it should be, as sentences: replicas of which some servers get requests."""
+
+    def lines(self) -> tuple[str, ...]:
+        """Return who gets no requests, and why, as sentences."""
+        return tuple(
+            f"{replica} got no requests: {why}" for replica, why in sorted(self.out.items())
+        )
+
+
+def in_rotation(
+    model: str,
+    gateway: str,
+    state: haproxy.GatewayState,
+    running: Iterable[Running],
+    marked: Mapping[str, str],
+) -> Rotation:
+    """
+    Return which replicas of a model the gateway on a node sends requests to.
+
+    What HAProxy says counts, not marks on nodes: `marked` has replicas that should get none, and
+    why, which explains what HAProxy says.
+    """
+    states = {each.name: each for each in state.servers}
+    found: dict[str, list[str]] = {}
+    for each in servers.running(running):
+        if each.model == model:
+            seen = states.get(haproxy.server_name(each))
+            found.setdefault(each.stage, []).append(_why_out(seen))
+    serving = {replica for replica, whys in found.items() if "" in whys}
+    remarks = [
+        f"{gateway}: {whys.count('')} of {len(whys)} servers of {replica} get requests"
+        for replica, whys in sorted(found.items())
+        if replica in serving and any(whys)
+    ]
+    remarks += [
+        f"{gateway} sends requests to {replica} all the same: {why}"
+        for replica, why in sorted(marked.items())
+        if replica in serving
+    ]
+    out = {
+        replica: marked.get(replica) or f"{gateway} {whys[0]}"
+        for replica, whys in found.items()
+        if replica not in serving
+    }
+    return Rotation(frozenset(serving), out, tuple(remarks))
+
+
+def _why_out(state: haproxy.ServerState | None) -> str:
+    """Return why a server gets no requests; "": it gets some."""
+    if state is None:
+        return "does not have it: run the gateway's deploy"
+    if state.drained:
+        return "has it drained"
+    # "UP 1/3" goes down, "DOWN 1/2" comes up, "no check" is taken as up.
+    return "" if state.status.startswith(("UP", "no check")) else f"has it as {state.status}"
