@@ -7,13 +7,20 @@ node has its own replica.
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.lab.gateway_pair import until
 from tests.lab.upgrade_fleet import GATEWAY
 from tests.lab.walk import DRIVER, NODES, TlsFleet
+from tests.support.checkout import ROOT
 
 CHANGE = "/var/lib/gpufleet/change"
 
@@ -120,27 +127,33 @@ def test_monitoring_is_rendered_for_servers_of_others(fleet: TlsFleet) -> None:
         assert fleet.address(node) in targets, "nodes were asked what runs there"
 
 
-def test_measure_asks_through_the_gateway_and_leaves_nothing_but_its_files(
-    fleet: TlsFleet,
-) -> None:
-    """What the servers counted is the other route; whether 40 s are enough, the data says."""
+@pytest.fixture
+def bench(fleet: TlsFleet) -> Iterator[tuple[str, ...]]:
+    """The command that measures the model at one request a second; its objectives are for it."""
     key = fleet.project / "bench-key"
     key.write_text(fleet.key_of_clients)
     model = fleet.wanted["serving"]["tiny"]
     fleet.declare_model(objectives={"ttft_p99_seconds": 20, "e2e_p99_seconds": 40})
+    yield (
+        "measure", fleet.inventory, "tiny", "--key-file", str(key), "--rate", "1",
+        "--lengths", "64,8", "--share", "0.5", "--seconds", "40", "--json",
+    )  # fmt: skip
+    fleet.declare(serving={"tiny": model})
+    shutil.rmtree(fleet.project / "measurements", ignore_errors=True)
+
+
+def test_measure_asks_through_the_gateway_and_leaves_nothing_but_its_files(
+    fleet: TlsFleet, bench: tuple[str, ...]
+) -> None:
+    """What the servers counted is the other route; whether 40 s are enough, the data says."""
     before, answered = fleet.pids(), finished(fleet)
-    try:
-        run = fleet.gpufleet(
-            "measure", fleet.inventory, "tiny", "--key-file", str(key), "--rate", "1",
-            "--lengths", "64,8", "--share", "0.5", "--seconds", "40", "--json",
-        )  # fmt: skip
-    finally:
-        fleet.declare(serving={"tiny": model})
+    run = fleet.gpufleet(*bench, seconds=300)
 
     assert run.status in (0, 1), run.output
     found = json.loads(run.stdout)
     (level,) = found["levels"]
     assert found["target"] == f"gateway {GATEWAY}"
+    assert found["replicas"] == found["replicas_of"] == len(replicas(fleet))
     assert (found["found"]["kept"] == 1.0) == (level["verdict"] == "kept") == (run.status == 0)
     assert level["errors"] == {}
     assert finished(fleet) - answered >= level["requests"] == level["kept"] >= 20
@@ -148,6 +161,103 @@ def test_measure_asks_through_the_gateway_and_leaves_nothing_but_its_files(
     files = sorted((fleet.project / "measurements").iterdir())
     assert len(files) == 3
     assert not [each for each in files if fleet.key_of_clients in each.read_text()]
+
+
+def test_measure_from_a_node_leaves_nothing_there(fleet: TlsFleet, bench: tuple[str, ...]) -> None:
+    """The node is asked by ps and find."""
+    mark = new_files_from_now(fleet)
+    answered = finished(fleet)
+    run = fleet.gpufleet(*bench, "--from", NODES[0], seconds=300)
+
+    assert run.status in (0, 1), run.output
+    found = json.loads(run.stdout)
+    (level,) = found["levels"]
+    assert found["client"]["place"] == NODES[0]
+    assert found["client"]["ceiling"] > 1
+    assert any("clients take processor time" in each for each in found["notes"])
+    assert level["errors"] == {}
+    assert finished(fleet) - answered >= level["requests"] == level["kept"] >= 20
+    assert load_clients(fleet) == []
+    assert new_files(fleet, mark, fleet.key_of_clients) == []
+    kept = "/var/cache/gpufleet/code/"
+    assert not [e for e in new_files(fleet, mark, "client_group") if not e.startswith(kept)]
+
+
+def test_measure_that_is_killed_leaves_nothing_on_the_node_of_its_clients(
+    fleet: TlsFleet, bench: tuple[str, ...]
+) -> None:
+    """With SIGKILL, while its clients have requests under way."""
+    mark, answered = new_files_from_now(fleet), finished(fleet)
+    command = Path(sys.executable).with_name("gpufleet")
+    process = subprocess.Popen(
+        [command, *bench, "--from", NODES[0], "--processes", "2"],
+        cwd=ROOT, env=fleet.env(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        # The first request has been answered: what runs now has the key.
+        until(
+            lambda: finished(fleet) > answered and len(load_clients(fleet)) >= 3,
+            "two load clients on the node, and what started them",
+            150,
+        )
+        of_all = "/proc/[0-9]*"
+        look = f"cat {of_all}/cmdline {of_all}/environ 2>/dev/null | tr '\\0' '\\n' || :"
+        shown = fleet.ssh(NODES[0], look)
+        assert fleet.key_of_clients not in shown
+    finally:
+        process.kill()
+        said, _ = process.communicate()
+    until(lambda: load_clients(fleet) == [], "their end", 20)
+    assert new_files(fleet, mark, fleet.key_of_clients) == [], said
+
+
+def test_what_is_left_in_a_wave_is_measured_with_a_node_drained(
+    fleet: TlsFleet, bench: tuple[str, ...]
+) -> None:
+    if len(replicas(fleet)) < 2:
+        pytest.skip("the walk has left one replica over both nodes")
+    run = fleet.gpufleet("drain", fleet.inventory, NODES[1], "--why", "what is left in a wave")
+    assert run.status == 0, run.output
+    answered = finished(fleet)
+    try:
+        run = fleet.gpufleet(*bench, seconds=300)
+    finally:
+        undrained = fleet.gpufleet("undrain", fleet.inventory, NODES[1])
+    assert undrained.status == 0, undrained.output
+
+    assert run.status in (0, 1), run.output
+    found = json.loads(run.stdout)
+    assert (found["replicas"], found["replicas_of"]) == (1, 2)
+    assert found["subject"]["nodes"] == [NODES[0]]
+    assert any("got no requests: drained by" in each for each in found["notes"])
+    assert finished(fleet) - answered >= found["levels"][0]["requests"] >= 20
+
+
+def replicas(fleet: TlsFleet) -> set[str]:
+    """Return the units of all replicas; those of a replica's nodes have one name."""
+    return {name.split()[1] for name in fleet.pids()}
+
+
+def load_clients(fleet: TlsFleet) -> list[str]:
+    """Return the processes on the first node that run a program of gpufleet."""
+    # A pattern that does not match itself.
+    found = fleet.ssh(NODES[0], "ps -eo pid,args | grep '[i]nt(b.readline' || :")
+    return found.splitlines()
+
+
+def new_files_from_now(fleet: TlsFleet) -> str:
+    """Make a file on the first node that all later ones are newer than."""
+    return fleet.ssh(NODES[0], "mktemp -p /run").strip()
+
+
+def new_files(fleet: TlsFleet, mark: str, words: str) -> list[str]:
+    """Return the files on the first node that are newer than a mark and have these words."""
+    found = fleet.ssh(
+        NODES[0],
+        f"find / -path /proc -prune -o -path /sys -prune -o -type f -newer {mark} "
+        f"-exec grep -lsF -e '{words}' {{}} + || :",
+    )
+    return found.splitlines()
 
 
 def finished(fleet: TlsFleet) -> float:
