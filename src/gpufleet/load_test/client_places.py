@@ -90,7 +90,7 @@ class ClientPlace:
     @property
     def processes(self) -> int:
         """
-        Return how many clients there are unless somebody says so.
+        Return how many clients there are without `--processes`.
 
         >>> [ClientPlace("a", n, local_client).processes for n in (1, 2, 8, 128)]
         [1, 1, 7, 16]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from gpufleet.cli.measure_command import measure
+from gpufleet.cli.measure_output import answer, write_result
 from gpufleet.cli.measure_wanted import Wanted
 from gpufleet.errors import FleetError
 from gpufleet.load_test import result
+from gpufleet.load_test.result import Found
 from tests.unit.load_test.sample_results import measurement
 
 TYPED = {
@@ -83,3 +87,49 @@ def test_a_file_that_is_no_result_is_named(tmp_path: Path) -> None:
 
     assert isinstance(said.exception, FleetError)
     assert str(bad) in str(said.exception)
+
+
+def test_the_answer_says_which_part_of_the_replicas_served_and_what_one_of_them_carries() -> None:
+    left = measurement(
+        target="gateway lb", replicas=2, replicas_of=3, found=Found(9.0, 10.0, "found", "why")
+    )
+
+    assert answer(left) == (
+        "llama, gateway lb (2 of 3 replicas): meets its objectives at 9 requests/s, 4.5 a replica, "
+        "misses them at 10 (found: why)"
+    )
+
+
+def test_the_files_of_a_result_say_which_part_of_the_replicas_served(tmp_path: Path) -> None:
+    found = measurement(target="gateway lb", replicas=2, replicas_of=3)
+
+    file, page, *reports = write_result(found, tmp_path)
+
+    plain = json.loads(file.read_text())
+    assert (plain["replicas"], plain["replicas_of"]) == (2, 3)
+    assert "2 of 3 replicas" in page.read_text()
+    assert reports
+    assert all('"replicas_of": 3' in each.read_text() for each in reports)
+
+
+INVENTORY = """
+from gpufleet import inventory
+
+globals().update(inventory.load(__file__, groups={"gpu": ["gpu-01", "gpu-02"]}))
+"""
+
+
+def test_a_node_that_the_inventory_has_not_is_refused_before_any_is_asked(tmp_path: Path) -> None:
+    file = tmp_path / "inventories/prod.py"
+    file.parent.mkdir()
+    file.write_text(INVENTORY)
+
+    command = Path(sys.executable).with_name("gpufleet")
+    run = subprocess.run(
+        [command, "measure", str(file), "--from", "gpu-1"],
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+
+    assert run.returncode == 2
+    assert "--from gpu-1:" in run.stderr
+    assert "did you mean 'gpu-01'" in run.stderr

@@ -57,8 +57,8 @@ NOT_READ = {
 }
 # It answers to `remote.session`, and what is no answer ends it.
 SESSION = {"remote/session"}
-# `load_test.client_lines` reads their lines, and `load_test.client_places` those of the group, which
-# tests/unit/load_test/test_client_process.py and test_client_places.py try.
+# `load_test.client_lines` reads their lines, `load_test.client_places` the group's messages: their
+# tests are test_client_process.py and test_client_places.py in tests/unit/load_test.
 LOAD = {"load/ceiling_server", "load/client", "load/client_group"}
 
 
