@@ -28,7 +28,7 @@ def prometheus(node: MonitoringTargets) -> None:
     wanted = node.scrapes(known_targets(node, HOME))
     named = {path: file for each in wanted for path, file in each.secrets}
     secrets = targets.secrets(named, "exporters")
-    configuration = render.prometheus(node.monitoring, node.nodes, wanted)
+    configuration = render.prometheus(node.monitoring, node.nodes, wanted, node.measured)
     program = of_archive("prometheus", server.archive, ("prometheus", "promtool"))
     unit = prometheus_node.unit(server, program)
     files = Converge(prometheus_node.configuration_files(configuration, secrets))

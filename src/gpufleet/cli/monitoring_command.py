@@ -22,6 +22,7 @@ from gpufleet.errors import FleetError
 
 if TYPE_CHECKING:
     from gpufleet.inventory.loader import Fleet
+    from gpufleet.monitoring.rules.capacity_rules import MeasuredReplica
     from gpufleet.monitoring.silences import Silence
     from gpufleet.serving.servers import Server
     from gpufleet.settings.monitoring_settings import Monitoring
@@ -62,7 +63,8 @@ def render(directory: Path, inventory_file: str | None, *, ask: bool) -> None:
     gpufleet monitoring render /srv/monitoring inventories/prod.py
 
     Without INVENTORY there are no targets. Nodes are queried and not changed. Refuses files in DIR
-    that it did not write, or that were changed since.
+    that it did not write, or that were changed since. With --no-ask there is no alert on measured
+    rates: they hold for what runs.
     """
     from gpufleet.monitoring import output_folder, prometheus
     from gpufleet.monitoring.render import needed_secrets, render_files
@@ -71,6 +73,7 @@ def render(directory: Path, inventory_file: str | None, *, ask: bool) -> None:
     wanted, nodes = Monitoring(), {}
     servers: tuple[Server, ...] = ()
     silent: frozenset[str] = frozenset()
+    measured: tuple[MeasuredReplica, ...] = ()
     if inventory_file:
         if ask:
             use_gevent()  # before pyinfra is imported
@@ -81,13 +84,13 @@ def render(directory: Path, inventory_file: str | None, *, ask: bool) -> None:
         wanted = _declared(fleet)
         silent = frozenset(fleet.gpu_nodes)
         if ask and silent:
-            servers, silent = _running(inventory_file)
+            servers, silent, measured = _running(fleet, inventory_file)
     scrapes = prometheus.keep_silent_targets(
         prometheus.scrapes(nodes, servers), _before(directory / "prometheus"), silent
     )
     for remark in prometheus.unreachable_servers(nodes, servers, ""):
         click.echo(f"note: {remark}", err=True)
-    done = output_folder.write(directory, render_files(wanted, nodes, scrapes))
+    done = output_folder.write(directory, render_files(wanted, nodes, scrapes, measured))
     for line in done or [f"nothing to write: {directory} is up to date"]:
         click.echo(line)
     for path, file in sorted(needed_secrets(wanted, scrapes).items()):
@@ -178,10 +181,13 @@ def _declared(fleet: Fleet) -> Monitoring:
     return found[first]
 
 
-def _running(inventory_file: str) -> tuple[tuple[Server, ...], frozenset[str]]:
-    """Return the servers that run, and the nodes that did not say."""
+def _running(
+    fleet: Fleet, inventory_file: str
+) -> tuple[tuple[Server, ...], frozenset[str], tuple[MeasuredReplica, ...]]:
+    """Return the servers that run, the nodes that did not say, and which replicas were measured."""
     from gpufleet.fleet import fleet_plan
     from gpufleet.fleet.live import probe
+    from gpufleet.fleet.measured_rates import rates_for_rules
     from gpufleet.serving.servers import running
 
     answers = probe(inventory_file)
@@ -189,7 +195,11 @@ def _running(inventory_file: str) -> tuple[tuple[Server, ...], frozenset[str]]:
     for name, said in answers.items():
         if isinstance(said, str):
             click.echo(f"note: {name}: {said}; its known servers are kept", err=True)
-    return running(fleet_plan.running_stages(there)), frozenset(answers) - frozenset(there)
+    measured, problems = rates_for_rules(fleet, answers)
+    for problem in problems:
+        click.echo(f"note: {problem}", err=True)
+    silent = frozenset(answers) - frozenset(there)
+    return running(fleet_plan.running_stages(there)), silent, measured
 
 
 def _before(directory: Path) -> dict[str, list[dict[str, Any]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +31,8 @@ from gpufleet.sanitize import printable
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from gpufleet.fleet.fleet_plan import Assessment
+    from gpufleet.fleet.measured_rates import ModelRate
     from gpufleet.node.topology import Node
     from gpufleet.planning.explanation import Change
     from gpufleet.planning.flag_layers import LayeredFlag
@@ -82,6 +85,8 @@ def plan(
     gpufleet plan inventories/prod.py --nodes probes.json
     gpufleet plan --vars serving.yml --nodes probes.json
 
+    Where `gpufleet measure` has results, it also shows what replicas were measured to carry.
+
     The --nodes files are the output of `gpufleet probe --json`, or one probe per file, named after
     the node. With --as as well, the other nodes are assumed.
     """
@@ -96,11 +101,13 @@ def plan(
     found = plan_fleet(answers, declared, models_folder=models_folder, inventory=inventory)
     for remark in found.remarks:
         click.echo(printable(f"note: {remark}"), err=True)
+    measured = () if vars_file else _measured(inventory, found, declared)
     if as_json:
-        print_json(found.as_json())
+        print_json({**found.as_json(), "measured": [each.as_json() for each in measured]})
         return
     if explained:
         click.echo(printable(explain(found.plan, found.nodes.values())), nl=False)
+        _echo_measured(measured)
         click.echo(f"\n{printable(str(found.totals))}")
     if compared:
         display(changes_table(found.changes))
@@ -113,7 +120,26 @@ def plan(
     click.echo()
     for reason in found.plan.reasons:
         click.echo(printable(reason))
+    _echo_measured(measured)
     click.echo(f"\n{printable(str(found.totals))}")
+
+
+def _measured(
+    inventory: str, found: Assessment, declared: Mapping[str, NodeVars]
+) -> tuple[ModelRate, ...]:
+    """Return what the plan's replicas were measured to carry; notes for files that are damaged."""
+    from gpufleet.fleet.measured_rates import plan_rates, stored_results
+
+    there = stored_results(inventory)
+    for problem in there.problems:
+        click.echo(printable(f"note: {problem}"), err=True)
+    settings = {name: each.settings for name, each in declared.items()}
+    return plan_rates(there.measurements, found, settings, dt.datetime.now(dt.UTC))
+
+
+def _echo_measured(measured: Iterable[ModelRate]) -> None:
+    for number, each in enumerate(measured):
+        click.echo(("" if number else "\n") + printable(str(each)))
 
 
 def _nodes(

@@ -25,6 +25,7 @@ from gpufleet.errors import FleetError
 from gpufleet.fleet import assessment, deploy_lock, fleet_plan, inventory_check
 from gpufleet.fleet.fleet_plan import Assessment
 from gpufleet.fleet.live import gpu_hosts
+from gpufleet.fleet.measured_rates import rates_for_rules
 from gpufleet.fleet.model_configs import model_directories
 from gpufleet.fleet.undeclared import removal_problem
 from gpufleet.fleet.upgrade_lock import VARIABLE, lock_problems
@@ -32,6 +33,7 @@ from gpufleet.gpu_software import lock_check
 from gpufleet.gpu_software.provisioning import BareNode, read_provisioning
 from gpufleet.inventory import loader
 from gpufleet.inventory.refusal import Refusal
+from gpufleet.monitoring.rules.capacity_rules import MeasuredReplica
 from gpufleet.monitoring.targets import MonitoringTargets
 from gpufleet.node.cluster_network import addresses
 from gpufleet.node.cordon import cordon_of, describe_cordon
@@ -211,7 +213,8 @@ def monitoring_targets(*, planned: bool = False, required: bool = True) -> Monit
     watched, silent = _single_flight(
         ctx_state.get(), _planned_servers if planned else _running_servers
     )
-    return MonitoringTargets(host.name, declared, watched, silent)
+    measured = () if planned else _single_flight(ctx_state.get(), _measured_replicas)
+    return MonitoringTargets(host.name, declared, watched, silent, measured)
 
 
 def gateway_targets(
@@ -325,6 +328,16 @@ def _running_servers(state: State) -> ServersAndSilentNodes:
         logger.warning("    %s: %s; what is known of its vLLM servers stays", name, said)
     there = {name: said for name, said in answers.items() if not isinstance(said, str)}
     return servers.running(fleet_plan.running_stages(there)), frozenset(silent)
+
+
+def _measured_replicas(state: State) -> tuple[MeasuredReplica, ...]:
+    fleet = loader.current()
+    if not fleet.gpu_nodes:
+        return ()
+    found, problems = rates_for_rules(fleet, documents(state))
+    for problem in problems:
+        logger.warning("    %s", problem)
+    return found
 
 
 def _planned_servers(state: State) -> ServersAndSilentNodes:

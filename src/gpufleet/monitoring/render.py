@@ -19,6 +19,7 @@ import yaml
 from gpufleet import node_paths
 from gpufleet.monitoring import alertmanager
 from gpufleet.monitoring.prometheus import MARK, Scrape, host_port, local_address, prometheus_yml
+from gpufleet.monitoring.rules.capacity_rules import MeasuredReplica
 from gpufleet.monitoring.rules.files import RuleSettings, rule_files
 from gpufleet.settings.monitoring_settings import Monitoring, Objectives
 from gpufleet.settings.node_variables import NodeVars
@@ -27,8 +28,14 @@ DASHBOARDS = node_paths.DASHBOARDS
 """Where Grafana looks for our dashboards on a monitoring node."""
 
 
-def rule_settings(monitoring: Monitoring, nodes: Mapping[str, NodeVars]) -> RuleSettings:
-    """Return what the rules depend on: promises, changed alerts, and which parts there are."""
+def rule_settings(
+    monitoring: Monitoring,
+    nodes: Mapping[str, NodeVars],
+    measured: Iterable[MeasuredReplica] = (),
+) -> RuleSettings:
+    """
+    Return what the rules depend on: promises, changed alerts, which parts there are, measured rates.
+    """
     models = {
         name: served
         for node in nodes.values()
@@ -48,14 +55,18 @@ def rule_settings(monitoring: Monitoring, nodes: Mapping[str, NodeVars]) -> Rule
         alerts=monitoring.alerts,
         settings=frozenset(name for name, is_there in there.items() if is_there),
         runbooks_url=monitoring.runbooks_url.rstrip("/"),
+        measured=tuple(measured),
     )
 
 
 def prometheus(
-    monitoring: Monitoring, nodes: Mapping[str, NodeVars], wanted: Iterable[Scrape]
+    monitoring: Monitoring,
+    nodes: Mapping[str, NodeVars],
+    wanted: Iterable[Scrape],
+    measured: Iterable[MeasuredReplica] = (),
 ) -> dict[str, bytes]:
     """Return the files that Prometheus reads at a start or a reload: a change needs a reload."""
-    rules = rule_files(rule_settings(monitoring, nodes))
+    rules = rule_files(rule_settings(monitoring, nodes, measured))
     return {
         "prometheus.yml": prometheus_yml(monitoring, wanted).encode(),
         **{f"rules/{name}": text.encode() for name, text in sorted(rules.items())},
@@ -104,14 +115,15 @@ def dashboards() -> dict[str, bytes]:
 
 
 def render_files(
-    monitoring: Monitoring, nodes: Mapping[str, NodeVars], wanted: Iterable[Scrape]
+    monitoring: Monitoring,
+    nodes: Mapping[str, NodeVars],
+    wanted: Iterable[Scrape],
+    measured: Iterable[MeasuredReplica] = (),
 ) -> dict[str, bytes]:
     """Return all of it, for a Prometheus, an Alertmanager and a Grafana that are not ours."""
     wanted = tuple(wanted)
-    found = {
-        f"prometheus/{path}": content
-        for path, content in (prometheus(monitoring, nodes, wanted) | targets(wanted)).items()
-    }
+    server = prometheus(monitoring, nodes, wanted, measured) | targets(wanted)
+    found = {f"prometheus/{path}": content for path, content in server.items()}
     if monitoring.alertmanager:
         text = alertmanager.alertmanager_yml(monitoring.alertmanager)
         found["alertmanager/alertmanager.yml"] = text.encode()

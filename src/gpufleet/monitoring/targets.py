@@ -12,6 +12,7 @@ from pathlib import Path
 from gpufleet.errors import FleetError
 from gpufleet.monitoring import prometheus
 from gpufleet.monitoring.prometheus import Scrape, Target
+from gpufleet.monitoring.rules.capacity_rules import MeasuredReplica
 from gpufleet.serving.servers import Server
 from gpufleet.settings.monitoring_settings import Monitoring
 from gpufleet.settings.node_settings import NodeSettings
@@ -28,6 +29,8 @@ class MonitoringTargets:
     """vLLM's servers."""
     silent: frozenset[str] = frozenset()
     """Nodes whose running servers are unknown."""
+    measured: tuple[MeasuredReplica, ...] = ()
+    """Replicas with a measurement that holds for what runs; empty where rules are not rendered."""
 
     @property
     def settings(self) -> NodeSettings:

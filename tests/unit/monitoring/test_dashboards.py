@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import re
 import time
@@ -16,6 +17,7 @@ from gpufleet.monitoring.dashboards.grafana import dashboards
 from gpufleet.monitoring.dashboards.panel import Kind, Panel, Query, Row, Unit, place_panels
 from gpufleet.monitoring.metrics import catalogue
 from gpufleet.monitoring.rules import files
+from gpufleet.monitoring.rules.capacity_rules import MeasuredReplica
 from gpufleet.settings.monitoring_settings import Objectives
 from tests.support.rows import each_row
 from tests.unit.monitoring.example_fleet import STAGES, open_metrics
@@ -23,9 +25,13 @@ from tests.unit.monitoring.panels import fill, may_be_empty, queries
 from tests.unit.monitoring.prometheus import asked, prometheus
 
 PROMISED = {
-    model: Objectives(ttft_p99_seconds=2, itl_p99_seconds=0.1)
+    model: Objectives(ttft_p99_seconds=2, itl_p99_seconds=0.1, e2e_p99_seconds=30)
     for model in sorted({model for _, _, model in STAGES})
 }
+MEASURED = tuple(
+    MeasuredReplica(model, stage, node, "0.32.0", 2.5, dt.date(2026, 11, 20))
+    for node, stage, model in STAGES
+)
 JSON: dict[str, dict[str, Any]] = {name: json.loads(text) for name, text in dashboards().items()}
 # The panel types of Grafana 13 among those that we use (@grafana/schema 13.2.3, composable/).
 TYPES = {"timeseries", "stat", "table", "heatmap", "state-timeline", "row"}
@@ -60,7 +66,9 @@ def names(expr: str) -> set[str]:
 @each_row("query", queries({"instance": "gpu-01", "model": "chat"}), ids=str)
 def test_a_query_names_only_what_is_measured_or_recorded(query: Any) -> None:
     recorded = {
-        recording.record for group in files.groups(PROMISED) for recording in group.recordings
+        recording.record
+        for group in files.groups(PROMISED, MEASURED)
+        for recording in group.recordings
     }
 
     assert names(query.expr)
@@ -183,7 +191,7 @@ def test_a_line_of_panels_that_does_not_fill_the_width_is_refused() -> None:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, float]]:
     """A real Prometheus with ten minutes of a fleet that exists as numbers, under our rules."""
     now = time.time()
-    rules = files.rule_files(files.RuleSettings(objectives=PROMISED))
+    rules = files.rule_files(files.RuleSettings(objectives=PROMISED, measured=MEASURED))
     # Up to now: a Prometheus that starts takes nothing older than what it finds.
     samples = open_metrics(now - 900, now, 30)
     with prometheus(tmp_path_factory.mktemp("prometheus"), samples, rules) as url:

@@ -5,6 +5,7 @@ Recordings are raw; how each was made stands in recorded/README.md.
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import math
 import re
@@ -20,6 +21,7 @@ from gpufleet.monitoring.metrics import gateway_metrics, prometheus_metrics, vll
 from gpufleet.monitoring.metrics.catalogue import METRICS, SERIES
 from gpufleet.monitoring.metrics.metric import Job, Metric, Release
 from gpufleet.monitoring.rules import gateway_rules, monitoring_rules, vllm_rules
+from gpufleet.monitoring.rules.capacity_rules import MeasuredReplica
 from gpufleet.monitoring.rules.files import RuleSettings, groups, rule_files
 from gpufleet.settings.monitoring_settings import Objectives
 from tests.support.checkout import ROOT
@@ -38,8 +40,9 @@ from tests.unit.monitoring.offline import (
 from tests.unit.monitoring.panels import queries
 from tests.unit.monitoring.programs import program
 
-PROMISED = {"tiny": Objectives(ttft_p99_seconds=2.0, itl_p99_seconds=0.1)}
-RECORDINGS, ALERTS = vllm_rules.rules(PROMISED)
+PROMISED = {"tiny": Objectives(ttft_p99_seconds=2.0, itl_p99_seconds=0.1, e2e_p99_seconds=30)}
+MEASURED = (MeasuredReplica("tiny", "tiny-0", "gpu-01", "any", 10, dt.date(2026, 11, 20)),)
+RECORDINGS, ALERTS = vllm_rules.rules(PROMISED, MEASURED)
 EXPRESSIONS = [*(each.expr for each in RECORDINGS), *(each.expr for each in ALERTS)]
 RELEASES: dict[str, Release] = {
     "vllm-0.28.0": (0, 28),
@@ -87,7 +90,7 @@ def test_every_rule_of_vllm_finds_what_it_asks_for_in_a_real_release(name: str) 
 @pytest.mark.parametrize("name", RELEASES)
 def test_every_panel_finds_what_it_asks_for_in_a_real_release(name: str) -> None:
     """Labels too: what a legend or a table shows must be there."""
-    shipped = groups(PROMISED)
+    shipped = groups(PROMISED, MEASURED)
     every = computed(recording for group in shipped for recording in group.recordings)
     elsewhere = listed(metric for metric in METRICS.values() if metric.job is not Job.VLLM)
     series = recorded(name, Job.VLLM) + elsewhere + every
@@ -212,7 +215,8 @@ def test_real_prometheus_misses_a_renamed_metric(tmp_path: Path) -> None:
 
 def unanswered(series: Recorded, release: Release, folder: Path) -> str:
     """Ask promtool for every selector of every rule and for every recording; return what fails."""
-    files = rule_files(RuleSettings(objectives=PROMISED, settings=frozenset({"watchdog"})))
+    declared = RuleSettings(PROMISED, settings=frozenset({"watchdog"}), measured=MEASURED)
+    files = rule_files(declared)
     (folder / "vllm.rules.yml").write_text(files["vllm.rules.yml"])
     expressions = [each for each in EXPRESSIONS if not later(each, release)]
     asked = {
@@ -266,6 +270,8 @@ ANY = {
     ("up", "job"): "vllm",
     ("scrape_duration_seconds", "job"): "vllm",
     **{("up", name): value for name, value in TARGET[Job.VLLM].items()},
+    # A measured rate is asked for by the replica.
+    **{("gpufleet_stage_info", name): TARGET[Job.VLLM][name] for name in ("stage", "model")},
 }
 
 

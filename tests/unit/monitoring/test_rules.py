@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import importlib
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import yaml
 
 from gpufleet.errors import FleetError
 from gpufleet.monitoring.metrics.catalogue import METRICS, join_lists
+from gpufleet.monitoring.rules.capacity_rules import MeasuredReplica
 from gpufleet.monitoring.rules.files import RuleSettings, groups, rule_files
 from gpufleet.monitoring.rules.rule import Alert, Recording
 from gpufleet.settings.monitoring_settings import AlertChange, Objectives
@@ -22,14 +25,18 @@ from tests.unit.monitoring.promtool import Case, check
 
 PAGES = ROOT / "docs/alerts"
 
-OBJECTIVES = {"tiny": Objectives(ttft_p99_seconds=2, itl_p99_seconds=0.2)}
-GROUPS = groups(OBJECTIVES)
+OBJECTIVES = {"tiny": Objectives(ttft_p99_seconds=2, itl_p99_seconds=0.2, e2e_p99_seconds=30)}
+MEASURED = (
+    MeasuredReplica("tiny", "tiny-0", "gpu-01", "0.32.0-1a2b3c4d5e", 10, dt.date(2026, 11, 20)),
+)
+GROUPS = groups(OBJECTIVES, MEASURED)
 ALERTS = {alert.name: alert for group in GROUPS for alert in group.alerts}
 RECORDINGS = {each.record: each for group in GROUPS for each in group.recordings}
 SERIES = listed(METRICS.values()) + computed(RECORDINGS.values())
 EVERYTHING = RuleSettings(
     objectives=OBJECTIVES,
     settings=frozenset(need for alert in ALERTS.values() for need in alert.needs),
+    measured=MEASURED,
 )
 
 CASES: tuple[Case, ...] = tuple(
@@ -190,9 +197,7 @@ def test_an_alert_is_as_its_operator_wants_it() -> None:
         "Drift": AlertChange(enabled=False),
     }
     changed = rendered(
-        RuleSettings(
-            OBJECTIVES, changes, EVERYTHING.settings, runbooks_url="https://wiki.example.net/alerts"
-        )
+        replace(EVERYTHING, alerts=changes, runbooks_url="https://wiki.example.net/alerts")
     )
 
     assert plain["RebootPending"]["for"] == "86400s"

@@ -10,7 +10,9 @@ from gpufleet.settings.monitoring_settings import Objectives
 from tests.unit.monitoring.promtool import Case, Firing, run, too_early
 
 OBJECTIVES = {
-    "tiny": Objectives(ttft_p99_seconds=2.0, itl_p99_seconds=0.1, error_ratio=0.01),
+    "tiny": Objectives(
+        ttft_p99_seconds=2.0, itl_p99_seconds=0.1, e2e_p99_seconds=4.0, error_ratio=0.01
+    ),
     "silent": Objectives(),
 }
 MINUTE = 60
@@ -594,6 +596,39 @@ PROMISED = (
         at=30 * MINUTE,
     ),
     Case(
+        "VllmE2eAboveObjective",
+        "two of a hundred take 5 to 10 seconds to their last token, over two stages",
+        {
+            **latencies("e2e_request_latency_seconds", fast=98, slow=0),
+            **latencies("e2e_request_latency_seconds", fast=0, slow=2, stage="tiny-1"),
+        },
+        at=30 * MINUTE,
+        fires=(
+            Firing(
+                {"model": "tiny"},
+                "tiny: one request of a hundred takes longer than 7.5s to its last token",
+            ),
+        ),
+    ),
+    Case(
+        "VllmE2eAboveObjective",
+        "all are fast",
+        latencies("e2e_request_latency_seconds", fast=100, slow=0),
+        at=30 * MINUTE,
+    ),
+    Case(
+        "VllmE2eAboveObjective",
+        "slow, but five requests a minute: the p99 would be one request",
+        latencies("e2e_request_latency_seconds", fast=4, slow=1),
+        at=30 * MINUTE,
+    ),
+    Case(
+        "VllmE2eAboveObjective",
+        "another model, to whose clients nothing was promised",
+        latencies("e2e_request_latency_seconds", fast=0, slow=100, **OTHER_MODEL),
+        at=30 * MINUTE,
+    ),
+    Case(
         "VllmErrors",
         "two of a hundred answers are 5xx",
         {http("2xx"): "0+98x60", http("5xx"): "0+2x60"},
@@ -667,6 +702,7 @@ EARLY = {
     "VllmTurnsRequestsAway": 10,
     "VllmTtftAboveObjective": 5,
     "VllmItlAboveObjective": 5,
+    "VllmE2eAboveObjective": 5,
     "VllmErrors": 6,
 }
 
@@ -705,7 +741,7 @@ def test_an_objective_that_nobody_has_makes_no_alert() -> None:
         "model:objective_itl_p99_seconds",
         "model:objective_error_ratio",
     ]
-    assert "VllmTtftAboveObjective" not in {alert.name for alert in alerts}
+    assert not {"VllmTtftAboveObjective", "VllmE2eAboveObjective"} & {each.name for each in alerts}
     assert {"VllmItlAboveObjective", "VllmErrors"} <= {alert.name for alert in alerts}
 
 

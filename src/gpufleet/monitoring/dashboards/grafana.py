@@ -37,7 +37,6 @@ from gpufleet.monitoring.dashboards.panel import (
 )
 from gpufleet.monitoring.metrics import catalogue
 from gpufleet.monitoring.rules import files
-from gpufleet.settings.monitoring_settings import Objectives
 
 SCHEMA = 42
 DASHBOARDS: tuple[Dashboard, ...] = (
@@ -51,8 +50,6 @@ TAG = "gpufleet"  # by which dashboards find each other
 
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
-# With it every recording is made, those of promises too.
-_PROMISED = {"any": Objectives(ttft_p99_seconds=1, itl_p99_seconds=1)}
 
 Json = dict[str, Any]
 _Marked = TypeVar("_Marked", Step, ValueDisplay)
@@ -113,7 +110,7 @@ def meanings() -> Mapping[str, str]:
         **{name: metric.help for name, metric in catalogue.SERIES.items()},
         **{
             recording.record: recording.help.rstrip(".")
-            for group in files.groups(_PROMISED)
+            for group in files.all_groups()
             for recording in group.recordings
         },
         "ALERTS": "Always 1 while an alert is pending or fires; written by Prometheus itself",

@@ -156,6 +156,7 @@ FELT = Row(
             "A whole request",
             "vllm:e2e_request_latency_seconds",
             "Follows from both and from how much is generated.",
+            "model:objective_e2e_p99_seconds",
         ),
         _spread(
             "In the queue",
@@ -264,10 +265,17 @@ THROUGHPUT = Row(
                     f"sum by (finished_reason) (rate(vllm:request_success_total{{{_OF}}}{_RATE}))",
                     "{{finished_reason}}",
                 ),
+                Query(
+                    'sum(replica:measured_requests_per_second{model="$model",stage=~"$stage"})',
+                    "measured to carry",
+                    limit=True,
+                ),
             ),
-            "abort: clients went away, often because they waited too long. length: cut off.",
+            "abort: clients went away, often because they waited too long. length: cut off. Near "
+            "the dashed line: what was measured, add a replica.",
             width=6,
             stacked=True,
+            empty=_QUIET,
         ),
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,11 +19,13 @@ from gpufleet.monitoring.rules import (
     node_rules,
     vllm_rules,
 )
+from gpufleet.monitoring.rules.capacity_rules import MeasuredReplica
 from gpufleet.monitoring.rules.rule import Alert, AlertSeverity, Recording
 from gpufleet.settings.monitoring_settings import AlertChange, Objectives
 
-# With it every alert is made, those that need a promise too.
-_ALL_OBJECTIVES = {"any": Objectives(ttft_p99_seconds=1, itl_p99_seconds=1)}
+# With these every alert is made, those that need a promise or a measurement too.
+_ALL_OBJECTIVES = {"any": Objectives(ttft_p99_seconds=1, itl_p99_seconds=1, e2e_p99_seconds=1)}
+_ALL_MEASURED = (MeasuredReplica("any", "any-0", "any", "any", 1.0, dt.date(1970, 1, 1)),)
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,14 @@ class RuleSettings:
         alerts: {alert: how the operator wants it}, the setting `monitoring.alerts`.
         settings: names that `Alert.needs` may ask for and that are there, e.g. "watchdog".
         runbooks_url: where docs/alerts/ can be read.
+        measured: running replicas with a stored measurement that holds for them.
     """
 
     objectives: Mapping[str, Objectives] = field(default_factory=dict)
     alerts: Mapping[str, AlertChange] = field(default_factory=dict)
     settings: frozenset[str] = frozenset()
     runbooks_url: str = "docs/alerts"
+    measured: tuple[MeasuredReplica, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,16 +57,23 @@ class Rules:
     alerts: tuple[Alert, ...]
 
 
-def groups(objectives: Mapping[str, Objectives]) -> tuple[Rules, ...]:
+def groups(
+    objectives: Mapping[str, Objectives], measured: Iterable[MeasuredReplica] = ()
+) -> tuple[Rules, ...]:
     """Return all rules as we ship them, each group of which becomes a file of its name."""
     return (
         Rules("gpu", gpu_rules.RECORDINGS, gpu_rules.ALERTS),
         Rules("node", node_rules.RECORDINGS, node_rules.ALERTS),
         Rules("fleet", fleet_rules.RECORDINGS, fleet_rules.ALERTS),
-        Rules("vllm", *vllm_rules.rules(objectives)),
+        Rules("vllm", *vllm_rules.rules(objectives, measured)),
         Rules("gateway", gateway_rules.RECORDINGS, gateway_rules.ALERTS),
         Rules("monitoring", monitoring_rules.RECORDINGS, monitoring_rules.ALERTS),
     )
+
+
+def all_groups() -> tuple[Rules, ...]:
+    """Return all rules that there can be, as if everything were promised and measured."""
+    return groups(_ALL_OBJECTIVES, _ALL_MEASURED)
 
 
 def hold_seconds(changes: Iterable[Mapping[str, AlertChange]] = ()) -> dict[str, int]:
@@ -71,7 +83,7 @@ def hold_seconds(changes: Iterable[Mapping[str, AlertChange]] = ()) -> dict[str,
     `changes` is `monitoring.alerts` of each monitoring node; of several the shortest counts.
     """
     found = {}
-    for alert in (alert for group in groups(_ALL_OBJECTIVES) for alert in group.alerts):
+    for alert in (alert for group in all_groups() for alert in group.alerts):
         changed = [each[alert.name].for_seconds for each in changes if alert.name in each]
         found[alert.name] = min(
             (alert.for_seconds if seconds is None else seconds for seconds in changed),
@@ -86,7 +98,7 @@ def rule_files(declared: RuleSettings) -> dict[str, str]:
 
     Raises FleetError for changes to alerts that do not exist.
     """
-    shipped = groups(declared.objectives)
+    shipped = groups(declared.objectives, declared.measured)
     _check_names(declared, shipped)
     files = {}
     for group in shipped:
@@ -101,7 +113,7 @@ def rule_files(declared: RuleSettings) -> dict[str, str]:
 
 
 def _check_names(declared: RuleSettings, shipped: Iterable[Rules]) -> None:
-    known = [alert.name for group in (*shipped, *groups(_ALL_OBJECTIVES)) for alert in group.alerts]
+    known = [alert.name for group in (*shipped, *all_groups()) for alert in group.alerts]
     wrong = [
         f"monitoring.alerts.{name}: there is no alert of this name{suggestion(name, known)}"
         for name in declared.alerts

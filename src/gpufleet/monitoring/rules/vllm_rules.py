@@ -1,4 +1,4 @@
-"""Rules over vLLM's metrics, some of them from what each model's clients were promised. Pure.
+"""Rules over vLLM's metrics: of each stage here, of models in objective_rules and capacity_rules. Pure.
 
 `stage:` values have the labels instance, stage and model, `model:` values the label model alone:
 vLLM's own labels `model_name` and `engine` are summed away, for one changes with a served name and
@@ -9,8 +9,10 @@ All numbers are ours; a comment says why. `monitoring.alerts` changes or switche
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+from gpufleet.monitoring.rules import capacity_rules, objective_rules
+from gpufleet.monitoring.rules.capacity_rules import MeasuredReplica
 from gpufleet.monitoring.rules.rule import Alert, AlertSeverity, Recording
 from gpufleet.settings.monitoring_settings import Objectives
 
@@ -18,9 +20,6 @@ STAGE = ("instance", "stage", "model")
 _BY_STAGE = f"by ({', '.join(STAGE)})"
 _BY_ENGINE = f"by ({', '.join(STAGE)}, server, engine)"
 _BY_SERVER = f"by ({', '.join(STAGE)}, server)"
-
-# What clients ask of a server. Health probes, scrapes and lists of models would thin errors out.
-_ASKED = 'job="vllm", handler=~"/v1/.+", method="POST"'
 
 # A load of 700 GB from a disk of 1 GB/s takes 12 minutes, compiling and capturing graphs some
 # more; the deploy's own deadline, `start_seconds`, is 1800 as well.
@@ -37,55 +36,20 @@ STILL_SECONDS = 180
 # act on preemption, which is next). Without a queue a full cache is only well used.
 KV_SATURATED = 0.85
 KV_FULL = 0.98
-# A p99 of fewer requests is the slowest one of them.
-REQUESTS_FOR_P99 = 100
-TOKENS_FOR_P99 = 1000
-# One failed request of ten is no outage.
-ERRORS_AT_LEAST = 5
 
 
-def rules(objectives: Mapping[str, Objectives]) -> tuple[tuple[Recording, ...], tuple[Alert, ...]]:
+def rules(
+    objectives: Mapping[str, Objectives], measured: Iterable[MeasuredReplica] = ()
+) -> tuple[tuple[Recording, ...], tuple[Alert, ...]]:
     """
-    Return recordings and alerts for the declared `{model: its objectives}`.
+    Return recordings and alerts for the declared `{model: its objectives}` and measured replicas.
 
-    An objective that no model has makes neither a recording nor an alert.
+    An objective that no model has makes neither a recording nor an alert; nor does capacity,
+    where nothing was measured.
     """
-    promised = tuple(
-        recording
-        for recording in (
-            _promised(
-                "ttft_p99_seconds",
-                "what clients were promised for the time to the first token, in seconds",
-                {name: each.ttft_p99_seconds for name, each in objectives.items()},
-            ),
-            _promised(
-                "itl_p99_seconds",
-                "what clients were promised for the time between two tokens, in seconds",
-                {name: each.itl_p99_seconds for name, each in objectives.items()},
-            ),
-            _promised(
-                "error_ratio",
-                "the share of requests that may end in an error of the server",
-                {name: each.error_ratio for name, each in objectives.items()},
-            ),
-        )
-        if recording
-    )
-    there = {each.record for each in promised}
-    held = tuple(alert for record, alert in _HELD if record in there)
-    return (*STAGES, *MODELS, *promised), (*ALERTS, *held)
-
-
-def _promised(what: str, about: str, values: Mapping[str, float | None]) -> Recording | None:
-    """Return the promises as constants with the label `model`; None without objectives."""
-    constants = [
-        f'label_replace(vector({float(value)!r}), "model", "{model}", "", "")'
-        for model, value in sorted(values.items())
-        if value is not None
-    ]
-    if not constants:
-        return None
-    return Recording(f"model:objective_{what}", " or ".join(constants), about, ("model",))
+    promised, held = objective_rules.rules(objectives)
+    carried, near = capacity_rules.rules(measured)
+    return (*STAGES, *promised, *carried), (*ALERTS, *held, *near)
 
 
 # Of a stage
@@ -122,63 +86,6 @@ STAGES = (
         f"sum by ({', '.join(STAGE)}, le) (rate(vllm:inter_token_latency_seconds_bucket[5m])))",
         "time between tokens that 99 of 100 tokens of a stage stayed below, in seconds",
         STAGE,
-    ),
-)
-
-
-# Of a model: what its clients see, whichever stage answers
-
-
-def _p99(record: str, of: str, window: str, about: str) -> Recording:
-    return Recording(
-        record,
-        f"histogram_quantile(0.99, sum by (model, le) (rate(vllm:{of}_bucket[{window}])))",
-        about,
-        ("model",),
-    )
-
-
-MODELS = (
-    # Where the time goes, in a runbook: in the queue, or after it.
-    _p99(
-        "model:ttft_seconds:p99_5m",
-        "time_to_first_token_seconds",
-        "5m",
-        "time to the first token of 99 of 100 requests in 5 minutes, in seconds",
-    ),
-    _p99(
-        "model:queue_seconds:p99_5m",
-        "request_queue_time_seconds",
-        "5m",
-        "time in the queue of 99 of 100 requests in 5 minutes, in seconds",
-    ),
-    # A promise is held over a longer time: so are 100 requests of a model that has few.
-    _p99(
-        "model:ttft_seconds:p99_15m",
-        "time_to_first_token_seconds",
-        "15m",
-        "time to the first token of 99 of 100 requests in 15 minutes, in seconds",
-    ),
-    _p99(
-        "model:itl_seconds:p99_15m",
-        "inter_token_latency_seconds",
-        "15m",
-        "time between two tokens of 99 of 100 in 15 minutes, in seconds",
-    ),
-    Recording(
-        "model:http_errors:ratio_10m",
-        f'sum by (model) (increase(http_requests_total{{{_ASKED}, status=~"5.."}}[10m]))'
-        f" / sum by (model) (increase(http_requests_total{{{_ASKED}}}[10m]))",
-        "share of requests that were answered with 5xx, over 10 minutes",
-        ("model",),
-    ),
-    # An answer that streams began with 200; that it broke off is to be seen here alone.
-    Recording(
-        "model:broken_requests:ratio_10m",
-        'sum by (model) (increase(vllm:request_success_total{finished_reason="error"}[10m]))'
-        " / sum by (model) (increase(vllm:request_success_total[10m]))",
-        "share of requests that the engine ended with an error, over 10 minutes",
-        ("model",),
     ),
 )
 
@@ -350,58 +257,5 @@ ALERTS = (
         "away in 10 minutes",
         "Its queue is at the limit that its flags set: add a replica, or raise "
         "max-num-queued-reqs.",
-    ),
-)
-
-# Alerts over promises, with the recording that each needs.
-_HELD = (
-    (
-        "model:objective_ttft_p99_seconds",
-        Alert(
-            "VllmTtftAboveObjective",
-            "model:ttft_seconds:p99_15m > on (model) model:objective_ttft_p99_seconds"
-            " and on (model)"
-            " sum by (model) (increase(vllm:time_to_first_token_seconds_count[15m]))"
-            f" >= {REQUESTS_FOR_P99}",
-            AlertSeverity.PAGE,
-            300,
-            "{{ $labels.model }}: one request of a hundred waits longer than "
-            "{{ $value | humanizeDuration }} for its first token",
-            "Queue or prompts? Compare the time in the queue with the time to the first token; "
-            "then look which stage is the slow one.",
-        ),
-    ),
-    (
-        "model:objective_itl_p99_seconds",
-        Alert(
-            "VllmItlAboveObjective",
-            "model:itl_seconds:p99_15m > on (model) model:objective_itl_p99_seconds"
-            " and on (model)"
-            " sum by (model) (increase(vllm:inter_token_latency_seconds_count[15m]))"
-            f" >= {TOKENS_FOR_P99}",
-            AlertSeverity.PAGE,
-            300,
-            "{{ $labels.model }}: one token of a hundred comes later than "
-            "{{ $value | humanizeDuration }} after the one before",
-            "A throttled GPU or NVLink errors slow one stage; too many requests at once all.",
-        ),
-    ),
-    (
-        "model:objective_error_ratio",
-        Alert(
-            "VllmErrors",
-            "(model:http_errors:ratio_10m > on (model) model:objective_error_ratio and on (model)"
-            f' sum by (model) (increase(http_requests_total{{{_ASKED}, status=~"5.."}}[10m]))'
-            f" >= {ERRORS_AT_LEAST})"
-            " or (model:broken_requests:ratio_10m > on (model) model:objective_error_ratio"
-            " and on (model) sum by (model)"
-            ' (increase(vllm:request_success_total{finished_reason="error"}[10m]))'
-            f" >= {ERRORS_AT_LEAST})",
-            AlertSeverity.PAGE,
-            300,
-            "{{ $labels.model }}: {{ $value | humanizePercentage }} of its requests end in an "
-            "error of the server",
-            "The journal of its stages has a traceback for each; look which stage it is.",
-        ),
     ),
 )

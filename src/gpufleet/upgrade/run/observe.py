@@ -5,9 +5,8 @@ Border: it asks the nodes; what their answers mean, `groups`, `load` and `assess
 
 from __future__ import annotations
 
-import datetime as dt
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,12 +16,9 @@ from gpufleet.artifacts.operator_files import read, release_of
 from gpufleet.errors import FleetError
 from gpufleet.fleet import assessment
 from gpufleet.fleet.fleet_plan import Assessment
+from gpufleet.fleet.measured_rates import measured_replicas, stored_results
 from gpufleet.fleet.model_configs import model_directories
 from gpufleet.inventory.loader import Fleet
-from gpufleet.load_test import result
-from gpufleet.load_test.load_target import promised
-from gpufleet.load_test.outcomes import Contract
-from gpufleet.load_test.subjects import measurements_folder, subject_of
 from gpufleet.network import haproxy
 from gpufleet.node.topology import Node
 from gpufleet.planning.stage import Running, Stage
@@ -245,6 +241,8 @@ def loads(
         moments.append(time.monotonic())
         for node, said in nodes.ask(asked).items():
             _collect_pages(node, said, running, pages)
+    known_results = stored_results(inventory).measurements
+    measured = measured_replicas(known_results, running, known, settings)
     texts = {key: each if isinstance(each, str) else tuple(each) for key, each in pages.items()}
     return replica_load.loads(
         running,
@@ -252,42 +250,9 @@ def loads(
         known,
         settings,
         out=without_requests(running, looks),
-        carries=measured_rates(inventory, running, known, settings),
+        carries={each.stage: each.requests_per_second for each in measured},
         seconds=moments[-1] - moments[0],
     )
-
-
-def measured_rates(
-    inventory: str,
-    running: Sequence[Running],
-    nodes: Mapping[str, Node],
-    settings: Mapping[str, NodeSettings],
-) -> dict[str, float]:
-    """Return the requests a second that replicas were measured to carry as they run now, by id."""
-    known = result.stored(measurements_folder(inventory)).measurements
-    if not known:
-        return {}
-    stages: dict[str, list[Running]] = {}
-    for each in running:
-        stages.setdefault(each.id, []).append(each)
-    found = {}
-    for replica, ranks in stages.items():
-        here = settings.get(ranks[0].node)
-        model = here.serving.get(ranks[0].model) if here else None
-        if model is None:
-            continue
-        subject = subject_of(ranks, model, nodes, ranks)
-        rate = result.carries(
-            known,
-            ranks[0].model,
-            subject.fingerprint,
-            dt.datetime.now(dt.UTC),
-            # Measured with the default share: 0.5 of requests in time is no service.
-            promised(model.objectives, Contract().share),
-        )
-        if not isinstance(rate, str):
-            found[replica] = rate.requests_per_second
-    return found
 
 
 def _collect_pages(

@@ -1,0 +1,254 @@
+"""What replicas were measured to carry, where a stored result holds for them.
+
+Border: reads the results beside the inventory, and the locks that settings name. Knows nothing of
+pyinfra.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from gpufleet.artifacts.operator_files import release_of
+from gpufleet.errors import FleetError
+from gpufleet.fleet.fleet_plan import Assessment, running_stages
+from gpufleet.formatting import count_of
+from gpufleet.inventory.loader import Fleet
+from gpufleet.load_test import result
+from gpufleet.load_test.load_target import promised
+from gpufleet.load_test.outcomes import Contract
+from gpufleet.load_test.result import MeasuredRate, Measurement, Stored
+from gpufleet.load_test.subjects import measurements_folder, subject_of
+from gpufleet.monitoring.rules.capacity_rules import MeasuredReplica
+from gpufleet.node.topology import Node, node_from_probe
+from gpufleet.planning.gpu_totals import replica_names
+from gpufleet.planning.stage import Running, Stage
+from gpufleet.serving.unit import argument_lines
+from gpufleet.settings.node_settings import NodeSettings
+
+RateOrReason: TypeAlias = MeasuredRate | str
+"""What a replica carries, or a sentence why that is not known."""
+_DAY = 86400
+
+
+@dataclass(frozen=True)
+class ModelRate:
+    """What equal replicas of a plan were measured to carry."""
+
+    model: str
+    replicas: tuple[int, ...]
+    """Their numbers."""
+    planned: RateOrReason
+    """As they are planned."""
+    running: RateOrReason | None
+    """As they run; None: they do not run."""
+
+    @property
+    def rate(self) -> MeasuredRate | None:
+        """What they carry as planned, or else as they run; None: it is not known."""
+        known = (each for each in (self.planned, self.running) if isinstance(each, MeasuredRate))
+        return next(known, None)
+
+    @property
+    def holds_for(self) -> tuple[str, ...]:
+        """Return for which of `planned` and `running` the rate holds."""
+        return tuple(
+            name
+            for name, each in (("planned", self.planned), ("running", self.running))
+            if self.rate and each == self.rate
+        )
+
+    def __str__(self) -> str:
+        """Return the sentence of `gpufleet plan`."""
+        names, rate = replica_names(self.model, self.replicas), self.rate
+        if rate is None:
+            return f"{names}: {self._why(self.planned)}"
+        missed = f", not {rate.missed:.3g}," if rate.missed else ""
+        days = int(rate.age_seconds // _DAY)
+        age = f"{count_of(days, 'day')} ago" if days else "less than a day ago"
+        held = {"planned": "is planned", "running": "runs"}
+        found = (
+            f"{names}: measured to carry {rate.requests_per_second:.3g} requests/s each{missed} on "
+            f"{rate.when:%Y-%m-%d} ({age}); holds for what "
+            + " and ".join(held[each] for each in self.holds_for)
+        )
+        if "planned" not in self.holds_for:
+            return f"{found}, not for what is planned: {self._why(self.planned)}"
+        if self.running is not None and "running" not in self.holds_for:
+            return f"{found}, not for what runs"
+        return found
+
+    def as_json(self) -> dict[str, Any]:
+        """
+        Plain values for `json.dumps`.
+
+            {"model": "llama", "replicas": ["llama-0"], "requests_per_second": 12.5,
+             "missed_at": 14.0, "measured": "2026-11-20T12:30:05+00:00", "target": "gateway",
+             "workload": {...}, "holds_for": ["planned", "running"], "why": ""}
+
+        `why` says why it does not hold for what is planned.
+        """
+        rate = self.rate
+        return {
+            "model": self.model,
+            "replicas": [f"{self.model}-{number}" for number in self.replicas],
+            "requests_per_second": rate.requests_per_second if rate else None,
+            "missed_at": rate.missed if rate else None,
+            "measured": rate.when.isoformat() if rate else None,
+            "target": rate.target if rate else None,
+            "workload": dict(rate.workload) if rate else None,
+            "holds_for": list(self.holds_for),
+            "why": self.planned if isinstance(self.planned, str) else "",
+        }
+
+    def _why(self, reason: RateOrReason) -> str:
+        return str(reason).removeprefix(f"{self.model} ")
+
+
+def stored_results(inventory_file: str) -> Stored:
+    """Return the results beside an inventory file; of a project without any, none."""
+    return result.stored(measurements_folder(inventory_file))
+
+
+def replica_rates(
+    known: Sequence[Measurement],
+    stages: Iterable[Running],
+    nodes: Mapping[str, Node],
+    settings: Mapping[str, NodeSettings],
+    now: dt.datetime,
+) -> dict[str, RateOrReason]:
+    """Return by id what each replica carries as its stages say; of undeclared models, nothing."""
+    replicas: dict[str, list[Running]] = {}
+    for each in stages:
+        replicas.setdefault(each.id, []).append(each)
+    found: dict[str, RateOrReason] = {}
+    for replica, ranks in replicas.items():
+        here = settings.get(ranks[0].node)
+        model = here.serving.get(ranks[0].model) if here else None
+        if model is None:
+            continue
+        found[replica] = result.carries(
+            known,
+            ranks[0].model,
+            subject_of(ranks, model, nodes, ranks).fingerprint,
+            now,
+            # Measured with the default share: 0.5 of requests in time is no service.
+            promised(model.objectives, Contract().share),
+        )
+    return found
+
+
+def measured_replicas(
+    known: Sequence[Measurement],
+    running: Iterable[Running],
+    nodes: Mapping[str, Node],
+    settings: Mapping[str, NodeSettings],
+) -> tuple[MeasuredReplica, ...]:
+    """Return the running replicas with a result that holds for them, for rules."""
+    running = tuple(running)
+    first: dict[str, Running] = {}
+    for each in sorted(running, key=lambda each: (each.model, each.replica, each.rank, each.node)):
+        first.setdefault(each.id, each)
+    # Rules do not depend on the age.
+    rates = replica_rates(known, running, nodes, settings, dt.datetime.now(dt.UTC))
+    return tuple(
+        MeasuredReplica(
+            each.model,
+            replica,
+            each.node,
+            each.release,
+            rate.requests_per_second,
+            rate.when.astimezone(dt.UTC).date(),
+        )
+        for replica, each in first.items()
+        if isinstance(rate := rates.get(replica, ""), MeasuredRate)
+    )
+
+
+def rates_for_rules(
+    fleet: Fleet, answers: Mapping[str, Mapping[str, Any] | str]
+) -> tuple[tuple[MeasuredReplica, ...], tuple[str, ...]]:
+    """
+    Return what rules have to know of measurements, and remarks.
+
+    `answers` are the probes of the fleet's nodes. Replicas of a node without one do not count.
+    """
+    there = stored_results(str(fleet.root / fleet.inventory))
+    if not there.measurements:
+        return (), there.problems
+    documents, nodes = {}, {}
+    for name, said in answers.items():
+        if not isinstance(said, str):
+            with suppress(FleetError):  # plans and checks say what is wrong with it
+                nodes[name] = node_from_probe(name, said)
+                documents[name] = said
+    settings = {name: each.settings for name, each in fleet.gpu_nodes.items()}
+    found = measured_replicas(there.measurements, running_stages(documents), nodes, settings)
+    return found, there.problems
+
+
+def plan_rates(
+    known: Sequence[Measurement],
+    found: Assessment,
+    settings: Mapping[str, NodeSettings],
+    now: dt.datetime,
+) -> tuple[ModelRate, ...]:
+    """Return what a plan's replicas were measured to carry; nothing if nothing was measured."""
+    if not known:
+        return ()
+    planned = as_units(found.plan.stages, found.running, settings)
+    of_plan = replica_rates(known, planned, found.nodes, settings, now)
+    of_units = replica_rates(known, found.running, found.nodes, settings, now)
+    alike: list[tuple[str, RateOrReason, RateOrReason | None, list[int]]] = []
+    for stage in {each.id: each for each in planned}.values():
+        both = (stage.model, of_plan[stage.id], of_units.get(stage.id))
+        for *others, numbers in alike:
+            if tuple(others) == both:
+                numbers.append(stage.replica)
+                break
+        else:
+            alike.append((*both, [stage.replica]))
+    return tuple(
+        ModelRate(model, tuple(numbers), planned_rate, running_rate)
+        for model, planned_rate, running_rate, numbers in alike
+    )
+
+
+def as_units(
+    stages: Iterable[Stage], running: Iterable[Running], settings: Mapping[str, NodeSettings]
+) -> tuple[Running, ...]:
+    """
+    Return planned stages as the probe will find them.
+
+    Where the lock cannot be read, the release is that of the unit if its version is the planned
+    one, or else the version alone.
+    """
+    units = {(each.node, each.id): each.release for each in running}
+    found = []
+    for stage in stages:
+        here = settings[stage.node]
+        if here.vllm is None:
+            continue
+        try:
+            release = release_of(here.vllm).id
+        except FleetError:
+            release = units.get((stage.node, stage.id), "")
+            if release.rpartition("-")[0] != here.vllm.version:
+                release = here.vllm.version
+        lines = argument_lines(stage, here.serving[stage.model], here.vllm, release=release)
+        found.append(
+            Running(
+                stage.model,
+                stage.replica,
+                stage.node,
+                stage.gpu_uuids,
+                stage.port,
+                stage.node_rank,
+                release,
+                tuple(lines),
+            )
+        )
+    return tuple(found)

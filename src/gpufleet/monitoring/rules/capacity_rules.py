@@ -1,0 +1,136 @@
+"""Rules that hold what a model finishes against what its replicas were measured to carry. Pure.
+
+A measured rate (`gpufleet measure`) holds for one release on one node's hardware: its rule asks the
+node's own facts for that release, so that it ends with an upgrade and does not wait for the next
+deploy of the rules. Replicas without a rate that holds count on neither side.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpufleet.monitoring.rules.rule import Alert, AlertSeverity, Recording
+
+REPLICA = ("stage", "model")
+_BY_REPLICA = f"by ({', '.join(REPLICA)})"
+
+# Of a measured rate. A measurement brackets the limit to 10 % at best (docs/operate/measure.md), so
+# nearer than that nobody knows on which side of it a model is.
+FULL = 0.9
+# At one request a second 600 requests, of which the count is known to 4 %: arrivals are random.
+WINDOW = "10m"
+# With the window 10 to 20 minutes: a burst is over sooner, and what lasts is not of this minute.
+FULL_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class MeasuredReplica:
+    """A running replica with a stored measurement that holds for it."""
+
+    model: str
+    """Its entry in `serving`."""
+    stage: str
+    """Its id: `llama-0`."""
+    node: str
+    """Of its first rank."""
+    release: str
+    """The id of the release that its unit starts."""
+    requests_per_second: float
+    """That it was measured to carry within its model's objectives."""
+    measured: dt.date
+    """When, in UTC."""
+
+
+def rules(
+    measured: Iterable[MeasuredReplica],
+) -> tuple[tuple[Recording, ...], tuple[Alert, ...]]:
+    """Return recordings and alerts for measured replicas; none without any."""
+    found = sorted(measured, key=lambda each: (each.model, each.stage))
+    if not found:
+        return (), ()
+    return (FINISHED, _carried(found), _dates(found), LOAD), ALERTS
+
+
+def _carried(found: Iterable[MeasuredReplica]) -> Recording:
+    """Return each replica's rate, while it is ready and of the release that was measured."""
+    alike: dict[tuple[str, str, float], list[MeasuredReplica]] = {}
+    for each in found:
+        alike.setdefault((each.model, each.release, each.requests_per_second), []).append(each)
+    rates = " or ".join(
+        f"{rate:.6g} * max {_BY_REPLICA} (gpufleet_stage_info{{model={json.dumps(model)}, "
+        f"release={json.dumps(release)}, stage=~{_any_of(each.stage for each in those)}, "
+        f"instance=~{_any_of(each.node for each in those)}}})"
+        for (model, release, rate), those in alike.items()
+    )
+    return Recording(
+        "replica:measured_requests_per_second",
+        f'({rates}) and on ({", ".join(REPLICA)}) (min {_BY_REPLICA} (up{{job="vllm"}}) == 1)',
+        "requests a second that a ready replica was measured to carry within the objectives",
+        REPLICA,
+    )
+
+
+def _any_of(names: Iterable[str]) -> str:
+    """
+    Return a regular expression for these names alone, as PromQL writes it.
+
+    >>> _any_of(["gpu-02.example.net", "gpu-01"])
+    '"gpu-01|gpu-02\\\\.example\\\\.net"'
+    """
+    escaped = (re.sub(r"([^\w-])", r"\\\1", each) for each in sorted({*names}))
+    return json.dumps("|".join(escaped))
+
+
+def _dates(found: Iterable[MeasuredReplica]) -> Recording:
+    """Return a constant for each model, whose label has the date of its oldest measurement."""
+    oldest: dict[str, dt.date] = {}
+    for each in found:
+        oldest[each.model] = min(each.measured, oldest.get(each.model, each.measured))
+    constants = (
+        f'label_replace(label_replace(vector(1), "model", {json.dumps(model)}, "", ""), '
+        f'"measured", "{date.isoformat()}", "", "")'
+        for model, date in oldest.items()
+    )
+    return Recording(
+        "model:measured:info",
+        " or ".join(constants),
+        "always 1; `measured` is the date of the oldest measurement that counts for the model",
+        ("model", "measured"),
+    )
+
+
+FINISHED = Recording(
+    "replica:finished_requests:rate10m",
+    f"sum {_BY_REPLICA} (rate(vllm:request_success_total[{WINDOW}]))",
+    "requests a second that ended at a replica in 10 minutes, however they did",
+    REPLICA,
+)
+
+LOAD = Recording(
+    "model:measured_load:ratio",
+    "sum by (model) (replica:finished_requests:rate10m"
+    " and on (stage, model) replica:measured_requests_per_second)"
+    # A replica at which nothing ends is drained, or out of the balancer: what it would carry, it
+    # does not.
+    " / sum by (model) (replica:measured_requests_per_second"
+    " and on (stage, model) (replica:finished_requests:rate10m > 0))",
+    "what a model finishes, as a share of what its replicas that get requests were measured to carry",
+    ("model",),
+)
+
+ALERTS = (
+    Alert(
+        "VllmNearMeasuredCapacity",
+        f"model:measured_load:ratio * on (model) group_left (measured) model:measured:info > {FULL}",
+        AlertSeverity.TICKET,
+        FULL_SECONDS,
+        "{{ $labels.model }}: its replicas finish {{ $value | humanizePercentage }} of the requests "
+        "a second that they were measured to carry on {{ $labels.measured }}",
+        "Are replicas down or drained? Otherwise add one, or measure again: users' requests may be "
+        "shorter than those of the measurement.",
+    ),
+)

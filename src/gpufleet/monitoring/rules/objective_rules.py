@@ -1,0 +1,197 @@
+"""Rules that hold each model against what its clients were promised: `serving.<model>.objectives`.
+
+Pure. `model:` values have the label model alone: what clients see, whichever stage answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpufleet.monitoring.rules.rule import Alert, AlertSeverity, Recording
+from gpufleet.settings.monitoring_settings import Objectives
+
+# What clients ask of a server. Health probes, scrapes and lists of models would thin errors out.
+_ASKED = 'job="vllm", handler=~"/v1/.+", method="POST"'
+# A p99 of fewer requests is the slowest one of them.
+REQUESTS_FOR_P99 = 100
+TOKENS_FOR_P99 = 1000
+# One failed request of ten is no outage.
+ERRORS_AT_LEAST = 5
+
+
+def rules(objectives: Mapping[str, Objectives]) -> tuple[tuple[Recording, ...], tuple[Alert, ...]]:
+    """
+    Return recordings and alerts for the declared `{model: its objectives}`.
+
+    An objective that no model has makes neither a recording nor an alert.
+    """
+    promised = tuple(
+        recording
+        for recording in (
+            _promised(
+                "ttft_p99_seconds",
+                "what clients were promised for the time to the first token, in seconds",
+                {name: each.ttft_p99_seconds for name, each in objectives.items()},
+            ),
+            _promised(
+                "itl_p99_seconds",
+                "what clients were promised for the time between two tokens, in seconds",
+                {name: each.itl_p99_seconds for name, each in objectives.items()},
+            ),
+            _promised(
+                "e2e_p99_seconds",
+                "what clients were promised for the time to the last token, in seconds",
+                {name: each.e2e_p99_seconds for name, each in objectives.items()},
+            ),
+            _promised(
+                "error_ratio",
+                "the share of requests that may end in an error of the server",
+                {name: each.error_ratio for name, each in objectives.items()},
+            ),
+        )
+        if recording
+    )
+    there = {each.record for each in promised}
+    held = tuple(alert for record, alert in _HELD if record in there)
+    return (*MODELS, *promised), held
+
+
+def _promised(what: str, about: str, values: Mapping[str, float | None]) -> Recording | None:
+    """Return the promises as constants with the label `model`; None without objectives."""
+    constants = [
+        f'label_replace(vector({float(value)!r}), "model", "{model}", "", "")'
+        for model, value in sorted(values.items())
+        if value is not None
+    ]
+    if not constants:
+        return None
+    return Recording(f"model:objective_{what}", " or ".join(constants), about, ("model",))
+
+
+def _p99(record: str, of: str, window: str, about: str) -> Recording:
+    return Recording(
+        record,
+        f"histogram_quantile(0.99, sum by (model, le) (rate(vllm:{of}_bucket[{window}])))",
+        about,
+        ("model",),
+    )
+
+
+MODELS = (
+    # Where the time goes, in a runbook: in the queue, or after it.
+    _p99(
+        "model:ttft_seconds:p99_5m",
+        "time_to_first_token_seconds",
+        "5m",
+        "time to the first token of 99 of 100 requests in 5 minutes, in seconds",
+    ),
+    _p99(
+        "model:queue_seconds:p99_5m",
+        "request_queue_time_seconds",
+        "5m",
+        "time in the queue of 99 of 100 requests in 5 minutes, in seconds",
+    ),
+    # A promise is held over a longer time: so are 100 requests of a model that has few.
+    _p99(
+        "model:ttft_seconds:p99_15m",
+        "time_to_first_token_seconds",
+        "15m",
+        "time to the first token of 99 of 100 requests in 15 minutes, in seconds",
+    ),
+    _p99(
+        "model:itl_seconds:p99_15m",
+        "inter_token_latency_seconds",
+        "15m",
+        "time between two tokens of 99 of 100 in 15 minutes, in seconds",
+    ),
+    _p99(
+        "model:e2e_seconds:p99_15m",
+        "e2e_request_latency_seconds",
+        "15m",
+        "time to the last token of 99 of 100 requests that ended in 15 minutes, in seconds",
+    ),
+    Recording(
+        "model:http_errors:ratio_10m",
+        f'sum by (model) (increase(http_requests_total{{{_ASKED}, status=~"5.."}}[10m]))'
+        f" / sum by (model) (increase(http_requests_total{{{_ASKED}}}[10m]))",
+        "share of requests that were answered with 5xx, over 10 minutes",
+        ("model",),
+    ),
+    # An answer that streams began with 200; that it broke off is to be seen here alone.
+    Recording(
+        "model:broken_requests:ratio_10m",
+        'sum by (model) (increase(vllm:request_success_total{finished_reason="error"}[10m]))'
+        " / sum by (model) (increase(vllm:request_success_total[10m]))",
+        "share of requests that the engine ended with an error, over 10 minutes",
+        ("model",),
+    ),
+)
+
+# Alerts over promises, with the recording that each needs.
+_HELD = (
+    (
+        "model:objective_ttft_p99_seconds",
+        Alert(
+            "VllmTtftAboveObjective",
+            "model:ttft_seconds:p99_15m > on (model) model:objective_ttft_p99_seconds"
+            " and on (model)"
+            " sum by (model) (increase(vllm:time_to_first_token_seconds_count[15m]))"
+            f" >= {REQUESTS_FOR_P99}",
+            AlertSeverity.PAGE,
+            300,
+            "{{ $labels.model }}: one request of a hundred waits longer than "
+            "{{ $value | humanizeDuration }} for its first token",
+            "Queue or prompts? Compare the time in the queue with the time to the first token; "
+            "then look which stage is the slow one.",
+        ),
+    ),
+    (
+        "model:objective_itl_p99_seconds",
+        Alert(
+            "VllmItlAboveObjective",
+            "model:itl_seconds:p99_15m > on (model) model:objective_itl_p99_seconds"
+            " and on (model)"
+            " sum by (model) (increase(vllm:inter_token_latency_seconds_count[15m]))"
+            f" >= {TOKENS_FOR_P99}",
+            AlertSeverity.PAGE,
+            300,
+            "{{ $labels.model }}: one token of a hundred comes later than "
+            "{{ $value | humanizeDuration }} after the one before",
+            "A throttled GPU or NVLink errors slow one stage; too many requests at once all.",
+        ),
+    ),
+    (
+        "model:objective_e2e_p99_seconds",
+        Alert(
+            "VllmE2eAboveObjective",
+            "model:e2e_seconds:p99_15m > on (model) model:objective_e2e_p99_seconds"
+            " and on (model)"
+            " sum by (model) (increase(vllm:e2e_request_latency_seconds_count[15m]))"
+            f" >= {REQUESTS_FOR_P99}",
+            AlertSeverity.PAGE,
+            300,
+            "{{ $labels.model }}: one request of a hundred takes longer than "
+            "{{ $value | humanizeDuration }} to its last token",
+            "Longer answers, or slower tokens? Compare the tokens of a request with last week's; "
+            "then look at the time to the first token and between tokens.",
+        ),
+    ),
+    (
+        "model:objective_error_ratio",
+        Alert(
+            "VllmErrors",
+            "(model:http_errors:ratio_10m > on (model) model:objective_error_ratio and on (model)"
+            f' sum by (model) (increase(http_requests_total{{{_ASKED}, status=~"5.."}}[10m]))'
+            f" >= {ERRORS_AT_LEAST})"
+            " or (model:broken_requests:ratio_10m > on (model) model:objective_error_ratio"
+            " and on (model) sum by (model)"
+            ' (increase(vllm:request_success_total{finished_reason="error"}[10m]))'
+            f" >= {ERRORS_AT_LEAST})",
+            AlertSeverity.PAGE,
+            300,
+            "{{ $labels.model }}: {{ $value | humanizePercentage }} of its requests end in an "
+            "error of the server",
+            "The journal of its stages has a traceback for each; look which stage it is.",
+        ),
+    ),
+)
