@@ -65,7 +65,7 @@ class ModelRate:
         """Return the sentence of `gpufleet plan`."""
         names, rate = replica_names(self.model, self.replicas), self.rate
         if rate is None:
-            return f"{names}: {self._why(self.planned)}"
+            return f"{names}: {str(self.planned).removeprefix(f'{self.model} ')}"
         missed = f", not {rate.missed:.3g}," if rate.missed else ""
         days = int(rate.age_seconds // _DAY)
         age = f"{count_of(days, 'day')} ago" if days else "less than a day ago"
@@ -76,9 +76,11 @@ class ModelRate:
             + " and ".join(held[each] for each in self.holds_for)
         )
         if "planned" not in self.holds_for:
-            return f"{found}, not for what is planned: {self._why(self.planned)}"
-        if self.running is not None and "running" not in self.holds_for:
-            return f"{found}, not for what runs"
+            return f"{found}, not for what is planned: {self.planned}"
+        if isinstance(self.running, MeasuredRate) and self.running != rate:
+            return f"{found}; what runs carries {self.running.requests_per_second:.3g} requests/s"
+        if isinstance(self.running, str):
+            return f"{found}, not for what runs: {self.running}"
         return found
 
     def as_json(self) -> dict[str, Any]:
@@ -103,9 +105,6 @@ class ModelRate:
             "holds_for": list(self.holds_for),
             "why": self.planned if isinstance(self.planned, str) else "",
         }
-
-    def _why(self, reason: RateOrReason) -> str:
-        return str(reason).removeprefix(f"{self.model} ")
 
 
 def stored_results(inventory_file: str) -> Stored:
