@@ -18,8 +18,8 @@ from gpufleet.monitoring.rules.rule import Alert, AlertSeverity, Recording
 REPLICA = ("stage", "model")
 _BY_REPLICA = f"by ({', '.join(REPLICA)})"
 
-# Of a measured rate. A measurement brackets the limit to 10 % at best (docs/operate/measure.md), so
-# nearer than that nobody knows on which side of it a model is.
+# Of a measured rate. A measurement brackets the limit to 10 % at best (docs/operate/measure.md):
+# nearer than that it is not known on which side of it a model is.
 FULL = 0.9
 # At one request a second 600 requests, of which the count is known to 4 %: arrivals are random.
 WINDOW = "10m"
