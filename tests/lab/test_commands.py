@@ -10,6 +10,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -211,11 +212,12 @@ def test_measure_that_is_killed_leaves_nothing_on_the_node_of_its_clients(
     assert new_files(fleet, mark, fleet.key_of_clients) == [], said
 
 
+@pytest.mark.long
 def test_what_is_left_in_a_wave_is_measured_with_a_node_drained(
     fleet: TlsFleet, bench: tuple[str, ...]
 ) -> None:
-    if len(replicas(fleet)) < 2:
-        pytest.skip("the walk has left one replica over both nodes")
+    """Alone: the walk leaves one replica over both nodes."""
+    assert len(replicas(fleet)) == 2
     run = fleet.gpufleet("drain", fleet.inventory, NODES[1], "--why", "what is left in a wave")
     assert run.status == 0, run.output
     answered = finished(fleet)
@@ -258,6 +260,76 @@ def new_files(fleet: TlsFleet, mark: str, words: str) -> list[str]:
         f"-exec grep -lsF -e '{words}' {{}} + || :",
     )
     return found.splitlines()
+
+
+def preflight(fleet: TlsFleet, *words: str) -> list[dict[str, str]]:
+    """Return the lines of a preflight, which has to take less than a minute."""
+    began = time.monotonic()
+    run = fleet.gpufleet("preflight", fleet.inventory, *words, "--json")
+    assert time.monotonic() - began < 60
+    assert run.status in (0, 1, 2), run.output
+    lines: list[dict[str, str]] = json.loads(run.stdout)["lines"]
+    failed = [line for line in lines if line["status"] == "FAIL"]
+    unknown = [line for line in lines if line["status"] == "UNKNOWN"]
+    assert run.status == (1 if failed else 2 if unknown else 0), lines
+    return lines
+
+
+def worst(lines: list[dict[str, str]]) -> dict[str, str]:
+    """Return the worst status of each check."""
+    order = ("OK", "WARN", "UNKNOWN", "FAIL")
+    found: dict[str, str] = {}
+    for line in lines:
+        before = found.get(line["check"], "OK")
+        found[line["check"]] = max(before, line["status"], key=order.index)
+    return found
+
+
+def test_preflight_says_what_is_ready_and_finds_what_is_broken(fleet: TlsFleet) -> None:
+    """Alertmanager stopped, a model's file gone, a name that leads to another machine."""
+    key = fleet.project / "preflight-key"
+    key.write_text(fleet.key_of_clients)
+    page = fleet.project / "preflight.html"
+    pids = fleet.pids()
+    lines = preflight(fleet, "--key-file", str(key), "-o", str(page))
+    sound = worst(lines)
+    good = ("plan", "driver", "release", "sources", "disk", "names", "clocks", "tls", "refusal")
+    assert {check: sound[check] for check in (*good, "key", "model-files")} == {
+        **dict.fromkeys((*good, "key"), "OK"),
+        "model-files": "WARN",
+    }, lines
+    # What this fleet has not: a receiver for pages.
+    assert sound["alerts"] == "FAIL"
+    assert "services" in sound
+    assert sound["services"] != "FAIL", lines
+    text = page.read_text()
+    assert "http" + "s://" not in text.partition("<body>")[0]
+    assert fleet.key_of_clients not in text + json.dumps(lines)
+
+    unit = "prometheus-alertmanager.service"
+    model = fleet.ssh(NODES[0], "ls -d /var/lib/vllm/models/*/*").split()[0]
+    fleet.ssh(GATEWAY, f"systemctl stop {unit}")
+    fleet.ssh(NODES[0], f"mv {model}/config.json /root/config.json")
+    fleet.ssh(NODES[1], f"cp /etc/hosts /root/hosts; echo 203.0.113.9 {NODES[0]} >>/etc/hosts")
+    try:
+        broken = preflight(fleet, "--key-file", str(key))
+    finally:
+        fleet.ssh(GATEWAY, f"systemctl start {unit}")
+        fleet.ssh(NODES[0], f"mv /root/config.json {model}/config.json")
+        fleet.ssh(NODES[1], "mv /root/hosts /etc/hosts")
+    amiss = [(e["check"], e["status"], e["subject"], e["proof"]) for e in broken]
+
+    def is_found(check: str, status: str, subject: str, proof: str) -> bool:
+        return any(
+            (one, two) == (check, status) and subject in where and proof in said
+            for one, two, where, said in amiss
+        )
+
+    assert is_found("alerts", "FAIL", GATEWAY, "refused"), amiss
+    assert is_found("services", "FAIL", GATEWAY, "monitoring.alertmanager.port"), amiss
+    assert is_found("model-files", "FAIL", NODES[0], "config.json"), amiss
+    assert is_found("names", "WARN", NODES[1], f"{NODES[0]} is 203.0.113.9"), amiss
+    assert fleet.pids() == pids, "it only reads"
 
 
 def finished(fleet: TlsFleet) -> float:

@@ -30,6 +30,8 @@ SECONDS = 3600
 PARTS = {
     "tests/unit/checks/": "check-matrix",
     "tests/unit/": "programs",
+    "tests/lab/test_commands.py": "measure",
+    "tests/lab/test_doctor.py": "doctor",
     "tests/lab/test_lab_commands.py": "main-job",
     "tests/lab/test_main_job.py": "main-job",
     "tests/lab/test_flag_schemas.py": "main-job",

@@ -97,6 +97,10 @@ COMMANDS = {
         "gpufleet.cli.plan_command:plan",
         "Show which GPUs each model would use, and why.",
     ),
+    "preflight": (
+        "gpufleet.cli.preflight_command:preflight",
+        "Show what is not ready for users, with proof. Read-only.",
+    ),
     "presets": (
         "gpufleet.cli.presets_command:presets",
         "Show the presets, or every value of one with reasons.",
@@ -159,7 +163,16 @@ GROUPS = {
     ),
     "Plan": ("init", "recipes", "import", "size", "lock", "packages", "validate", "plan"),
     "Change": ("bundle", "deploy", "upgrade", "rollback"),
-    "Operate": ("cordon", "uncordon", "drain", "undrain", "reach", "measure", "monitoring"),
+    "Operate": (
+        "cordon",
+        "uncordon",
+        "drain",
+        "undrain",
+        "reach",
+        "measure",
+        "preflight",
+        "monitoring",
+    ),
     "Lab and shell": ("lab", "completion"),
 }
 OTHERS = "Others"

@@ -39,6 +39,8 @@ FORMS: Mapping[str, Any] = {
     "network/firewall look": shapes.FirewallLook | shapes.Failed,
     "network/gateway_drains": shapes.Gateway,
     "packages/transaction_progress": shapes.Progress,
+    "preflight/alert_receipt": shapes.AlertReceipt,
+    "preflight/node_look": shapes.NodeLookAround,
     "probe/probe": shapes.Probe,
     "reach/preflight": shapes.Preflight,
     "reach/reach": shapes.Exchange,

@@ -597,3 +597,44 @@ class Progress(Document):
     step: NotRequired[str | None]
     line: NotRequired[str | None]
     left: NotRequired[Names]
+
+
+# What has to be true before users come
+
+
+class PageLook(TypedDict):
+    status: NotRequired[Count | None]
+    body: NotRequired[str]
+    error: NotRequired[str]
+
+
+class TlsLook(TypedDict):
+    verified: bool
+    why: str
+    certificate: str
+
+
+class ModelLook(TypedDict):
+    complete: bool
+    missing: Names
+    extra: Names
+    changed: Names
+    wrong: Names
+    hashed: Count
+    bytes: Count
+
+
+class NodeLookAround(Document):
+    began: Time
+    clock: Time
+    names: dict[str, Names | Missing]
+    pages: dict[str, Missing | PageLook]
+    tls: dict[str, Missing | TlsLook]
+    models: dict[str, Missing | ModelLook]
+    folders: dict[str, Count | Missing]
+    firewall: bool | Missing
+
+
+class AlertReceipt(Problem):
+    before: str
+    after: str

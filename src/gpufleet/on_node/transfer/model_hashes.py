@@ -34,7 +34,7 @@ def hold_to_lock(folder: int, shown: str, files: Dict[str, List[str]]) -> None:
 
     def differs(each: Tuple[str, List[str]]) -> str:
         name, (algorithm, digest) = each
-        found = _digest(folder, name, algorithm)
+        found = hash_file(folder, name, algorithm)
         return (
             ""
             if found == digest
@@ -54,7 +54,7 @@ def hold_to_lock(folder: int, shown: str, files: Dict[str, List[str]]) -> None:
         raise RefusedError("%s: it is not what `gpufleet lock --models` has seen" % wrong[0])
 
 
-def _digest(folder: int, name: str, algorithm: str) -> str:
+def hash_file(folder: int, name: str, algorithm: str) -> str:
     file = os.open(name, _FILE, dir_fd=folder)
     try:
         if algorithm == "git":

@@ -141,6 +141,11 @@ def view_fleet(
 
 def survey(nodes: Nodes, declared: Fleet) -> dict[str, Answer]:
     """Return what each GPU node answers the probe."""
+    return nodes.ask(survey_questions(declared))
+
+
+def survey_questions(declared: Fleet, seconds: float = SECONDS) -> dict[str, NodeQuestion]:
+    """Return the probe of each GPU node, which reads the models that are declared there."""
     models = model_directories(declared.gpu_nodes)
     programs = {
         name: payload.program(
@@ -148,9 +153,7 @@ def survey(nodes: Nodes, declared: Fleet) -> dict[str, Answer]:
         )
         for name in declared.gpu_nodes
     }
-    return nodes.ask(
-        {name: NodeQuestion(text, SECONDS, "the probe") for name, text in programs.items()}
-    )
+    return {name: NodeQuestion(text, seconds, "the probe") for name, text in programs.items()}
 
 
 def look(nodes: Nodes, names: Collection[str], seconds: float = 0) -> dict[str, NodeLook]:

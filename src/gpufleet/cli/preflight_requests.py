@@ -1,0 +1,194 @@
+"""Bounded rounds of questions to nodes, requests to gateways, and what git says.  Border."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import ssl
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
+from typing import TypeVar
+
+import gevent
+
+from gpufleet.errors import FleetError
+from gpufleet.monitoring.exporters import file_of_node
+from gpufleet.on_node.preflight.node_look import PARTIAL_CHAIN
+from gpufleet.preflight.gateway_lines import GatewayAnswer
+from gpufleet.preflight.rehearsal_lines import GitState
+from gpufleet.remote.query import Answer
+from gpufleet.sanitize import printable
+from gpufleet.settings.node_variables import NodeVars
+from gpufleet.upgrade.run.connections import Nodes
+from gpufleet.upgrade.run.node_questions import NodeQuestion
+
+T = TypeVar("T")
+
+GATEWAY_SECONDS = 5.0
+GIT_SECONDS = 5.0
+BODY_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Timed:
+    """An answer of a node, and when it was asked and answered by this machine's clock."""
+
+    sent: float
+    answered: float
+    answer: Answer
+
+
+def ask_bounded(
+    nodes: Nodes, questions: Mapping[tuple[str, str], NodeQuestion], seconds: float
+) -> dict[tuple[str, str], Timed]:
+    """
+    Put questions to nodes, all at once; keys are pairs of a name of the question and a node.
+
+    Takes at most `seconds`. A question without an answer by then has a sentence.
+    """
+
+    def one(node: str, question: NodeQuestion) -> Timed:
+        sent = time.time()
+        answer = nodes.ask({node: question})[node]
+        return Timed(sent, time.time(), answer)
+
+    jobs = {key: gevent.spawn(one, key[1], each) for key, each in questions.items()}
+    gevent.joinall(list(jobs.values()), timeout=seconds)
+    late = Timed(0, 0, f"no answer within {seconds:.0f} s")
+    found = {
+        key: job.value if job.successful() and job.value else late for key, job in jobs.items()
+    }
+    gevent.killall(list(jobs.values()), block=False)
+    return found
+
+
+def bounded(seconds: float, what: str, work: Callable[[], T]) -> T | tuple[str, ...]:
+    """Return what `work` returns, or sentences why there is nothing after at most `seconds`."""
+    try:
+        with gevent.Timeout(seconds):
+            return work()
+    except gevent.Timeout:
+        return (f"{what} took over {seconds:.0f} s",)
+    except FleetError as error:
+        return error.problems
+
+
+def ask_gateways(
+    nodes: Mapping[str, NodeVars], ca_file: str | None, key: str | None
+) -> tuple[dict[str, GatewayAnswer], dict[str, GatewayAnswer] | None]:
+    """
+    Return what each gateway answers without a key, and with it; None: no key was given.
+
+    All at once, in at most three times `GATEWAY_SECONDS`.
+    """
+    jobs = {
+        (name, given): gevent.spawn(ask_gateway, *each, given)
+        for name, each in _gateways(nodes, ca_file)
+        for given in dict.fromkeys((None, key))
+    }
+    gevent.joinall(list(jobs.values()), timeout=3 * GATEWAY_SECONDS)
+    late = GatewayAnswer(None, "no answer in time")
+    found = {which: job.value if job.successful() else late for which, job in jobs.items()}
+    gevent.killall(list(jobs.values()), block=False)
+    without = {name: each for (name, given), each in found.items() if given is None}
+    with_key = {name: each for (name, given), each in found.items() if given is not None}
+    return without, with_key if key is not None else None
+
+
+def _gateways(
+    nodes: Mapping[str, NodeVars], ca_file: str | None
+) -> Iterator[tuple[str, tuple[str, int, ssl.SSLContext | None]]]:
+    """Yield each gateway's node with the host, the port and the authorities for it."""
+    for name, each in nodes.items():
+        gateway = each.settings.gateway
+        if gateway is None:
+            continue
+        shared = gateway.virtual_address
+        host = shared.address.partition("/")[0] if shared else each.address
+        context = None
+        if gateway.tls:
+            file = ca_file or file_of_node(gateway.tls.certificate_file, name)
+            context = ssl.create_default_context()
+            context.verify_flags = ssl.VerifyFlags(int(context.verify_flags) | PARTIAL_CHAIN)
+            # Of a file that cannot be read, the line about settings says what is wrong.
+            with contextlib.suppress(OSError):
+                context.load_verify_locations(file)
+        yield name, (host, gateway.port, context)
+
+
+def ask_gateway(
+    host: str, port: int, context: ssl.SSLContext | None, key: str | None
+) -> GatewayAnswer:
+    """Ask a gateway for its models, with a client's key or without one."""
+    connection = (
+        HTTPSConnection(host, port, timeout=GATEWAY_SECONDS, context=context)
+        if context
+        else HTTPConnection(host, port, timeout=GATEWAY_SECONDS)
+    )
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        connection.request("GET", "/v1/models", headers=headers)
+        answer = connection.getresponse()
+        body = answer.read(BODY_BYTES)
+        models = _models(body) if answer.status == 200 else ()
+    except (OSError, HTTPException) as error:
+        return GatewayAnswer(None, printable(str(error)) or type(error).__name__)
+    finally:
+        connection.close()
+    return GatewayAnswer(answer.status, models=models)
+
+
+def _models(body: bytes) -> tuple[str, ...]:
+    try:
+        return tuple(str(each["id"]) for each in json.loads(body)["data"])
+    except (ValueError, KeyError, TypeError):
+        return ()
+
+
+def git_state(folder: Path) -> GitState:
+    """Return what git says of a folder; changes nothing."""
+
+    def git(*words: str) -> str:
+        run = subprocess.run(
+            ["git", "--no-optional-locks", "-C", str(folder), *words],
+            capture_output=True,
+            check=True,
+            text=True,
+            timeout=GIT_SECONDS,
+        )
+        return run.stdout.strip()
+
+    try:
+        git("rev-parse", "--show-toplevel")
+    except FileNotFoundError:
+        return GitState(problem="git is not installed here")
+    except (OSError, subprocess.SubprocessError) as error:
+        said = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
+        lines = str(said).strip().splitlines() or ["git does not answer"]
+        return GitState(problem=printable(lines[0]))
+    try:
+        commit = git("log", "-1", "--format=%h of %cs")
+    except (OSError, subprocess.SubprocessError):
+        return GitState()  # no commit yet
+    try:
+        changed = [line[3:] for line in git("status", "--porcelain", "--", ".").splitlines()]
+        remotes = git("remote").splitlines()
+        unpushed = (
+            int(git("rev-list", "--count", "HEAD", "--not", "--remotes")) if remotes else None
+        )
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return GitState(problem=printable(str(error)))
+    return GitState(commit, tuple(changed), tuple(remotes), unpushed)
+
+
+def read_texts(files: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield files with their text; those that cannot be read are left out."""
+    for file in files:
+        try:
+            yield file, Path(file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue  # the line about settings names it

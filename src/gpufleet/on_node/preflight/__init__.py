@@ -1,0 +1,1 @@
+"""RUNS ON THE NODE: what has to be true before users come."""

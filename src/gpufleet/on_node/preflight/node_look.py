@@ -1,0 +1,240 @@
+"""RUNS ON THE NODE: what `gpufleet preflight` asks and no other program does.
+
+Takes (JSON header `PARAMETERS`):
+  names    host names to resolve
+  pages    {id: {"url", "body": whether a 200's body is wanted}}, asked without any credential
+  tls      {id: {"host", "port", "authorities": PEM, null: the system's, "name": whether the
+           certificate has to name the host}}
+  models   {directory: {file: [algorithm, digest]}, null: no lock names its files}
+  folders  directories whose bytes are counted
+Prints one JSON document; what could not be read is {"missing": reason}:
+  schema    1
+  began, clock   the node's time when this began and when it ended, in seconds since 1970
+  names     {name: [address, ...]}; {"missing": "absent"}: it does not resolve
+  pages     {id: {"status": HTTP status, "body": text if wanted, "error": why there is none}}
+  tls       {id: {"verified": bool, "why": sentence, "certificate": base64 of DER, "" if none}}
+  models    {directory: {"complete": bool, "missing", "extra", "changed", "wrong": [file, ...],
+            "hashed": number of files, "bytes"}}; changed: written after the model was complete;
+            wrong: with another hash; only files of at most 16 MiB are hashed
+  folders   {directory: bytes}
+  firewall  whether nftables has the table `inet gpufleet`
+
+It reads; it changes nothing. Each question has a process and a deadline of its own. Python 3.8,
+standard library.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import socket
+import ssl
+import sys
+import time
+import urllib.error
+import urllib.request
+from functools import partial
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+from gpufleet.on_node.common.answers import CannotRead
+from gpufleet.on_node.common.commands import run
+from gpufleet.on_node.common.forked import Watch
+from gpufleet.on_node.transfer import folder_size
+from gpufleet.on_node.transfer.model_hashes import MARK, NOTES, hash_file
+
+PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
+
+# Seconds. resolv.conf(5): five for each of two tries of a name server.
+NAME_SECONDS = 11
+REQUEST_SECONDS = 6
+# A hundred weight files on a network file system; a virtual environment of 30,000 files from a
+# cold disk.
+FILES_SECONDS = 15
+FIREWALL_SECONDS = 5
+BODY_BYTES = 1 << 20
+# Of a model: its configuration, tokenizer and code. Weights are hashed when they are placed.
+HASHED_BYTES = 16 << 20
+NAMED = 20  # files of a kind that are named
+# X509_V_FLAG_PARTIAL_CHAIN of OpenSSL (x509_vfy.h): a named certificate is an anchor, signed by
+# itself or not. Python has a name for it since 3.10.
+PARTIAL_CHAIN = 0x80000
+
+
+def main() -> None:
+    """Print the document."""
+    began = time.time()
+    given, watch = PARAMETERS, Watch()
+    questions: Dict[Tuple[str, str], Any] = {}
+    for name in given["names"]:
+        questions["names", name] = (partial(resolve, name), NAME_SECONDS)
+    for key, asked in given["pages"].items():
+        questions["pages", key] = (partial(page, asked), REQUEST_SECONDS + 1)
+    for key, asked in given["tls"].items():
+        questions["tls", key] = (partial(handshakes, asked), 2 * REQUEST_SECONDS + 1)
+    for folder, files in given["models"].items():
+        questions["models", folder] = (partial(model, folder, files), FILES_SECONDS)
+    for folder in given["folders"]:
+        questions["folders", folder] = (partial(folder_bytes, folder), FILES_SECONDS)
+    questions["firewall", ""] = (firewall, FIREWALL_SECONDS)
+    for each, (function, seconds) in questions.items():
+        watch.ask(each, function, seconds)
+    answers = watch.answers(*questions)
+    watch.stop()
+    document: Dict[str, Any] = {"schema": 1, "began": began}
+    for part in ("names", "pages", "tls", "models", "folders"):
+        document[part] = {key: said for (kind, key), said in answers.items() if kind == part}
+    document["firewall"] = answers["firewall", ""]
+    document["clock"] = time.time()
+    sys.stdout.write(json.dumps(document, separators=(",", ":")) + "\n")
+
+
+def resolve(name: str) -> List[str]:
+    """Return the addresses that programs on this node get for a name."""
+    try:
+        found = socket.getaddrinfo(name, None, proto=socket.IPPROTO_TCP)
+    except socket.gaierror as error:
+        if error.errno in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)):
+            raise CannotRead("absent", detail=str(error)) from error
+        raise CannotRead("error", detail=str(error)) from error
+    return sorted({str(each[4][0]).partition("%")[0] for each in found})
+
+
+def page(asked: Dict[str, Any]) -> Dict[str, Any]:
+    """Return what a server answers to a request without a key or a password."""
+    # Whose certificate it is, `handshakes` asks: no secret is sent here.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _Stays())
+    request = urllib.request.Request(asked["url"], headers={"User-Agent": "gpufleet"})
+    try:
+        with opener.open(request, timeout=REQUEST_SECONDS) as answer:
+            text = answer.read(BODY_BYTES).decode("utf-8", "replace") if asked["body"] else ""
+            return {"status": answer.status, **({"body": text} if asked["body"] else {})}
+    except urllib.error.HTTPError as error:
+        return {"status": error.code}
+    except urllib.error.URLError as error:
+        return {"error": str(error.reason)}
+    except Exception as error:
+        return {"error": "%s: %s" % (type(error).__name__, error)}
+
+
+class _Stays(urllib.request.HTTPRedirectHandler):
+    """A redirect is the server's answer: it is reached."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+def handshakes(asked: Dict[str, Any]) -> Dict[str, Any]:
+    """Return whether a server's certificate is verified, and the certificate itself."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = bool(asked["name"])
+    try:
+        if asked["authorities"] is None:
+            context.load_default_certs()
+        else:
+            context.load_verify_locations(cadata=asked["authorities"])
+            context.verify_flags = ssl.VerifyFlags(int(context.verify_flags) | PARTIAL_CHAIN)
+        shown = handshake(asked, context)
+    except ssl.SSLCertVerificationError as error:
+        why = error.verify_message or str(error)
+    except Exception as error:
+        return {"verified": False, "why": str(error) or type(error).__name__, "certificate": ""}
+    else:
+        return {"verified": True, "why": "", "certificate": shown}
+    # Once more, for the certificate that was not believed.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    try:
+        shown = handshake(asked, context)
+    except Exception:
+        shown = ""
+    return {"verified": False, "why": why, "certificate": shown}
+
+
+def handshake(asked: Dict[str, Any], context: ssl.SSLContext) -> str:
+    """Return a server's certificate as base64 of DER; raises what goes wrong."""
+    place = (asked["host"], asked["port"])
+    with (
+        socket.create_connection(place, timeout=REQUEST_SECONDS) as plain,
+        context.wrap_socket(plain, server_hostname=asked["host"]) as secured,
+    ):
+        return base64.b64encode(secured.getpeercert(binary_form=True) or b"").decode()
+
+
+def model(directory: str, files: Optional[Dict[str, List[str]]]) -> Dict[str, Any]:
+    """Return whether a model's files are all there, and those that were written since."""
+    there = dict(sizes(directory))
+    known = {name for name in there if name != MARK and not name.startswith(NOTES)}
+    wanted = set(shards(directory)) if files is None else set(files)
+    complete = MARK in there
+    marked = os.stat(os.path.join(directory, MARK)).st_mtime if complete else None
+    small = [name for name in sorted(known & set(files or {})) if there[name] <= HASHED_BYTES]
+    changed = [
+        name
+        for name in sorted(known)
+        # A second for file systems that count no parts of one.
+        if marked is not None and os.stat(os.path.join(directory, name)).st_mtime > marked + 1
+    ]
+    return {
+        "complete": complete,
+        "missing": sorted(wanted - known)[:NAMED],
+        "extra": sorted(known - wanted)[:NAMED] if files is not None else [],
+        "changed": changed[:NAMED],
+        "wrong": list(other_hashes(directory, small, files or {}))[:NAMED],
+        "hashed": len(small),
+        "bytes": sum(there.values()),
+    }
+
+
+def sizes(directory: str) -> Iterator[Tuple[str, int]]:
+    """Yield each file below a directory with its bytes; raises `OSError` if it is not there."""
+    os.listdir(directory)
+    for place, _, names in os.walk(directory):
+        for name in names:
+            path = os.path.join(place, name)
+            yield os.path.relpath(path, directory), os.stat(path).st_size
+
+
+def shards(directory: str) -> Iterator[str]:
+    """Yield the files that a model without a lock has to have: its config, and its index's."""
+    yield "config.json"
+    try:
+        with open(
+            os.path.join(directory, "model.safetensors.index.json"), encoding="utf-8"
+        ) as file:
+            yield from {str(each) for each in json.load(file)["weight_map"].values()}
+    except FileNotFoundError:
+        return
+
+
+def other_hashes(directory: str, names: List[str], files: Dict[str, List[str]]) -> Iterator[str]:
+    """Yield the files whose hash is not the lock's."""
+    folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for name in names:
+            algorithm, digest = files[name]
+            if hash_file(folder, name, algorithm) != digest:
+                yield name
+    finally:
+        os.close(folder)
+
+
+def folder_bytes(folder: str) -> int:
+    """Return a folder's bytes; raises `CannotRead` where there is none."""
+    if not os.path.isdir(folder):
+        raise CannotRead("absent")
+    return folder_size.size(folder)
+
+
+def firewall() -> bool:
+    """Return whether gpufleet's table of nftables is loaded."""
+    output = run("nft", "list", "table", "inet", "gpufleet", seconds=FIREWALL_SECONDS - 1)
+    return output.status == 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+"""Lines about alerts: does a person get them?  Pure."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpufleet.errors import FleetError
+from gpufleet.formatting import join_names
+from gpufleet.preflight.line import Line, Status, Verdict, reason, unknown
+from gpufleet.remote.answer_forms import reading
+from gpufleet.remote.query import Answer
+from gpufleet.settings.monitoring_settings import Alertmanager, Receiver
+from gpufleet.settings.node_settings import NodeSettings
+
+METRICS = "alertmanager.metrics"
+PROMETHEUS = "prometheus.alertmanagers"
+"""Ids of pages that node_look.py asks on a monitoring node, besides those of its services."""
+
+SENT, FAILED = "alertmanager_notifications_total", "alertmanager_notifications_failed_total"
+TEST_ALERT = "GpufleetPreflight"
+TEST_MINUTES = 5
+"""How long a test alert lasts: its end is written in it, and no silence or close is needed."""
+RECEIPT_SECONDS = 30
+"""`group_wait` of a page is 10 s (monitoring/alertmanager.py), and a mail server takes some."""
+
+# The integrations of a receiver, as Alertmanager's metrics name them (notify/notify.go of 0.25).
+_INTEGRATIONS = {
+    "webhook_url_file": "webhook",
+    "slack_url_file": "slack",
+    "pagerduty_key_file": "pagerduty",
+    "email_to": "email",
+}
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Notifications of one integration since Alertmanager's start."""
+
+    sent: float = 0.0
+    """All that were tried."""
+    failed: float = 0.0
+
+    @property
+    def delivered(self) -> float:
+        """Return those that the other end has taken."""
+        return self.sent - self.failed
+
+    def __sub__(self, other: Counts) -> Counts:
+        return Counts(self.sent - other.sent, self.failed - other.failed)
+
+
+def read_counts(page: str) -> dict[str, Counts]:
+    """Return Alertmanager's /metrics by integration. Raises `ValueError` for another page."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    found: dict[str, Counts] = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            if sample.name not in {SENT, FAILED}:
+                continue
+            name = sample.labels.get("integration", "")
+            more = Counts(sample.value) if sample.name == SENT else Counts(0, sample.value)
+            before = found.get(name, Counts())
+            found[name] = Counts(before.sent + more.sent, before.failed + more.failed)
+    return found
+
+
+def integrations(receiver: Receiver | None) -> tuple[str, ...]:
+    """Return how a receiver sends, as Alertmanager's metrics name it."""
+    return tuple(name for key, name in _INTEGRATIONS.items() if receiver and getattr(receiver, key))
+
+
+def new_test_alert(node: str, by: str, now: dt.datetime) -> dict[str, Any]:
+    """Return an alert that goes to `page` and says what it is."""
+    return {
+        "labels": {"alertname": TEST_ALERT, "severity": "page", "instance": node},
+        "annotations": {
+            "summary": f"A test by {by}: gpufleet preflight asks whether you get this.",
+            "action": "Confirm it to the one who sent it. Nothing is wrong.",
+        },
+        "startsAt": now.isoformat(),
+        "endsAt": (now + dt.timedelta(minutes=TEST_MINUTES)).isoformat(),
+    }
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What came of a test alert."""
+
+    before: Mapping[str, Counts]
+    after: Mapping[str, Counts]
+    confirmed: bool | None = None
+    """Whether an operator has seen it arrive; None: not asked, or not answered."""
+
+
+def read_receipt(node: str, answer: Answer) -> Receipt:
+    """Return what alert_receipt.py answered. Raises `FleetError` where it sent nothing."""
+    if isinstance(answer, str):
+        raise FleetError(f"{node}: {answer}")
+    with reading(node):
+        if answer["error"]:
+            raise FleetError(f"{node}: {answer['error']}")
+        return Receipt(read_counts(answer["before"]), read_counts(answer["after"]))
+
+
+def alert_lines(
+    looks: Mapping[str, Answer],
+    settings: Mapping[str, NodeSettings],
+    receipts: Mapping[str, Receipt | str],
+    inventory: str,
+) -> Iterator[Line]:
+    """
+    Yield whether each Alertmanager is up, has a receiver, and has delivered something.
+
+    `receipts` are of test alerts, by node, or sentences why there is none; empty: none was sent.
+    """
+    watched = {
+        node: here.monitoring.alertmanager
+        for node, here in settings.items()
+        if here.monitoring and here.monitoring.alertmanager
+    }
+    if not watched:
+        why = "no node has an Alertmanager: yours is not asked"
+        remedy = "send a test alert to it: amtool alert add preflight severity=page"
+        yield unknown("alerts", why, remedy)
+    for node, wanted in watched.items():
+        look = looks.get(node, "it was not asked")
+        yield Line("alerts", node, _alerts(look, wanted, receipts.get(node), inventory))
+
+
+def _alerts(
+    look: Answer, wanted: Alertmanager, receipt: Receipt | str | None, inventory: str
+) -> Verdict:
+    test = f"gpufleet preflight {inventory} --test-alert"
+    deploy = f"gpufleet deploy monitoring {inventory}"
+    if isinstance(look, str):
+        return Verdict(Status.UNKNOWN, "is not known", look, f"gpufleet status {inventory}")
+    pages = look["pages"]
+    text = _body(pages.get(METRICS))
+    if not text[0]:
+        return Verdict(Status.FAIL, "Alertmanager does not answer", text[1], deploy)
+    try:
+        counts = read_counts(text[1])
+    except ValueError as error:
+        return Verdict(Status.UNKNOWN, "is not known", f"its metrics cannot be read: {error}", test)
+    ways = integrations(wanted.page)
+    if not ways:
+        proof = "`monitoring.alertmanager.page` is not set: pages are shown, not sent"
+        remedy = "`monitoring.alertmanager.page` (docs/monitor/monitoring.md)"
+        return Verdict(Status.FAIL, "alerts reach no person", proof, remedy)
+    prometheus = _prometheus(pages.get(PROMETHEUS))
+    if prometheus.startswith("!"):
+        return Verdict(Status.FAIL, "Prometheus sends it no alerts", prometheus[1:], deploy)
+    if isinstance(receipt, str):
+        return Verdict(Status.FAIL, "took no test alert", receipt, deploy)
+    if receipt is not None:
+        return _receipt(receipt, ways, shared=_shared(ways, wanted), prometheus=prometheus)
+    return _history(counts, ways, _shared(ways, wanted), prometheus, test)
+
+
+def _shared(ways: tuple[str, ...], wanted: Alertmanager) -> bool:
+    """Return whether other receivers count in the same metrics as the pages."""
+    others = {*integrations(wanted.heartbeat), *integrations(wanted.ticket)}
+    return bool(set(ways) & others)
+
+
+def _receipt(found: Receipt, ways: tuple[str, ...], *, shared: bool, prometheus: str) -> Verdict:
+    changed = {
+        way: found.after.get(way, Counts()) - found.before.get(way, Counts()) for way in ways
+    }
+    said = ", ".join(
+        f"{way}: {count.delivered:.0f} delivered, {count.failed:.0f} failed"
+        for way, count in changed.items()
+    )
+    proof = f"test alert, by Alertmanager's own count: {said}{prometheus}"
+    look = "look at the log: journalctl -u prometheus-alertmanager"
+    if found.confirmed is True:
+        return Verdict(Status.OK, "a test alert arrived", f"the operator has confirmed it; {proof}")
+    if found.confirmed is False:
+        return Verdict(Status.FAIL, "a test alert did not arrive", proof, look)
+    if any(count.failed > 0 for count in changed.values()):
+        return Verdict(Status.FAIL, "a test alert was not delivered", proof, look)
+    if all(count.delivered > 0 for count in changed.values()):
+        if shared:
+            proof += "; other receivers count in the same metric"
+            what = "a notification was delivered, perhaps another one"
+            return Verdict(Status.UNKNOWN, what, proof, "ask the person on call whether it came")
+        return Verdict(Status.OK, "a test alert was delivered", proof)
+    proof = f"none within {RECEIPT_SECONDS} s; {proof}"
+    remedy = "ask the person on call whether it came; it may also be silenced"
+    return Verdict(Status.UNKNOWN, "whether a test alert arrived is not known", proof, remedy)
+
+
+def _history(
+    counts: Mapping[str, Counts],
+    ways: tuple[str, ...],
+    shared: bool,
+    prometheus: str,
+    test: str,
+) -> Verdict:
+    mine = {way: counts.get(way, Counts()) for way in ways}
+    said = ", ".join(
+        f"{way}: {count.delivered:.0f} delivered, {count.failed:.0f} failed"
+        for way, count in mine.items()
+    )
+    proof = f"since Alertmanager's start, {said}{prometheus}"
+    if any(count.failed > 0 for count in mine.values()):
+        what = "notifications failed"
+        return Verdict(Status.WARN, what, proof, f"{test}; journalctl -u prometheus-alertmanager")
+    if all(count.delivered > 0 for count in mine.values()) and not shared:
+        return Verdict(Status.OK, "notifications were delivered", proof)
+    return Verdict(Status.UNKNOWN, "whether a person gets alerts is not known", proof, test)
+
+
+def _body(page: Any) -> tuple[bool, str]:
+    """Return whether a page came, and its text or why not."""
+    if not isinstance(page, Mapping):
+        return False, "it was not asked"
+    if "missing" in page:
+        return False, reason(page)
+    if page.get("status") != 200 or "body" not in page:
+        return False, str(page.get("error") or f"answers {page.get('status')}")
+    return True, str(page["body"])
+
+
+def _prometheus(page: Any) -> str:
+    """Return how many Alertmanagers Prometheus knows; with `!` first: none. "": not asked."""
+    if page is None:
+        return ""
+    good, text = _body(page)
+    if not good:
+        return f"!Prometheus: {text}"
+    try:
+        active = [each["url"] for each in json.loads(text)["data"]["activeAlertmanagers"]]
+    except (ValueError, KeyError, TypeError):
+        return "!Prometheus' list of Alertmanagers cannot be read"
+    return f"; Prometheus sends to {join_names(active)}" if active else "!it knows no Alertmanager"

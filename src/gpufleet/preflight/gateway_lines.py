@@ -1,0 +1,145 @@
+"""Lines about the gateway's clients: keys, refusals and limits.  Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from gpufleet.formatting import count_of, join_names
+from gpufleet.preflight.line import Line, Status, Verdict, unknown
+from gpufleet.settings.gateway_settings import Gateway
+from gpufleet.settings.node_settings import NodeSettings
+
+UNAUTHORIZED = 401
+
+
+@dataclass(frozen=True)
+class GatewayAnswer:
+    """What a gateway answered this machine to `GET /v1/models`."""
+
+    status: int | None
+    """HTTP status; None: there was none."""
+    why: str = ""
+    """Why there was none."""
+    models: tuple[str, ...] = ()
+    """Of a 200."""
+
+
+def no_gateway(check: str, settings: Mapping[str, NodeSettings]) -> Line | None:
+    """Return the line of a fleet without a gateway; None: it has one."""
+    if any(each.gateway for each in settings.values()):
+        return None
+    if any(each.balancer for each in settings.values()):
+        why = "requests come through your own balancer, which gpufleet does not ask"
+        return unknown(check, why, "send a request through it: curl -i https://HOST/v1/models")
+    proof = "no node has `gateway`, and there is no `balancer`: clients use vLLM's own ports"
+    remedy = "`gateway` in group_vars (docs/traffic/gateway.md)"
+    return Line(check, "fleet", Verdict(Status.WARN, "there is no gateway", proof, remedy))
+
+
+def refusal_lines(
+    answers: Mapping[str, GatewayAnswer], settings: Mapping[str, NodeSettings]
+) -> Iterator[Line]:
+    """Yield whether each gateway refuses a request without a key; `answers` are by node."""
+    if (line := no_gateway("refusal", settings)) is not None:
+        yield line
+        return
+    for node, answer in answers.items():
+        gateway = settings[node].gateway
+        if gateway is not None:
+            yield Line("refusal", node, _refusal(node, answer, gateway))
+
+
+def _refusal(node: str, answer: GatewayAnswer, gateway: Gateway) -> Verdict:
+    asked = f"GET /v1/models without a key, from this machine: {answer.status}"
+    if answer.status is None:
+        return _unreached(node, answer, gateway)
+    if gateway.allow_unauthenticated:
+        remedy = "`gateway.clients`, and no `allow_unauthenticated`"
+        return Verdict(Status.WARN, "takes any request, as declared", asked, remedy)
+    if answer.status == UNAUTHORIZED:
+        return Verdict(Status.OK, "refuses a request without a key", asked)
+    remedy = "gpufleet deploy gateway, and look at what listens on its port"
+    return Verdict(Status.FAIL, "does not refuse a request without a key", asked, remedy)
+
+
+def _unreached(node: str, answer: GatewayAnswer, gateway: Gateway) -> Verdict:
+    """Return the verdict on a gateway that this machine could not ask: others may reach it."""
+    remedy = f"run it where users are; on {node}: curl -i http://127.0.0.1:{gateway.port}/v1/models"
+    proof = f"this machine gets no answer: {answer.why}"
+    return Verdict(Status.UNKNOWN, "is not known", proof, remedy)
+
+
+def key_lines(
+    answers: Mapping[str, GatewayAnswer] | None,
+    key: str | None,
+    settings: Mapping[str, NodeSettings],
+    inventory: str,
+) -> Iterator[Line]:
+    """
+    Yield whether a client's key is accepted by each gateway, and which models it may use.
+
+    `answers` are those to a request with the key; None: no key was given.
+    """
+    if (line := no_gateway("key", settings)) is not None:
+        yield line
+        return
+    if answers is None or key is None:
+        why = "settings have only the hashes of clients' keys"
+        yield unknown("key", why, f"gpufleet preflight {inventory} --key-file FILE")
+        return
+    for node, answer in answers.items():
+        gateway = settings[node].gateway
+        if gateway is not None:
+            yield Line("key", node, _key(node, answer, key, gateway))
+
+
+def _key(node: str, answer: GatewayAnswer, key: str, gateway: Gateway) -> Verdict:
+    if answer.status is None:
+        return _unreached(node, answer, gateway)
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    client = next((each.name for each in gateway.clients if each.key_sha256 == digest), None)
+    who = f"client {client}" if client else "a key that no entry of `gateway.clients` has"
+    asked = f"GET /v1/models as {who}: {answer.status}"
+    if answer.status == 200:
+        models = join_names(answer.models) or "no model"
+        status = Status.OK if answer.models else Status.WARN
+        remedy = "" if answer.models else "`models` of the client, and `gpufleet deploy gateway`"
+        return Verdict(status, "accepts the key", f"{asked}, lists {models}", remedy)
+    remedy = (
+        "name a file with the key of one of `gateway.clients`, or run `gpufleet deploy gateway`"
+    )
+    return Verdict(Status.FAIL, "does not accept the key", asked, remedy)
+
+
+def limit_lines(settings: Mapping[str, NodeSettings]) -> Iterator[Line]:
+    """Yield which limits each gateway declares: requests of clients, requests of a server."""
+    if (line := no_gateway("limits", settings)) is not None:
+        yield line
+        return
+    for node, here in settings.items():
+        if here.gateway is not None:
+            yield Line("limits", node, _limits(here.gateway))
+
+
+def _limits(gateway: Gateway) -> Verdict:
+    free = [each.name for each in gateway.clients if each.requests_per_minute is None]
+    said = []
+    if free:
+        said.append(f"no `requests_per_minute`: {join_names(free)}")
+    if gateway.per_server is None:
+        said.append("no `per_server`: servers queue without an end")
+    rest = (
+        f"at most {gateway.source_connections} connections of a source, "
+        f"{gateway.max_body_mib} MiB a request, {gateway.queue_seconds} s in the queue"
+    )
+    if said:
+        remedy = "`gateway.clients[].requests_per_minute`, `gateway.per_server`"
+        return Verdict(Status.WARN, "has clients or servers without a limit",
+                       f"{'; '.join(said)}; {rest}", remedy)  # fmt: skip
+    clients = count_of(len(gateway.clients), "client")
+    proof = (
+        f"{clients}, each with requests a minute; {gateway.per_server} requests a server; {rest}"
+    )
+    return Verdict(Status.OK, "has its limits", proof)

@@ -1,0 +1,163 @@
+"""A line of a preflight: its status, what it is about, and the proof.  Pure."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from gpufleet.formatting import node_ranges
+
+SCHEMA = 1
+"""Version of `Preflight.as_json()`; raised when a key changes its meaning or goes."""
+
+CHECKS: Mapping[str, str] = {
+    "settings": "settings and the files that they name are valid",
+    "plan": "every model has a plan",
+    "one-lost-node": "every model keeps a replica when a node is lost",
+    "driver": "the driver is the lock's",
+    "release": "replicas run the declared release",
+    "node-checks": "the checks of every node pass",
+    "model-files": "models' files are complete, and as their lock has them",
+    "sources": "nodes reach the Hub or the mirror that they download from",
+    "disk": "there is room for the next release and the models' next revisions",
+    "services": "declared services answer, and only to those who may ask",
+    "names": "names resolve on the nodes to what the inventory says",
+    "clocks": "clocks agree with this machine's and with each other",
+    "tls": "certificates are believed, and do not end soon",
+    "refusal": "the gateway refuses requests without a key",
+    "key": "a client's key is accepted by the gateway",
+    "limits": "the gateway limits its clients and its servers",
+    "objectives": "models have objectives",
+    "measured": "models were measured as they run",
+    "alerts": "alerts reach a person",
+    "rehearsal": "a drain and a rollback were rehearsed",
+    "backup": "settings are committed, with a copy elsewhere",
+    "spare-capacity": "an upgrade is possible without taking what users need",
+}
+"""What is looked at, in the order in which it is shown: each has a line in every preflight."""
+
+
+class Status(StrEnum):
+    """What a line says, the worst last."""
+
+    OK = "OK"
+    WARN = "WARN"
+    UNKNOWN = "UNKNOWN"
+    FAIL = "FAIL"
+
+    @property
+    def badness(self) -> int:
+        """Return its place among them; a larger number is worse."""
+        return list(Status).index(self)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found, the proof of it, and what to do."""
+
+    status: Status
+    what: str
+    proof: str
+    remedy: str = ""
+    """What to type or to write; empty where nothing has to be done."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line: `check` is a key of `CHECKS`, `subject` the nodes or the model that it is about."""
+
+    check: str
+    subject: str
+    verdict: Verdict
+
+    @property
+    def status(self) -> Status:
+        """Return its verdict's."""
+        return self.verdict.status
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for `json.dumps`."""
+        of = self.verdict
+        return {
+            "check": self.check,
+            "status": str(of.status),
+            "subject": self.subject,
+            "what": of.what,
+            "proof": of.proof,
+            "remedy": of.remedy,
+        }
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """All lines about a fleet, in the order of `CHECKS`, the worst of each first."""
+
+    inventory: str
+    when: dt.datetime
+    version: str
+    """Of gpufleet."""
+    lines: tuple[Line, ...]
+
+    @property
+    def counts(self) -> dict[Status, int]:
+        """Return how many lines there are of each status."""
+        return {each: sum(line.status is each for line in self.lines) for each in Status}
+
+    @property
+    def exit_status(self) -> int:
+        """Return 0 if all lines are OK or WARN, 1 with a FAIL, 2 with an UNKNOWN and no FAIL."""
+        counts = self.counts
+        if counts[Status.FAIL]:
+            return 1
+        return 2 if counts[Status.UNKNOWN] else 0
+
+    def as_json(self) -> dict[str, Any]:
+        """
+        Return plain values for `json.dumps`.
+
+            {"schema": 1, "inventory": ..., "when": ..., "counts": {"OK": 20, ...},
+             "lines": [{"check": "driver", "status": "OK", "subject": "gpu-[01-14]", ...}]}
+        """
+        return {
+            "schema": SCHEMA,
+            "inventory": self.inventory,
+            "when": self.when.isoformat(),
+            "version": self.version,
+            "counts": {str(status): count for status, count in self.counts.items()},
+            "lines": [line.as_json() for line in self.lines],
+        }
+
+
+def in_order(lines: Iterable[Line]) -> tuple[Line, ...]:
+    """Return lines in the order of `CHECKS`; a check that has none gets one, which is UNKNOWN."""
+    found = list(lines)
+    there = {line.check for line in found}
+    found += [
+        Line(check, "fleet", Verdict(Status.UNKNOWN, "was not looked at", "no line was made of it"))
+        for check in CHECKS
+        if check not in there
+    ]
+    order = list(CHECKS)
+    return tuple(sorted(found, key=lambda e: (order.index(e.check), -e.status.badness, e.subject)))
+
+
+def by_node(check: str, verdicts: Mapping[str, Verdict]) -> tuple[Line, ...]:
+    """Return a line for each verdict, about all nodes that have it."""
+    nodes: dict[Verdict, list[str]] = {}
+    for node, verdict in verdicts.items():
+        nodes.setdefault(verdict, []).append(node)
+    return tuple(Line(check, node_ranges(names), verdict) for verdict, names in nodes.items())
+
+
+def unknown(check: str, why: str, remedy: str, subject: str = "fleet") -> Line:
+    """Return a line about what cannot be known: `why`, and what to type."""
+    return Line(check, subject, Verdict(Status.UNKNOWN, "is not known", why, remedy))
+
+
+def reason(missing: Mapping[str, Any]) -> str:
+    """Return why a node could not read something, as its programs say it."""
+    words = str(missing.get("missing"))
+    return f"{words}: {missing['detail']}" if missing.get("detail") else words

@@ -1,0 +1,282 @@
+"""Lines about names, clocks and the addresses that nodes download from.  Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpufleet.formatting import join_names, node_ranges
+from gpufleet.planning.multinode.reachability import CLOCK_SECONDS
+from gpufleet.preflight.line import Line, Status, Verdict, by_node, reason, unknown
+from gpufleet.remote.query import Answer
+
+
+def is_number(address: str) -> bool:
+    """Return whether an address is written in numbers, so that no name is looked up."""
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return True
+
+
+# -- names
+
+
+@dataclass(frozen=True)
+class KnownNode:
+    """What the inventory and a node itself say of its addresses."""
+
+    address: str
+    """As nodes and this machine connect to it: numbers or a name."""
+    own: frozenset[str] = frozenset()
+    """The addresses that its network devices have; empty: not known."""
+
+
+def own_addresses(document: Mapping[str, Any]) -> frozenset[str]:
+    """Return the addresses that a probe has of a node's network devices."""
+    found: set[str] = set()
+    nics = document.get("nics")
+    devices = nics.get("net") if isinstance(nics, Mapping) else None
+    for device in devices if isinstance(devices, list) else ():
+        # Each may be {"missing": reason}.
+        for value in (device.get("networks"), device.get("ipv6"), [device.get("ipv4")]):
+            if isinstance(value, list):
+                found.update(each.partition("/")[0] for each in value if isinstance(each, str))
+    return frozenset(found)
+
+
+def wanted_names(nodes: Mapping[str, KnownNode], hosts: Collection[str]) -> tuple[str, ...]:
+    """Return the names that are looked up on every node: of nodes, and of servers elsewhere."""
+    every = {*nodes, *(each.address for each in nodes.values()), *hosts}
+    return tuple(sorted(name for name in every if not is_number(name)))
+
+
+def name_lines(
+    looks: Mapping[str, Answer],
+    nodes: Mapping[str, KnownNode],
+    hosts: Mapping[str, Collection[str]],
+) -> tuple[Line, ...]:
+    """
+    Return whether names resolve on each node to what the inventory says.
+
+    `looks` are node_look.py's answers; `hosts` has by node the names of the servers that it asks
+    elsewhere. A node's name that does not resolve is no fault where its address is in numbers:
+    programs use the address.
+    """
+    return by_node(
+        "names",
+        {node: _names(node, look, nodes, hosts.get(node, ())) for node, look in looks.items()},
+    )
+
+
+def _names(
+    node: str, look: Answer, nodes: Mapping[str, KnownNode], hosts: Collection[str]
+) -> Verdict:
+    if isinstance(look, str):
+        return Verdict(Status.UNKNOWN, "is not known", look, f"getent ahosts NAME on {node}")
+    names: Mapping[str, Any] = look["names"]
+    wrong: list[str] = []
+    unread: list[str] = []
+    for name in sorted({*hosts, *(each.address for each in nodes.values())}):
+        said = names.get(name)
+        if isinstance(said, Mapping):
+            (wrong if said.get("missing") == "absent" else unread).append(f"{name}: {reason(said)}")
+    elsewhere, other = _elsewhere(node, names, nodes)
+    fix = "correct DNS or /etc/hosts there, or the address in the inventory"
+    if wrong:
+        return Verdict(Status.FAIL, "names do not resolve", "; ".join(wrong), fix)
+    if elsewhere:
+        return Verdict(Status.FAIL, "names lead elsewhere", "; ".join(elsewhere), fix)
+    if other:
+        return Verdict(Status.WARN, "names of nodes lead elsewhere", "; ".join(other), fix)
+    if unread:
+        return Verdict(Status.UNKNOWN, "names could not be looked up", "; ".join(unread), fix)
+    resolved = sum(isinstance(names.get(name), list) for name in nodes)
+    used = sorted(n for n in {*hosts, *(e.address for e in nodes.values())} if not is_number(n))
+    proof = (
+        f"{join_names(used)} resolve as declared"
+        if used
+        else "all addresses are numbers: no name is needed"
+    )
+    if resolved:
+        proof += f"; {resolved} of {len(nodes)} nodes' names resolve, all to their nodes"
+    return Verdict(Status.OK, "names resolve", proof)
+
+
+def _elsewhere(
+    node: str, names: Mapping[str, Any], nodes: Mapping[str, KnownNode]
+) -> tuple[list[str], list[str]]:
+    """Return the addresses, and the nodes' names, that another machine has, as `node` sees it."""
+    addresses, others = [], []
+    for name, known in nodes.items():
+        # A node's own name is often a loopback address there (Debian: 127.0.1.1).
+        if name == node:
+            continue
+        at = names.get(known.address)
+        there = set(at) if isinstance(at, list) else {known.address}
+        if isinstance(at, list) and known.own and not there & known.own:
+            addresses.append(f"{known.address} is {join_names(at)}, {name} has other addresses")
+        said = names.get(name)
+        if name != known.address and isinstance(said, list) and not (there | known.own) & set(said):
+            others.append(f"{name} is {join_names(said)}, the inventory has {known.address}")
+    return addresses, others
+
+
+# -- clocks
+
+
+@dataclass(frozen=True)
+class ClockReading:
+    """How far a node's clock is ahead of this machine's, in seconds: it lies between the two."""
+
+    low: float
+    high: float
+
+    @property
+    def middle(self) -> float:
+        """Return the best guess."""
+        return (self.low + self.high) / 2
+
+    @property
+    def within(self) -> float:
+        """Return how far the guess may be off: half of the round trip."""
+        return (self.high - self.low) / 2
+
+    def __str__(self) -> str:
+        """Return it as a sentence has it: `+0.012 s (within 0.040 s)`."""
+        return f"{self.middle:+.3f} s (within {self.within:.3f} s)"
+
+
+def clock_reading(sent: float, answered: float, began: float, ended: float) -> ClockReading:
+    """
+    Return what a question and its answer tell of a node's clock.
+
+    `sent` and `answered` are by this machine's clock, `began` and `ended` by the node's, when its
+    program began and ended, all in seconds since 1970. The program's own time does not count.
+
+    >>> clock_reading(100.0, 101.0, 105.25, 105.75)
+    ClockReading(low=4.75, high=5.25)
+    """
+    return ClockReading(ended - answered, began - sent)
+
+
+def clock_lines(clocks: Mapping[str, ClockReading | str]) -> tuple[Line, ...]:
+    """
+    Return which clocks differ from this machine's, and which from each other.
+
+    Apart by more than `CLOCK_SECONDS` for certain is FAIL between nodes; if all nodes agree with
+    each other and not with this machine, its own clock may be wrong: WARN.
+    """
+    known = {node: each for node, each in clocks.items() if isinstance(each, ClockReading)}
+    found: dict[str, Verdict] = {}
+    together = _agree(known)
+    for node, clock in clocks.items():
+        if isinstance(clock, str):
+            found[node] = Verdict(Status.UNKNOWN, "is not known", clock, f"date -u on {node}")
+        else:
+            found[node] = _clock(clock, together=together)
+    apart = [Line("clocks", f"{one} and {other}", verdict) for one, other, verdict in _pairs(known)]
+    return (*_shortened(by_node("clocks", found), known), *apart)
+
+
+def _clock(clock: ClockReading, *, together: bool) -> Verdict:
+    fix = "timedatectl set-ntp true, on the node or here"
+    if abs(clock.middle) - clock.within > CLOCK_SECONDS:
+        what = "the clock differs from this machine's"
+        if together:
+            return Verdict(Status.WARN, f"{what}: this one may be wrong", str(clock), fix)
+        return Verdict(Status.FAIL, what, str(clock), fix)
+    if clock.within > CLOCK_SECONDS:
+        proof = f"the round trip took {2 * clock.within:.1f} s, too long to tell"
+        return Verdict(Status.UNKNOWN, "is not known", proof, "run it again on a quiet network")
+    return Verdict(Status.OK, "the clock agrees with this machine's", "")
+
+
+def _shortened(lines: tuple[Line, ...], known: Mapping[str, ClockReading]) -> Iterator[Line]:
+    """Yield lines with the proof of those that agree: the largest difference of all."""
+    for line in lines:
+        if line.status is not Status.OK:
+            yield line
+            continue
+        good = {n: c for n, c in known.items() if _clock(c, together=False).status is Status.OK}
+        worst = max(good, key=lambda n: abs(good[n].middle) + good[n].within)
+        limit = f"at most {CLOCK_SECONDS:g} s are allowed"
+        proof = f"largest difference {good[worst]} on {worst}; {limit}"
+        yield Line(line.check, line.subject, Verdict(Status.OK, line.verdict.what, proof))
+
+
+def _agree(clocks: Mapping[str, ClockReading]) -> bool:
+    return len(clocks) > 1 and not [*_pairs(clocks)]
+
+
+def _pairs(clocks: Mapping[str, ClockReading]) -> Iterator[tuple[str, str, Verdict]]:
+    """Yield the node that is first and the one that is last, if they are certainly apart."""
+    if not clocks:
+        return
+    first = max(clocks, key=lambda node: clocks[node].low)
+    last = min(clocks, key=lambda node: clocks[node].high)
+    apart = clocks[first].low - clocks[last].high
+    if apart > CLOCK_SECONDS:
+        proof = f"{first} is at least {apart:.3f} s ahead of {last}"
+        fix = f"timedatectl set-ntp true, on {first} and {last}"
+        yield first, last, Verdict(Status.FAIL, "their clocks differ", proof, fix)
+
+
+# -- where nodes download
+
+
+def source_lines(
+    looks: Mapping[str, Answer],
+    wanted: Mapping[str, Mapping[str, str]],
+    incomplete: Mapping[str, bool],
+    inventory: str,
+) -> tuple[Line, ...]:
+    """
+    Return whether nodes reach what they download from.
+
+    `wanted` has by node {id of the page: address}, `incomplete` whether a model of a node is not
+    whole: then it is needed now, otherwise at the next deploy.
+    """
+    found = {}
+    for node, look in looks.items():
+        if not wanted.get(node):
+            continue
+        if isinstance(look, str):
+            remedy = f"gpufleet probe {inventory} --limit {node}"
+            found[node] = Verdict(Status.UNKNOWN, "is not known", look, remedy)
+            continue
+        answers = {url: _page(look, key) for key, url in wanted[node].items()}
+        if failed := {url: why for url, (good, why) in answers.items() if not good}:
+            now = incomplete.get(node, False)
+            found[node] = Verdict(
+                Status.FAIL if now else Status.WARN,
+                "does not reach what it needs" if now else "does not reach its next downloads",
+                "; ".join(f"{url}: {why}" for url, why in sorted(failed.items())),
+                "allow it in the network, or set `mirror` or `vllm.hf_endpoint`",
+            )
+        else:
+            proof = "; ".join(f"{url} answers {why}" for url, (_, why) in sorted(answers.items()))
+            found[node] = Verdict(Status.OK, "reaches what it downloads from", proof)
+    if found:
+        return by_node("sources", found)
+    if not looks:
+        return (unknown("sources", "no node was asked", f"gpufleet validate {inventory}"),)
+    proof = "no node downloads: models lie at paths of the nodes, packages in their directories"
+    return (Line("sources", node_ranges(looks), Verdict(Status.OK, "none is needed", proof)),)
+
+
+def _page(look: Mapping[str, Any], key: str) -> tuple[bool, str]:
+    """Return whether a server was reached, and its status or why not."""
+    page = look["pages"].get(key) or {"error": "it was not asked"}
+    if "missing" in page:
+        return False, reason(page)
+    status = page.get("status")
+    if status is None:
+        return False, str(page.get("error"))
+    if status == 404:
+        return False, "404: it is reached, and does not have this"
+    # 401 and 403 of the Hub are about a model that needs a token: it is reached.
+    return status < 500, str(status)

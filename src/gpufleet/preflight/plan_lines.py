@@ -1,0 +1,160 @@
+"""Lines about settings, the plan and what an upgrade may take away.  Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from gpufleet.errors import FleetError
+from gpufleet.fleet.inventory_check import Validation
+from gpufleet.formatting import count_of, join_names, node_ranges
+from gpufleet.planning.stage import Running, Stage
+from gpufleet.preflight.line import Line, Status, Verdict, unknown
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.upgrade_settings import Upgrade
+from gpufleet.upgrade.plan.replica_load import ReplicaLoad
+from gpufleet.upgrade.plan.required_replicas import required_replicas
+from gpufleet.upgrade.plan.wave import Group
+from gpufleet.upgrade.plan.wave_plan import plan_waves
+
+
+def settings_lines(found: Validation, inventory: str, nodes: int) -> Iterator[Line]:
+    """Yield what `gpufleet validate` finds: a mistake is FAIL, a note WARN."""
+    see = f"gpufleet validate {inventory}"
+    for problem in found.problems:
+        yield Line("settings", inventory, Verdict(Status.FAIL, "has a mistake", problem, see))
+    for remark in found.remarks:
+        yield Line("settings", inventory, Verdict(Status.WARN, "has a note", remark, see))
+    if not (found.problems or found.remarks):
+        proof = f"{count_of(nodes, 'node')} and every file that they name: no mistake, no note"
+        yield Line("settings", inventory, Verdict(Status.OK, "are valid", proof))
+
+
+def declared_replicas(settings: Mapping[str, NodeSettings]) -> dict[str, int]:
+    """Return how many replicas each model has to have; 1 for `fit`."""
+    return {
+        model: 1 if served.replicas == "fit" else served.replicas
+        for node in settings.values()
+        if node.vllm is not None
+        for model, served in node.serving.items()
+    }
+
+
+def plan_lines(
+    stages: Sequence[Stage] | Sequence[str],
+    settings: Mapping[str, NodeSettings],
+    silent: Mapping[str, str],
+    inventory: str,
+) -> Iterator[Line]:
+    """
+    Yield whether every model has a plan, and what one lost node leaves.
+
+    `stages` are the plan's, or the sentences for which there is none. `silent` has the nodes that
+    did not answer, and why.
+    """
+    see = f"gpufleet plan {inventory}"
+    planned = [each for each in stages if isinstance(each, Stage)]
+    problems = [each for each in stages if isinstance(each, str)]
+    if silent:
+        why = "; ".join(f"{node}: {said}" for node, said in sorted(silent.items()))
+        yield unknown("plan", f"a plan needs an answer of every node: {why}", see)
+        yield unknown("one-lost-node", "there is no plan", see)
+        return
+    if problems:
+        for problem in problems:
+            yield Line("plan", "fleet", Verdict(Status.FAIL, "there is no plan", problem, see))
+        yield unknown("one-lost-node", "there is no plan", see)
+        return
+    wanted = declared_replicas(settings)
+    if not wanted:
+        remedy = "write `serving` in group_vars (docs/configure/serving.md)"
+        verdict = Verdict(Status.FAIL, "no model is declared", "no node has `serving`", remedy)
+        yield Line("plan", "fleet", verdict)
+        yield Line("one-lost-node", "fleet", verdict)
+        return
+    homes = replica_nodes(planned)
+    for model, count in sorted(wanted.items()):
+        replicas = {name: nodes for (of, name), nodes in homes.items() if of == model}
+        proof = f"{count_of(len(replicas), 'replica')} planned, {count} declared"
+        if len(replicas) < count:
+            yield Line("plan", model, Verdict(Status.FAIL, "has too few replicas", proof, see))
+        else:
+            nodes = node_ranges({node for each in replicas.values() for node in each})
+            yield Line("plan", model, Verdict(Status.OK, "has a plan", f"{proof}; on {nodes}"))
+        if replicas:
+            yield Line("one-lost-node", model, lost_node(model, replicas))
+
+
+def replica_nodes(stages: Iterable[Stage] | Iterable[Running]) -> dict[tuple[str, str], set[str]]:
+    """Return the nodes of each replica, by model and id."""
+    found: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for each in stages:
+        found[each.model, each.id].add(each.node)
+    return found
+
+
+def lost_node(model: str, replicas: Mapping[str, set[str]]) -> Verdict:
+    """Return whether a model keeps a replica whichever node is lost; `replicas`: their nodes."""
+    fatal = set.intersection(*replicas.values())
+    if not fatal:
+        proof = f"{count_of(len(replicas), 'replica')}; no node has a part of all of them"
+        return Verdict(Status.OK, "keeps a replica when any one node is lost", proof)
+    names = join_names(fatal)
+    many = len(replicas)
+    proof = f"its {count_of(many, 'replica')} {'run' if many > 1 else 'runs'} on {names}"
+    return Verdict(
+        Status.WARN,
+        f"loses all replicas if {names.replace(' and ', ' or ')} is lost",
+        proof,
+        f"`serving.{model}.replicas: {many + 1}`, with room on another node",
+    )
+
+
+def spare_capacity_lines(
+    running: Sequence[Running],
+    loads: Sequence[ReplicaLoad] | str,
+    rules: Upgrade,
+    inventory: str,
+) -> Iterator[Line]:
+    """
+    Yield whether every replica could be changed, one after another, under the present load.
+
+    `loads` may be a sentence why they are not known.
+    """
+    see = f"gpufleet upgrade {inventory} --dry"
+    if isinstance(loads, str):
+        yield unknown("spare-capacity", loads, see)
+        return
+    homes = replica_nodes(running)
+    if not homes:
+        yield unknown("spare-capacity", "no replica runs", f"gpufleet deploy vllm {inventory}")
+        return
+    needs = required_replicas(loads, rules.headroom, rules.keep)
+    for model in sorted({of for of, _ in homes}):
+        groups = [
+            Group(name, "stages", tuple(sorted(nodes)), (name,))
+            for (of, name), nodes in sorted(homes.items())
+            if of == model
+        ]
+        need = needs.get(model)
+        if need is not None and need.unknown:
+            yield unknown("spare-capacity", "; ".join(need.unknown), see, model)
+            continue
+        proof = (
+            f"{need.serving} serve, the present load needs {need.needed} "
+            f"(`upgrade.headroom` {rules.headroom:g}, `upgrade.keep` {rules.keep})"
+            if need
+            else "none gets requests"
+        )
+        try:
+            plan = plan_waves(groups, loads, rules)
+        except FleetError as error:
+            said = "; ".join(error.problems)
+            verdict = Verdict(
+                Status.WARN, "cannot be upgraded without an outage", f"{proof}: {said}",
+                f"one more replica: `serving.{model}.replicas`, or accept it when it comes: {see}",
+            )  # fmt: skip
+            yield Line("spare-capacity", model, verdict)
+            continue
+        what = f"can be upgraded in {count_of(len(plan.waves), 'wave')}"
+        yield Line("spare-capacity", model, Verdict(Status.OK, what, proof))

@@ -1,0 +1,113 @@
+"""Lines about what was rehearsed, and about the copy of the settings.  Pure."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpufleet.formatting import count_of, join_names
+from gpufleet.preflight.line import Line, Status, Verdict
+from gpufleet.upgrade.run.journal_entry import Entry
+from gpufleet.upgrade.run.upgrade_state import fold
+
+
+def rehearsal_lines(
+    journals: Sequence[Sequence[Entry]],
+    problems: Sequence[str],
+    drained: Sequence[str],
+    inventory: Path,
+    now: dt.datetime,
+) -> Iterator[Line]:
+    """
+    Yield whether a drain and a rollback of this inventory are on record.
+
+    `journals` are upgrades', `problems` those that cannot be read; `drained` are replicas that are
+    drained now. A drain by hand leaves no record once it is lifted.
+    """
+    drains: list[tuple[float, str]] = []
+    rollbacks: list[tuple[float, str]] = []
+    for entries in journals:
+        state = fold(entries)
+        if Path(state.inventory).resolve() != inventory.resolve():
+            continue
+        drains += [
+            (each.at, f"{each.group} by {state.id}") for each in entries if each.what == "drained"
+        ]
+        if state.kind == "rollback" and state.finished:
+            rollbacks.append((state.finished, f"{state.id}, of {state.of}"))
+        rollbacks += [
+            (each.at, f"{each.group} in {state.id}") for each in entries if each.what == "returned"
+        ]
+    unread = f"; not read: {join_names(problems)}" if problems else ""
+    many = count_of(len(journals), "journal")
+    if drains:
+        verdict = _done("a drain is on record", drains, now)
+    elif drained:
+        verdict = Verdict(Status.OK, "a drain is going on", f"{join_names(drained)} drained now")
+    else:
+        remedy = f'gpufleet drain {inventory} NODE --why "rehearsal", then gpufleet undrain'
+        proof = f"none in {many}{unread}; a drain by hand leaves no record: only an upgrade's does"
+        verdict = Verdict(Status.WARN, "no drain is on record", proof, remedy)
+    yield Line("rehearsal", "drain", verdict)
+    if rollbacks:
+        verdict = _done("a rollback is on record", rollbacks, now)
+    else:
+        remedy = f"gpufleet upgrade {inventory}, then gpufleet rollback {inventory}"
+        proof = f"none in {many}{unread}"
+        verdict = Verdict(Status.WARN, "no rollback is on record", proof, remedy)
+    yield Line("rehearsal", "rollback", verdict)
+
+
+def _done(what: str, found: Sequence[tuple[float, str]], now: dt.datetime) -> Verdict:
+    at, name = max(found)
+    when = dt.datetime.fromtimestamp(at, dt.UTC)
+    days = max(0, (now - when).days)
+    proof = f"last: {name}, {when:%Y-%m-%d}, {count_of(days, 'day')} ago"
+    return Verdict(Status.OK, what, proof)
+
+
+@dataclass(frozen=True)
+class GitState:
+    """What git says of a project's directory."""
+
+    commit: str = ""
+    """Abbreviated, with its date; "": there is none."""
+    changed: tuple[str, ...] = ()
+    """Files that are not committed."""
+    remotes: tuple[str, ...] = ()
+    """Their names."""
+    unpushed: int | None = None
+    """Commits that no remote has, as far as this checkout knows; None: not known."""
+    problem: str = ""
+    """Why git could not be asked, or that this is no checkout."""
+
+
+def backup_line(found: GitState, folder: str) -> Line:
+    """Return whether the settings of a project's folder are committed and have a copy elsewhere."""
+    add = f"git -C {folder} init, add, commit; then a remote"
+    if found.problem:
+        proof = f"{folder}: {found.problem}"
+        return Line("backup", "project", Verdict(Status.WARN, "are not in git", proof, add))
+    if not found.commit:
+        proof = f"{folder} has no commit"
+        return Line("backup", "project", Verdict(Status.WARN, "are not committed", proof, add))
+    wrong, remedy = [], []
+    if found.changed:
+        wrong.append(f"not committed: {join_names(found.changed)}")
+        remedy.append(f"git -C {folder} commit")
+    if not found.remotes:
+        wrong.append("no remote: there is no copy elsewhere")
+        remedy.append(f"git -C {folder} remote add origin URL, and push")
+    elif found.unpushed:
+        wrong.append(f"{count_of(found.unpushed, 'commit')} on no remote")
+        remedy.append(f"git -C {folder} push")
+    at = f"commit {found.commit}"
+    if wrong:
+        verdict = Verdict(
+            Status.WARN, "are not safe", f"{'; '.join(wrong)}; {at}", "; ".join(remedy)
+        )
+        return Line("backup", "project", verdict)
+    proof = f"{at}, on {join_names(found.remotes)}; nothing is uncommitted"
+    return Line("backup", "project", Verdict(Status.OK, "are committed", proof))

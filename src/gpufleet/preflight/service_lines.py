@@ -1,0 +1,195 @@
+"""Lines about declared services: do they answer, and to whom.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gpufleet.formatting import count_of, join_names
+from gpufleet.preflight.line import Line, Status, Verdict, by_node, reason
+from gpufleet.remote.query import Answer
+from gpufleet.serving.rank_status import Health
+from gpufleet.serving.status import FleetStatus
+from gpufleet.settings.base import LOOPBACK
+from gpufleet.settings.node_settings import NodeSettings
+
+Guard = Literal["key", "password", "network"]
+"""How a service keeps others out: by a client's key, a password, or not at all."""
+REFUSED = frozenset({401, 403})
+
+
+@dataclass(frozen=True)
+class Service:
+    """A service that a node declares."""
+
+    key: str
+    """Its setting: `gateway.port`."""
+    url: str
+    """As its own node reaches it; asked without a key or a password."""
+    listen: str
+    guard: Guard
+    open_by_choice: bool = False
+    """Whether the settings say that any client may use it."""
+
+    @property
+    def is_public(self) -> bool:
+        """Return whether other machines can connect to it."""
+        return self.listen not in LOOPBACK
+
+
+def services(settings: NodeSettings) -> tuple[Service, ...]:
+    """Return the services that a node declares beside vLLM's own servers."""
+    return tuple(_services(settings))
+
+
+def _services(settings: NodeSettings) -> Iterator[Service]:
+    of = settings.exporters
+    exporter = str(of.listen or "0.0.0.0")  # noqa: S104
+    scheme = "https" if of.tls else "http"
+    guard: Guard = "password" if of.basic_auth else "network"
+
+    def metrics(key: str, port: int) -> Service:
+        return Service(key, f"{scheme}://{host_of(exporter)}:{port}/metrics", exporter, guard)
+
+    if settings.gpu_node or settings.monitoring or settings.gateway:
+        yield metrics("node_exporter.port", settings.node_exporter.port)
+    if settings.dcgm and settings.dcgm.exporter_version:
+        yield metrics("dcgm.port", settings.dcgm.port)
+    if (watch := settings.monitoring) is not None:
+        for key, server in (("prometheus", watch.prometheus), ("alertmanager", watch.alertmanager)):
+            if server is not None:
+                url = f"http://{host_of(server.listen)}:{server.port}/-/ready"
+                yield Service(f"monitoring.{key}.port", url, server.listen, "network")
+    for key, front in (("gateway.port", settings.gateway), ("litellm.port", settings.litellm)):
+        if front is not None:
+            at = f"{'https' if front.tls else 'http'}://{host_of(front.listen)}:{front.port}"
+            yield Service(key, f"{at}/v1/models", front.listen, "key", front.allow_unauthenticated)
+    if settings.gateway:
+        url = f"http://{host_of(exporter)}:{settings.gateway.metrics_port}/metrics"
+        yield Service("gateway.metrics_port", url, exporter, "network")
+
+
+def host_of(listen: str) -> str:
+    """
+    Return the address at which a node reaches what listens there, as a URL has it.
+
+    >>> host_of("0.0.0.0"), host_of("::"), host_of("10.0.0.7")
+    ('127.0.0.1', '[::1]', '10.0.0.7')
+    """
+    if listen in {"", "0.0.0.0"}:  # noqa: S104
+        return "127.0.0.1"
+    if listen == "::":
+        return "[::1]"
+    return f"[{listen}]" if ":" in listen else listen
+
+
+def service_lines(
+    looks: Mapping[str, Answer], settings: Mapping[str, NodeSettings], inventory: str
+) -> tuple[Line, ...]:
+    """Return which services of each node do not answer, and which answer anyone."""
+    see = f"gpufleet drift {inventory}"
+    found = {}
+    for node, here in settings.items():
+        look = looks.get(node, "it was not asked")
+        if isinstance(look, str):
+            found[node] = Verdict(Status.UNKNOWN, "is not known", look, see)
+        else:
+            found[node] = _services_of(services(here), look, see)
+    return by_node("services", found)
+
+
+def _services_of(declared: tuple[Service, ...], look: Mapping[str, Any], see: str) -> Verdict:
+    # No `nft` on the node: no rules either.
+    fence = look["firewall"]
+    fenced = fence is True
+    unread = isinstance(fence, Mapping) and fence.get("missing") != "no_program"
+    dead: list[str] = []
+    ajar: list[str] = []
+    wide: list[str] = []
+    for each in declared:
+        status, why = _status(look["pages"].get(each.key))
+        if status is None:
+            dead.append(f"{each.key}: {why}")
+        elif each.guard in {"key", "password"} and status not in REFUSED:
+            said = f"{each.key}: answers {status} without a {each.guard}"
+            (ajar if status < 400 and not each.open_by_choice else wide).append(said)
+        elif each.guard == "network" and not 200 <= status < 400:
+            dead.append(f"{each.key}: answers {status}")
+        elif each.guard == "network" and each.is_public and not fenced and not unread:
+            wide.append(f"{each.key}: any machine that reaches the node can read it")
+    if dead:
+        return Verdict(Status.FAIL, "has services that do not answer", "; ".join(dead), see)
+    if ajar:
+        remedy = f"{see}; then the service's deploy again"
+        return Verdict(
+            Status.FAIL, "answers requests that it has to refuse", "; ".join(ajar), remedy
+        )
+    if wide:
+        remedy = "`firewall` in group_vars (docs/traffic/firewall.md), or a key or password"
+        return Verdict(Status.WARN, "has services without a guard", "; ".join(wide), remedy)
+    if unread and any(each.guard == "network" and each.is_public for each in declared):
+        proof = f"whether the firewall's rules are loaded: {reason(fence)}"
+        return Verdict(Status.UNKNOWN, "is not known", proof, "nft list table inet gpufleet")
+    guards = [f"{each.key} by its {each.guard}" for each in declared if each.guard != "network"]
+    if fenced:
+        guards.append("the others by the firewall")
+    how = join_names(guards) or "all listen on loopback"
+    proof = f"{count_of(len(declared), 'service')} answered; guarded: {how}"
+    return Verdict(Status.OK, "answer, and are guarded", proof)
+
+
+def _status(page: Any) -> tuple[int | None, str]:
+    """Return a page's HTTP status, or None and why there was none."""
+    if not isinstance(page, Mapping):
+        return None, "it was not asked"
+    if "missing" in page:
+        return None, reason(page)
+    status = page.get("status")
+    return status, "" if status is not None else str(page.get("error"))
+
+
+_BAD = {Health.STARTS: Status.WARN, Health.UNKNOWN: Status.UNKNOWN}
+
+
+def server_lines(
+    found: FleetStatus, settings: Mapping[str, NodeSettings], inventory: str
+) -> Iterator[Line]:
+    """
+    Yield how vLLM's own servers are, as `gpufleet status` has it, and who can use them.
+
+    A server that answers without its key does not count as serving there.
+    """
+    see = f"gpufleet status {inventory}"
+    for missing in found.missing:
+        verdict = Verdict(Status.FAIL, "replicas are missing", missing, see)
+        yield Line("services", "vLLM", verdict)
+    for node, why in found.silent.items():
+        yield Line("services", f"vLLM on {node}", Verdict(Status.UNKNOWN, "is not known", why, see))
+    bad = [each for each in found.replicas if not each.health.good]
+    for each in bad:
+        status = _BAD.get(each.health, Status.FAIL)
+        verdict = Verdict(status, f"does not serve: {each.health}", "; ".join(each.why), see)
+        yield Line("services", each.id, verdict)
+    open_nodes = sorted(_open_servers(settings.items()))
+    if open_nodes:
+        proof = "`vllm.allow_unauthenticated`: any client that reaches a server can use it"
+        remedy = "`vllm.api_key_file`, or `firewall` (docs/traffic/firewall.md)"
+        verdict = Verdict(Status.WARN, "has servers without a guard", proof, remedy)
+        yield from by_node("services", dict.fromkeys(open_nodes, verdict))
+    good = len(found.replicas) - len(bad)
+    if good and not found.missing:
+        proof = f"{good} of {count_of(len(found.replicas), 'replica')} serve"
+        if not open_nodes:
+            proof += ", and refuse a request without their key or take none from elsewhere"
+        verdict = Verdict(Status.OK, "replicas serve", proof)
+        yield Line("services", "vLLM", verdict)
+
+
+def _open_servers(nodes: Iterable[tuple[str, NodeSettings]]) -> Iterator[str]:
+    for node, here in nodes:
+        vllm = here.vllm
+        if vllm is None or not here.serving or vllm.api_key_file or vllm.listen in LOOPBACK:
+            continue
+        if here.firewall is None:
+            yield node

@@ -1,0 +1,167 @@
+"""Lines about models' files and free disk space.  Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpufleet import node_paths
+from gpufleet.formatting import count_of, join_names
+from gpufleet.preflight.line import Line, Status, Verdict, by_node, reason, unknown
+from gpufleet.remote.query import Answer
+
+
+@dataclass(frozen=True)
+class WantedModel:
+    """A model's files on a node."""
+
+    model: str
+    """Its entry in `serving`."""
+    directory: str
+    from_hub: bool
+    """False: it lies at a path of the node, which an operator fills."""
+    files: Mapping[str, tuple[str, str]] | None
+    """By name the algorithm and the digest; None: no lock names them."""
+
+
+def model_lines(
+    looks: Mapping[str, Answer], wanted: Mapping[str, tuple[WantedModel, ...]], inventory: str
+) -> tuple[Line, ...]:
+    """Return whether the models that a node serves lie there whole, one line a verdict."""
+    lines: list[Line] = []
+    models = sorted({each.model for models in wanted.values() for each in models})
+    for model in models:
+        found = {
+            node: _model(looks.get(node, "it was not asked"), each, inventory)
+            for node, models in wanted.items()
+            for each in models
+            if each.model == model
+        }
+        lines += [
+            Line(line.check, f"{model} on {line.subject}", line.verdict)
+            for line in by_node("model-files", found)
+        ]
+    if lines:
+        return tuple(lines)
+    return (unknown("model-files", "no node serves a model", f"gpufleet plan {inventory}"),)
+
+
+def is_whole(look: Answer, wanted: WantedModel) -> bool:
+    """Return whether a model is known to be whole on a node."""
+    return _model(look, wanted, "").status in {Status.OK, Status.WARN}
+
+
+def _model(look: Answer, wanted: WantedModel, inventory: str) -> Verdict:
+    deploy = f"gpufleet deploy vllm {inventory}"
+    if isinstance(look, str):
+        return Verdict(Status.UNKNOWN, "is not known", look, deploy)
+    said: Mapping[str, Any] = look["models"].get(wanted.directory, {"missing": "it was not asked"})
+    where = wanted.directory
+    put = deploy if wanted.from_hub else f"put the model's files into {where}"
+    if said.get("missing") == "absent" or isinstance(said.get("missing"), str):
+        if said["missing"] == "absent":
+            return Verdict(Status.FAIL, "is not there", f"{where} does not exist", put)
+        return Verdict(Status.UNKNOWN, "is not known", f"{where}: {reason(said)}", put)
+    # A deploy passes over a directory that is marked as complete.
+    again = f"remove {where}/.complete on the node, then {deploy}" if wanted.from_hub else put
+    for names, what in ((said["missing"], "has files missing"), (said["wrong"], "has other files")):
+        if names:
+            return Verdict(Status.FAIL, what, f"{where}: {join_names(names)}", again)
+    if wanted.from_hub and not said["complete"]:
+        return Verdict(Status.FAIL, "is not complete", f"{where}/.complete is not there", deploy)
+    for names, what in (
+        (said["changed"], "was changed after it was complete"),
+        (said["extra"], "has files that the lock does not name"),
+    ):
+        if names:
+            return Verdict(Status.FAIL, what, f"{where}: {join_names(names)}", again)
+    size = f"{said['bytes'] / (1 << 30):.1f} GiB"
+    if wanted.files is not None:
+        many = count_of(len(wanted.files), "file")
+        proof = (
+            f"{many} of the lock, {size}; {said['hashed']} hashed now, the larger ones when they "
+            "were placed, and not written since"
+        )
+        return Verdict(Status.OK, "is whole", proof)
+    if wanted.from_hub:
+        proof = f"{size}, complete; no lock has its hashes"
+        remedy = f"gpufleet lock {inventory} --models"
+        return Verdict(Status.WARN, "is whole, and has no lock", proof, remedy)
+    return Verdict(Status.OK, "is there", f"{size} at {where}, with all files that its index names")
+
+
+# -- disk
+
+
+def disk_lines(
+    answers: Mapping[str, Answer],
+    looks: Mapping[str, Answer],
+    models: Mapping[str, tuple[WantedModel, ...]],
+    releases: Mapping[str, str],
+    inventory: str,
+) -> tuple[Line, ...]:
+    """
+    Return whether another release and another revision of each model of the Hub have room.
+
+    As large as those that are there. `answers` are probes, `releases` the directory of the declared
+    release by node.
+    """
+    found = {
+        node: _disk(
+            answers.get(node, "it was not asked"),
+            looks.get(node, "it was not asked"),
+            tuple(each for each in models.get(node, ()) if each.from_hub),
+            release,
+            inventory,
+        )
+        for node, release in releases.items()
+    }
+    if found:
+        return by_node("disk", found)
+    return (unknown("disk", "no node has `vllm`", f"gpufleet validate {inventory}"),)
+
+
+def _disk(
+    probe: Answer, look: Answer, models: tuple[WantedModel, ...], release: str, inventory: str
+) -> Verdict:
+    see = f"gpufleet deploy vllm {inventory}"
+    for answer in (probe, look):
+        if isinstance(answer, str):
+            return Verdict(Status.UNKNOWN, "is not known", answer, see)
+    assert not isinstance(probe, str)  # noqa: S101  # what the loop has returned for
+    assert not isinstance(look, str)  # noqa: S101
+    disks: Mapping[str, Any] = probe["system"]["disks"]
+    needs: dict[str, list[tuple[str, float]]] = defaultdict(list)
+    size = look["folders"].get(release, {"missing": "it was not asked"})
+    if isinstance(size, Mapping):
+        said = "the release is not installed" if size["missing"] == "absent" else reason(size)
+        proof = f"how large the next release is, is not known: {said}"
+        return Verdict(Status.UNKNOWN, "is not known", proof, see)
+    needs[node_paths.RELEASES].append(("release", size / (1 << 30)))
+    for each in models:
+        there = look["models"].get(each.directory, {})
+        if "bytes" not in there:
+            proof = f"how large {each.model} is, is not known: {reason(there)}"
+            return Verdict(Status.UNKNOWN, "is not known", proof, see)
+        needs[node_paths.MODELS].append((each.model, there["bytes"] / (1 << 30)))
+    mounts: dict[str, tuple[float, list[tuple[str, float]]]] = {}
+    for path, parts in needs.items():
+        disk = disks.get(path)
+        if not isinstance(disk, Mapping) or "missing" in disk:
+            why = reason(disk) if isinstance(disk, Mapping) else "the probe does not have it"
+            return Verdict(Status.UNKNOWN, "is not known", f"space at {path}: {why}", see)
+        free, before = mounts.get(disk["mount"], (disk["free_mib"] / 1024, []))
+        mounts[disk["mount"]] = free, [*before, *parts]
+    shown: list[str] = []
+    short = False
+    for mount, (free, parts) in sorted(mounts.items()):
+        total = sum(gib for _, gib in parts)
+        what = ", ".join(f"{name} {gib:.1f}" for name, gib in parts)
+        shown.append(f"{mount}: {free:.1f} GiB free, {total:.1f} needed ({what})")
+        short = short or free < total
+    if short:
+        remedy = "free or add space there; `vllm.keep_releases` keeps fewer"
+        return Verdict(Status.WARN, "has no room for the next upgrade", "; ".join(shown), remedy)
+    return Verdict(Status.OK, "has room for the next upgrade", "; ".join(shown))

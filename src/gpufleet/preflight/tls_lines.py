@@ -1,0 +1,135 @@
+"""Lines about certificates: whom they convince, and until when.  Pure."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpufleet.formatting import join_names
+from gpufleet.monitoring.exporter_certificates import REMARK_DAYS
+from gpufleet.preflight.line import Line, Status, Verdict, by_node, reason, unknown
+from gpufleet.remote.query import Answer
+from gpufleet.settings.node_settings import NodeSettings
+
+
+@dataclass(frozen=True)
+class TlsServer:
+    """A server that shows a certificate, and who asks it."""
+
+    asked_from: str
+    """The node that connects to it: of an exporter the monitoring node, if there is one."""
+    node: str
+    """That it runs on."""
+    key: str
+    """Its setting: `gateway.port`."""
+    host: str
+    port: int
+    authorities: str | None
+    """PEM; None: those of the node that asks."""
+    trusts: str
+    """The file with the authorities, for the proof."""
+    by_name: bool
+    """Whether the certificate has to name the host as it is asked."""
+
+    @property
+    def id(self) -> str:
+        """Return its key in node_look.py's answer."""
+        return f"{self.node} {self.key}"
+
+    def parameters(self) -> dict[str, Any]:
+        """Return what node_look.py takes for it."""
+        return {
+            "host": self.host,
+            "port": self.port,
+            "authorities": self.authorities,
+            "name": self.by_name,
+        }
+
+
+def tls_lines(
+    looks: Mapping[str, Answer],
+    servers: tuple[TlsServer, ...],
+    settings: Mapping[str, NodeSettings],
+    now: dt.datetime,
+) -> tuple[Line, ...]:
+    """Return whether each certificate is believed where it is asked, and ends in good time."""
+    lines: list[Line] = []
+    for key in sorted({each.key for each in servers}):
+        mine = {each.node: each for each in servers if each.key == key}
+        found = {
+            node: certificate_verdict(each, looks.get(each.asked_from, "it was not asked"), now)
+            for node, each in mine.items()
+        }
+        lines += [
+            Line(line.check, f"{key} on {line.subject}", line.verdict)
+            for line in by_node("tls", found)
+        ]
+    plain = {
+        node: Verdict(
+            Status.WARN, "sends keys and prompts unencrypted", "`gateway.tls` is not set",
+            "`gateway.tls` (docs/traffic/gateway.md)",
+        )
+        for node, here in settings.items()
+        if here.gateway and not here.gateway.tls
+    }  # fmt: skip
+    plain |= {
+        node: Verdict(
+            Status.WARN, "sends exporters' passwords unencrypted", "`exporters.tls` is not set",
+            "`exporters.tls` (docs/monitor/monitoring.md)",
+        )
+        for node, here in settings.items()
+        if here.exporters.basic_auth and not here.exporters.tls and node not in plain
+    }  # fmt: skip
+    lines += by_node("tls", plain)
+    if lines:
+        return tuple(lines)
+    if not any(here.gateway for here in settings.values()):
+        proof = "no node has `gateway`, and no exporter `tls`: gpufleet deploys no certificate"
+        return (unknown("tls", proof, "openssl s_client -connect HOST:PORT, at your balancer"),)
+    return ()
+
+
+def certificate_verdict(server: TlsServer, look: Answer, now: dt.datetime) -> Verdict:
+    """Return what a node was shown, and whether it believed it."""
+    remedy = f"openssl s_client -connect {server.host}:{server.port}, on {server.asked_from}"
+    if isinstance(look, str):
+        return Verdict(Status.UNKNOWN, "is not known", f"{server.asked_from}: {look}", remedy)
+    said = look["tls"].get(server.id, {"missing": "it was not asked"})
+    if "missing" in said:
+        return Verdict(Status.UNKNOWN, "is not known", reason(said), remedy)
+    end, names = _read(said["certificate"])
+    trust = f"asked from {server.asked_from}, trusting {server.trusts}"
+    renew = "renew it, and run the deploy of what shows it"
+    if end is None and not said["verified"]:
+        return Verdict(Status.FAIL, "shows no certificate", f"{said['why']}; {trust}", remedy)
+    if end is None:
+        return Verdict(Status.UNKNOWN, "is not known", "the certificate cannot be parsed", remedy)
+    shown = f"ends on {end:%Y-%m-%d}, names {join_names(names) or 'nothing'}"
+    if end < now:
+        return Verdict(Status.FAIL, "its certificate has ended", f"{shown}; {trust}", renew)
+    if not said["verified"]:
+        proof = f"{said['why']}; {shown}; {trust}"
+        return Verdict(Status.FAIL, "its certificate is not believed", proof, renew)
+    if (left := (end - now).days) < REMARK_DAYS:
+        what = f"its certificate ends in {left} days"
+        return Verdict(Status.WARN, what, f"{shown}; {trust}", renew)
+    return Verdict(Status.OK, "its certificate is believed", f"{shown}; {trust}")
+
+
+def _read(certificate: str) -> tuple[dt.datetime | None, tuple[str, ...]]:
+    """Return when a certificate ends, and the names in it; None: it cannot be parsed."""
+    from cryptography import x509
+
+    try:
+        found = x509.load_der_x509_certificate(base64.b64decode(certificate, validate=True))
+        end = found.not_valid_after_utc
+    except ValueError:
+        return None, ()
+    try:
+        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        return end, tuple(str(each.value) for each in names)
+    except (x509.ExtensionNotFound, ValueError):
+        return end, ()
