@@ -29,6 +29,16 @@ from gpufleet.node import probe_document
 from gpufleet.node.machine import from_probe
 from gpufleet.operations.remove_parts import remains
 from gpufleet.planning.multinode import reachability
+from gpufleet.preflight import (
+    alert_lines,
+    network_lines,
+    service_lines,
+    storage_lines,
+    tls_lines,
+)
+from gpufleet.preflight.network_lines import KnownNode
+from gpufleet.preflight.storage_lines import WantedModel
+from gpufleet.preflight.tls_lines import TlsServer
 from gpufleet.progress import Amount
 from gpufleet.remote.answer_forms import reading
 from gpufleet.serving.logs import Journals, format_lines
@@ -41,6 +51,7 @@ from gpufleet.upgrade.run.node_answers import NodeLook
 from tests.support.checkout import ROOT
 from tests.unit.gpu_software.test_driver_activation import HOLDER, NEW, document
 from tests.unit.planning.multinode import test_reachability as reach
+from tests.unit.preflight import sound_fleet
 from tests.unit.serving import test_status as status
 
 NODE = "gpu-07"
@@ -484,6 +495,27 @@ MODULES = {
     "said": {},
 }
 
+
+def _look_around(said: Document) -> object:
+    """Read a look as all lines of a preflight do; what it lacks is a line, no error."""
+    answer = said if isinstance(said, str) else dict(said)
+    looks = {NODE: answer, sound_fleet.FRONT: answer}
+    settings = dict.fromkeys(looks, sound_fleet.front_settings())
+    server = TlsServer(
+        sound_fleet.FRONT, sound_fleet.FRONT, "gateway.port", "a", 1, None, "x", by_name=False
+    )
+    model = WantedModel("qwen", sound_fleet.MODEL_DIRECTORY, from_hub=True, files=None)
+    lines = (
+        *service_lines.service_lines(looks, settings, "INVENTORY"),
+        *tls_lines.tls_lines(looks, (server,), settings, sound_fleet.NOW),
+        *alert_lines.alert_lines(looks, settings, {}, "INVENTORY"),
+        *storage_lines.model_lines(looks, {NODE: (model,)}, "INVENTORY"),
+        *network_lines.name_lines(looks, {"gpu-01": KnownNode("a.example")}, {}),
+        *network_lines.source_lines(looks, {NODE: {"source": "http://a"}}, {}, "INVENTORY"),
+    )
+    return [each.as_json() for each in lines]
+
+
 ROWS = (
     Row("change/change look", LOOK, _named(NodeLook.read)),
     Row("change/change lock", {**LOOK, "before": None, "ours": False}, _lock),
@@ -632,6 +664,12 @@ ROWS = (
         {"schema": 1, "step": "download", "bytes": 3, "total": 7, "line": None},
         _progress,
     ),
+    Row(
+        "preflight/alert_receipt",
+        {"schema": 1, "error": None, "before": sound_fleet.counts(1), "after": ""},
+        lambda said: alert_lines.read_receipt(NODE, said),
+    ),
+    Row("preflight/node_look", sound_fleet.look(sound_fleet.FRONT), _look_around),
     Row("probe/probe", PROBE, _probe),
     Row("probe/probe plan", {**PROBE, "upgrade": None}, _plan),
     Row("reach/preflight", reach.look(), _preflight),
