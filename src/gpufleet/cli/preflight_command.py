@@ -59,14 +59,14 @@ def preflight(
     as_json: bool,
 ) -> int:
     """
-    Show what is not ready for users, with proof.
+    Show what is not ready for users, with proof. Read-only.
 
     \b
     gpufleet preflight inventories/prod.py
     gpufleet preflight inventories/prod.py --key-file secrets/bench-key -o preflight.html
     gpufleet preflight inventories/prod.py --test-alert
 
-    Read-only, except for the alert of --test-alert. Takes at most a minute.
+    Changes nothing; --test-alert sends one alert. Takes at most a minute.
 
     Exit status: 0 all OK or WARN, 1 a FAIL, 2 something UNKNOWN and no FAIL, or error.
     """

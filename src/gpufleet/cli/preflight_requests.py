@@ -1,4 +1,4 @@
-"""Bounded rounds of questions to nodes, requests to gateways, and what git says.  Border."""
+"""Bounded rounds of questions to nodes, requests to gateways, and git.  Border."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def _models(body: bytes) -> tuple[str, ...]:
 
 
 def git_state(folder: Path) -> GitState:
-    """Return what git says of a folder; changes nothing."""
+    """Return the state of a folder in git; changes nothing."""
 
     def git(*words: str) -> str:
         run = subprocess.run(

@@ -70,7 +70,7 @@ def _done(what: str, found: Sequence[tuple[float, str]], now: dt.datetime) -> Ve
 
 @dataclass(frozen=True)
 class GitState:
-    """What git says of a project's directory."""
+    """The state of a project's directory in git."""
 
     commit: str = ""
     """Abbreviated, with its date; "": there is none."""

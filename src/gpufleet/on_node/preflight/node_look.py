@@ -158,11 +158,12 @@ def handshakes(asked: Dict[str, Any]) -> Dict[str, Any]:
 def handshake(asked: Dict[str, Any], context: ssl.SSLContext) -> str:
     """Return a server's certificate as base64 of DER; raises what goes wrong."""
     place = (asked["host"], asked["port"])
-    with (
-        socket.create_connection(place, timeout=REQUEST_SECONDS) as plain,
-        context.wrap_socket(plain, server_hostname=asked["host"]) as secured,
-    ):
-        return base64.b64encode(secured.getpeercert(binary_form=True) or b"").decode()
+    plain = socket.create_connection(place, timeout=REQUEST_SECONDS)
+    try:
+        with context.wrap_socket(plain, server_hostname=asked["host"]) as secured:
+            return base64.b64encode(secured.getpeercert(binary_form=True) or b"").decode()
+    finally:
+        plain.close()
 
 
 def model(directory: str, files: Optional[Dict[str, List[str]]]) -> Dict[str, Any]:
