@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from gpufleet.artifacts.operator_files import release_of
 from gpufleet.catalog import recorded_nodes
 from gpufleet.cli.plan_command import plan
 from gpufleet.fleet.assessment import plan_fleet
 from gpufleet.fleet.declared_hardware import with_identity
 from gpufleet.fleet.fleet_plan import running_stages
-from gpufleet.fleet.measured_rates import ModelRate, rates_for_rules, stored_results
+from gpufleet.fleet.measured_rates import ModelRate, as_units, rates_for_rules, stored_results
 from gpufleet.inventory.loader import Fleet, read
 from gpufleet.load_test import result
 from gpufleet.load_test.outcomes import Contract
@@ -27,6 +28,7 @@ from gpufleet.node.topology import node_from_probe
 from gpufleet.serving import unit
 from gpufleet.settings.monitoring_settings import Monitoring
 from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.serving_settings import Vllm
 from tests.support.checkout import ROOT
 from tests.support.fleet_folder import VLLM, FleetFolder
 from tests.unit.load_test.sample_results import measurement
@@ -191,6 +193,24 @@ def test_what_runs_has_its_own_rate_or_reason_where_the_plan_has_another() -> No
     assert both.holds_for == planned_only.holds_for == new.holds_for == ("planned",)
     assert str(planned_only).endswith("what is planned, not for what runs: qwen is unknown")
     assert str(new).endswith("(less than a day ago); holds for what is planned")
+
+
+def test_a_planned_release_is_that_of_its_lock_and_without_one_that_of_an_equal_unit(
+    fleet: MeasuredFleet,
+) -> None:
+    found = plan_fleet(fleet.nodes, read(fleet.inventory).gpu_nodes)
+    here = NodeSettings.model_validate(fleet.settings)
+    assert here.vllm
+    locks = {"lock": str(ROOT / "locks/vllm-0.32.0.txt"), "uv_lock": str(ROOT / "locks/uv.txt")}
+    locked = here.vllm.model_copy(update=locks)
+
+    def releases(vllm: Vllm) -> set[str]:
+        settings = dict.fromkeys(NAMES, here.model_copy(update={"vllm": vllm}))
+        return {each.release for each in as_units(found.plan.stages, found.running, settings)}
+
+    assert releases(here.vllm) == {RELEASE}
+    assert releases(here.vllm.model_copy(update={"version": "0.33.0"})) == {"0.33.0"}
+    assert releases(locked) == {release_of(locked).id} != {RELEASE}
 
 
 def test_a_damaged_result_is_noted_and_the_plan_is_shown(fleet: MeasuredFleet) -> None:
