@@ -241,8 +241,10 @@ def mend(fleet: Fleet, failure: Failure) -> None:
 
 
 def has_failed(fleet: Fleet) -> bool:
-    said = fleet.ssh(NODE, f"systemctl show -P ActiveState -P NRestarts {UNIT}").split()
-    return said[0] in {"failed", "inactive"} or int(said[-1]) > 0
+    said = fleet.ssh(NODE, f"systemctl show -p ActiveState,NRestarts {UNIT}")
+    restarts = re.search(r"NRestarts=(\d+)", said)
+    assert restarts
+    return bool(re.search("=(failed|inactive)", said)) or int(restarts[1]) > 0
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda each: each.name)
