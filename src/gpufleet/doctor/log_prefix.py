@@ -165,7 +165,7 @@ def _offset(zone: str | None) -> int | None:
 
 
 def _from_json(line: str) -> tuple[Stamp | None, str, str, str] | None:
-    """Return time, process, level and text of Docker's json-file or of the journal's export."""
+    """Return time, process, level and text of a line of JSON; None: of no form that is known."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
@@ -173,12 +173,19 @@ def _from_json(line: str) -> tuple[Stamp | None, str, str, str] | None:
     if not isinstance(entry, dict):
         return None
     if isinstance(entry.get("log"), str):
+        # Docker's json-file.
         inner = split_prefix(f"{entry.get('time', '')} ")
         return inner.stamp, "", "", entry["log"].rstrip("\n")
+    if isinstance(entry.get("message"), str) and "node" in entry:
+        # `gpufleet logs --json`: serving/logs.py.
+        inner = split_prefix(f"{entry.get('time', '')} ")
+        rank = "" if entry.get("rank") is None else f"/rank{entry['rank']}"
+        return inner.stamp, f"{entry['node']}{rank}", "", entry["message"]
     message = entry.get("MESSAGE")
     if isinstance(message, list):
         message = _from_bytes(message)
     if isinstance(message, str):
+        # `journalctl -o json`.
         level = _PRIORITIES.get(str(entry.get("PRIORITY")), "")
         # systemd stores what a service prints with one priority for every line.
         level = "" if entry.get("_TRANSPORT") == "stdout" else level

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import cache
 
 from gpufleet.doctor.log_prefix import Prefix, Stamp, split_prefix
 from gpufleet.doctor.log_reader import LogLine
@@ -94,6 +95,14 @@ def count_lines(lines: Iterable[LogLine], rules: Iterable[Rule]) -> Seen:
     return _Counter(rules).count(lines)
 
 
+@cache
+def _shortest(texts: frozenset[str]) -> tuple[str, ...]:
+    """Return the texts that have no other one in them: a line with any text has one of these."""
+    return tuple(
+        text for text in texts if not any(other in text for other in texts if other != text)
+    )
+
+
 class _Counter:
     """Reads lines. Most of them are only searched for plain texts; few are taken apart."""
 
@@ -102,11 +111,7 @@ class _Counter:
         self._table = [
             (pattern.needle, pattern, rule) for rule in self._rules for pattern in rule.patterns
         ]
-        # Lines with a text that has another one in it have the other one, too.
-        texts = {needle for needle, _, _ in self._table}
-        self._needles = [
-            text for text in texts if not any(other in text for other in texts - {text})
-        ]
+        self._needles = _shortest(frozenset(needle for needle, _, _ in self._table))
         self._untils = [(text, rule.id) for rule in self._rules for text in rule.until]
         self._seen = Seen()
         self._stamped: dict[str, str] = {}
@@ -143,8 +148,6 @@ class _Counter:
         """Take a line apart, and count it if it is of a rule."""
         seen, prefix = self._seen, line.split()
         text = prefix.text
-        if any(each in text for each in _SKIPPED):
-            return
         found = next(
             (
                 rule
@@ -162,7 +165,7 @@ class _Counter:
         for until, rule_id in self._untils:
             if until in text:
                 seen.tallies.pop((rule_id, line.source), None)
-        self._note_error(place, prefix, is_note=found is not None and found.kind is Kind.NOTE)
+        self._note_error(place, prefix, found.kind if found else None)
 
     def _place(self, line: LogLine, prefix: Prefix, order: int) -> Place:
         stamp = prefix.stamp
@@ -171,10 +174,10 @@ class _Counter:
         text = prefix.text.rstrip()[:LONGEST_QUOTE]
         return Place(line.source, line.number, prefix.process, stamp, text, order)
 
-    def _note_error(self, place: Place, prefix: Prefix, *, is_note: bool) -> None:
+    def _note_error(self, place: Place, prefix: Prefix, kind: Kind | None) -> None:
         """Keep the first error, and the end of the first traceback that is a failure's."""
         seen, key = self._seen, (place.source, place.process)
-        if is_note:
+        if kind is Kind.NOTE:
             # What ends so was no failure, as a client's mistake: what began it was none either.
             if self._tracebacks.pop(key, None) and seen.first_error:
                 error = seen.first_error
@@ -190,7 +193,9 @@ class _Counter:
             if len(self._tracebacks) < MOST_OPEN:
                 self._tracebacks[key] = place.number
         elif key in self._tracebacks:
-            if _EXCEPTION.match(place.text):
+            if kind is Kind.DERIVED:
+                del self._tracebacks[key]
+            elif _EXCEPTION.match(place.text):
                 seen.first_exception = place
             elif place.number > self._tracebacks[key] + LONGEST_TRACEBACK:
                 del self._tracebacks[key]

@@ -117,6 +117,7 @@ READERS: dict[str, tuple[tuple[str, ...], str, dict[str, bytes]]] = {
         "n.json",
         {"inventories/prod.py": INVENTORY, "group_vars/gpu_h100.yml": as_bytes(SETTINGS)},
     ),
+    "doctor": (("doctor", "{}/a.log"), "a.log", {}),
     "packages audit": (("packages", "audit", "{}/lock.txt"), "lock.txt", {}),
 }
 
@@ -154,6 +155,7 @@ WORDY: dict[str, tuple[str, ...]] = {
     "inventory": ("check", "WORD"),
     "report": ("upgrade", "{}/inventories/prod.py", "--report", "WORD"),
     "subcommand": ("WORD",),
+    "log": ("doctor", "WORD"),
     "import's name": ("import", "{}/it.sh", "--name", "WORD"),
 }
 

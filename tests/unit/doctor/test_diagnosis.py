@@ -13,7 +13,7 @@ from gpufleet.doctor.diagnosis import Findings, explain
 from gpufleet.doctor.diagnosis_text import as_json, text_lines
 from gpufleet.doctor.evidence import Evidence
 from gpufleet.doctor.log_reader import LogLine
-from gpufleet.doctor.rule_file import Kind, rules
+from gpufleet.doctor.rule_file import Kind, parse, rules
 from gpufleet.doctor.tallies import MOST_PROCESSES, OTHERS
 from tests.support.checkout import ROOT
 from tests.support.rows import each_row
@@ -118,6 +118,35 @@ def test_a_rank_that_only_waited_is_the_cause_if_nothing_else_failed() -> None:
     assert (causes(found), consequences(found)) == (["nccl-watchdog"], ["engine-init"])
 
 
+def test_of_two_that_follow_from_anything_the_earlier_one_is_the_cause() -> None:
+    timeout = (
+        "(APIServer pid=9) ERROR 11-20 10:20:00 [c.py:1] TimeoutError: Timed out waiting for "
+        "engine core processes to start."
+    )
+    found = explain(log(WATCHDOG, timeout))
+    assert (causes(found), consequences(found)) == (["nccl-watchdog"], ["engine-ready-timeout"])
+
+
+def test_nothing_follows_from_what_came_later() -> None:
+    later = OOM.format(5).replace("10:00", "11:00")
+    assert causes(explain(log(WATCHDOG, later))) == ["nccl-watchdog", "mem-torch-oom"]
+
+
+def test_rules_that_name_each_other_leave_the_earlier_one_as_the_cause() -> None:
+    sound = {"component": "vllm", "cause": "c", "fix": "f", "source": "s"}
+    known = parse(
+        iter(
+            [
+                {"id": "a", "lines": ["a broke"], "follows": ["b"], **sound},
+                {"id": "b", "lines": ["b broke"], "follows": ["*"], **sound},
+            ]
+        )
+    )
+    first, second = "2025-11-20T10:00:00Z a broke", "2025-11-20T10:00:09Z b broke"
+    found = explain(log(first, second), known=known)
+    assert (causes(found), consequences(found)) == (["a"], ["b"])
+
+
 def test_derived_lines_alone_are_unknown_with_the_first_traceback() -> None:
     found = explain(
         log(
@@ -138,6 +167,20 @@ def test_derived_lines_alone_are_unknown_with_the_first_traceback() -> None:
     assert "unknown: something failed" in text
     assert "KeyError: 'rope_theta'" in text
     assert "looked at: a.log (5 lines)" in text
+
+
+def test_a_traceback_that_ends_in_a_derived_line_is_not_the_exception() -> None:
+    found = explain(
+        log(
+            "Traceback (most recent call last):",
+            "RuntimeError: Engine core initialization failed. See root cause above.",
+            "Traceback (most recent call last):",
+            "KeyError: 'rope_theta'",
+        )
+    )
+    assert found.unknown
+    assert found.unknown.exception
+    assert found.unknown.exception.number == 4
 
 
 def test_an_error_that_no_rule_has_is_unknown_and_not_nothing() -> None:
@@ -208,6 +251,19 @@ def test_without_evidence_each_possible_cause_is_named_with_where_to_look() -> N
     assert [each.cause for each in found.causes] == [
         "Fabric manager does not run, or its version differs from the driver's."
     ]
+
+
+def test_causes_that_evidence_excludes_are_not_named() -> None:
+    evidence = Evidence(checks={"fabric-manager": True, "fabric-units": True})
+    (found,) = explain(log("Error 802: system not yet initialized"), evidence).causes
+    assert len(found.causes) == 2
+    assert not any("Fabric manager" in each.cause for each in found.causes)
+
+
+def test_a_line_without_a_time_has_that_of_the_line_before_it() -> None:
+    lines = ("2025-11-20T10:00:00-0500 gpu-01 vllm[7]: starting", "NVML: API mismatch: x")
+    (found,) = explain(log(*lines)).causes
+    assert f"{found.first_at:%F %T}" == "2025-11-20 15:00:00"
 
 
 def test_another_line_of_the_logs_is_evidence() -> None:
