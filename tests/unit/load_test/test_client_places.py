@@ -126,13 +126,16 @@ def test_the_ceiling_is_that_of_the_clients_there() -> None:
 def test_the_key_is_in_no_argument_environment_or_file_and_ends_leave_no_process(mark: str) -> None:
     with QueueServer(first_seconds=30.0, key=KEY) as server:
         seen: list[int] = []
+        environments: set[bytes] = set()
 
         def look(_now: float, _due: object) -> bool:
             for pid in children(mark):
                 seen.append(pid)
                 about = Path(f"/proc/{pid}")
-                shown = (about / "cmdline").read_bytes() + (about / "environ").read_bytes()
-                assert KEY.encode() not in shown
+                words = (about / "cmdline").read_text().split("\0")
+                assert words[1:] == ["-IS", "-c", LOADER, ""]
+                # The same as of the process that starts them, which began before there was a key.
+                environments.add((about / "environ").read_bytes())
                 opened = [str(each.readlink()) for each in (about / "fd").iterdir()]
                 assert not [e for e in opened if e[0] == "/" and not e.startswith("/dev/")]
             return True
@@ -143,6 +146,7 @@ def test_the_key_is_in_no_argument_environment_or_file_and_ends_leave_no_process
                 transport=clients.start,
             )  # fmt: skip
         assert len(set(seen)) >= 3, "two clients, and what started them"
+        assert len(environments) == 1
         assert all(is_over(pid, 3.0) for pid in set(seen))
 
 
