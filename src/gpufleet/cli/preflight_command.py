@@ -40,7 +40,7 @@ _STYLES = {"OK": "green", "WARN": "yellow", "UNKNOWN": "magenta", "FAIL": "bold 
 @click.option(
     "--test-alert",
     is_flag=True,
-    help="Send one test alert to the person on call; takes up to 35 s more.",
+    help="Send one test alert to the person on call; takes up to 50 s more.",
 )
 @click.option(
     "-o",

@@ -7,7 +7,7 @@ import json
 import ssl
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
@@ -15,10 +15,16 @@ from typing import TypeVar
 
 import gevent
 
+from gpufleet.artifacts.model_lock import Models, read_lock
+from gpufleet.artifacts.operator_files import release_of
 from gpufleet.errors import FleetError
+from gpufleet.inventory.loader import Fleet
 from gpufleet.monitoring.exporters import file_of_node
 from gpufleet.on_node.preflight.node_look import PARTIAL_CHAIN
+from gpufleet.preflight import look_questions
 from gpufleet.preflight.gateway_lines import GatewayAnswer
+from gpufleet.preflight.look_questions import LookQuestions
+from gpufleet.preflight.network_lines import KnownNode, own_addresses
 from gpufleet.preflight.rehearsal_lines import GitState
 from gpufleet.remote.query import Answer
 from gpufleet.sanitize import printable
@@ -66,15 +72,35 @@ def ask_bounded(
     return found
 
 
-def bounded(seconds: float, what: str, work: Callable[[], T]) -> T | tuple[str, ...]:
-    """Return what `work` returns, or sentences why there is nothing after at most `seconds`."""
+@dataclass(frozen=True)
+class Late:
+    """Work that had not ended in its time."""
+
+    why: str
+
+    def __str__(self) -> str:
+        return self.why
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Work that ended in a `FleetError`."""
+
+    problems: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "; ".join(self.problems)
+
+
+def bounded(seconds: float, what: str, work: Callable[[], T]) -> T | Late | Refused:
+    """Return what `work` returns within so many seconds, or why there is nothing."""
     try:
         with gevent.Timeout(seconds):
             return work()
     except gevent.Timeout:
-        return (f"{what} took over {seconds:.0f} s",)
+        return Late(f"{what} took over {seconds:.0f} s")
     except FleetError as error:
-        return error.problems
+        return Refused(error.problems)
 
 
 def ask_gateways(
@@ -192,3 +218,41 @@ def read_texts(files: Iterable[str]) -> Iterator[tuple[str, str]]:
             yield file, Path(file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             continue  # the line about settings names it
+
+
+def read_questions(
+    fleet: Fleet,
+    homes: Collection[tuple[str, str]],
+    answers: Mapping[str, Answer],
+    ca_file: str | None,
+) -> LookQuestions:
+    """
+    Return what each node is asked, with the locks and authorities that settings name.
+
+    `homes` are pairs of a model and a node, `answers` the probes. What cannot be read is left out:
+    the line about settings names it.
+    """
+    settings = {name: each.settings for name, each in fleet.gpu_nodes.items()}
+    locks: dict[str, Models] = {}
+    releases: dict[str, str] = {}
+    for node, here in settings.items():
+        if here.vllm is None:
+            continue
+        try:
+            locks.setdefault(here.vllm.models_lock, read_lock(Path(here.vllm.models_lock)))
+            releases[node] = release_of(here.vllm).directory
+        except FleetError:
+            continue
+    models = look_questions.wanted_models(homes, settings, locks)
+    files = look_questions.authority_files(fleet.nodes, ca_file)
+    probes = {name: each for name, each in answers.items() if not isinstance(each, str)}
+    return LookQuestions(
+        known={
+            name: KnownNode(each.address, own_addresses(probes.get(name, {})))
+            for name, each in fleet.nodes.items()
+        },
+        models=models,
+        sources=look_questions.download_pages(models, settings),
+        tls=look_questions.tls_servers(fleet.nodes, ca_file, dict(read_texts(files))),
+        releases=releases,
+    )

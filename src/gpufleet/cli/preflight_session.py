@@ -7,6 +7,7 @@ end: a round of questions is over after its seconds, whatever a node does.
 from __future__ import annotations
 
 import datetime as dt
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -15,21 +16,21 @@ from pathlib import Path
 import click
 import gevent
 
-from gpufleet.artifacts.model_lock import Models, read_lock
-from gpufleet.artifacts.operator_files import release_of
 from gpufleet.cli.common_options import operator_name
 from gpufleet.cli.preflight_requests import (
-    GATEWAY_SECONDS,
+    Late,
+    Refused,
     Timed,
     ask_bounded,
     ask_gateways,
     bounded,
     git_state,
-    read_texts,
+    read_questions,
 )
 from gpufleet.errors import FleetError
 from gpufleet.fleet import assessment, drift, fleet_plan, inventory_check
-from gpufleet.formatting import count_of
+from gpufleet.fleet.inventory_check import Validation
+from gpufleet.formatting import count_of, node_ranges
 from gpufleet.inventory.loader import read
 from gpufleet.load_test import result
 from gpufleet.load_test.level_runs import read_key
@@ -39,7 +40,6 @@ from gpufleet.planning.stage import Running, Stage
 from gpufleet.preflight import (
     alert_lines,
     gateway_lines,
-    look_questions,
     network_lines,
     node_lines,
     objective_lines,
@@ -51,8 +51,7 @@ from gpufleet.preflight import (
 )
 from gpufleet.preflight.alert_lines import Receipt
 from gpufleet.preflight.line import Line, Preflight, in_order, unknown
-from gpufleet.preflight.look_questions import LookQuestions
-from gpufleet.preflight.network_lines import ClockReading, KnownNode
+from gpufleet.preflight.network_lines import ClockReading
 from gpufleet.remote import payload
 from gpufleet.remote.query import Answer
 from gpufleet.serving.status import fleet_status
@@ -64,10 +63,16 @@ from gpufleet.upgrade.run.journal_entry import Entry
 from gpufleet.upgrade.run.node_answers import NodeLook
 from gpufleet.upgrade.run.node_questions import NodeQuestion
 
+WHOLE_SECONDS = 55.0
+"""Of all rounds together, so that a run with its start and its output takes less than a minute."""
 PROBE_SECONDS, LOOK_SECONDS, LOAD_SECONDS = 20.0, 20.0, 10.0
-"""Of each round of questions; with the plan they stay below a minute."""
+"""Of each round of questions, at most."""
 PLAN_SECONDS = 8.0
 """A plan of models that no node has reads their descriptions from the Hub."""
+
+
+SILENT = "the node did not answer: see its line of node-checks"
+"""In all other lines, so that silent nodes are one line of each."""
 
 
 @dataclass(frozen=True)
@@ -86,13 +91,17 @@ class Session:
 
     def __init__(self, inventory_file: str, wanted: Wanted) -> None:
         self.inventory, self.wanted = inventory_file, wanted
+        self._end = time.monotonic() + WHOLE_SECONDS
         self.fleet = read(inventory_file)
         self.now = dt.datetime.now(dt.UTC).replace(microsecond=0)
         self.key = read_key(wanted.key_file) if wanted.key_file else None
         self.settings = {name: each.settings for name, each in self.fleet.nodes.items()}
         self.gpu_settings = {name: each.settings for name, each in self.fleet.gpu_nodes.items()}
         self.answers: dict[str, Answer] = {}
-        self.stages: tuple[Stage, ...] | tuple[str, ...] = ()
+        self.planned: tuple[Stage, ...] = ()
+        self.plan_problems: tuple[str, ...] = ()
+        self.no_plan = ""
+        """Why it is not known whether there is a plan."""
         self.running: tuple[Running, ...] = ()
         self.topology: dict[str, Node] = {}
         self.looks: dict[str, Answer] = {}
@@ -109,12 +118,14 @@ class Session:
         with open_nodes(self.inventory) as nodes:
             self._probe(nodes)
             self._plan()
-            self.questions = self._questions()
+            homes = {(each.model, each.node) for each in self.running}
+            homes |= {(each.model, each.node) for each in self.planned}
+            self.questions = read_questions(self.fleet, homes, self.answers, self.wanted.ca_file)
             status = self._look_around(nodes)
             lines += self._load_lines(nodes)
             receipts = self._test_alert(nodes) if self.wanted.test_alert else {}
         lines += self._fleet_lines(status)
-        without, with_key = fronts.get(timeout=4 * GATEWAY_SECONDS)
+        without, with_key = fronts.get()
         lines += gateway_lines.refusal_lines(without, self.settings)
         lines += gateway_lines.key_lines(with_key, self.key, self.settings, self.inventory)
         lines += gateway_lines.limit_lines(self.settings)
@@ -122,6 +133,10 @@ class Session:
         lines += self._rehearsal_lines()
         lines.append(rehearsal_lines.backup_line(git.get(), self.fleet.root.name))
         return Preflight(self.inventory, self.now, version("gpufleet"), in_order(lines))
+
+    def _left(self, most: float) -> float:
+        """Return how many seconds a round may take: `most`, or what is left of the whole."""
+        return max(1.0, min(most, self._end - time.monotonic()))
 
     # -- asking
 
@@ -133,7 +148,7 @@ class Session:
         )
         asked = {("probe", name): probes.get(name, hello) for name in self.settings}
         found = {name: each.answer for (_, name), each in
-                 ask_bounded(nodes, asked, PROBE_SECONDS).items()}  # fmt: skip
+                 ask_bounded(nodes, asked, self._left(PROBE_SECONDS)).items()}  # fmt: skip
         self.answers = {name: found[name] for name in self.gpu_settings}
         self.silent = node_lines.silent_nodes(found)
         documents = {n: each for n, each in self.answers.items() if not isinstance(each, str)}
@@ -146,50 +161,22 @@ class Session:
                 self.silent[name] = self.answers[name] = f"its probe cannot be read: {error}"
 
     def _plan(self) -> None:
-        if node_lines.silent_nodes(self.answers):
+        if silent := node_lines.silent_nodes(self.answers):
+            self.no_plan = f"a plan needs an answer of every node; silent: {node_ranges(silent)}"
             return
         found = bounded(
-            PLAN_SECONDS,
+            self._left(PLAN_SECONDS),
             "the plan",
             lambda: assessment.plan_fleet(
                 self.answers, self.fleet.gpu_nodes, inventory=self.inventory
             ),
         )
-        self.stages = found if isinstance(found, tuple) else found.plan.stages
-
-    def _questions(self) -> LookQuestions:
-        homes = {(e.model, e.node) for e in self.running}
-        homes |= {(e.model, e.node) for e in self.stages if isinstance(e, Stage)}
-        locks: dict[str, Models] = {}
-        releases: dict[str, str] = {}
-        for node, here in self.gpu_settings.items():
-            if here.vllm is None:
-                continue
-            # What cannot be read, the line about settings names.
-            try:
-                locks.setdefault(here.vllm.models_lock, read_lock(Path(here.vllm.models_lock)))
-                releases[node] = release_of(here.vllm).directory
-            except FleetError:
-                continue
-        models = look_questions.wanted_models(homes, self.gpu_settings, locks)
-        files = look_questions.authority_files(self.fleet.nodes, self.wanted.ca_file)
-        return LookQuestions(
-            known={
-                name: KnownNode(
-                    each.address,
-                    network_lines.own_addresses(probe)
-                    if not isinstance(probe := self.answers.get(name, ""), str)
-                    else frozenset(),
-                )
-                for name, each in self.fleet.nodes.items()
-            },
-            models=models,
-            sources=look_questions.download_pages(models, self.gpu_settings),
-            tls=look_questions.tls_servers(
-                self.fleet.nodes, self.wanted.ca_file, dict(read_texts(files))
-            ),
-            releases=releases,
-        )
+        if isinstance(found, Late):
+            self.no_plan = found.why
+        elif isinstance(found, Refused):
+            self.plan_problems = found.problems
+        else:
+            self.planned = found.plan.stages
 
     def _look_around(self, nodes: Nodes) -> dict[str, Answer]:
         """Ask all nodes that answered, in one round; return what `serving/status` says."""
@@ -204,11 +191,11 @@ class Session:
             if name in self.gpu_settings:
                 asked["status", name] = NodeQuestion(status, LOOK_SECONDS, "the look")
                 asked["change", name] = node_questions.look()
-        found = ask_bounded(nodes, asked, LOOK_SECONDS)
+        found = ask_bounded(nodes, asked, self._left(LOOK_SECONDS))
         for name in self.settings:
             timed = found.get(("look", name))
-            self.looks[name] = timed.answer if timed else self.silent[name]
-            self.clocks[name] = _clock(timed) if timed else self.silent[name]
+            self.looks[name] = timed.answer if timed else SILENT
+            self.clocks[name] = _clock(timed) if timed else SILENT
         for name in self.gpu_settings:
             try:
                 if timed := found.get(("change", name)):
@@ -216,7 +203,7 @@ class Session:
             except FleetError:
                 continue  # its load and its marks are unknown then, and the lines say so
         return {
-            name: found[key].answer if (key := ("status", name)) in found else self.silent[name]
+            name: found[key].answer if (key := ("status", name)) in found else SILENT
             for name in self.gpu_settings
         }
 
@@ -255,7 +242,7 @@ class Session:
     # -- lines
 
     def _load_lines(self, nodes: Nodes) -> list[Line]:
-        silent = {n: why for n, why in self.silent.items() if n in self.gpu_settings}
+        silent = self.silent.keys() & self.gpu_settings.keys()
         missing = sorted({each.node for each in self.running} - self.changes.keys())
         loads: tuple[ReplicaLoad, ...] | str
         try:
@@ -263,36 +250,36 @@ class Session:
         except FleetError as error:
             return [unknown("spare-capacity", "; ".join(error.problems), "gpufleet validate")]
         if silent or missing:
-            loads = f"not all nodes say what runs: {', '.join(sorted({*silent, *missing}))}"
+            loads = f"not all nodes say what runs: {node_ranges({*silent, *missing})}"
         else:
             found = bounded(
-                LOAD_SECONDS,
+                self._left(LOAD_SECONDS),
                 "the look at loads",
                 lambda: observe.loads(
                     nodes, self.running, self.topology, self.gpu_settings, self.changes,
                     inventory=self.inventory, samples=1,
                 ),
             )  # fmt: skip
-            loads = (
-                "; ".join(map(str, found))
-                if found and isinstance(found[0], str)
-                else tuple(each for each in found if isinstance(each, ReplicaLoad))
-            )
+            loads = found if isinstance(found, tuple) else str(found)
         lines = plan_lines.spare_capacity_lines(self.running, loads, rules, self.inventory)
         return list(lines)
 
     def _fleet_lines(self, status: Mapping[str, Answer]) -> Iterator[Line]:
         validation = bounded(
-            PLAN_SECONDS, "the check", lambda: inventory_check.validate(self.fleet)
+            self._left(PLAN_SECONDS), "the check", lambda: inventory_check.validate(self.fleet)
         )
-        if isinstance(validation, tuple):
-            yield unknown("settings", "; ".join(validation), f"gpufleet validate {self.inventory}")
-        else:
+        if isinstance(validation, Validation):
             yield from plan_lines.settings_lines(validation, self.inventory, len(self.settings))
+        else:
+            yield unknown("settings", str(validation), f"gpufleet validate {self.inventory}")
         silent = node_lines.silent_nodes(self.answers)
-        yield from plan_lines.plan_lines(self.stages, self.gpu_settings, silent, self.inventory)
+        yield from plan_lines.plan_lines(
+            self.plan_problems or self.planned, self.gpu_settings, self.no_plan, self.inventory
+        )
         moved = drift.drift_from_probes(self.answers, self.gpu_settings, self.now.date())
-        yield from node_lines.driver_lines(self.answers, moved, self.gpu_settings, self.inventory)
+        yield from node_lines.driver_lines(
+            self._short_answers(), moved, self.gpu_settings, self.inventory
+        )
         wanted = {node: path.rpartition("/")[2] for node, path in self.questions.releases.items()}
         yield from node_lines.release_lines(self.running, wanted, self.inventory)
         report = assessment.check_nodes(self.answers, self.fleet.gpu_nodes)
@@ -313,6 +300,10 @@ class Session:
             inventory=self.inventory,
         )
 
+    def _short_answers(self) -> dict[str, Answer]:
+        """Return the probes; of a silent node only that it is."""
+        return {n: SILENT if isinstance(each, str) else each for n, each in self.answers.items()}
+
     def _all_answers(self) -> dict[str, Answer]:
         """Return the probes, and the sentences of nodes without GPUs that did not answer."""
         return {**self.answers, **self.silent}
@@ -327,7 +318,7 @@ class Session:
         }
         yield from network_lines.source_lines(gpu_looks, asked.sources, incomplete, self.inventory)
         yield from storage_lines.disk_lines(
-            self.answers, gpu_looks, asked.models, asked.releases, self.inventory
+            self._short_answers(), gpu_looks, asked.models, asked.releases, self.inventory
         )
         yield from network_lines.name_lines(self.looks, asked.known, asked.hosts)
         yield from network_lines.clock_lines(self.clocks)

@@ -76,7 +76,7 @@ def _names(
     node: str, look: Answer, nodes: Mapping[str, KnownNode], hosts: Collection[str]
 ) -> Verdict:
     if isinstance(look, str):
-        return Verdict(Status.UNKNOWN, "is not known", look, f"getent ahosts NAME on {node}")
+        return Verdict(Status.UNKNOWN, "is not known", look, "getent ahosts NAME, on the node")
     names: Mapping[str, Any] = look["names"]
     wrong: list[str] = []
     unread: list[str] = []
@@ -175,7 +175,7 @@ def clock_lines(clocks: Mapping[str, ClockReading | str]) -> tuple[Line, ...]:
     together = _agree(known)
     for node, clock in clocks.items():
         if isinstance(clock, str):
-            found[node] = Verdict(Status.UNKNOWN, "is not known", clock, f"date -u on {node}")
+            found[node] = Verdict(Status.UNKNOWN, "is not known", clock, "date -u, on the node")
         else:
             found[node] = _clock(clock, together=together)
     apart = [Line("clocks", f"{one} and {other}", verdict) for one, other, verdict in _pairs(known)]
@@ -245,7 +245,7 @@ def source_lines(
         if not wanted.get(node):
             continue
         if isinstance(look, str):
-            remedy = f"gpufleet probe {inventory} --limit {node}"
+            remedy = f"gpufleet probe {inventory}"
             found[node] = Verdict(Status.UNKNOWN, "is not known", look, remedy)
             continue
         answers = {url: _page(look, key) for key, url in wanted[node].items()}

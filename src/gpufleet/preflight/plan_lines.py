@@ -43,21 +43,20 @@ def declared_replicas(settings: Mapping[str, NodeSettings]) -> dict[str, int]:
 def plan_lines(
     stages: Sequence[Stage] | Sequence[str],
     settings: Mapping[str, NodeSettings],
-    silent: Mapping[str, str],
+    why_unknown: str,
     inventory: str,
 ) -> Iterator[Line]:
     """
     Yield whether every model has a plan, and what one lost node leaves.
 
-    `stages` are the plan's, or the sentences for which there is none. `silent` has the nodes that
-    did not answer, and why.
+    `stages` are the plan's, or the sentences for which there is none. `why_unknown`: why there may
+    be one; "" if that is known.
     """
     see = f"gpufleet plan {inventory}"
     planned = [each for each in stages if isinstance(each, Stage)]
     problems = [each for each in stages if isinstance(each, str)]
-    if silent:
-        why = "; ".join(f"{node}: {said}" for node, said in sorted(silent.items()))
-        yield unknown("plan", f"a plan needs an answer of every node: {why}", see)
+    if why_unknown:
+        yield unknown("plan", why_unknown, see)
         yield unknown("one-lost-node", "there is no plan", see)
         return
     if problems:

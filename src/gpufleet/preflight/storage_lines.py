@@ -45,7 +45,11 @@ def model_lines(
         ]
     if lines:
         return tuple(lines)
-    return (unknown("model-files", "no node serves a model", f"gpufleet plan {inventory}"),)
+    return (
+        unknown(
+            "model-files", "no model is known to be planned or to run", f"gpufleet plan {inventory}"
+        ),
+    )
 
 
 def is_whole(look: Answer, wanted: WantedModel) -> bool:

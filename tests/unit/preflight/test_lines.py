@@ -61,9 +61,9 @@ def test_mistakes_of_settings_fail_and_notes_warn():
     assert [e.status for e in lines(remarks=("a file is not read",))] == [WARN]
 
 
-def planned(stages: Any, silent: Any = None) -> list[Line]:
+def planned(stages: Any, why_unknown: str = "") -> list[Line]:
     settings = dict.fromkeys(GPU_NODES, fleet.gpu_settings())
-    return [*plan_lines.plan_lines(stages, settings, silent or {}, INVENTORY)]
+    return [*plan_lines.plan_lines(stages, settings, why_unknown, INVENTORY)]
 
 
 def by_check(lines: Iterable[Line]) -> dict[str, Status]:
@@ -86,7 +86,7 @@ def test_a_model_with_too_few_replicas_and_a_plan_that_is_refused_fail():
 
 
 def test_without_an_answer_of_every_node_the_plan_is_unknown():
-    lines = planned((), {ONE: "no answer"})
+    lines = planned((), f"{ONE}: no answer")
     assert by_check(lines) == {"plan": UNKNOWN, "one-lost-node": UNKNOWN}
     assert ONE in lines[0].verdict.proof
 
