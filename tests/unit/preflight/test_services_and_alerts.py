@@ -123,7 +123,9 @@ def test_an_alertmanager_that_does_not_answer_or_gets_no_alerts_fails():
 
 
 def test_failed_notifications_warn_and_none_at_all_is_unknown():
-    assert alerts(pages=page(fleet.counts(3, failed=1))).status is WARN
+    failed = alerts(pages=page(fleet.counts(3, failed=1)))
+    assert failed.status is WARN
+    assert "3 delivered, 1 failed" in failed.proof, "Alertmanager's total counts both"
     none = alerts(pages=page(fleet.counts(0)))
     assert none.status is UNKNOWN
     assert "--test-alert" in none.remedy
