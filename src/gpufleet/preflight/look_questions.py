@@ -171,7 +171,8 @@ def _servers(
                 ports["dcgm.port"] = here.dcgm.port
             for key, port in ports.items():
                 yield TlsServer(
-                    watching[0] if watching else node, node, key, each.address, port,
+                    watching[0] if watching else node, node, key,
+                    str(here.exporters.listen or each.address), port,
                     read.get(file) if file else None,
                     Path(file).name if file else "the system's authorities", by_name=True,
                 )  # fmt: skip
