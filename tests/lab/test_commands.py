@@ -343,6 +343,25 @@ def finished(fleet: TlsFleet) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in counts)
 
 
+def test_doctor_names_the_gateway_that_stopped_and_nothing_else(fleet: TlsFleet) -> None:
+    def hurts() -> list[tuple[str, str]]:
+        run = fleet.gpufleet("doctor", fleet.inventory, "--json")
+        assert run.status in (0, 1, 2), run.output
+        found = json.loads(run.stdout)["problems"]
+        return [
+            (each["subject"], each["impact"])
+            for each in found
+            if each["impact"] in ("outage", "degraded")
+        ]
+
+    assert hurts() == []
+    fleet.ssh(GATEWAY, "systemctl stop gpufleet-gateway")
+    try:
+        assert hurts() == [(f"gateway {GATEWAY}", "outage")]
+    finally:
+        fleet.ssh(GATEWAY, "systemctl start gpufleet-gateway")
+
+
 def test_prepare_brings_what_a_change_needs_and_touches_nothing_that_runs(fleet: TlsFleet) -> None:
     """The unit lies beside the one that runs; with the old declaration it is gone again."""
     before = fleet.pids()
