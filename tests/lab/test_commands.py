@@ -300,7 +300,9 @@ def test_preflight_says_what_is_ready_and_finds_what_is_broken(fleet: TlsFleet) 
     lines = preflight(fleet, "--key-file", str(key), "-o", str(page))
     fleet.ssh(GATEWAY, f"systemctl stop {unit}")
     fleet.ssh(NODES[0], f"mv {model}/config.json /root/config.json")
-    fleet.ssh(NODES[1], f"cp /etc/hosts /root/hosts; echo 203.0.113.9 {NODES[0]} >>/etc/hosts")
+    # The first entry of a name counts, or all of them: nsswitch.conf's and the C library's choice.
+    first = f"echo 203.0.113.9 {NODES[0]}; cat /root/hosts"
+    fleet.ssh(NODES[1], f"cp /etc/hosts /root/hosts; {{ {first}; }} >/etc/hosts")
     try:
         broken = preflight(fleet, "--key-file", str(key))
     finally:
@@ -328,7 +330,7 @@ def test_preflight_says_what_is_ready_and_finds_what_is_broken(fleet: TlsFleet) 
     assert is_found("alerts", "FAIL", GATEWAY, "refused"), amiss
     assert is_found("services", "FAIL", GATEWAY, "monitoring.alertmanager.port"), amiss
     assert is_found("model-files", "FAIL", NODES[0], "config.json"), amiss
-    assert is_found("names", "WARN", NODES[1], f"{NODES[0]} is 203.0.113.9"), amiss
+    assert is_found("names", "WARN", NODES[1], "203.0.113.9"), amiss
     assert fleet.pids() == pids, "it only reads"
 
 

@@ -167,7 +167,7 @@ def _servers(
         if (tls := here.exporters.tls) is not None:
             file = file_of_node(tls.ca_file, node) if tls.ca_file else None
             ports = {"node_exporter.port": here.node_exporter.port}
-            if here.dcgm and here.dcgm.exporter_version:
+            if here.gpu_node and here.dcgm and here.dcgm.exporter_version:
                 ports["dcgm.port"] = here.dcgm.port
             for key, port in ports.items():
                 yield TlsServer(

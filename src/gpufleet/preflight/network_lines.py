@@ -117,10 +117,14 @@ def _elsewhere(
             continue
         at = names.get(known.address)
         there = set(at) if isinstance(at, list) else {known.address}
-        if isinstance(at, list) and known.own and not there & known.own:
+        if isinstance(at, list) and known.own and there - known.own:
             addresses.append(f"{known.address} is {join_names(at)}, {name} has other addresses")
         said = names.get(name)
-        if name != known.address and isinstance(said, list) and not (there | known.own) & set(said):
+        if name == known.address or not isinstance(said, list):
+            continue
+        # Of a node without a probe its other addresses are not known: one that fits is enough.
+        strange = set(said) - known.own - there if known.own else not there & set(said)
+        if strange:
             others.append(f"{name} is {join_names(said)}, the inventory has {known.address}")
     return addresses, others
 

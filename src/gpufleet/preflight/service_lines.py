@@ -54,7 +54,8 @@ def _services(settings: NodeSettings) -> Iterator[Service]:
 
     if settings.gpu_node or settings.monitoring or settings.gateway:
         yield metrics("node_exporter.port", settings.node_exporter.port)
-    if settings.dcgm and settings.dcgm.exporter_version:
+    # Settings of a group reach nodes without GPUs too, which have no DCGM.
+    if settings.gpu_node and settings.dcgm and settings.dcgm.exporter_version:
         yield metrics("dcgm.port", settings.dcgm.port)
     if (watch := settings.monitoring) is not None:
         for key, server in (("prometheus", watch.prometheus), ("alertmanager", watch.alertmanager)):
@@ -133,7 +134,7 @@ def _services_of(declared: tuple[Service, ...], look: Mapping[str, Any], see: st
         return Verdict(Status.UNKNOWN, "is not known", proof, "nft list table inet gpufleet")
     guards = [f"{each.key} by its {each.guard}" for each in declared if each.guard != "network"]
     if fenced:
-        guards.append("the others by the firewall")
+        guards.append("the others by the firewall" if guards else "by the firewall")
     how = join_names(guards) or "all listen on loopback"
     proof = f"{count_of(len(declared), 'service')} answered; guarded: {how}"
     return Verdict(Status.OK, "answer, and are guarded", proof)
@@ -181,7 +182,7 @@ def server_lines(
     if good and not found.missing:
         proof = f"{good} of {count_of(len(found.replicas), 'replica')} serve"
         if not open_nodes:
-            proof += ", and refuse a request without their key or take none from elsewhere"
+            proof += "; each asks for its key, or is behind the firewall or on loopback"
         verdict = Verdict(Status.OK, "replicas serve", proof)
         yield Line("services", "vLLM", verdict)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpufleet.formatting import join_names
+from gpufleet.formatting import count_of, join_names
 from gpufleet.monitoring.exporter_certificates import REMARK_DAYS
 from gpufleet.preflight.line import Line, Status, Verdict, by_node, reason, unknown
 from gpufleet.remote.query import Answer
@@ -114,7 +114,7 @@ def certificate_verdict(server: TlsServer, look: Answer, now: dt.datetime) -> Ve
         proof = f"{said['why']}; {shown}; {trust}"
         return Verdict(Status.FAIL, "its certificate is not believed", proof, renew)
     if (left := (end - now).days) < REMARK_DAYS:
-        what = f"its certificate ends in {left} days"
+        what = f"its certificate ends in {count_of(left, 'day')}"
         return Verdict(Status.WARN, what, f"{shown}; {trust}", renew)
     return Verdict(Status.OK, "its certificate is believed", f"{shown}; {trust}")
 

@@ -237,6 +237,7 @@ def test_a_name_that_leads_to_another_machine_is_found():
     other = names({ONE: ["203.0.113.9"]})
     assert other.status is WARN
     assert "gpu-01 is 203.0.113.9" in other.proof
+    assert names({ONE: ["10.0.0.1", "203.0.113.9"]}).status is WARN, "one of two is enough"
     used = {"gpu-01.example": ["203.0.113.9"]}
     assert names(used, "gpu-01.example").status is FAIL
     assert names({TWO: ["127.0.1.1"]}).status is OK, "a node's own name may be loopback there"

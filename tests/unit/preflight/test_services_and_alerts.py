@@ -54,6 +54,15 @@ def test_without_a_firewall_what_has_no_password_is_open():
     assert front(firewall={"missing": "timeout"}).status is UNKNOWN
 
 
+def test_a_node_without_gpus_has_no_dcgm_whatever_its_group_sets():
+    lock = {"driver": "580.95.06"}
+    versions = {"version": "1:4.6.0-1", "exporter_version": "4.8.2-1"}
+    dcgm = {"gpu_lock": lock, "dcgm": versions}
+    keys = {each.key for each in service_lines.services(fleet.gpu_settings(**dcgm))}
+    assert keys == {"node_exporter.port", "dcgm.port"}
+    assert front(fleet.front_settings(**dcgm)).status is OK
+
+
 def test_a_silent_node_is_unknown():
     lines = service_lines.service_lines({}, {ONE: fleet.gpu_settings()}, INVENTORY)
     assert [each.status for each in lines] == [UNKNOWN]
