@@ -4,6 +4,8 @@ A stand-in for vLLM's OpenAI server: slots, one FIFO queue, service times that a
     with QueueServer(slots=4, first_seconds=0.02, token_seconds=0.005) as server:
         ... server.url, server.capacity(tokens=10), server.record
 
+`async with` serves in the loop that runs, by that loop's clock.
+
 A request waits for a slot, holds it for `first_seconds` + (tokens - 1) * `token_seconds`, and gets
 its tokens at those times as vLLM streams them. Slots are busy by the clock of the plan: a request
 begins when its slot was to be free, not when the event loop came to it, so the capacity is exact.
@@ -27,17 +29,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 Fault = Literal[
-    "",
-    "500",
-    "429",
-    "reset",
-    "cut off",
-    "hang",
-    "stop",
-    "error in stream",
-    "closed",
+    "", "500", "429", "reset", "cut off", "hang", "stop", "error in stream", "closed",
     "not a stream",
-]
+]  # fmt: skip
 """What happens to a request: "reset", "cut off" (its connection ends), "hang" and "error in stream"
 after its first token; "stop": it has no end mark, but ends well otherwise; "": nothing."""
 
@@ -51,7 +45,7 @@ SECRET_TEXT = "text-of-an-answer"
 
 @dataclass
 class Seen:
-    """One request, as the server saw it; times are those of time.monotonic()."""
+    """One request, as the server saw it; times are those of its event loop's clock."""
 
     arrived: float
     path: str
@@ -74,7 +68,7 @@ class Seen:
 
 
 class QueueServer:
-    """A server in a thread of this process, with an event loop of its own."""
+    """A server in a thread of this process with a loop of its own, or in a loop that runs."""
 
     def __init__(
         self,
@@ -89,7 +83,7 @@ class QueueServer:
         model: str = "stand-in",
     ) -> None:
         """
-        Describe a server; `with` starts it.
+        Describe a server; `with` or `async with` starts it.
 
         `faults` happen to requests in their order, from the first again after the last. With
         `exponential`, a seed, the first token takes a random time of the mean `first_seconds`.
@@ -117,6 +111,13 @@ class QueueServer:
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join(10)
+
+    async def __aenter__(self) -> Self:
+        await self._listen()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._listening.close()
 
     @property
     def url(self) -> str:
@@ -149,16 +150,19 @@ class QueueServer:
     def _run(self) -> None:
         asyncio.run(self._serve())
 
-    async def _serve(self) -> None:
+    async def _listen(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._end = asyncio.Event()
-        server = await asyncio.start_server(
+        self._listening = await asyncio.start_server(
             self._connection, "127.0.0.1", 0, ssl=self._tls, backlog=2048, limit=1 << 22
         )
-        self.port = server.sockets[0].getsockname()[1]
+        self.port = self._listening.sockets[0].getsockname()[1]
+
+    async def _serve(self) -> None:
+        self._end = asyncio.Event()
+        await self._listen()
         self._ready.set()
         await self._end.wait()
-        server.close()
+        self._listening.close()
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
 
@@ -190,7 +194,7 @@ class QueueServer:
         if self._key is not None and headers.get("authorization") != f"Bearer {self._key}":
             await self._status(writer, "401 Unauthorized")
             return True
-        seen = Seen(time.monotonic(), path, headers, json.loads(data), connection=connection)
+        seen = Seen(self._loop.time(), path, headers, json.loads(data), connection=connection)
         self.record.append(seen)
         if self._faults:
             seen.fault = self._faults[(len(self.record) - 1) % len(self._faults)]
@@ -242,7 +246,7 @@ class QueueServer:
         try:
             end, goes_on = await self._stream(seen, reader, writer)
         finally:
-            seen.ended = time.monotonic() if end is None else end
+            seen.ended = self._loop.time() if end is None else end
             self._release(seen.ended)
         return goes_on
 
@@ -286,13 +290,13 @@ class QueueServer:
         at = seen.began + first
         for number in range(seen.tokens):
             at = seen.began + first + number * self.token_seconds
-            await asyncio.sleep(at - time.monotonic())
+            await asyncio.sleep(at - self._loop.time())
             if reader.at_eof() or writer.transport.is_closing():
-                return time.monotonic(), False
+                return self._loop.time(), False
             if number == 0 and chat:
                 writer.write(self._event(chat=True, role=True))
             if number == 1 and seen.fault in ("reset", "cut off", "hang", "error in stream"):
-                return time.monotonic(), await self._break(seen.fault, reader, writer)
+                return self._loop.time(), await self._break(seen.fault, reader, writer)
             writer.write(self._event(chat=chat, last=number == seen.tokens - 1))
         prompt = len(seen.prompt) if isinstance(seen.prompt, list) else 7
         usage = {

@@ -155,6 +155,7 @@ def run_level(
     *,
     on_beat: Callable[[Beat], None] | None = None,
     transport: Transport = local_client,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> LevelRun:
     """
     Put one level of load on a server; return when all of it is over.
@@ -162,7 +163,7 @@ def run_level(
     About once a second `decide(now, in_flight)` is called; True ends the level. Before each call
     `on_outcome` has had every request that was due until `now` and is not in `in_flight` (when
     those were due, sorted), and none that was due later: fast ones do not come in before slow ones.
-    The rest follows when the clients end.
+    The rest follows when the clients end. `sleep` waits between two looks at what they print.
 
     Raises `FleetError` when a client ends early. Whatever is raised, also by these functions, no
     client is left.
@@ -178,7 +179,7 @@ def run_level(
             clients.append(Client(links[-1]))
         wait_for(clients, lambda client: client.ready)
         most = spec.seconds + spec.give_up_seconds + _END_SECONDS
-        return LevelLoop(clients, on_outcome, decide, on_beat).run(drain, most)
+        return LevelLoop(clients, on_outcome, decide, on_beat, sleep).run(drain, most)
     except ClientError as problem:
         why = [link.close() for link in links]
         raise FleetError(
@@ -198,8 +199,9 @@ class LevelLoop:
         on_outcome: Callable[[Outcome], None],
         decide: Callable[[float, Sequence[float]], bool],
         on_beat: Callable[[Beat], None] | None = None,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._clients = clients
+        self._clients, self._sleep = clients, sleep
         self._on_outcome, self._decide, self._on_beat = on_outcome, decide, on_beat
         self._held: list[Outcome] = []
         """Due after what all clients have said, sorted."""
@@ -216,7 +218,7 @@ class LevelLoop:
             client.say(f"start {START_SECONDS}")
         last, until = 0.0, time.monotonic() + START_SECONDS + seconds
         while not all(client.totals for client in self._clients):
-            time.sleep(_POLL_SECONDS)
+            self._sleep(_POLL_SECONDS)
             self._read()
             now = min(client.now for client in self._clients)
             if self._decided_at is None and last + _DECIDE_SECONDS <= now < float("inf"):

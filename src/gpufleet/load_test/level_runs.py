@@ -6,6 +6,7 @@ Border: it starts load clients and reads the key and certificate of the target.
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -56,6 +57,8 @@ class LevelRuns:
     stop_reason: Callable[[int], str] = lambda _in_flight: ""
     """Takes the requests under way; a sentence ends the level, and the search."""
     on_beat: Callable[[float | int, Beat, Level], None] = lambda _load, _beat, _level: None
+    sleep: Callable[[float], None] = time.sleep
+    """How to wait for what the load clients print."""
     stopped: str = ""
     """Why the last level was ended from outside."""
     lags: list[float] = field(default_factory=list)
@@ -80,8 +83,10 @@ class LevelRuns:
             work = replace(work, input=fixed(whole), output=fixed(work.output.most), turns=1)
         found: list[Outcome] = []
         spec = self._spec(work, ClosedLoop(1), _TRY_SECONDS, _TRY_SECONDS)
-        transport = self.place.transport
-        run_level(spec, 1, found.append, lambda _now, _due: bool(found), transport=transport)
+        run_level(
+            spec, 1, found.append, lambda _now, _due: bool(found),
+            transport=self.place.transport, sleep=self.sleep,
+        )  # fmt: skip
         error = found[0].error if found else "no answer"
         if error:
             place = f" from {self.place.name}" if self.place.is_node else ""
@@ -103,7 +108,8 @@ class LevelRuns:
         self.stopped = ""
         run = run_level(
             spec, self.processes, level.add, decide,
-            on_beat=lambda beat: self.on_beat(load, beat, level), transport=self.place.transport,
+            on_beat=lambda beat: self.on_beat(load, beat, level),
+            transport=self.place.transport, sleep=self.sleep,
         )  # fmt: skip
         if run.ended != "decided":
             level.decide(max(run.seconds, budget_seconds), run.unfinished)

@@ -1,0 +1,1 @@
+"""Does `gpufleet measure` find a capacity that is known, and does it ever state a wrong one?"""

@@ -1,0 +1,182 @@
+"""
+Does `gpufleet measure` find a capacity that is known, and does it ever state a wrong one?
+
+    python -m benchmarks.measure_accuracy.run [SEARCHES] [--rows 1 2 ...] [--processes N]
+
+Whole searches (default 20 of each row, each with its own seed): the search, its levels, verdicts
+and the load client's own code over real HTTP to tests/support/queue_server.py, in virtual time
+(virtual_time.py). The true rate comes from another route (queues.py). A search is right if its
+bracket encloses the true rate, where an end that is not known excludes nothing; wrong if a level
+was called kept above it or missed below it. Goals: with 900 s a level none is wrong and all are
+within 10 %; with budgets that are too small none is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import random
+import sys
+import time
+from dataclasses import dataclass
+
+from benchmarks.measure_accuracy.queues import FIXED, RANDOM, Queue
+from benchmarks.measure_accuracy.virtual_time import virtual_clients
+from gpufleet.cli.measure_session import MOST_LEVELS
+from gpufleet.load_test.level_runs import LevelRuns
+from gpufleet.load_test.load_target import Target
+from gpufleet.load_test.rate_search import RateSearch
+from gpufleet.load_test.verdicts import fewest_seconds
+from gpufleet.load_test.workloads import TokenRange
+
+WITHIN = 0.1
+MOST_TIMES = 4
+"""Of the saturation: no level is higher."""
+IDS = TokenRange(100, 1000)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Searches that differ in their seed only."""
+
+    queue: Queue
+    seconds: float
+    """Most of a level."""
+    floor: bool
+    """The least that a verdict takes is given in any case, as the command does."""
+    finds: bool
+    """The budget suffices, so each search has to end within 10 %."""
+
+    @property
+    def name(self) -> str:
+        """Return what is printed."""
+        return f"{self.queue.name}; {self.seconds:g} s a level" + ("" if self.floor else ", forced")
+
+
+ROWS = (
+    Row(FIXED, 900, floor=True, finds=True),
+    Row(FIXED, 120, floor=True, finds=False),
+    Row(FIXED, 45, floor=False, finds=False),
+    Row(RANDOM, 45, floor=False, finds=False),
+    Row(RANDOM, 900, floor=True, finds=True),
+)
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What one search said."""
+
+    status: str
+    kept: float | None
+    missed: float | None
+    levels: int
+    requests: int
+    seconds: float
+    """Of virtual time, all levels together."""
+    deviation: float
+    """The largest difference between the client's times and the server's, in seconds."""
+
+    def is_right(self, true: float) -> bool:
+        """Return whether nothing that it states excludes the true rate."""
+        return (self.kept or 0.0) <= true <= (self.missed or float("inf"))
+
+    def is_within(self, true: float, part: float = WITHIN) -> bool:
+        """Return whether both ends are known and this close to the true rate."""
+        return (
+            self.kept is not None
+            and self.missed is not None
+            and self.kept >= true * (1 - part)
+            and self.missed <= true * (1 + part)
+        )
+
+    def line(self, true: float) -> str:
+        """Return it as it is printed."""
+        ends = " to ".join("?" if end is None else f"{end:.2f}" for end in (self.kept, self.missed))
+        return (
+            f"  {ends:14} {self.status:9} {'right' if self.is_right(true) else 'WRONG'}, "
+            f"{self.levels} levels, {self.requests} requests, {self.seconds / 3600:.1f} h, "
+            f"deviation {self.deviation:.6f} s, load {os.getloadavg()[0]:.1f}"
+        )
+
+
+def main() -> int:
+    """Search and print; status 1 if a goal is missed."""
+    taken = argparse.ArgumentParser(description=__doc__.split("\n")[1])
+    taken.add_argument("searches", type=int, nargs="?", default=20)
+    taken.add_argument("--rows", type=int, nargs="+", default=range(1, len(ROWS) + 1))
+    taken.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
+    given = taken.parse_args()
+    missed = 0
+    began = time.monotonic()
+    with multiprocessing.Pool(given.processes, maxtasksperchild=1) as pool:
+        for row in (ROWS[number - 1] for number in given.rows):
+            true = pool.apply(row.queue.true_rate)
+            print(
+                f"\n{row.name}: truly {true:.3f} requests/s of {row.queue.saturation:g} at "
+                "saturation",
+                flush=True,
+            )
+            work = [(row, 1000 * (1 + number)) for number in range(given.searches)]
+            found = []
+            for each in pool.imap(search, work):
+                found.append(each)
+                print(each.line(true), flush=True)
+            missed += not report(row, true, found)
+    print(
+        f"\n{time.monotonic() - began:.0f} s for all, load {os.getloadavg()[0]:.1f}; goals "
+        f"{'missed' if missed else 'kept'}"
+    )
+    return int(missed > 0)
+
+
+def search(work: tuple[Row, int]) -> Searched:
+    """Find the rate of a new server, of a row and a seed."""
+    row, seed = work
+    queue = row.queue
+    server = queue.server(seed)
+    with virtual_clients(server) as clients:
+        target = Target("replica queue-0", server.url, "queue", "queue", ("queue-0",), None)
+        runs = LevelRuns(
+            target, queue.contract, queue.work, IDS, seed, 1,
+            transport=clients.start, sleep=clients.sleep,
+        )  # fmt: skip
+        request_seconds = runs.try_largest()
+        # The command begins with 0.5: here other levels are tried in each search.
+        start = random.Random(seed).uniform(0.5, 1.0)
+        rates = RateSearch(start, MOST_TIMES * queue.saturation, budget_levels=MOST_LEVELS)
+        levels = 0
+        while (rate := rates.next()) is not None:
+            least = 2 * fewest_seconds(queue.contract, rate, request_seconds) if row.floor else 0.0
+            rates.add(runs.run(rate, max(row.seconds, least) * rates.budget_factor))
+            levels += 1
+        seconds = clients.now
+    deviations = [link.deviation for link in clients.links]
+    found = rates.result()
+    return Searched(
+        found.status,
+        found.kept.load if found.kept else None,
+        found.missed.load if found.missed else None,
+        levels,
+        len(server.record),
+        seconds,
+        max(float("inf") if each is None else each for each in deviations),
+    )
+
+
+def report(row: Row, true: float, found: list[Searched]) -> bool:
+    """Print the sums of a row; return whether its goal is kept."""
+    right = sum(each.is_right(true) for each in found)
+    within = sum(each.is_within(true) for each in found)
+    stated = sum(each.status == "found" for each in found)
+    print(
+        f"  {len(found) - right} wrong of {len(found)}; found: {stated}; both ends within "
+        f"{WITHIN:.0%} of the truth: {within}; server's times differ from the client's by at most "
+        f"{max(each.deviation for each in found):.6f} s",
+        flush=True,
+    )
+    return right == len(found) and (within == len(found) or not row.finds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
