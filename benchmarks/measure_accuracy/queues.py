@@ -87,10 +87,8 @@ class Queue:
         due, kept = 0.0, 0
         for _ in range(requests):
             due += draw.expovariate(1.0) / rate
-            first = self.first_seconds
-            if self.random_first:
-                first = draw.expovariate(1 / first)
-            rest = (self._length(draw) - 1) * self.token_seconds
+            first, tokens = self.draw(draw)
+            rest = (tokens - 1) * self.token_seconds
             begin = max(due, free[0])
             heapq.heapreplace(free, begin + first + rest)
             ttft, e2e = begin + first - due, begin + first + rest - due
@@ -99,12 +97,12 @@ class Queue:
             )
         return kept / requests
 
-    def _length(self, draw: random.Random) -> int:
-        form = self.tokens.form()
-        if form["kind"] == "fixed":
-            return int(form["tokens"])
-        assert form["kind"] == "uniform"
-        return draw.randint(form["low"], form["high"])
+    def draw(self, draw: random.Random) -> tuple[float, int]:
+        """Return the seconds to a request's first token, once it has a slot, and its tokens."""
+        first = self.first_seconds
+        if self.random_first:
+            first = draw.expovariate(1 / first)
+        return first, draw.randint(self.tokens.low, self.tokens.most)
 
 
 FIXED = Queue(

@@ -1,29 +1,34 @@
 """
 Does `gpufleet measure` find a capacity that is known, and does it ever state a wrong one?
 
-    python -m benchmarks.measure_accuracy.run [SEARCHES] [--rows 1 2 ...] [--processes N]
+    python -m benchmarks.measure_accuracy.run [SEARCHES] [--rows 1 2 ...] [--simulated]
 
 Whole searches (default 20 of each row, each with its own seed): the search, its levels, verdicts
 and the load client's own code over real HTTP to tests/support/queue_server.py, in virtual time
 (virtual_time.py). The true rate comes from another route (queues.py). A search is right if its
 bracket encloses the true rate, where an end that is not known excludes nothing; wrong if a level
 was called kept above it or missed below it. Goals: with 900 s a level none is wrong and all are
-within 10 %; with budgets that are too small none is wrong.
+within 10 %; with budgets that are too small none is wrong. `--simulated` leaves client and HTTP
+out (simulated.py): only search and verdicts, some ten times as fast.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import multiprocessing
 import os
 import random
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from benchmarks.measure_accuracy.queues import FIXED, RANDOM, Queue
+from benchmarks.measure_accuracy.simulated import simulated_level
 from benchmarks.measure_accuracy.virtual_time import virtual_clients
 from gpufleet.cli.measure_session import MOST_LEVELS
+from gpufleet.load_test.level import LevelSummary
 from gpufleet.load_test.level_runs import LevelRuns
 from gpufleet.load_test.load_target import Target
 from gpufleet.load_test.rate_search import RateSearch
@@ -106,6 +111,7 @@ def main() -> int:
     taken.add_argument("searches", type=int, nargs="?", default=20)
     taken.add_argument("--rows", type=int, nargs="+", default=range(1, len(ROWS) + 1))
     taken.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
+    taken.add_argument("--simulated", action="store_true")
     given = taken.parse_args()
     missed = 0
     began = time.monotonic()
@@ -119,7 +125,7 @@ def main() -> int:
             )
             work = [(row, 1000 * (1 + number)) for number in range(given.searches)]
             found = []
-            for each in pool.imap(search, work):
+            for each in pool.imap(simulated_search if given.simulated else search, work):
                 found.append(each)
                 print(each.line(true), flush=True)
             missed += not report(row, true, found)
@@ -141,26 +147,48 @@ def search(work: tuple[Row, int]) -> Searched:
             target, queue.contract, queue.work, IDS, seed, 1,
             transport=clients.start, sleep=clients.sleep,
         )  # fmt: skip
-        request_seconds = runs.try_largest()
-        # The command begins with 0.5: here other levels are tried in each search.
-        start = random.Random(seed).uniform(0.5, 1.0)
-        rates = RateSearch(start, MOST_TIMES * queue.saturation, budget_levels=MOST_LEVELS)
-        levels = 0
-        while (rate := rates.next()) is not None:
-            least = 2 * fewest_seconds(queue.contract, rate, request_seconds) if row.floor else 0.0
-            rates.add(runs.run(rate, max(row.seconds, least) * rates.budget_factor))
-            levels += 1
+        found = find(row, seed, runs.try_largest(), runs.run)
         seconds = clients.now
     deviations = [link.deviation for link in clients.links]
+    worst = max(float("inf") if each is None else each for each in deviations)
+    return replace(found, requests=len(server.record), seconds=seconds, deviation=worst)
+
+
+def simulated_search(work: tuple[Row, int]) -> Searched:
+    """Find the rate of a simulated queue, of a row and a seed."""
+    row, seed = work
+    queue, numbers = row.queue, itertools.count()
+    largest = queue.first_seconds + (queue.tokens.most - 1) * queue.token_seconds
+    return find(
+        row,
+        seed,
+        largest,
+        lambda rate, seconds: simulated_level(queue, rate, seconds, f"{seed}/{next(numbers)}"),
+    )
+
+
+def find(
+    row: Row, seed: int, request_seconds: float, run: Callable[[float, float], LevelSummary]
+) -> Searched:
+    """Search by levels of a rate and the most seconds, as `gpufleet measure` does."""
+    queue = row.queue
+    # The command begins with 0.5: here other levels are tried in each search.
+    start = random.Random(seed).uniform(0.5, 1.0)
+    rates = RateSearch(start, MOST_TIMES * queue.saturation, budget_levels=MOST_LEVELS)
+    levels = []
+    while (rate := rates.next()) is not None:
+        least = 2 * fewest_seconds(queue.contract, rate, request_seconds) if row.floor else 0.0
+        levels.append(run(rate, max(row.seconds, least) * rates.budget_factor))
+        rates.add(levels[-1])
     found = rates.result()
     return Searched(
         found.status,
         found.kept.load if found.kept else None,
         found.missed.load if found.missed else None,
-        levels,
-        len(server.record),
-        seconds,
-        max(float("inf") if each is None else each for each in deviations),
+        len(levels),
+        sum(each.requests for each in levels),
+        sum(each.seconds for each in levels),
+        0.0,
     )
 
 

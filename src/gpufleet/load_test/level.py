@@ -20,13 +20,13 @@ from gpufleet.load_test.intervals import Slope, batch_means, percentile, percent
 from gpufleet.load_test.outcomes import Contract, Outcome
 from gpufleet.load_test.verdicts import (
     LOOKS,
-    MOST_STRAIN,
     NO_JUDGEMENT,
     Judgement,
     Verdict,
     is_answered,
     judge_share,
-    strain,
+    most_strains,
+    strains_of,
 )
 
 Ended = Literal["resolved", "budget", "over-saturated"]
@@ -122,7 +122,7 @@ class Level:
         self._rate, self._concurrency = rate, concurrency
         self._budget, self._give_up = budget_seconds, give_up_seconds
         self._outcomes: list[Outcome] = []
-        self._strains: list[tuple[float, float]] = []
+        self._strains: list[tuple[float, tuple[float, ...]]] = []
         self._times: list[tuple[float, float]] = []
         self._in_flight: list[tuple[float, int]] = []
         self._now = 0.0
@@ -133,7 +133,7 @@ class Level:
     def add(self, outcome: Outcome) -> None:
         """Take a finished or failed request; any order of completion."""
         self._outcomes.append(outcome)
-        self._strains.append((outcome.due, strain(outcome, self._contract)))
+        self._strains.append((outcome.due, strains_of(outcome, self._contract)))
         if is_answered(outcome):
             self._times.append((outcome.due, outcome.e2e or 0.0))
 
@@ -216,7 +216,8 @@ class Level:
         strains = self._strains[: bisect_left(self._strains, (end,))]
         if late := [due for due in in_flight if due < end]:
             finished = {due for due, _ in strains}
-            strains = sorted(strains + [(due, MOST_STRAIN) for due in late if due not in finished])
+            most = most_strains(self._contract)
+            strains = sorted(strains + [(due, most) for due in late if due not in finished])
         look = max(0, self._looks - 1)
         return judge_share(self._contract, strains, self._request_seconds(), end, look)
 
