@@ -28,6 +28,7 @@ from benchmarks.measure_accuracy.queues import FIXED, RANDOM, Queue
 from benchmarks.measure_accuracy.simulated import simulated_level
 from benchmarks.measure_accuracy.virtual_time import virtual_clients
 from gpufleet.cli.measure_session import MOST_LEVELS
+from gpufleet.load_test.client_places import CONTROLLER, ClientPlace
 from gpufleet.load_test.level import LevelSummary
 from gpufleet.load_test.level_runs import LevelRuns
 from gpufleet.load_test.load_target import Target
@@ -145,7 +146,7 @@ def search(work: tuple[Row, int]) -> Searched:
         target = Target("replica queue-0", server.url, "queue", "queue", ("queue-0",), None)
         runs = LevelRuns(
             target, queue.contract, queue.work, IDS, seed, 1,
-            transport=clients.start, sleep=clients.sleep,
+            place=ClientPlace(CONTROLLER, 1, clients.start), sleep=clients.sleep,
         )  # fmt: skip
         found = find(row, seed, runs.try_largest(), runs.run)
         seconds = clients.now

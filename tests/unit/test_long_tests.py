@@ -70,6 +70,7 @@ def test_every_page_that_tests_write_takes_rows() -> None:
     assert sorted(written) == [
         "alert-faults.md",
         "check-matrix.md",
+        "doctor.md",
         "driver-upgrade-faults.md",
         "environment-faults.md",
         "flag-start-rules.md",

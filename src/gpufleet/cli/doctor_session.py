@@ -13,8 +13,8 @@ from typing import Any
 import gevent
 
 from gpufleet.doctor import fleet_problems, journal_causes
+from gpufleet.doctor.fleet_diagnosis import Diagnosis
 from gpufleet.doctor.node_evidence import NodeEvidence, node_evidence
-from gpufleet.doctor.problem import Diagnosis
 from gpufleet.doctor.sights import Alert, Sights
 from gpufleet.errors import FleetError
 from gpufleet.fleet.assessment import check_nodes

@@ -12,9 +12,9 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from gpufleet.doctor.fleet_diagnosis import Diagnosis, Impact, Problem, span, worst_first
 from gpufleet.doctor.gateway_problems import gateway_problems
 from gpufleet.doctor.node_problems import marks_of, node_problems
-from gpufleet.doctor.problem import Diagnosis, Impact, Problem, span, worst_first
 from gpufleet.doctor.sights import Sights
 from gpufleet.errors import FleetError
 from gpufleet.formatting import count_of, suggestion

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpufleet.doctor.problem import Diagnosis, Problem, span, when
+from gpufleet.doctor.fleet_diagnosis import Diagnosis, Problem, span, when
 from gpufleet.formatting import count_of
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 
-from gpufleet.doctor.problem import Impact, Problem
+from gpufleet.doctor.fleet_diagnosis import Impact, Problem
 from gpufleet.doctor.sights import Sights
 from gpufleet.serving.rank_status import Health
 from gpufleet.serving.status import FleetStatus

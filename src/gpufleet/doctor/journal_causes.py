@@ -19,7 +19,7 @@ from gpufleet.serving.rank_status import Health
 from gpufleet.serving.status import FleetStatus, ReplicaStatus
 
 LIVES = 2
-"""Of a unit: one that starts anew has not yet come to what ended the life before."""
+"""Of a unit: one that starts again has not yet come to what ended the life before."""
 CHECKED_BY_PROBE = ("xid-", "sxid-", "nvml-", "gpu-")
 """Beginnings of rules whose lines of the kernel the node check judges, with more beside them."""
 
@@ -64,7 +64,7 @@ def _of_replica(
 
 
 def of_kernel(evidence: NodeEvidence, inventory: str) -> tuple[LogCause, ...]:
-    """Return what a node's kernel says of its host; GPUs' errors are the node check's."""
+    """Return what a node's kernel reports about its host; GPUs are the node check's."""
     place = f"kernel of {evidence.node}"
     findings = explain(log_lines(place, evidence.kernel))
     causes = replace(

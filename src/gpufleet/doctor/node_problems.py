@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from gpufleet.checks.finding import Action, Finding, Severity
-from gpufleet.doctor.problem import Impact, Problem, span
+from gpufleet.doctor.fleet_diagnosis import Impact, Problem, span
 from gpufleet.doctor.sights import Sights
 from gpufleet.formatting import node_ranges
 
@@ -109,7 +109,7 @@ def marks_of(sights: Sights, now: float, inventory: str) -> Iterator[Problem]:
             Impact.RISK,
             (f"it holds {node_ranges(change.nodes)} since {span(now - change.lock.since)}",),
             do=f"`gpufleet upgrade {inventory} --resume`, or `gpufleet rollback {inventory}`",
-            page="docs/upgrade/README.md",
+            page="docs/upgrade/upgrades.md",
             at=change.lock.since,
             nodes=change.nodes,
         )

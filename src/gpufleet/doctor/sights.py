@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpufleet.checks.finding import Report
+from gpufleet.doctor.fleet_diagnosis import when
 from gpufleet.doctor.node_evidence import NodeEvidence
-from gpufleet.doctor.problem import when
 from gpufleet.network.haproxy import GatewayState
 from gpufleet.serving.rank_status import RankStatus
 from gpufleet.serving.status import FleetStatus
@@ -15,7 +15,7 @@ from gpufleet.serving.status import FleetStatus
 
 @dataclass(frozen=True)
 class LogCause:
-    """What a line of a log says of why something failed."""
+    """What a line of a log tells about why something failed."""
 
     what: str
     cause: str

@@ -13,6 +13,7 @@ from benchmarks.measure_accuracy.run import IDS, Searched
 from benchmarks.measure_accuracy.virtual_time import VirtualClients, VirtualLoop, virtual_clients
 from benchmarks.measure_client.clients import guidellm_said
 from gpufleet.load_test.arrivals import ClosedLoop
+from gpufleet.load_test.client_places import CONTROLLER, ClientPlace
 from gpufleet.load_test.level import LevelSummary
 from gpufleet.load_test.level_runs import LevelRuns
 from gpufleet.load_test.load_target import Target
@@ -39,8 +40,9 @@ def test_timers_come_in_their_order_at_their_times() -> None:
 def level(server: QueueServer, clients: VirtualClients, rate: float) -> LevelSummary:
     target = Target("replica queue-0", server.url, "queue", "queue", ("queue-0",), None)
     runs = LevelRuns(
-        target, FIXED.contract, FIXED.work, IDS, 1, 1, transport=clients.start, sleep=clients.sleep
-    )
+        target, FIXED.contract, FIXED.work, IDS, 1, 1,
+        place=ClientPlace(CONTROLLER, 1, clients.start), sleep=clients.sleep,
+    )  # fmt: skip
     return runs.run(rate, 40.0)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpufleet.checks.finding import Action, Finding, GpuId, Report, Severity, Step
+from gpufleet.doctor.fleet_diagnosis import Impact, Problem, worst_first
 from gpufleet.doctor.fleet_problems import diagnose, wanted_journals
 from gpufleet.doctor.node_evidence import NodeEvidence
-from gpufleet.doctor.problem import Impact, Problem, worst_first
 from gpufleet.doctor.sights import Alert, LogCause, Sights
 from gpufleet.network.haproxy import GatewayState, ServerState
 from gpufleet.node.marks import Lock, Mark
