@@ -23,10 +23,16 @@ LONGEST_NAME = 200
 
 @click.command()
 @click.argument("logs", metavar="INVENTORY [NAME] | LOGFILE...", nargs=-1, required=True)
+@click.option(
+    "--bundle",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.tar.gz",
+    help="Of a fleet: also write all that was seen into one archive, without secrets.",
+)
 @json_option
-def doctor(logs: tuple[str, ...], *, as_json: bool) -> int:
+def doctor(logs: tuple[str, ...], *, bundle: Path | None, as_json: bool) -> int:
     """
-    Show what is wrong with a fleet or in logs, and what to do. Read-only.
+    Explain what is wrong with a fleet or in logs. Read-only.
 
     With an inventory, worst first: replicas, nodes, gateways, alerts, each with its cause in the
     logs, what was changed before, and what to type next. NAME is a model, a replica or a node.
@@ -37,13 +43,16 @@ def doctor(logs: tuple[str, ...], *, as_json: bool) -> int:
     \b
     gpufleet doctor inventories/prod.py
     gpufleet doctor inventories/prod.py llama-0
+    gpufleet doctor inventories/prod.py --bundle doctor.tar.gz
     gpufleet doctor rank0.log rank1.log kernel.log --json
     journalctl -u vllm-llama-0 -o short-iso | gpufleet doctor -
 
     Exit status: 0 nothing found, 1 failures found, 2 something cannot be read.
     """
     if logs[0].endswith(".py"):
-        return _of_fleet(logs, as_json=as_json)
+        return _of_fleet(logs, bundle, as_json=as_json)
+    if bundle:
+        raise click.UsageError("--bundle is of a fleet: give an inventory.")
     from gpufleet.doctor.diagnosis import explain
     from gpufleet.doctor.diagnosis_text import as_json as in_json
     from gpufleet.doctor.diagnosis_text import text_lines
@@ -58,21 +67,23 @@ def doctor(logs: tuple[str, ...], *, as_json: bool) -> int:
     return 0 if findings.healthy else 1
 
 
-def _of_fleet(names: tuple[str, ...], *, as_json: bool) -> int:
+def _of_fleet(names: tuple[str, ...], bundle: Path | None, *, as_json: bool) -> int:
     """Look at the nodes of an inventory; with a name, print what concerns it."""
     if len(names) > 2:
         raise click.UsageError("Give an inventory and at most one model, replica or node.")
     use_gevent()
-    import time
-
-    from gpufleet.cli.doctor_session import diagnose
+    from gpufleet.cli.doctor_session import look
     from gpufleet.doctor.fleet_text import diagnosis_lines
 
-    found = diagnose(names[0], names[1] if len(names) > 1 else "")
+    seen = look(names[0])
+    found = seen.diagnosis(names[1] if len(names) > 1 else "")
+    if bundle:
+        seen.write_bundle(bundle)
+        click.echo(f"written: {bundle}", err=True)
     if as_json:
         print_json(found.as_json())
     else:
-        for line in diagnosis_lines(found, time.time()):
+        for line in diagnosis_lines(found, seen.now):
             click.echo(printable(line))
     return found.status
 

@@ -5,25 +5,35 @@ Border: it asks nodes over SSH.
 
 from __future__ import annotations
 
+import io
+import os
+import tarfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import gevent
 
+from gpufleet.artifacts.operator_files import read as read_file
 from gpufleet.doctor import fleet_problems, journal_causes
 from gpufleet.doctor.fleet_diagnosis import Diagnosis
 from gpufleet.doctor.node_evidence import NodeEvidence, node_evidence
 from gpufleet.doctor.sights import Alert, Sights
+from gpufleet.doctor.support_bundle import bundle_files
 from gpufleet.errors import FleetError
 from gpufleet.fleet.assessment import check_nodes
 from gpufleet.inventory.loader import Fleet, read
 from gpufleet.monitoring.rules.rule import runbook_page
 from gpufleet.network import haproxy
+from gpufleet.redact import find_secrets
 from gpufleet.remote import payload
 from gpufleet.remote.query import Answer
+from gpufleet.serving import credentials
 from gpufleet.serving.status import FleetStatus, fleet_status
+from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.upgrade.gates.baseline import Alerts
 from gpufleet.upgrade.run import observe, wave_silences
 from gpufleet.upgrade.run.connections import Nodes, open_nodes
@@ -33,7 +43,7 @@ LOOK_SECONDS = 40.0
 """As `gpufleet status`: a stage's own deadline on the node is 25 s."""
 JOURNAL_LINES = 1500
 """Of a replica: a start with its traceback on eight ranks is some 1,000."""
-HOMES_OF = ("instance", "model_name", "model", "gateway", "node")
+ABOUT = ("instance", "model_name", "model", "gateway", "node")
 """Labels that say what an alert is about."""
 
 
@@ -45,12 +55,72 @@ class _Answers:
     alerts: Alerts
 
 
-def diagnose(inventory_file: str, name: str = "") -> Diagnosis:
-    """
-    Look at all nodes of an inventory, and say what is wrong.
+@dataclass(frozen=True)
+class FleetLook:
+    """What was found in one look at a fleet."""
 
-    With the `name` of a model, a replica or a node, what concerns it. Raises `FleetError`.
-    """
+    inventory: str
+    declared: Fleet
+    sights: Sights
+    now: float
+    """Seconds since 1970."""
+
+    def diagnosis(self, name: str = "") -> Diagnosis:
+        """
+        Return what is wrong; with the name of a model, a replica or a node, what concerns it.
+
+        Raises `FleetError` for a name that is none of these.
+        """
+        found = fleet_problems.diagnose(self.sights, self.now, self.inventory)
+        if not name:
+            return found
+        return fleet_problems.concerning(found, name, self.sights.status, self.declared.nodes)
+
+    def write_bundle(self, file: Path) -> None:
+        """Write an archive for a vendor or an issue; only its owner may read it."""
+        nodes = self.declared.gpu_nodes
+        secrets = {each for name in nodes for each in _secrets(nodes[name].settings)}
+        settings = {
+            name: each.settings.model_dump(mode="json", exclude_unset=True)
+            for name, each in self.declared.nodes.items()
+        }
+        secrets.update(find_secrets(settings))
+        files = bundle_files(self.diagnosis(), self.sights, settings, secrets, self.now)
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+            for name, text in files.items():
+                raw = text.encode()
+                member = tarfile.TarInfo(f"{file.name.split('.')[0]}/{name}")
+                member.size, member.mtime, member.mode = len(raw), int(self.now), 0o600
+                archive.addfile(member, io.BytesIO(raw))
+        _write_private(file, packed.getvalue())
+
+
+def _write_private(file: Path, content: bytes) -> None:
+    """Write a file that only its owner may read, whole or not at all. Raises `FleetError`."""
+    new = file.with_name(f".{file.name}.new")
+    try:
+        new.unlink(missing_ok=True)
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as written:
+            written.write(content)
+            os.fsync(written.fileno())
+        new.replace(file)
+    except OSError as error:
+        with suppress(OSError):
+            new.unlink()
+        raise FleetError(f"--bundle {file}: cannot be written: {error.strerror}") from None
+
+
+def _secrets(settings: NodeSettings) -> Iterator[str]:
+    """Yield what the files have that settings name as secret."""
+    if settings.vllm is not None:
+        for path in credentials.secret_files(settings.vllm, settings.serving).values():
+            with suppress(FleetError):
+                yield read_file(path).decode("utf-8", "replace").strip()
+
+
+def look(inventory_file: str) -> FleetLook:
+    """Look at all nodes of an inventory. Raises `FleetError`."""
     declared = read(inventory_file)
     with open_nodes(inventory_file) as nodes:
         answers = _first_look(nodes, declared)
@@ -69,7 +139,7 @@ def diagnose(inventory_file: str, name: str = "") -> Diagnosis:
             Alert(
                 each.name,
                 each.summary,
-                next((label[1] for label in each.labels if label[0] in HOMES_OF), each.node),
+                next((label[1] for label in each.labels if label[0] in ABOUT), each.node),
                 f"docs/alerts/{runbook_page(each.name)}.md",
                 each.since,
             )
@@ -77,8 +147,7 @@ def diagnose(inventory_file: str, name: str = "") -> Diagnosis:
         ],
         answers.alerts.problems,
     )
-    found = fleet_problems.diagnose(sights, now, inventory_file)
-    return fleet_problems.concerning(found, name, status, declared.nodes) if name else found
+    return FleetLook(inventory_file, declared, sights, now)
 
 
 def _first_look(nodes: Nodes, declared: Fleet) -> _Answers:

@@ -46,7 +46,7 @@ COMMANDS = {
     ),
     "doctor": (
         "gpufleet.cli.doctor_command:doctor",
-        "Explain the failures in a log, with what to do.",
+        "Explain what is wrong with a fleet or in logs. Read-only.",
     ),
     "drain": (
         "gpufleet.cli.drain_command:drain",

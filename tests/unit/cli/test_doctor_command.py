@@ -53,7 +53,6 @@ def test_stdin_and_files_are_joined(tmp_path: Path) -> None:
 @each_row(
     ("word", "says"),
     [
-        ("inventories/prod.py", "is an inventory, and this command reads logs"),
         ("none.log", "No such file or directory: name a log"),
         (".", "is a directory"),
         ("\0", "cannot be read"),
@@ -63,6 +62,13 @@ def test_stdin_and_files_are_joined(tmp_path: Path) -> None:
 def test_what_is_no_log_is_refused_with_what_to_write(word: str, says: str) -> None:
     with pytest.raises(FleetError, match=says):
         run(word)
+
+
+def test_an_inventory_behind_a_log_is_refused(tmp_path: Path) -> None:
+    log = tmp_path / "vllm.log"
+    log.write_text("x\n")
+    with pytest.raises(FleetError, match="is an inventory: name it first, and no log beside it"):
+        run(log, "inventories/prod.py")
 
 
 def test_all_that_is_no_log_is_named_at_once(tmp_path: Path) -> None:
