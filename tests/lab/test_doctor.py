@@ -87,8 +87,8 @@ FAILURES = (
     ),
     Failure(
         "a KV cache below one request",
-        "KV cache",
-        "",
+        "Weights, activations",
+        "max-num-seqs",
         "--kv-cache-memory-bytes 4096",
     ),
     Failure(
@@ -114,16 +114,16 @@ FAILURES = (
         **edited("c.update(model_type='nosuch')"),
     ),
     Failure(
-        "no architectures in the config",
-        "architectures",
+        "an architecture that vLLM lacks",
+        "model",
         "",
-        **edited("c.pop('architectures')"),
+        **edited("c.update(architectures=['NoSuchForCausalLM'])"),
     ),
     Failure(
         "heads that tensor_parallel does not divide",
         "heads",
         "tensor_parallel",
-        **edited("c.update(num_attention_heads=3, num_key_value_heads=3, head_dim=16)"),
+        **edited("c.update(num_attention_heads=1, num_key_value_heads=1, head_dim=128)"),
     ),
     Failure(
         "weights that are cut off",
@@ -158,21 +158,21 @@ FAILURES = (
     *(
         Failure(f"hardware: {fault}", says, do, fault=fault, serves=True)
         for fault, says, do in (
-            ("gpu-lost", "", ""),
-            ("gpu-missing", "", ""),
-            ("recovery-reset", "reset", "nvidia-smi"),
-            ("recovery-reboot", "reboot", "reboot"),
-            ("ecc-uncorrected", "uncorrectable", ""),
-            ("remap-pending", "remap", ""),
-            ("remap-failed", "remap", ""),
-            ("nvlink-dead-link", "NVLink", ""),
-            ("throttle-hw-thermal", "", ""),
-            ("pcie-x8", "lanes", ""),
-            ("mig-on", "MIG", ""),
-            ("foreign-memory", "memory", ""),
-            ("mismatch", "", "reboot"),
-            ("fabric-unhealthy", "fabric", ""),
-            ("xid-48", "48", ""),
+            ("gpu-lost", "fallen off the bus", "dmesg"),
+            ("gpu-missing", "does not list", "lspci"),
+            ("recovery-reset", "asks to reset the GPU", "nvidia-smi -r"),
+            ("recovery-reboot", "asks to reboot the node", "reboot"),
+            ("ecc-uncorrected", "uncorrectable memory errors", "stop"),
+            ("remap-pending", "row remap is pending", "nvidia-smi -r"),
+            ("remap-failed", "could not be remapped", "stop"),
+            ("nvlink-dead-link", "1 of 18 links down", "nvidia-smi nvlink"),
+            ("throttle-hw-thermal", "heat throttles it", "TEMPERATURE"),
+            ("pcie-x8", "8 PCIe lanes", "lspci"),
+            ("mig-on", "MIG is on", "stop"),
+            ("foreign-memory", "no process is listed", "check again"),
+            ("mismatch", "different versions", "modprobe"),
+            ("fabric-unhealthy", "bandwidth is degraded", "nvidia-fabricmanager"),
+            ("xid-48", "Xid 48", "stop"),
         )
     ),
 )

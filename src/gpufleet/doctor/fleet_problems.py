@@ -134,7 +134,7 @@ def _replica(
         what + ("; it is drained" if drained else ""),
         _impact(sights.status, replica, drained=drained),
         tuple(dict.fromkeys(evidence)),
-        (log.cause if log else "") or (last.cause if last and recent else ""),
+        log.cause if log else last.cause if last and recent else "",
         log.do if log and log.do else _look(replica, inventory),
         (log.page if log else "") or "docs/alerts/vllm-down.md",
         began,

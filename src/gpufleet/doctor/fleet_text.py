@@ -27,7 +27,7 @@ def _problem(number: int, each: Problem, now: float) -> Iterator[str]:
     rows = [
         *(("seen", text) for text in each.evidence),
         ("follows", each.because),
-        ("cause", each.cause),
+        ("cause", each.cause or ("" if each.because or not each.evidence else "not known")),
         ("next", each.do),
         ("page", each.page),
     ]

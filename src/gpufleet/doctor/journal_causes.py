@@ -20,8 +20,8 @@ from gpufleet.serving.status import FleetStatus, ReplicaStatus
 
 LIVES = 2
 """Of a unit: one that starts again has not yet come to what ended the life before."""
-CHECKED_BY_PROBE = ("xid-", "sxid-", "nvml-", "gpu-")
-"""Beginnings of rules whose lines of the kernel the node check judges, with more beside them."""
+OF_HOSTS = frozenset({"host", "rdma"})
+"""Components of rules about the kernel's lines; of GPUs the node check judges the same lines."""
 
 
 def of_replicas(
@@ -69,9 +69,7 @@ def of_kernel(evidence: NodeEvidence, inventory: str) -> tuple[LogCause, ...]:
     findings = explain(log_lines(place, evidence.kernel))
     causes = replace(
         findings,
-        causes=tuple(
-            each for each in findings.causes if not each.rule.id.startswith(CHECKED_BY_PROBE)
-        ),
+        causes=tuple(each for each in findings.causes if each.rule.component in OF_HOSTS),
         unknown=None,
     )
     return tuple(_causes(causes, {place: evidence.node}, inventory, "REPLICA"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from gpufleet.checks.finding import Action, Finding, Severity
+from gpufleet.checks.finding import Finding, Severity
 from gpufleet.doctor.fleet_diagnosis import Impact, Problem, span
 from gpufleet.doctor.sights import Sights
 from gpufleet.formatting import node_ranges
@@ -54,7 +54,7 @@ def _checks(sights: Sights, inventory: str) -> Iterator[Problem]:
             impact = Impact.DEGRADED if hurt & unfit & set(nodes) else Impact.RISK
         more = len(found) - 1
         where = first.node if first.gpu is None else f"{first.node} GPU {first.gpu.name}"
-        step = next(iter(first.remedy), None)
+        steps = "\n".join(step.text for step in first.remedy)
         yield Problem(
             f"check {check} on {node_ranges(nodes)}",
             f"{where}: {first.found}" + (f" (and {more} more)" if more else ""),
@@ -63,17 +63,16 @@ def _checks(sights: Sights, inventory: str) -> Iterator[Problem]:
                 f"{each.node}{'' if each.gpu is None else f' GPU {each.gpu.name}'}: {each.found}"
                 for each in found[1 : 1 + MOST_EXAMPLES]
             ),
-            do=(step.text if step else f"`gpufleet check INVENTORY --limit {nodes[0]}`").replace(
+            do=(steps or f"`gpufleet check INVENTORY --limit {nodes[0]}`").replace(
                 "INVENTORY", inventory
-            )
-            + (" (drain the node first)" if step and step.action > Action.DRAIN else ""),
+            ),
             page=f"docs/checks/{check}.md",
             nodes=tuple(nodes),
         )
 
 
 def _kernels(sights: Sights) -> Iterator[Problem]:
-    """Yield what the kernels' logs say of hosts; GPUs' Xids are the checks' to say."""
+    """Yield what the kernels' logs have about hosts; GPUs are the node check's."""
     for node, causes in sorted(sights.kernels.items()):
         for each in causes:
             hurt = any(not rank.health.good for rank in sights.ranks_on(node))

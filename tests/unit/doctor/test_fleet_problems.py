@@ -22,7 +22,7 @@ LOST = Finding(
     "gpu-01",
     Severity.BLOCK,
     "does not answer",
-    remedy=(Step(Action.REBOOT, "`reboot`"),),
+    remedy=(Step(Action.DRAIN, "stop what uses it"), Step(Action.REBOOT, "`reboot`")),
     gpu=GPU,
 )
 OUT_OF_MEMORY = LogCause(
@@ -79,7 +79,7 @@ def test_a_broken_gpu_is_named_before_the_replica_that_it_took_down():
     said = found(sights(DOWN, OTHER, findings=[LOST])).problems
     assert [each.subject for each in said] == ["check gpu-answers on gpu-01", "llama-0"]
     assert said[1].because == said[0].subject
-    assert said[0].do == "`reboot` (drain the node first)"
+    assert said[0].do == "stop what uses it\n`reboot`"
     assert said[0].page == "docs/checks/gpu-answers.md"
 
 
