@@ -77,6 +77,7 @@ def test_every_page_that_tests_write_takes_rows() -> None:
         "group-faults.md",
         "interrupted-deploys.md",
         "long-tests.md",
+        "measure-client.md",
         "mutants.md",
         "outlier-matrix.md",
         "upgrade-faults.md",
