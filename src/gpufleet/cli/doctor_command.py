@@ -29,8 +29,15 @@ LONGEST_NAME = 200
     metavar="FILE.tar.gz",
     help="Of a fleet: also write all that was seen into one archive, without secrets.",
 )
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=1, max=3600),
+    default=20,
+    show_default=True,
+    help="Of a fleet: seconds to wait for nodes, twice.",
+)
 @json_option
-def doctor(logs: tuple[str, ...], *, bundle: Path | None, as_json: bool) -> int:
+def doctor(logs: tuple[str, ...], *, bundle: Path | None, seconds: float, as_json: bool) -> int:
     """
     Explain what is wrong with a fleet or in logs. Read-only.
 
@@ -50,7 +57,7 @@ def doctor(logs: tuple[str, ...], *, bundle: Path | None, as_json: bool) -> int:
     Exit status: 0 nothing found, 1 failures found, 2 something cannot be read.
     """
     if logs[0].endswith(".py"):
-        return _of_fleet(logs, bundle, as_json=as_json)
+        return _of_fleet(logs, bundle, seconds, as_json=as_json)
     if bundle:
         raise click.UsageError("--bundle is of a fleet: give an inventory.")
     from gpufleet.doctor.diagnosis import explain
@@ -67,7 +74,7 @@ def doctor(logs: tuple[str, ...], *, bundle: Path | None, as_json: bool) -> int:
     return 0 if findings.healthy else 1
 
 
-def _of_fleet(names: tuple[str, ...], bundle: Path | None, *, as_json: bool) -> int:
+def _of_fleet(names: tuple[str, ...], bundle: Path | None, seconds: float, *, as_json: bool) -> int:
     """Look at the nodes of an inventory; with a name, print what concerns it."""
     if len(names) > 2:
         raise click.UsageError("Give an inventory and at most one model, replica or node.")
@@ -75,7 +82,7 @@ def _of_fleet(names: tuple[str, ...], bundle: Path | None, *, as_json: bool) -> 
     from gpufleet.cli.doctor_session import look
     from gpufleet.doctor.fleet_text import diagnosis_lines
 
-    seen = look(names[0])
+    seen = look(names[0], seconds)
     found = seen.diagnosis(names[1] if len(names) > 1 else "")
     if bundle:
         seen.write_bundle(bundle)

@@ -9,15 +9,13 @@ import io
 import os
 import tarfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import gevent
 
 from gpufleet.artifacts.operator_files import read as read_file
+from gpufleet.cli.bounded_questions import ask_bounded
 from gpufleet.doctor import fleet_problems, journal_causes
 from gpufleet.doctor.fleet_diagnosis import Diagnosis
 from gpufleet.doctor.node_evidence import NodeEvidence, node_evidence
@@ -34,13 +32,12 @@ from gpufleet.remote.query import Answer
 from gpufleet.serving import credentials
 from gpufleet.serving.status import FleetStatus, fleet_status
 from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.upgrade.gates import baseline
 from gpufleet.upgrade.gates.baseline import Alerts
 from gpufleet.upgrade.run import observe, wave_silences
 from gpufleet.upgrade.run.connections import Nodes, open_nodes
 from gpufleet.upgrade.run.node_questions import NodeQuestion
 
-LOOK_SECONDS = 40.0
-"""As `gpufleet status`: a stage's own deadline on the node is 25 s."""
 JOURNAL_LINES = 1500
 """Of a replica: a start with its traceback on eight ranks is some 1,000."""
 ABOUT = ("instance", "model_name", "model", "gateway", "node")
@@ -119,14 +116,18 @@ def _secrets(settings: NodeSettings) -> Iterator[str]:
                 yield read_file(path).decode("utf-8", "replace").strip()
 
 
-def look(inventory_file: str) -> FleetLook:
-    """Look at all nodes of an inventory. Raises `FleetError`."""
+def look(inventory_file: str, seconds: float) -> FleetLook:
+    """
+    Look at all nodes of an inventory, in two rounds of at most so many seconds.
+
+    Raises `FleetError`.
+    """
     declared = read(inventory_file)
     with open_nodes(inventory_file) as nodes:
-        answers = _first_look(nodes, declared)
+        answers = _first_look(nodes, declared, seconds)
         status = fleet_status(answers.status, declared.gpu_nodes)
         now = time.time()
-        evidence = _evidence(nodes, declared, status, now)
+        evidence = _evidence(nodes, declared, status, now, seconds)
     report = check_nodes(answers.probes, declared.gpu_nodes)
     sights = Sights(
         status,
@@ -150,59 +151,67 @@ def look(inventory_file: str) -> FleetLook:
     return FleetLook(inventory_file, declared, sights, now)
 
 
-def _first_look(nodes: Nodes, declared: Fleet) -> _Answers:
-    """Ask everything at once: a node that does not answer costs its deadline only once."""
-    program = payload.program("serving/status", completion=False)
-    looks: dict[str, Callable[[], Any]] = {
-        "status": lambda: nodes.ask(
-            dict.fromkeys(declared.gpu_nodes, NodeQuestion(program, LOOK_SECONDS, "the look"))
-        ),
-        "probes": lambda: observe.survey(nodes, declared),
-        "gateways": lambda: _gateways(nodes, declared),
-        "alerts": lambda: (
-            observe.observe_replicas(
-                nodes, [], wave_silences.alertmanagers(declared.nodes), time.time()
-            ).alerts
-        ),
-    }
-    jobs = {name: gevent.spawn(look) for name, look in looks.items()}
-    gevent.joinall(list(jobs.values()))
-    return _Answers(**{name: job.get() for name, job in jobs.items()})
-
-
-def _gateways(nodes: Nodes, declared: Fleet) -> dict[str, haproxy.GatewayState]:
-    program = payload.program("network/gateway_drains", do="show", servers=[])
+def _first_look(nodes: Nodes, declared: Fleet, seconds: float) -> _Answers:
+    """Ask everything at once; what has not answered in time has a sentence."""
+    status = payload.program("serving/status", completion=False)
+    drains = payload.program("network/gateway_drains", do="show", servers=[])
+    homes = wave_silences.alertmanagers(declared.nodes)
+    gateways = [name for name, each in declared.nodes.items() if each.settings.gateway]
     asked = {
-        name: NodeQuestion(program, LOOK_SECONDS, "the gateway's state")
-        for name, each in declared.nodes.items()
-        if each.settings.gateway
+        **{
+            ("status", name): NodeQuestion(status, seconds, "the look")
+            for name in declared.gpu_nodes
+        },
+        **{
+            ("probe", name): question
+            for name, question in observe.survey_questions(declared, seconds).items()
+        },
+        **{
+            ("gateway", name): NodeQuestion(drains, seconds, "the gateway's state")
+            for name in gateways
+        },
+        **{
+            ("alerts", name): NodeQuestion(program, seconds, "the look at alerts")
+            for name, home in homes.items()
+            if (program := baseline.program(name, [], home))
+        },
     }
-    return {name: haproxy.parse_gateway_state(said) for name, said in nodes.ask(asked).items()}
+    said = {key: each.answer for key, each in ask_bounded(nodes, asked, seconds).items()}
+
+    def of(what: str) -> dict[str, Answer]:
+        return {name: answer for (kind, name), answer in said.items() if kind == what}
+
+    return _Answers(
+        of("status"),
+        of("probe"),
+        {name: haproxy.parse_gateway_state(each) for name, each in of("gateway").items()},
+        baseline.read_answers(of("alerts"), [], time.time(), homes).alerts,
+    )
 
 
 def _evidence(
-    nodes: Nodes, declared: Fleet, status: FleetStatus, now: float
+    nodes: Nodes, declared: Fleet, status: FleetStatus, now: float, seconds: float
 ) -> dict[str, NodeEvidence]:
     """Return what nodes logged, of replicas that are not well; silent nodes are not asked again."""
     wanted = fleet_problems.wanted_journals(status, now)
     asked = {
-        name: NodeQuestion(
+        ("journals", name): NodeQuestion(
             payload.program(
                 "doctor/failure_evidence",
                 stages=list(wanted.get(name, ())),
                 lines=JOURNAL_LINES,
                 seconds=fleet_problems.RECENT_SECONDS,
             ),
-            LOOK_SECONDS,
+            seconds,
             "the look at journals",
         )
         for name in declared.gpu_nodes
         if name not in status.silent
     }
     found = {}
-    for name, said in nodes.ask(asked).items():
+    for (_, name), said in ask_bounded(nodes, asked, seconds).items():
         try:
-            found[name] = node_evidence(name, said)
+            found[name] = node_evidence(name, said.answer)
         except FleetError as error:
             found[name] = NodeEvidence(name, unread=error.problems)
     return found

@@ -16,12 +16,11 @@ from pathlib import Path
 import click
 import gevent
 
+from gpufleet.cli.bounded_questions import Timed, ask_bounded
 from gpufleet.cli.common_options import operator_name
 from gpufleet.cli.preflight_requests import (
     Late,
     Refused,
-    Timed,
-    ask_bounded,
     ask_gateways,
     bounded,
     git_state,

@@ -21,10 +21,12 @@ def node_problems(sights: Sights, inventory: str) -> list[Problem]:
 
 def _silent(sights: Sights) -> Iterator[Problem]:
     for node, why in sorted(sights.status.silent.items()):
+        # Replicas that are missing may be there.
+        hurts = sights.ranks_on(node) or sights.status.missing
         yield Problem(
             node,
             f"{node} cannot be asked: {why}",
-            Impact.DEGRADED if sights.ranks_on(node) else Impact.RISK,
+            Impact.DEGRADED if hurts else Impact.RISK,
             do=f"`ssh {node}`; if it does not answer, its BMC says whether it has power",
             page="docs/alerts/node-down.md",
             nodes=(node,),

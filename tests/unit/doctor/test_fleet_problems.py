@@ -148,6 +148,15 @@ def test_a_node_that_does_not_answer_is_named_before_its_replica():
     assert [each.subject for each in said] == ["gpu-01", "llama-0"]
 
 
+def test_a_silent_node_is_the_cause_of_replicas_that_are_missing():
+    missing = ("llama: 2 replicas declared, none found",)
+    said = found(sights(silent={"gpu-01": "no answer"}, missing=missing)).problems
+    assert [(each.subject, each.because) for each in said] == [
+        ("gpu-01", ""),
+        ("llama (replicas)", "gpu-01"),
+    ]
+
+
 def test_a_replica_that_people_drained_is_no_loss():
     mark = Mark("ann", "fans", NOW - 60, None)
     out = OutOfService(drained=(("llama-0", "gpu-01", mark),))
