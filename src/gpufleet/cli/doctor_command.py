@@ -54,7 +54,7 @@ def doctor(logs: tuple[str, ...], *, bundle: Path | None, seconds: float, as_jso
     gpufleet doctor rank0.log rank1.log kernel.log --json
     journalctl -u vllm-llama-0 -o short-iso | gpufleet doctor -
 
-    Exit status: 0 nothing found, 1 failures found, 2 something cannot be read.
+    Exit status: 0 nothing found but notices, 1 failures found, 2 something cannot be read.
     """
     if logs[0].endswith(".py"):
         return _of_fleet(logs, bundle, seconds, as_json=as_json)

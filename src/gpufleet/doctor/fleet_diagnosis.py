@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
+
+from gpufleet.serving.rank_status import iso
 
 SCHEMA = 1
 """Version of `Diagnosis.as_json()`; raised when a key changes its meaning or goes."""
@@ -44,7 +45,8 @@ class Problem:
     """Of the documentation."""
     at: float | None = None
     """When it began, in seconds since 1970; None: not known."""
-    nodes: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    """Nodes, replicas and models that it concerns."""
     because: str = ""
     """Subject of the problem that is its cause: that one is named first."""
 
@@ -58,8 +60,8 @@ class Problem:
             "cause": self.cause or None,
             "do": self.do or None,
             "page": self.page or None,
-            "at": when(self.at),
-            "nodes": list(self.nodes),
+            "at": iso(self.at),
+            "names": list(self.names),
             "because": self.because or None,
         }
 
@@ -76,7 +78,7 @@ class Diagnosis:
 
     @property
     def status(self) -> int:
-        """The exit status: 0 nothing found, 1 problems, 2 some of it could not be seen."""
+        """The exit status: 0 nothing but notices, 1 problems, 2 some of it could not be seen."""
         if any(each.impact > Impact.NOTICE for each in self.problems):
             return 1
         return 2 if self.unseen else 0
@@ -123,21 +125,3 @@ def worst_first(problems: Iterable[Problem]) -> tuple[Problem, ...]:
             ),
         )
     )
-
-
-def when(seconds: float | None) -> str | None:
-    """Return a time as ISO 8601 in UTC, to the second."""
-    if seconds is None:
-        return None
-    try:
-        return f"{dt.datetime.fromtimestamp(seconds, dt.UTC):%Y-%m-%dT%H:%M:%SZ}"
-    except (OverflowError, OSError, ValueError):
-        return None
-
-
-def span(seconds: float) -> str:
-    """Return how long something is ago, in one unit."""
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(seconds, 0):.0f} s"

@@ -9,44 +9,48 @@ line of its log, the check of its GPU, what was changed before. Nothing is judge
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
-from gpufleet.doctor.fleet_diagnosis import Diagnosis, Impact, Problem, span, worst_first
+from gpufleet.checks.finding import Finding, Severity
+from gpufleet.doctor.fleet_diagnosis import Diagnosis, Impact, Problem, worst_first
 from gpufleet.doctor.gateway_problems import gateway_problems
-from gpufleet.doctor.node_problems import marks_of, node_problems
-from gpufleet.doctor.sights import Sights
+from gpufleet.doctor.node_problems import failed_checks, kernel_subject, marks_of, node_problems
+from gpufleet.doctor.sights import LogCause, Sights
 from gpufleet.errors import FleetError
-from gpufleet.formatting import count_of, suggestion
-from gpufleet.serving.rank_status import Health
+from gpufleet.formatting import count_of, format_duration, suggestion
+from gpufleet.serving.rank_status import Health, RankStatus
 from gpufleet.serving.status import FleetStatus, ReplicaStatus
 
 RECENT_SECONDS = 86400.0
 """A restart or a change that is older explains nothing that is wrong now."""
 AGAIN_SECONDS = 3600.0
 """Restarts of a replica that serves again: within the last hour it may be about to do it again."""
+KERNEL_SECONDS = 600.0
+"""The kernel names a hung task after two minutes, and again later."""
+CLOCK_SECONDS = 60.0
+"""A cause may be logged so much later than what it ended, as in `diagnosis.SKEW`."""
+OF_NODES = frozenset({"driver", "cuda", "nccl", "rdma", "host"})
+"""Components of rules whose cause may lie in the node."""
 MOST_SENTENCES = 4
 """Of a replica: one for each of eight ranks says no more."""
 
 
 def diagnose(sights: Sights, now: float, inventory: str = "INVENTORY") -> Diagnosis:
     """Return what is wrong, worst first. `now` is in seconds since 1970."""
-    of_nodes = node_problems(sights, inventory)
-    broken = {
-        name: each.subject
-        for each in of_nodes
-        if each.impact >= Impact.DEGRADED
-        for name in each.nodes
-    }
     problems = [
-        *of_nodes,
-        *_replicas(sights, broken, now, inventory),
-        *_missing(sights, broken, inventory),
+        *_replicas(sights, now, inventory),
+        *_missing(sights, inventory),
         *gateway_problems(sights, inventory),
         *marks_of(sights, now, inventory),
     ]
-    told = " ".join(text for each in problems for text in (each.subject, each.what))
-    problems += _alerts(sights, told)
+    causes = {each.because for each in problems}
+    problems += [
+        replace(each, impact=Impact.DEGRADED) if each.subject in causes else each
+        for each in node_problems(sights, inventory)
+    ]
+    named = {name for each in problems for name in (each.subject, *each.names)}
+    problems += _alerts(sights, named)
     unseen = (*sights.unseen, *(text for each in sights.evidence.values() for text in each.unread))
     return Diagnosis(worst_first(problems), _serving(sights.status), tuple(dict.fromkeys(unseen)))
 
@@ -59,20 +63,19 @@ def concerning(
 
     Raises `FleetError` for a name that is none of these.
     """
-    replicas = [each for each in status.replicas if name in (each.model, each.id)]
     known = {*nodes, *(each.id for each in status.replicas), *(e.model for e in status.replicas)}
     if name not in known:
         raise FleetError(
             f"{name}: neither a model nor a replica nor a node{suggestion(name, sorted(known))}"
         )
-    places = {name, *(rank.node for each in replicas for rank in each.ranks)}
-    subjects = {name, *(each.id for each in replicas)}
+    replicas = [each for each in status.replicas if name in (each.model, each.id)]
+    names = {name, *(each.id for each in replicas)}
+    places = {rank.node for each in replicas for rank in each.ranks}
     kept = [
         each
         for each in found.problems
-        if each.subject in subjects
-        or places & set(each.nodes)
-        or any(subject in each.subject for subject in subjects)
+        # Of its nodes what is about them alone, not their other replicas.
+        if names & {*each.names} or (places & {*each.names} and {*each.names} <= {*nodes})
     ]
     causes = {each.because for each in kept}
     return replace(
@@ -93,38 +96,29 @@ def wanted_journals(status: FleetStatus, now: float) -> dict[str, tuple[str, ...
 # -- replicas
 
 
-def _replicas(
-    sights: Sights, broken: Mapping[str, str], now: float, inventory: str
-) -> Iterator[Problem]:
+def _replicas(sights: Sights, now: float, inventory: str) -> Iterator[Problem]:
     for replica in sights.status.replicas:
-        if replica.health is Health.SERVES and not _restarted(replica, now):
-            continue
-        yield _replica(sights, replica, broken, now, inventory)
+        if replica.health is not Health.SERVES or _restarted(replica, now):
+            yield _replica(sights, replica, now, inventory)
 
 
-def _replica(
-    sights: Sights, replica: ReplicaStatus, broken: Mapping[str, str], now: float, inventory: str
-) -> Problem:
+def _replica(sights: Sights, replica: ReplicaStatus, now: float, inventory: str) -> Problem:
     serves = replica.health is Health.SERVES
     drained = all(sights.status.out.drains(replica.id, rank.node) for rank in replica.ranks)
     nodes = tuple(dict.fromkeys(rank.node for rank in replica.ranks))
-    restarts = [rank for rank in replica.ranks if rank.last_restart]
-    last = max(
-        (rank.last_restart for rank in restarts if rank.last_restart),
-        key=lambda each: each.when,
-        default=None,
-    )
+    ends = [rank.last_restart for rank in replica.ranks if rank.last_restart]
+    last = max(ends, key=lambda each: each.when, default=None)
+    if last and now - last.when > RECENT_SECONDS:
+        last = None
     since = [rank.since for rank in replica.ranks if not rank.health.good and rank.since]
     log = next(iter(sights.logs.get(replica.id, ())), None)
-    recent = last is not None and now - last.when <= RECENT_SECONDS
     began = log.at if log and log.at else last.when if last else min(since, default=None)
     evidence = list(replica.why[:MOST_SENTENCES])
     if log:
         evidence.append(log.quote)
-    if last and recent:
-        evidence.append(f"ended {span(now - last.when)} ago: {last.cause}")
+    if last:
+        evidence.append(f"ended {format_duration(now - last.when)} ago: {last.cause}")
     evidence += _changes(sights, nodes, began)
-    because = "" if serves else next((broken[node] for node in nodes if node in broken), "")
     if serves:
         what = f"{replica.id} serves again, and ended within the last hour"
     else:
@@ -134,13 +128,46 @@ def _replica(
         what + ("; it is drained" if drained else ""),
         _impact(sights.status, replica, drained=drained),
         tuple(dict.fromkeys(evidence)),
-        log.cause if log else last.cause if last and recent else "",
-        log.do if log and log.do else _look(replica, inventory),
-        (log.page if log else "") or "docs/alerts/vllm-down.md",
+        log.cause if log else last.cause if last else "",
+        (log.do if log else "") or _look(replica, inventory),
+        "docs/alerts/vllm-down.md",
         began,
-        nodes,
-        because,
+        (replica.id, replica.model, *nodes),
+        "" if serves else _because(sights, replica, log, began),
     )
+
+
+def _because(
+    sights: Sights, replica: ReplicaStatus, log: LogCause | None, began: float | None
+) -> str:
+    """
+    Return the subject of the node's problem that took a replica down; "": none did for certain.
+
+    A check of a GPU that the replica does not use, one that could not be made, and what the kernel
+    logged at another time explain nothing; neither does a node whose server names a cause of its
+    own, such as a flag.
+    """
+    for rank in replica.ranks:
+        if rank.node in sights.status.silent:
+            return rank.node
+    if log and log.cause and log.component not in OF_NODES:
+        return ""
+    for subject, findings in failed_checks(sights):
+        if any(_uses(rank, each) for each in findings for rank in replica.ranks):
+            return subject
+    for rank in replica.ranks:
+        for each in sights.kernels.get(rank.node, ()):
+            early = None if began is None or each.at is None else began - each.at
+            if early is not None and -CLOCK_SECONDS <= early <= KERNEL_SECONDS:
+                return kernel_subject(rank.node)
+    return ""
+
+
+def _uses(rank: RankStatus, found: Finding) -> bool:
+    """Return whether a finding blocks a rank's node as a whole, or one of its GPUs."""
+    if found.severity is not Severity.BLOCK or found.node != rank.node:
+        return False
+    return found.gpu is None or found.gpu.uuid in rank.gpus or found.gpu.index in rank.indices
 
 
 def _look(replica: ReplicaStatus, inventory: str) -> str:
@@ -178,10 +205,10 @@ def _changes(sights: Sights, nodes: Iterable[str], began: float | None) -> Itera
     for node in nodes:
         known = sights.evidence.get(node)
         if known and (last := known.last_change(began, RECENT_SECONDS)):
-            yield f"{node}: {span(began - last[0])} before: {last[1]}"
+            yield f"{node}: {format_duration(began - last[0])} before: {last[1]}"
 
 
-def _missing(sights: Sights, broken: Mapping[str, str], inventory: str) -> Iterator[Problem]:
+def _missing(sights: Sights, inventory: str) -> Iterator[Problem]:
     serving = {each.model for each in sights.status.replicas if each.health is Health.SERVES}
     for sentence in sights.status.missing:
         model = sentence.partition(":")[0]
@@ -191,22 +218,24 @@ def _missing(sights: Sights, broken: Mapping[str, str], inventory: str) -> Itera
             Impact.DEGRADED if model in serving else Impact.OUTAGE,
             do=f"`pyinfra {inventory} deploys/vllm.py --dry` says where they would run, or why not",
             page="docs/alerts/vllm-down.md",
-            because=next(iter(broken.values()), ""),
+            names=(model,),
+            # They may be there: the sentence says so.
+            because=min(sights.status.silent, default=""),
         )
 
 
-def _alerts(sights: Sights, told: str) -> Iterator[Problem]:
+def _alerts(sights: Sights, named: Collection[str]) -> Iterator[Problem]:
     """Yield alerts about what nothing else here is about."""
     for each in sights.alerts:
-        if each.subject and each.subject in told:
-            continue
-        yield Problem(
-            f"alert {each.name}" + (f" of {each.subject}" if each.subject else ""),
-            each.summary or each.name,
-            Impact.RISK,
-            (f"fires since {each.since}",) if each.since else (),
-            page=each.page,
-        )
+        if each.subject not in named:
+            yield Problem(
+                f"alert {each.name}" + (f" of {each.subject}" if each.subject else ""),
+                each.summary or each.name,
+                Impact.RISK,
+                (f"fires since {each.since}",) if each.since else (),
+                page=each.page,
+                names=(each.subject,) if each.subject else (),
+            )
 
 
 # -- what serves

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpufleet.doctor.fleet_diagnosis import Diagnosis, Problem, span, when
-from gpufleet.formatting import count_of
+from gpufleet.doctor.fleet_diagnosis import Diagnosis, Problem
+from gpufleet.formatting import count_of, format_duration
+from gpufleet.serving.rank_status import iso
 
 
 def diagnosis_lines(found: Diagnosis, now: float) -> list[str]:
@@ -21,8 +22,8 @@ def diagnosis_lines(found: Diagnosis, now: float) -> list[str]:
 
 def _problem(number: int, each: Problem, now: float) -> Iterator[str]:
     began = ""
-    if each.at is not None and when(each.at):
-        began = f" (since {when(each.at)}, {span(now - each.at)})"
+    if each.at is not None and iso(each.at):
+        began = f" (since {iso(each.at)}, {format_duration(now - each.at)})"
     yield f"{number}. {each.impact.word.upper()}  {each.what}{began}"
     rows = [
         *(("seen", text) for text in each.evidence),

@@ -7,8 +7,12 @@ from collections.abc import Collection, Iterator
 
 from gpufleet.doctor.fleet_diagnosis import Impact, Problem
 from gpufleet.doctor.sights import Sights
+from gpufleet.network.haproxy import ServerState
 from gpufleet.serving.rank_status import Health
 from gpufleet.serving.status import FleetStatus
+
+_UP = ("UP", "no check")
+"""HAProxy's words for a server that gets requests."""
 
 
 def gateway_problems(sights: Sights, inventory: str) -> Iterator[Problem]:
@@ -22,46 +26,66 @@ def gateway_problems(sights: Sights, inventory: str) -> Iterator[Problem]:
     }
     for node, state in sorted(sights.gateways.items()):
         subject = f"gateway {node}"
-        if state.error or not state.runs:
+        if state.error:
             yield Problem(
                 subject,
-                f"{subject}: {state.error or 'HAProxy does not run'}",
+                f"{subject} cannot be asked, so whether it sends requests is not known: "
+                f"{state.error}",
+                Impact.RISK,
+                do=f"`ssh {node}`",
+                page="docs/alerts/gateway-down.md",
+                names=(node,),
+            )
+            continue
+        if not state.runs:
+            yield Problem(
+                subject,
+                f"{subject}: HAProxy does not run",
                 Impact.OUTAGE if alone else Impact.DEGRADED,
                 do=f"`journalctl -u gpufleet-gateway -n 50` on {node}",
                 page="docs/alerts/gateway-down.md",
-                nodes=(node,),
+                names=(node,),
             )
             continue
         backends: dict[str, list[str]] = defaultdict(list)
         for each in state.servers:
             backends[each.backend].append(each.status)
-            name, down = each.server, not each.status.startswith(("UP", "no check"))
-            if down and not each.drained and _names(name, well):
+            if (
+                not each.status.startswith(_UP)
+                and not each.drained
+                and (served := _served(each, well))
+            ):
                 yield Problem(
-                    f"{subject}, {each.backend}/{name}",
-                    f"{subject} sends nothing to {name} ({each.status}), which serves",
+                    f"{subject}, {each.backend}/{each.server}",
+                    f"{subject} sends nothing to {each.server} ({each.status}), which serves",
                     Impact.DEGRADED,
                     cause="the gateway does not reach it: firewall, route, or another address",
                     do=f"`gpufleet reach {inventory}`",
                     page="docs/alerts/gateway-server-down.md",
-                    nodes=(node,),
+                    names=(node, each.backend, *served),
                 )
         for model, statuses in sorted(backends.items()):
-            if statuses and not any(each.startswith(("UP", "no check")) for each in statuses):
+            if not any(status.startswith(_UP) for status in statuses):
                 yield Problem(
                     f"{subject}, {model}",
                     f"{subject} has no server for {model}: it answers 503",
                     Impact.OUTAGE,
                     (f"its servers: {', '.join(sorted(set(statuses)))}",),
+                    do=f"`gpufleet status {inventory}` shows {model}'s replicas",
                     page="docs/alerts/gateway-no-server.md",
-                    nodes=(node,),
+                    names=(node, model),
                     because=_down_of(sights.status, model),
                 )
 
 
-def _names(server: str, well: Collection[tuple[str, str]]) -> bool:
-    """Return whether a gateway's server is of a replica that serves: `gpu-01.llama-0`."""
-    return any(server.startswith(f"{node}.{replica}") for replica, node in well)
+def _served(server: ServerState, well: Collection[tuple[str, str]]) -> tuple[str, ...]:
+    """Return the replica and the node of a gateway's server; (): it is of none that serves."""
+    for replica, node in well:
+        # As `haproxy.server_name`: with a number where a replica has several servers.
+        name = f"{node}.{replica}"
+        if server.server == name or server.server.startswith(f"{name}."):
+            return replica, node
+    return ()
 
 
 def _down_of(status: FleetStatus, model: str) -> str:

@@ -47,20 +47,18 @@ def _of_replica(
     inventory: str,
 ) -> Iterator[LogCause]:
     places = {
-        f"rank {rank} on {node}" if len(replica.ranks) > 1 else node: (node, lines)
+        f"rank {rank} on {node}" if len(replica.ranks) > 1 else node: lines
         for node, (rank, lines) in journals.items()
     }
     kept = {
         place: last_lives(lines, LIVES if replica.health is Health.STARTS else 1)
-        for place, (_, lines) in places.items()
+        for place, lines in places.items()
     }
-    # What another rank wrote long before is of an earlier failure.
     findings = explain(
         (line for place, lines in kept.items() for line in log_lines(place, lines)),
-        _facts([node for node, _ in places.values()], report),
+        _facts(journals, report),
     )
-    nodes = {place: node for place, (node, _) in places.items()}
-    yield from _causes(findings, nodes, inventory, replica.id)
+    yield from _causes(findings, inventory, replica.id)
 
 
 def of_kernel(evidence: NodeEvidence, inventory: str) -> tuple[LogCause, ...]:
@@ -72,7 +70,7 @@ def of_kernel(evidence: NodeEvidence, inventory: str) -> tuple[LogCause, ...]:
         causes=tuple(each for each in findings.causes if each.rule.component in OF_HOSTS),
         unknown=None,
     )
-    return tuple(_causes(causes, {place: evidence.node}, inventory, "REPLICA"))
+    return tuple(_causes(causes, inventory, "REPLICA"))
 
 
 def last_lives(lines: Sequence[JournalLine], count: int) -> Sequence[JournalLine]:
@@ -93,7 +91,7 @@ def log_lines(place: str, lines: Iterable[JournalLine]) -> Iterator[LogLine]:
             yield LogLine(place, number, f"{moment} {text}")
 
 
-def _facts(nodes: Sequence[str], report: Report) -> Evidence:
+def _facts(nodes: Iterable[str], report: Report) -> Evidence:
     """Return what the node check found, for rules whose line has several causes."""
     checks: dict[str, bool] = {}
     names: list[str] = []
@@ -108,33 +106,26 @@ def _facts(nodes: Sequence[str], report: Report) -> Evidence:
     return Evidence(checks=checks, gpus=tuple(names) if names else None)
 
 
-def _causes(
-    findings: Findings, nodes: Mapping[str, str], inventory: str, replica: str
-) -> Iterator[LogCause]:
+def _causes(findings: Findings, inventory: str, replica: str) -> Iterator[LogCause]:
     for each in findings.causes:
-        yield _cause(each, nodes, inventory, replica)
+        yield _cause(each, inventory, replica)
     if findings.unknown and (place := findings.unknown.exception or findings.unknown.first_error):
         at = place.stamp.moment.replace(tzinfo=UTC).timestamp() if place.stamp else None
-        node = nodes.get(place.source, place.source)
-        yield LogCause("", "", "", printable(place.text), place.source, node, at)
+        yield LogCause("", "", printable(place.text), place.source, at=at)
 
 
-def _cause(found: Finding, nodes: Mapping[str, str], inventory: str, replica: str) -> LogCause:
+def _cause(found: Finding, inventory: str, replica: str) -> LogCause:
     cause = join_causes([each.cause for each in found.causes])
-    if found.detail:
-        cause = f"{found.detail}; {cause}"
+    looks = found.looks or ("",) * len(found.causes)
     return LogCause(
-        cause,
-        cause,
+        f"{found.detail}; {cause}" if found.detail else cause,
         "\n".join(
             _advice(each, inventory, replica) + (f" (if {look})" if look else "")
-            for each, look in zip(
-                found.causes, found.looks or ("",) * len(found.causes), strict=True
-            )
+            for each, look in zip(found.causes, looks, strict=True)
         ),
         printable(found.first.text),
         found.first.source,
-        nodes.get(found.first.source, found.first.source),
+        found.rule.component,
         found.first_at.timestamp() if found.first_at else None,
     )
 

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpufleet.checks.finding import Report
-from gpufleet.doctor.fleet_diagnosis import when
 from gpufleet.doctor.node_evidence import NodeEvidence
 from gpufleet.network.haproxy import GatewayState
-from gpufleet.serving.rank_status import RankStatus
+from gpufleet.serving.rank_status import iso
 from gpufleet.serving.status import FleetStatus
 
 
@@ -17,21 +16,21 @@ from gpufleet.serving.status import FleetStatus
 class LogCause:
     """What a line of a log tells about why something failed."""
 
-    what: str
     cause: str
+    """"": no rule has the line."""
     do: str
     line: str
     where: str
-    """Whose line it is: `rank 1 on gpu-02`, `the kernel of gpu-02`."""
-    node: str
+    """Whose line it is: `rank 1 on gpu-02`, `kernel of gpu-02`."""
+    component: str = ""
+    """Of the rule: `vllm`, `driver`, `host`."""
     at: float | None = None
     """In seconds since 1970."""
-    page: str = ""
 
     @property
     def quote(self) -> str:
         """The line with whose it is and when it was written."""
-        moment = f", {when(self.at)}" if self.at is not None else ""
+        moment = f", {iso(self.at)}" if self.at is not None else ""
         return f"{self.where}{moment}: {self.line}"
 
 
@@ -63,9 +62,3 @@ class Sights:
     """Of each node."""
     alerts: Sequence[Alert] = ()
     unseen: tuple[str, ...] = ()
-
-    def ranks_on(self, node: str) -> list[RankStatus]:
-        """Return the ranks of replicas that a node has."""
-        return [
-            rank for replica in self.status.replicas for rank in replica.ranks if rank.node == node
-        ]

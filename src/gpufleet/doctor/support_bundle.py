@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from gpufleet.doctor.fleet_diagnosis import Diagnosis, when
+from gpufleet.doctor.fleet_diagnosis import Diagnosis
 from gpufleet.doctor.fleet_text import diagnosis_lines
 from gpufleet.doctor.node_evidence import JournalLine
 from gpufleet.doctor.sights import Sights
 from gpufleet.redact import hide_secrets
+from gpufleet.serving.rank_status import iso
 
 MOST_BYTES = 50 << 20
 """Of all files before compression: what issue trackers and mail take, compressed."""
@@ -40,7 +41,7 @@ def bundle_files(
         "alerts.json": _json([asdict(each) for each in sights.alerts]),
         "changes.json": _json(
             {
-                name: [[when(at), what] for at, what in each.changes]
+                name: [[iso(at), what] for at, what in each.changes]
                 for name, each in sights.evidence.items()
             }
         ),
@@ -55,7 +56,7 @@ def bundle_files(
     hidden = tuple(secrets)
     whole = {name: hide_secrets(text, hidden) for name, text in {**first, **logs}.items()}
     left = MOST_BYTES - sum(len(whole[name].encode()) for name in first)
-    notes = [f"gpufleet doctor, {when(now)}. Known secrets and what looks like one are removed."]
+    notes = [f"gpufleet doctor, {iso(now)}. Known secrets and what looks like one are removed."]
     files = {name: whole[name] for name in first}
     for place, name in enumerate(logs):
         share = max(0, left) // (len(logs) - place)
@@ -72,7 +73,7 @@ def _json(value: Any) -> str:
 
 
 def _log(lines: Iterable[JournalLine]) -> str:
-    return "".join(f"{when(each.at)} {each.text}\n" for each in lines)
+    return "".join(f"{iso(each.at)} {each.text}\n" for each in lines)
 
 
 def _end(text: str, size: int) -> str:

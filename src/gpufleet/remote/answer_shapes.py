@@ -27,7 +27,8 @@ Place = Annotated[tuple[str, Count], Row]
 """An address and a port."""
 ModelFile = Annotated[tuple[Count, str], Row]
 """A file's bytes and its digest."""
-JournalLines = list[Annotated[tuple[Count, int | None, int | None, str], Row]]
+Microseconds = Annotated[int, Field(ge=0, le=253402300799 * 1_000_000)]
+JournalLines = list[Annotated[tuple[Microseconds, int | None, int | None, str], Row]]
 """Microseconds since 1970, PID, priority and message of each."""
 Closed = with_config(ConfigDict(extra="forbid"))
 """For objects whose keys are the names of arguments."""
@@ -428,10 +429,10 @@ class UnitJournal(Document):
 
 class FailureEvidence(Document):
     clock: Number
-    boot: Number | Missing
+    boot: Time | Missing
     stages: dict[str, JournalLines | Missing]
     kernel: JournalLines | Missing
-    changes: list[Annotated[tuple[Number, str], Row]] | Missing
+    changes: list[Annotated[tuple[Time, str], Row]] | Missing
 
 
 # Replicas over nodes

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from gpufleet.checks.finding import Action, Finding, GpuId, Report, Severity, Step
 from gpufleet.doctor.fleet_diagnosis import Impact, Problem, worst_first
-from gpufleet.doctor.fleet_problems import diagnose, wanted_journals
+from gpufleet.doctor.fleet_problems import concerning, diagnose, wanted_journals
 from gpufleet.doctor.node_evidence import NodeEvidence
 from gpufleet.doctor.sights import Alert, LogCause, Sights
+from gpufleet.errors import FleetError
 from gpufleet.network.haproxy import GatewayState, ServerState
 from gpufleet.node.marks import Lock, Mark
 from gpufleet.serving.out_of_service import Change, OutOfService
 from gpufleet.serving.rank_status import Health, LastRestart, RankStatus
 from gpufleet.serving.status import FleetStatus, ReplicaStatus
+from tests.support.rows import each_row
 
 NOW = 1_795_290_000.0
 GPU = GpuId(3, "GPU-3", "0000:18:00.0")
@@ -26,14 +30,14 @@ LOST = Finding(
     gpu=GPU,
 )
 OUT_OF_MEMORY = LogCause(
-    "GPU memory is full",
     "the KV cache does not fit",
     "lower `max-model-len`",
     "CUDA out of memory",
     "rank 0 on gpu-01",
-    "gpu-01",
+    "vllm",
     NOW - 600,
 )
+HUNG = LogCause("a disk hangs", "reboot", "task blocked", "kernel of gpu-01", "host", NOW - 650)
 
 
 def replica(name="llama-0", node="gpu-01", health=Health.SERVES, why=(), **rank):
@@ -42,7 +46,9 @@ def replica(name="llama-0", node="gpu-01", health=Health.SERVES, why=(), **rank)
     return ReplicaStatus(model, int(number), ranks, health, tuple(why))
 
 
-DOWN = replica(health=Health.DOWN, why=["vllm-llama-0.service ended"], since=NOW - 500)
+DOWN = replica(
+    health=Health.DOWN, why=["vllm-llama-0.service ended"], since=NOW - 500, gpus=("GPU-3",)
+)
 OTHER = replica("llama-1", "gpu-02")
 
 
@@ -81,6 +87,42 @@ def test_a_broken_gpu_is_named_before_the_replica_that_it_took_down():
     assert said[1].because == said[0].subject
     assert said[0].do == "stop what uses it\n`reboot`"
     assert said[0].page == "docs/checks/gpu-answers.md"
+
+
+@each_row(
+    ("finding", "log"),
+    [
+        (replace(LOST, gpu=GpuId(5, "GPU-5")), None),
+        (replace(LOST, severity=Severity.UNKNOWN), None),
+        (replace(LOST, node="gpu-02"), None),
+        (LOST, OUT_OF_MEMORY),
+    ],
+    ids=["a GPU that it does not use", "not checked", "another node", "a cause of its own"],
+)
+def test_what_did_not_take_a_replica_down_is_not_named_as_its_cause(finding, log):
+    logs = {"llama-0": [log]} if log else {}
+    said = found(sights(DOWN, OTHER, findings=[finding], logs=logs)).problems
+    assert [(each.subject, each.because) for each in said if each.subject == "llama-0"] == [
+        ("llama-0", "")
+    ]
+
+
+def test_a_driver_error_in_the_log_is_explained_by_the_nodes_broken_gpu():
+    log = replace(OUT_OF_MEMORY, component="cuda")
+    said = found(sights(DOWN, OTHER, findings=[LOST], logs={"llama-0": [log]})).problems
+    assert [each.subject for each in said] == ["check gpu-answers on gpu-01", "llama-0"]
+
+
+def test_the_kernels_log_explains_what_ended_then_and_not_hours_later():
+    def because(at):
+        kernels = {"gpu-01": [replace(HUNG, at=at)]}
+        last = LastRestart(NOW - 600, "killed by signal KILL")
+        down = replace(DOWN, ranks=(replace(DOWN.ranks[0], last_restart=last),))
+        said = found(sights(down, OTHER, kernels=kernels)).problems
+        return next(each.because for each in said if each.subject == "llama-0")
+
+    assert because(NOW - 650) == "kernel of gpu-01"
+    assert because(NOW - 7200) == because(NOW) == ""
 
 
 def test_a_check_that_fails_on_a_node_that_serves_is_no_loss_yet():
@@ -190,6 +232,31 @@ def test_a_gateway_that_does_not_reach_what_serves_is_named():
     assert [(each.subject, each.impact) for each in said] == [
         ("gateway lb-01, llama/gpu-01.llama-0", Impact.DEGRADED)
     ]
+
+
+def test_a_server_is_of_the_replica_with_its_whole_name():
+    ten = replica("llama-10", "gpu-01", Health.DOWN, gpus=("GPU-1",))
+    lb = gateway(server("gpu-01.llama-10", "DOWN"), server("gpu-01.llama-1.1", "UP"))
+    one = replica("llama-1", "gpu-01")
+    assert subjects(sights(ten, one, gateways={"lb-01": lb})) == ["llama-10"]
+    said = found(sights(ten, one, gateways={"lb-01": lb}))
+    assert concerning(said, "llama-1", status(ten, one), ("gpu-01",)).problems == ()
+
+
+def test_a_gateway_that_cannot_be_asked_is_not_known_to_be_down():
+    said = found(sights(replica(), gateways={"lb-01": GatewayState(error="no answer")})).problems
+    assert [each.impact for each in said] == [Impact.RISK]
+    assert "is not known" in said[0].what
+
+
+def test_only_what_concerns_a_name_is_kept_with_its_cause():
+    said = found(sights(DOWN, OTHER, findings=[LOST]))
+    seen = status(DOWN, OTHER)
+    kept = concerning(said, "llama-0", seen, ("gpu-01", "gpu-02")).problems
+    assert [each.subject for each in kept] == ["check gpu-answers on gpu-01", "llama-0"]
+    assert concerning(said, "gpu-02", seen, ("gpu-01", "gpu-02")).problems == ()
+    with pytest.raises(FleetError, match="did you mean"):
+        concerning(said, "llama-00", seen, ("gpu-01",))
 
 
 def test_a_gateway_without_servers_follows_from_the_replicas_that_are_down():

@@ -16,6 +16,7 @@ from gpufleet.artifacts import distribution
 from gpufleet.checks.finding import Report
 from gpufleet.converge import content_diff, snapshot
 from gpufleet.converge.desired import File
+from gpufleet.doctor.journal_causes import of_kernel
 from gpufleet.doctor.node_evidence import node_evidence
 from gpufleet.errors import FleetError
 from gpufleet.flags import schema
@@ -351,6 +352,12 @@ def _journal(said: Document) -> object:
     return format_lines(journals.take({NODE: said, "gpu-08": well}), [NODE]), journals.notes
 
 
+def _evidence(said: Document) -> object:
+    """Also what is made of it: the kernel's lines by the rules."""
+    found = node_evidence(NODE, said)
+    return of_kernel(found, "inventories/prod.py"), found.last_change(AT, 3600)
+
+
 def _answers(said: Document) -> object:
     golden = baseline.Golden(prompts=("a",), max_tokens=2)
     question = baseline.Question("tiny-0", (NODE,), golden)
@@ -590,7 +597,7 @@ ROWS = (
         lambda said: said if isinstance(said, str) else (said["error"] or "").splitlines(),
     ),
     Row("flags/schema", FLAGS, _schema),
-    Row("doctor/failure_evidence", EVIDENCE, lambda said: node_evidence(NODE, said)),
+    Row("doctor/failure_evidence", EVIDENCE, _evidence),
     Row("gpu_software/driver_reload look", DRIVER, _driver),
     Row(
         "gpu_software/driver_reload reload",
