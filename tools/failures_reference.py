@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpufleet.doctor.rule_file import Advice, Kind, Rule, rules
+from gpufleet.failures.rule_file import Advice, Kind, Rule, rules
 
 PAGE = Path(__file__).parents[1] / "docs/reference/failures.md"
 
 _HEAD = """# Failures
 
 Written by `python -m tools.failures_reference` from the rules of [`gpufleet
-doctor`](../operate/doctor.md) (`src/gpufleet/doctor/data/`). A line belongs to the first rule that
-has it. `/.../` is a regular expression; `{0,200}` bounds what it costs.
+doctor`](../operate/doctor.md) (`src/gpufleet/failures/data/`). A line belongs to the first rule
+that has it. `/.../` is a regular expression; `{0,200}` bounds what it costs.
 """
 
 _KINDS = {

@@ -15,7 +15,7 @@ from gpufleet.errors import FleetError, file_fault
 from gpufleet.sanitize import printable
 
 if TYPE_CHECKING:
-    from gpufleet.doctor.log_reader import LogLine
+    from gpufleet.failures.log_reader import LogLine
 
 STDIN = "-"
 LONGEST_NAME = 200
@@ -60,9 +60,9 @@ def doctor(logs: tuple[str, ...], *, bundle: Path | None, seconds: float, as_jso
         return _of_fleet(logs, bundle, seconds, as_json=as_json)
     if bundle:
         raise click.UsageError("--bundle is of a fleet: give an inventory.")
-    from gpufleet.doctor.diagnosis import explain
-    from gpufleet.doctor.diagnosis_text import as_json as in_json
-    from gpufleet.doctor.diagnosis_text import text_lines
+    from gpufleet.failures.diagnosis import explain
+    from gpufleet.failures.diagnosis_text import as_json as in_json
+    from gpufleet.failures.diagnosis_text import text_lines
 
     _check_names(logs)
     findings = explain(_lines(logs))
@@ -120,7 +120,7 @@ def _not_a_file(path: Path) -> str | None:
 
 
 def _lines(logs: tuple[str, ...]) -> Iterator[LogLine]:
-    from gpufleet.doctor.log_reader import read_log
+    from gpufleet.failures.log_reader import read_log
 
     for name in logs:
         if name == STDIN:

@@ -1,1 +1,1 @@
-"""What a log of vLLM, NCCL, the driver or the kernel says about a failure, and what to do. Pure."""
+"""What is wrong with a fleet, worst first, each with its evidence and what to do."""

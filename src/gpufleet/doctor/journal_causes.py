@@ -7,13 +7,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from gpufleet.checks.finding import Report, Severity
-from gpufleet.doctor.diagnosis import Finding, Findings, explain
-from gpufleet.doctor.evidence import Evidence
-from gpufleet.doctor.log_reader import LogLine
 from gpufleet.doctor.node_evidence import JournalLine, NodeEvidence
-from gpufleet.doctor.rule_file import Advice
 from gpufleet.doctor.sights import LogCause
-from gpufleet.formatting import join_names
+from gpufleet.failures.diagnosis import Finding, Findings, explain
+from gpufleet.failures.evidence import Evidence
+from gpufleet.failures.log_reader import LogLine
+from gpufleet.failures.rule_file import Advice
 from gpufleet.sanitize import printable
 from gpufleet.serving.rank_status import Health
 from gpufleet.serving.status import FleetStatus, ReplicaStatus
@@ -115,10 +114,9 @@ def _causes(findings: Findings, inventory: str, replica: str) -> Iterator[LogCau
 
 
 def _cause(found: Finding, inventory: str, replica: str) -> LogCause:
-    cause = join_causes([each.cause for each in found.causes])
     looks = found.looks or ("",) * len(found.causes)
     return LogCause(
-        f"{found.detail}; {cause}" if found.detail else cause,
+        f"{found.detail}; {found.cause}" if found.detail else found.cause,
         "\n".join(
             _advice(each, inventory, replica) + (f" (if {look})" if look else "")
             for each, look in zip(found.causes, looks, strict=True)
@@ -128,13 +126,6 @@ def _cause(found: Finding, inventory: str, replica: str) -> LogCause:
         found.rule.component,
         found.first_at.timestamp() if found.first_at else None,
     )
-
-
-def join_causes(causes: Sequence[str]) -> str:
-    """Return one cause, or several of which it is not known which."""
-    if len(causes) == 1:
-        return causes[0]
-    return "one of: " + join_names([f"({n}) {each}" for n, each in enumerate(causes, 1)])
 
 
 def _advice(advice: Advice, inventory: str, replica: str) -> str:

@@ -14,6 +14,8 @@ from enum import StrEnum
 from typing import Any
 
 from gpufleet.errors import FleetError
+from gpufleet.failures.diagnosis import explain
+from gpufleet.failures.log_reader import LogLine
 
 _UNAUTHORIZED = 401
 
@@ -37,60 +39,6 @@ class Verdict:
     text: str
 
 
-# Why vLLM ends before it is ready: what its log says, and what to do. The messages were read in
-# vLLM 0.32 and 0.33 or seen by running them; the order matters, the first match is reported.
-CAUSES: tuple[tuple[str, str], ...] = (
-    (
-        r"CUDA out of memory|torch\.OutOfMemoryError",
-        "the GPUs' memory is full: lower gpu-memory-utilization or max-model-len, raise "
-        "tensor_parallel, or look for a foreign process on the GPU (`nvidia-smi`)",
-    ),
-    (
-        r"Available memory on node .* is less than desired|"
-        r"Free memory on device .* less than desired",
-        "less memory is free than the server asks for: something else uses it, or "
-        "gpu-memory-utilization is too high (on the CPU build set kv-cache-memory-bytes)",
-    ),
-    (
-        r"max seq len .* larger than the maximum number of tokens|KV cache is needed, which is",
-        "the KV cache does not hold one request of max-model-len: lower max-model-len or raise "
-        "gpu-memory-utilization or tensor_parallel",
-    ),
-    (r"[Aa]ddress already in use|port .* in use", "another process has the port: see `ss -ltnp`"),
-    (
-        r"unrecognized arguments|invalid choice|ambiguous option|expected (one|at least one) argum",
-        "this vLLM does not know a flag or a value in the model's `flags`",
-    ),
-    (
-        r"[Nn]o such file or directory: '?\S*safetensors",
-        "the weights are missing, or the service user may not read them",
-    ),
-    (
-        r"does not appear to have a file named|Invalid repository ID or local directory",
-        "the model's directory is missing or incomplete: run the deploy again, and look at `model`",
-    ),
-    (
-        r"must be divisible by tensor parallel size|"
-        r"Total number of attention heads .* must be divisible",
-        "tensor_parallel does not divide the model's attention heads: choose another value",
-    ),
-    (r"system not yet initialized|Error 802", "the NVLink fabric is down: see fabric manager"),
-    (r"Driver/library version mismatch", "driver and library differ: reboot the node"),
-    (
-        r"CUDA driver version is insufficient|NVIDIA driver on your system is too old",
-        "the driver is too old for this vLLM's CUDA: install a newer one",
-    ),
-    (
-        r"cannot open shared object file",
-        "a system library is missing on the node: its name is in the lines below",
-    ),
-    (
-        r"No working C\+\+ compiler|Failed to find C compiler",
-        "kernels are compiled when the first request comes, and the node has no compiler",
-    ),
-    (r"[Ii]llegal instruction", "this CPU lacks an instruction set that the build needs"),
-)
-
 # "(EngineCore pid=123) INFO 11-21 11:49:06 [core.py:93] Loading ...": all before the message.
 _PREFIX = re.compile(
     r"^(\([^)]*\) ?)?((DEBUG|INFO|WARNING|ERROR|CRITICAL) +)?(\d\d-\d\d [\d:]+ )?"
@@ -107,10 +55,9 @@ _WRONG = re.compile(
 
 def likely_cause(lines: Sequence[str], exit_status: str | None = None) -> str | None:
     """Return what most likely ended the server, from its journal and exit status; None: no idea."""
-    text = "\n".join(lines)
-    for pattern, cause in CAUSES:
-        if re.search(pattern, text):
-            return cause
+    found = explain(LogLine("journal", number, text) for number, text in enumerate(lines, 1))
+    if found.causes:
+        return found.causes[0].sentence
     if exit_status == "2":
         return "vLLM refused its command line (exit status 2): see `systemctl cat` of the unit"
     if exit_status == "137":

@@ -76,9 +76,9 @@ def test_a_line_of_several_causes_is_told_by_the_check_of_the_node():
     foreign = Finding("foreign-memory", "gpu-01", Severity.BLOCK, "40 GiB in use")
     both = causes({"gpu-01": journal("*Starting vLLM", line)})[0]
     told = causes({"gpu-01": journal("*Starting vLLM", line)}, findings=[foreign])[0]
-    assert both.cause.startswith("one of: (1) ")
+    assert both.cause.startswith("One of: (1) ")
     assert "Another process holds memory" in told.cause
-    assert "one of" not in told.cause
+    assert "One of" not in told.cause
 
 
 def test_an_error_that_no_rule_has_is_shown_and_is_no_cause():

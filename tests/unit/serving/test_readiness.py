@@ -100,7 +100,7 @@ def test_a_server_that_loads_is_waited_for_and_shows_its_last_words() -> None:
 def test_a_unit_that_died_ends_the_wait_with_the_cause(unit: dict[str, str]) -> None:
     state, text = judge({"unit": unit, "journal": JOURNAL})
     assert state is State.DEAD
-    assert "a system library is missing" in text
+    assert "library" in text
     assert "libnuma.so.1" in text
 
 
@@ -148,10 +148,14 @@ def test_messages_are_said_once_and_without_prefixes() -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "memory is full"),
-        ("vllm: error: unrecognized arguments: --no-such-flag 3", "in the model's `flags`"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "memory"),
+        ("vllm: error: unrecognized arguments: --no-such-flag 3", "does not know the flag"),
         ("OSError: [Errno 98] Address already in use", "has the port"),
-        ("ValueError: Free memory on device (1/80 GiB) on startup is less than desired", "is free"),
+        (
+            "ValueError: Free memory on device cuda:0 (1.0/80.0 GiB) on startup is less than "
+            "desired GPU memory utilization (0.9, 72.0 GiB).",
+            "Less GPU memory is free",
+        ),
     ],
 )
 def test_known_deaths_have_known_causes(line: str, says: str) -> None:

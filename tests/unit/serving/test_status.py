@@ -198,7 +198,7 @@ def test_what_was_said_before_the_last_restart_comes_without_secrets(node):
 
     assert KEY not in json.dumps(found)
     (rank,) = fleet_status({"gpu-01": found}, {}, whole=False).replicas[0].ranks
-    assert rank.last_restart.cause.startswith("exit status 1: the GPUs' memory is full")
+    assert rank.last_restart.cause.startswith("exit status 1: GPU memory is full")
 
 
 def test_a_node_without_nvidia_smi_has_no_indices_and_serves(node):
@@ -564,7 +564,7 @@ def test_a_server_that_ended_by_itself_is_asked_why():
         before=["INFO loading", "torch.OutOfMemoryError: CUDA out of memory"],
     )
 
-    assert found.cause.startswith("exit status 1: the GPUs' memory is full")
+    assert found.cause.startswith("exit status 1: GPU memory is full")
 
 
 def test_a_stage_that_never_ended_has_no_last_restart():

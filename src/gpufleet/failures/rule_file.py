@@ -14,10 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gpufleet.doctor import line_pattern
-from gpufleet.doctor.evidence import CONDITIONS
-from gpufleet.doctor.line_pattern import LinePattern
 from gpufleet.errors import FleetError
+from gpufleet.failures import line_pattern
+from gpufleet.failures.evidence import CONDITIONS
+from gpufleet.failures.line_pattern import LinePattern
 
 DATA = Path(__file__).with_name("data")
 FILES = ("memory", "model", "driver", "network", "host", "symptoms")

@@ -9,17 +9,17 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufleet.doctor.diagnosis import Findings, explain
-from gpufleet.doctor.diagnosis_text import as_json, text_lines
-from gpufleet.doctor.evidence import Evidence
-from gpufleet.doctor.log_reader import LogLine
-from gpufleet.doctor.rule_file import Kind, parse, rules
-from gpufleet.doctor.tallies import MOST_PROCESSES, OTHERS
+from gpufleet.failures.diagnosis import Findings, explain
+from gpufleet.failures.diagnosis_text import as_json, text_lines
+from gpufleet.failures.evidence import Evidence
+from gpufleet.failures.log_reader import LogLine
+from gpufleet.failures.rule_file import Kind, parse, rules
+from gpufleet.failures.tallies import MOST_PROCESSES, OTHERS
 from tests.support.checkout import ROOT
 from tests.support.rows import each_row
 
 DATA = ROOT / "tests/data"
-HEALTHY = sorted((DATA / "doctor/healthy").glob("*.log"))
+HEALTHY = sorted((DATA / "failures/healthy").glob("*.log"))
 START = "(Worker_TP0 pid=1) INFO 11-20 09:59:00 [worker.py:1] Starting"
 OOM = (
     "(Worker_TP1 pid=2) ERROR 11-20 10:00:{:02} [w.py:1] torch.OutOfMemoryError: CUDA out of memory"
@@ -55,7 +55,7 @@ def test_a_healthy_log_has_no_finding(path) -> None:
 
 
 def test_what_is_worth_knowing_in_a_healthy_log_is_a_note() -> None:
-    text = (DATA / "doctor/healthy/vllm-0.32-one-gpu.log").read_text("utf-8")
+    text = (DATA / "failures/healthy/vllm-0.32-one-gpu.log").read_text("utf-8")
     found = explain(log(*text.splitlines()))
     assert [each.rule.id for each in found.notes] == ["quality-0.8"]
 

@@ -7,13 +7,13 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufleet.doctor.log_prefix import split_prefix
-from gpufleet.doctor.log_reader import LogLine
-from gpufleet.doctor.rule_file import rules
-from gpufleet.doctor.tallies import count_lines
+from gpufleet.failures.log_prefix import split_prefix
+from gpufleet.failures.log_reader import LogLine
+from gpufleet.failures.rule_file import rules
+from gpufleet.failures.tallies import count_lines
 from gpufleet.serving.logs import Line
 from tests.support.rows import each_row
-from tests.unit.doctor.test_rule_file import LINES
+from tests.unit.failures.test_rule_file import LINES
 
 VLLM = "(EngineCore_DP0 pid=123) ERROR 11-20 10:00:00 [core.py:700] "
 FORMS = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
-from gpufleet.doctor.log_prefix import Prefix, split_prefix
 from gpufleet.errors import FleetError
+from gpufleet.failures.log_prefix import Prefix, split_prefix
 
 CHUNK = 1 << 20
 LONGEST_LINE = 16_384

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from gpufleet.doctor.diagnosis import Finding, Findings
-from gpufleet.doctor.rule_file import Advice
-from gpufleet.doctor.tallies import Place
+from gpufleet.failures.diagnosis import Finding, Findings
+from gpufleet.failures.rule_file import Advice
+from gpufleet.failures.tallies import Place
 from gpufleet.formatting import count_of, join_names
 from gpufleet.sanitize import printable
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpufleet.doctor.line_pattern import MOST_STEPS
-from gpufleet.doctor.line_pattern import parse as parse_pattern
-from gpufleet.doctor.log_reader import CHUNK, LONGEST_LINE, read_log
-from gpufleet.doctor.rule_file import rules
 from gpufleet.errors import FleetError
+from gpufleet.failures.line_pattern import MOST_STEPS
+from gpufleet.failures.line_pattern import parse as parse_pattern
+from gpufleet.failures.log_reader import CHUNK, LONGEST_LINE, read_log
+from gpufleet.failures.rule_file import rules
 from tests.support.rows import each_row
 
 

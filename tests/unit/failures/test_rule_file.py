@@ -12,20 +12,19 @@ from gpufleet.catalog.checks import CHECKS
 from gpufleet.checks import xid_table
 from gpufleet.checks.finding import Severity
 from gpufleet.cli.main import COMMANDS
-from gpufleet.doctor.diagnosis import explain
-from gpufleet.doctor.evidence import Evidence, holds
-from gpufleet.doctor.log_prefix import split_prefix
-from gpufleet.doctor.log_reader import LogLine
-from gpufleet.doctor.rule_file import Kind, Rule, parse, rules
 from gpufleet.errors import FleetError
-from gpufleet.serving.readiness import CAUSES
+from gpufleet.failures.diagnosis import explain
+from gpufleet.failures.evidence import Evidence, holds
+from gpufleet.failures.log_prefix import split_prefix
+from gpufleet.failures.log_reader import LogLine
+from gpufleet.failures.rule_file import Kind, Rule, parse, rules
 from gpufleet.settings.lookup import all_settings
 from tests.support.checkout import ROOT
 from tests.support.rows import each_row
 from tools import failures_reference
 
 LINES: dict[str, list[str]] = yaml.safe_load(
-    (ROOT / "tests/data/doctor/lines.yml").read_text("utf-8")
+    (ROOT / "tests/data/failures/lines.yml").read_text("utf-8")
 )
 RULES = {rule.id: rule for rule in rules()}
 SOUND: dict[str, Any] = {
@@ -180,15 +179,3 @@ def test_a_condition_is_met_not_met_or_not_known(
 def test_the_reference_page_is_what_the_rules_say() -> None:
     """Otherwise: `python -m tools.failures_reference`."""
     assert failures_reference.PAGE.read_text("utf-8") == failures_reference.page()
-
-
-def test_each_cause_that_a_deploy_names_for_a_failed_start_has_a_rule() -> None:
-    failures = [
-        line
-        for rule_id, lines in LINES.items()
-        if RULES[rule_id].kind is Kind.FAILURE
-        for line in lines
-    ]
-    assert [
-        pattern for pattern, _ in CAUSES if not any(re.search(pattern, line) for line in failures)
-    ] == []

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from gpufleet.checks import xid_table
-from gpufleet.doctor.evidence import NONE, Evidence, holds
-from gpufleet.doctor.log_reader import LogLine
-from gpufleet.doctor.rule_file import ANY, Advice, Kind, Rule, rules
-from gpufleet.doctor.tallies import Place, Seen, count_lines, in_utc
+from gpufleet.failures.evidence import NONE, Evidence, holds
+from gpufleet.failures.log_reader import LogLine
+from gpufleet.failures.rule_file import ANY, Advice, Kind, Rule, rules
+from gpufleet.failures.tallies import Place, Seen, count_lines, in_utc
 
 SKEW = timedelta(seconds=60)
 """A cause may be logged this much later than what follows from it: the kernel and programs write
@@ -50,6 +50,20 @@ class Finding:
     last_at: datetime | None = None
     started_after: Place | None = None
     """A server of the same log that began to answer after it."""
+
+    @property
+    def cause(self) -> str:
+        """The cause; where evidence would tell several apart, all of them."""
+        said = [each.cause for each in self.causes]
+        if len(said) == 1:
+            return said[0]
+        return "One of: " + " ".join(f"({n}) {each}" for n, each in enumerate(said, 1))
+
+    @property
+    def sentence(self) -> str:
+        """The cause and what to do, for one line; what evidence would tell apart stays open."""
+        advice = self.causes[0] if len(self.causes) == 1 else self.rule.advice
+        return f"{advice.cause} {advice.fix}"
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cache
 
-from gpufleet.doctor.log_prefix import Prefix, Stamp, split_prefix
-from gpufleet.doctor.log_reader import LogLine
-from gpufleet.doctor.rule_file import Kind, Rule
+from gpufleet.failures.log_prefix import Prefix, Stamp, split_prefix
+from gpufleet.failures.log_reader import LogLine
+from gpufleet.failures.rule_file import Kind, Rule
 
 MOST_PROCESSES = 64
 """Processes of one rule that are counted one by one; lines of further ones count as `others`."""
