@@ -6,21 +6,17 @@ Series differ by dash and by a label at their end, too, not by colour alone.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree as ET
 
-from gpufleet.sanitize import printable
+from gpufleet.sanitize import xml_text
 
 # Pixels.
 _LEFT, _WIDTH, _RIGHT, _TOP, _HEIGHT, _BOTTOM = 100, 560, 190, 14, 230, 44
 _MARK = 4.0
 _LABEL_ROW = 14
 _TICKS = 6
-
-# What XML 1.0 cannot have in any way (its production 2, Char).
-FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 STYLE = """
 .chart text { fill: var(--ink); font-size: 12px; } .chart .pale { fill: var(--pale); }
@@ -93,7 +89,7 @@ def draw(chart: Chart) -> str:
             "role": "img",
         },
     )
-    ET.SubElement(page, "title").text = _safe(chart.title)
+    ET.SubElement(page, "title").text = xml_text(chart.title)
     scale = _Scale(chart, points)
     _axes(page, chart, scale)
     ends = []
@@ -171,7 +167,7 @@ def _series(page: ET.Element, series: Series, scale: _Scale) -> None:
             for end in (low, high):
                 _shape(own, "line", "whisker", x1=x - _MARK, y1=end, x2=x + _MARK, y2=end)
         dot = _shape(own, "circle", "dot", cx=x, cy=y, r=_MARK)
-        ET.SubElement(dot, "title").text = _safe(each.said)
+        ET.SubElement(dot, "title").text = xml_text(each.said)
 
 
 def _labels(page: ET.Element, ends: Sequence[tuple[float, float, Series]]) -> None:
@@ -234,8 +230,4 @@ def _words(
 ) -> None:
     shape = _shape(page, "text", name, x=place[0], y=place[1])
     shape.set("text-anchor", anchor)
-    shape.text = _safe(words)
-
-
-def _safe(words: str) -> str:
-    return FORBIDDEN.sub("?", printable(words))
+    shape.text = xml_text(words)

@@ -10,24 +10,15 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from html import escape
 from typing import Any
 
 from gpufleet.formatting import node_ranges
 from gpufleet.load_test.level import LevelSummary
-from gpufleet.load_test.level_charts import (
-    FORBIDDEN,
-    STYLE,
-    Chart,
-    Point,
-    Series,
-    draw,
-    value_text,
-)
+from gpufleet.load_test.level_charts import STYLE, Chart, Point, Series, draw, value_text
 from gpufleet.load_test.outcomes import Contract
 from gpufleet.load_test.rate_search import itl_runaway, knee
 from gpufleet.load_test.result import Measurement
-from gpufleet.sanitize import printable
+from gpufleet.sanitize import html_page, html_text
 
 _STYLE = """
 :root { color-scheme: light dark; --ground: #ffffff; --ink: #1b1b1f; --pale: #5f6368;
@@ -75,10 +66,10 @@ def result_page(found: Measurement) -> str:
     when = found.when.astimezone(dt.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     how = f"{found.served_by}, measured {when} by gpufleet {found.version}"
     body = [
-        f"<h1>{_text(title)}</h1>",
-        f'<p class="pale">{_text(how)}</p>',
-        f"<p><strong>{_text(_answer(found))}</strong></p>",
-        *(f"<p>{_text(each)}</p>" for each in (found.found.why, *_bends(found)) if each),
+        f"<h1>{html_text(title)}</h1>",
+        f'<p class="pale">{html_text(how)}</p>',
+        f"<p><strong>{html_text(_answer(found))}</strong></p>",
+        *(f"<p>{html_text(each)}</p>" for each in (found.found.why, *_bends(found)) if each),
         "<h2>Contract</h2>",
         _list(_promises(found.contract)),
         *_charts(found),
@@ -94,15 +85,7 @@ def result_page(found: Measurement) -> str:
         _list(_unknown(found)),
         *(["<h2>Notes</h2>", _list(found.notes)] if found.notes else []),
     ]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-        "style-src 'unsafe-inline'\">\n"
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{_text(title)}</title>\n<style>{_STYLE}{STYLE}</style></head>\n<body>\n"
-        + "\n".join(body)
-        + "\n</body></html>\n"
-    )
+    return html_page(title, _STYLE + STYLE, body)
 
 
 def _answer(found: Measurement) -> str:
@@ -149,9 +132,9 @@ def _charts(found: Measurement) -> Iterator[str]:
     drawn = [(name, draw(chart), note) for name, chart, note in _drawings(found)]
     for name, svg, note in drawn:
         if svg:
-            yield f"<h3>{_text(name)}</h3>"
+            yield f"<h3>{html_text(name)}</h3>"
             yield f'<div class="wide">{svg}</div>'
-            yield f'<p class="pale">{_text(note)}</p>' if note else ""
+            yield f'<p class="pale">{html_text(note)}</p>' if note else ""
 
 
 def _drawings(found: Measurement) -> Iterator[tuple[str, Chart, str]]:
@@ -315,16 +298,12 @@ def _unit(found: Measurement) -> str:
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    heads = "".join(f"<th>{_text(each)}</th>" for each in head)
+    heads = "".join(f"<th>{html_text(each)}</th>" for each in head)
     lines = "".join(
-        "<tr>" + "".join(f"<td>{_text(each)}</td>" for each in row) + "</tr>" for row in rows
+        "<tr>" + "".join(f"<td>{html_text(each)}</td>" for each in row) + "</tr>" for row in rows
     )
     return f'<div class="wide"><table><tr>{heads}</tr>{lines}</table></div>'
 
 
 def _list(items: Iterable[str]) -> str:
-    return f"<ul>{''.join(f'<li>{_text(each)}</li>' for each in items)}</ul>"
-
-
-def _text(words: str) -> str:
-    return escape(FORBIDDEN.sub("?", "\n".join(map(printable, words.splitlines()))))
+    return f"<ul>{''.join(f'<li>{html_text(each)}</li>' for each in items)}</ul>"

@@ -14,7 +14,6 @@ Every line says how wide it is, every bracket its class.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -25,6 +24,7 @@ from gpufleet.formatting import ranges
 from gpufleet.node.interconnect import Interconnect, Pair
 from gpufleet.node.interconnect_warnings import switch_links
 from gpufleet.node.topology_text import describe_gpus, island_heading
+from gpufleet.sanitize import xml_text
 
 # Pixels.
 BOX = (140, 62)
@@ -38,9 +38,6 @@ COLUMNS = 4
 WARNING_LETTERS = 118
 
 INK, PALE, LINK, RED = "#1a1a1a", "#5f6368", "#2e7d32", "#b3261e"
-
-# What XML 1.0 cannot have in any way (its production 2, Char).
-_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 Point = tuple[float, float]
 
@@ -93,7 +90,7 @@ def svg(node: Interconnect) -> str:
         role="img",
     )
     page.set("font-family", "sans-serif")
-    ET.SubElement(page, "title").text = _clean(f"{node.name}: {describe_gpus(node)}")
+    ET.SubElement(page, "title").text = xml_text(f"{node.name}: {describe_gpus(node)}")
     _box(page, (0, 0), (width, height), fill="#ffffff", rounded=0)
     _text(page, (PAD, 32), f"{node.name}: {describe_gpus(node)}", size=18, weight="bold")
     _text(page, (PAD, 54), f"tensor parallel up to {node.max_tp}: {node.why}")
@@ -317,9 +314,5 @@ def _text(
     shape = ET.SubElement(page, "text", x=f"{start[0]:g}", y=f"{start[1]:g}", fill=fill)
     shape.set("font-size", str(size))
     shape.set("font-weight", weight)
-    shape.text = _clean(words)
+    shape.text = xml_text(words)
     return shape
-
-
-def _clean(words: str) -> str:
-    return _FORBIDDEN.sub("?", words)

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator
-from html import escape
 
-from gpufleet.load_test.level_charts import FORBIDDEN
 from gpufleet.preflight.line import CHECKS, Line, Preflight, Status
-from gpufleet.sanitize import printable
+from gpufleet.sanitize import html_page, html_text
 
 _STYLE = """
 :root { color-scheme: light dark; --ground: #ffffff; --ink: #1b1b1f; --pale: #5f6368;
@@ -49,29 +47,21 @@ def preflight_page(found: Preflight) -> str:
     amiss = [line for line in found.lines if line.status is not Status.OK]
     worst = sorted(amiss, key=lambda line: -line.status.badness)
     body = [
-        f"<h1>{_text(title)}</h1>",
-        f'<p class="pale">{_text(f"{when}, by gpufleet {found.version}")}</p>',
-        f"<p><strong>{_text(_ANSWERS[found.exit_status])}</strong> {_text(counts)}</p>",
+        f"<h1>{html_text(title)}</h1>",
+        f'<p class="pale">{html_text(f"{when}, by gpufleet {found.version}")}</p>',
+        f"<p><strong>{html_text(_ANSWERS[found.exit_status])}</strong> {html_text(counts)}</p>",
         *(["<h2>What is to be done</h2>", _table(worst)] if worst else []),
         "<h2>All lines</h2>",
         *_all(found),
         "<h2>Signed</h2>",
         "<p>Date, name: ______________________________</p>",
     ]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-        "style-src 'unsafe-inline'\">\n"
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{_text(title)}</title>\n<style>{_STYLE}</style></head>\n<body>\n"
-        + "\n".join(body)
-        + "\n</body></html>\n"
-    )
+    return html_page(title, _STYLE, body)
 
 
 def _all(found: Preflight) -> Iterator[str]:
     for check, question in CHECKS.items():
-        yield f"<h3>{_text(question[:1].upper() + question[1:])}</h3>"
+        yield f"<h3>{html_text(question[:1].upper() + question[1:])}</h3>"
         yield _table([line for line in found.lines if line.check == check])
 
 
@@ -79,7 +69,7 @@ def _table(lines: list[Line]) -> str:
     rows = "".join(
         f'<tr><td class="{line.status}">{line.status}</td>'
         + "".join(
-            f"<td>{_text(each)}</td>"
+            f"<td>{html_text(each)}</td>"
             for each in (line.subject, line.verdict.what, line.verdict.proof, line.verdict.remedy)
         )
         + "</tr>"
@@ -87,7 +77,3 @@ def _table(lines: list[Line]) -> str:
     )
     heads = "".join(f"<th>{each}</th>" for each in ("", "about", "found", "proof", "what to do"))
     return f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
-
-
-def _text(words: str) -> str:
-    return escape(FORBIDDEN.sub("?", printable(" ".join(words.splitlines()))))

@@ -8,13 +8,11 @@ operators wrote is text, never markup.
 from __future__ import annotations
 
 import datetime as dt
-import re
 from collections.abc import Iterable, Iterator, Sequence
-from html import escape
 from xml.etree import ElementTree as ET
 
 from gpufleet.formatting import node_ranges
-from gpufleet.sanitize import printable
+from gpufleet.sanitize import html_page, html_text, xml_text
 from gpufleet.upgrade.report.report import PHASES, GroupReport, NodeReport, Report, Span
 from gpufleet.upgrade.report.text import OUTCOMES, cells, outcome_of, seconds, totals
 
@@ -84,19 +82,16 @@ _COLUMNS = (
 )
 _WINDOWS = "Before the upgrade, and under load after the change."
 
-# What XML 1.0 cannot have in any way (its production 2, Char).
-_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-
 
 def report_html(found: Report) -> str:
     """Return the page's text."""
     title = f"{found.kind} {found.id}"
     said = OUTCOMES[found.outcome] + (f": {'; '.join(found.why)}" if found.why else "")
     body = [
-        f"<h1>{_text(title)}: {_text(found.what)}</h1>",
-        f'<p class="pale">by {_text(found.by)}, of {_text(found.inventory)}</p>',
-        f'<p class="outcome-{found.outcome}"><strong>{_text(said)}</strong></p>',
-        *(f"<p>{_text(each)}</p>" for each in totals(found)),
+        f"<h1>{html_text(title)}: {html_text(found.what)}</h1>",
+        f'<p class="pale">by {html_text(found.by)}, of {html_text(found.inventory)}</p>',
+        f'<p class="outcome-{found.outcome}"><strong>{html_text(said)}</strong></p>',
+        *(f"<p>{html_text(each)}</p>" for each in totals(found)),
     ]
     if any(group.spans for group in found.groups):
         body += ["<h2>Timeline</h2>", _legend(found), f'<div class="wide">{_timeline(found)}</div>']
@@ -111,17 +106,9 @@ def report_html(found: Report) -> str:
         ("Variables that were rewritten", list(found.declared)),
     ):
         if lines:
-            items = "".join(f"<li>{_text(each)}</li>" for each in lines)
+            items = "".join(f"<li>{html_text(each)}</li>" for each in lines)
             body.append(f"<h2>{heading}</h2><ul>{items}</ul>")
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-        "style-src 'unsafe-inline'\">\n"
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{_text(title)}</title>\n<style>{_STYLE}</style></head>\n<body>\n"
-        + "\n".join(body)
-        + "\n</body></html>\n"
-    )
+    return html_page(title, _STYLE, body)
 
 
 # -- tables
@@ -160,9 +147,9 @@ def _replicas(found: Report) -> str:
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    heads = "".join(f"<th>{_text(each)}</th>" for each in head)
+    heads = "".join(f"<th>{html_text(each)}</th>" for each in head)
     lines = "".join(
-        "<tr>" + "".join(f"<td>{_text(each)}</td>" for each in row) + "</tr>" for row in rows
+        "<tr>" + "".join(f"<td>{html_text(each)}</td>" for each in row) + "</tr>" for row in rows
     )
     return f'<div class="wide"><table><tr>{heads}</tr>{lines}</table></div>'
 
@@ -182,10 +169,6 @@ def _whys(found: Report) -> Iterator[str]:
     for why, groups in by_why.items():
         if why:
             yield f"{', '.join(groups)}: {'; '.join(why)}"
-
-
-def _text(words: str) -> str:
-    return escape(_FORBIDDEN.sub("?", "\n".join(map(printable, words.splitlines()))))
 
 
 # -- the timeline
@@ -231,7 +214,7 @@ def _timeline(found: Report) -> str:
             )
             bar.set("class", _CLASSES[span.phase])
             said = f"{name} {phase}: {_clock(span.start)}, {seconds(span.seconds)}"
-            ET.SubElement(bar, "title").text = _FORBIDDEN.sub("?", printable(said))
+            ET.SubElement(bar, "title").text = xml_text(said)
     return ET.tostring(page, encoding="unicode")
 
 
@@ -265,7 +248,7 @@ def _words(page: ET.Element, start: tuple[float, float], words: str, kind: str) 
     shape = _shape(page, "text", x=start[0], y=start[1])
     if kind:
         shape.set("class", kind)
-    shape.text = _FORBIDDEN.sub("?", printable(words))
+    shape.text = xml_text(words)
 
 
 def _clock(at: float) -> str:
