@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from gpufleet.load_test import workloads
 from gpufleet.load_test.outcomes import Contract
 from tests.support.queue_server import QueueServer
-from tests.unit.load_test.simulated_queue import rate_of
+from tests.support.simulated_queue import rate_of
 
 PROMPT = workloads.fixed(32)
 SIMULATED_REQUESTS = 800_000

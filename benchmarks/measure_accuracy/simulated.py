@@ -14,6 +14,7 @@ from benchmarks.measure_accuracy.queues import PROMPT, Queue
 from gpufleet.load_test.level import Level, LevelSummary
 from gpufleet.load_test.level_runs import give_up_seconds
 from gpufleet.load_test.outcomes import Outcome
+from tests.support.simulated_queue import run_level
 
 BEAT_SECONDS = 1.0
 
@@ -21,20 +22,7 @@ BEAT_SECONDS = 1.0
 def simulated_level(queue: Queue, rate: float, seconds: float, seed: object) -> LevelSummary:
     """Return what Poisson arrivals at an idle server show within so many seconds."""
     level = Level(queue.contract, rate, seconds, give_up_seconds(queue.contract))
-    coming = served(queue, rate, seed)
-    following = next(coming)
-    flying: list[Outcome] = []
-    now = 0.0
-    while True:
-        now += BEAT_SECONDS
-        while following.due <= now:
-            flying.append(following)
-            following = next(coming)
-        for each in [each for each in flying if (each.done or 0.0) <= now]:
-            level.add(each)
-        flying = [each for each in flying if (each.done or 0.0) > now]
-        if level.decide(now, [each.due for each in flying]).action == "stop":
-            return level.summary()
+    return run_level(level, served(queue, rate, seed), BEAT_SECONDS)
 
 
 def served(queue: Queue, rate: float, seed: object) -> Iterator[Outcome]:

@@ -31,6 +31,16 @@ inventory_argument = click.argument(
 nodes_argument = click.argument(
     "names", metavar="NODE...", nargs=-1, required=True, shell_complete=completers.nodes
 )
+key_file_option = click.option(
+    "--key-file",
+    type=click.Path(dir_okay=False),
+    help="File with the key of a client of the gateway.",
+)
+ca_file_option = click.option(
+    "--ca-file",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Certificate authority of the gateway.  [default: the certificate in `gateway.tls`]",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 hardware_option = click.option(
     "--as",

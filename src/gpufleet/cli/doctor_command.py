@@ -12,6 +12,7 @@ import click
 from gpufleet.cli.common_options import json_option, print_json
 from gpufleet.cli.fleet_inputs import use_gevent
 from gpufleet.errors import FleetError, file_fault
+from gpufleet.inventory.pyinfra_command import default_inventory
 from gpufleet.sanitize import printable
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ LONGEST_NAME = 200
 
 
 @click.command()
-@click.argument("logs", metavar="INVENTORY [NAME] | LOGFILE...", nargs=-1, required=True)
+@click.argument("logs", metavar="[INVENTORY] [NAME] | LOGFILE...", nargs=-1)
 @click.option(
     "--bundle",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -56,6 +57,7 @@ def doctor(logs: tuple[str, ...], *, bundle: Path | None, seconds: float, as_jso
 
     Exit status: 0 nothing found but notices, 1 failures found, 2 something cannot be read.
     """
+    logs = logs or (default_inventory(),)
     if logs[0].endswith(".py"):
         return _of_fleet(logs, bundle, seconds, as_json=as_json)
     if bundle:

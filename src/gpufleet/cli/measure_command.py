@@ -10,8 +10,10 @@ import click
 
 from gpufleet.cli.common_options import (
     FleetCommand,
+    ca_file_option,
     inventory_argument,
     json_option,
+    key_file_option,
     print_json,
 )
 from gpufleet.cli.fleet_inputs import use_gevent
@@ -40,16 +42,8 @@ class MeasureCommand(FleetCommand):
     metavar="NODE",
     help="Run the load clients on this node of the inventory.  [default: this machine]",
 )
-@click.option(
-    "--key-file",
-    type=click.Path(dir_okay=False),
-    help="File with the key of a client of the gateway.",
-)
-@click.option(
-    "--ca-file",
-    type=click.Path(dir_okay=False),
-    help="Certificate authority of the gateway.  [default: the certificate in `gateway.tls`]",
-)
+@key_file_option
+@ca_file_option
 @click.option(
     "--preset",
     type=click.Choice(["chat", "rag", "code", "batch"]),

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from gpufleet.cli.common_options import (
+    ca_file_option,
     fleet_command,
     inventory_argument,
     json_option,
+    key_file_option,
     print_json,
 )
 from gpufleet.cli.fleet_inputs import use_gevent
@@ -27,16 +29,8 @@ _STYLES = {"OK": "green", "WARN": "yellow", "UNKNOWN": "magenta", "FAIL": "bold 
 
 @fleet_command()
 @inventory_argument
-@click.option(
-    "--key-file",
-    type=click.Path(dir_okay=False),
-    help="File with the key of a client of the gateway.",
-)
-@click.option(
-    "--ca-file",
-    type=click.Path(exists=True, dir_okay=False),
-    help="Certificate authority of the gateway.  [default: the certificate in `gateway.tls`]",
-)
+@key_file_option
+@ca_file_option
 @click.option(
     "--test-alert",
     is_flag=True,

@@ -20,7 +20,7 @@ from gpufleet.load_test.intervals import (
     wilson,
 )
 from tests.support.rows import each_row
-from tests.unit.load_test.simulated_queue import requests
+from tests.support.simulated_queue import requests
 
 
 def waits(rate: float, slots: int, count: int, seed: int, skip: int = 0) -> list[float]:

@@ -14,7 +14,7 @@ from gpufleet.load_test.level import Level, LevelSummary
 from gpufleet.load_test.outcomes import Contract, Outcome
 from gpufleet.load_test.verdicts import fewest_requests, fewest_seconds, look_confidence, strains_of
 from tests.support.rows import each_row
-from tests.unit.load_test.simulated_queue import measure, rate_of, requests, run_level, share_within
+from tests.support.simulated_queue import measure, rate_of, requests, run_level, share_within
 
 ERLANG_RATE = 0.616856
 """Of one server with 1 s of service, at which 95 % wait at most 3 s."""

@@ -13,7 +13,7 @@ from gpufleet.load_test.outcomes import Contract
 from gpufleet.load_test.rate_search import MOST_UNKNOWN, RateSearch, SearchResult, itl_runaway, knee
 from gpufleet.load_test.verdicts import NO_JUDGEMENT, Verdict
 from tests.support.rows import each_row
-from tests.unit.load_test.simulated_queue import measure, rate_of
+from tests.support.simulated_queue import measure, rate_of
 
 TIGHT = Contract(ttft_seconds=0.02, share=0.9)
 SLOTS = 16

@@ -27,7 +27,7 @@ def requests(rate: float, slots: int, service: float, seed: int) -> Iterator[Out
 
 def run_level(level: Level, outcomes: Iterator[Outcome], beat: float) -> LevelSummary:
     """Feed a level as a client does, with a heartbeat each `beat` seconds, until it stops."""
-    flying: deque[Outcome] = deque()
+    flying: list[Outcome] = []
     coming = next(outcomes)
     now = 0.0
     while True:
@@ -35,8 +35,9 @@ def run_level(level: Level, outcomes: Iterator[Outcome], beat: float) -> LevelSu
         while coming.due <= now:
             flying.append(coming)
             coming = next(outcomes)
-        while flying and (flying[0].done or 0.0) <= now:
-            level.add(flying.popleft())
+        for each in [each for each in flying if (each.done or 0.0) <= now]:
+            level.add(each)
+        flying = [each for each in flying if (each.done or 0.0) > now]
         if level.decide(now, [each.due for each in flying]).action == "stop":
             return level.summary()
 
