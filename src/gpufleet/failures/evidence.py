@@ -24,14 +24,6 @@ class Evidence:
     """The names of the node's GPUs."""
     signal: str | None = None
     """What ended the unit's main process: SIGKILL; "" if it ended by itself."""
-    exit_status: int | None = None
-    """The exit status of the unit's main process."""
-    driver: str | None = None
-    """The version of the driver that is loaded; "" if none is."""
-    free_gpu_gib: float | None = None
-    """Free memory of the GPU that has the least, in GiB."""
-    free_shm_mib: float | None = None
-    """Free space of /dev/shm, in MiB."""
 
 
 NONE = Evidence()

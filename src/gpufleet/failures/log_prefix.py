@@ -1,4 +1,4 @@
-"""What stands before the message of a log line: times, processes, levels.  Pure.
+"""Split a log line into its prefix (time, process, level) and its message.  Pure.
 
 Formats are stripped from the outside: kubectl and Docker, the journal, the kernel, Ray, vLLM of
 several releases, PyTorch. What is not recognised stays part of the message.
@@ -101,7 +101,7 @@ _PRIORITIES = {"0": "CRITICAL", "1": "CRITICAL", "2": "CRITICAL", "3": "ERROR", 
 
 
 def split_prefix(line: str) -> Prefix:
-    """Return what stands before a line's message, and the message. The outermost time counts."""
+    """Return a line's prefix and its message. Of several times the first one counts."""
     if line.startswith("{") and (found := _from_json(line)):
         stamp, process, level, line = found
     else:

@@ -32,7 +32,7 @@ class LogLine(NamedTuple):
     raw: str
 
     def split(self) -> Prefix:
-        """Return what stands before the message, and the message."""
+        """Return the prefix and the message."""
         return split_prefix(self.raw)
 
 
