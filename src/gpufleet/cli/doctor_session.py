@@ -48,7 +48,7 @@ ABOUT = ("instance", "model_name", "model", "gateway", "node")
 class _Answers:
     status: Mapping[str, Answer]
     probes: Mapping[str, Answer]
-    gateways: Mapping[str, haproxy.GatewayState]
+    gateways: Mapping[str, haproxy.GatewayState | str]
     alerts: Alerts
 
 
@@ -184,7 +184,10 @@ def _first_look(nodes: Nodes, declared: Fleet, seconds: float) -> _Answers:
     return _Answers(
         of("status"),
         of("probe"),
-        {name: haproxy.parse_gateway_state(each) for name, each in of("gateway").items()},
+        {
+            name: each if isinstance(each, str) else haproxy.parse_gateway_state(each)
+            for name, each in of("gateway").items()
+        },
         baseline.read_answers(of("alerts"), [], time.time(), homes).alerts,
     )
 

@@ -26,11 +26,10 @@ def gateway_problems(sights: Sights, inventory: str) -> Iterator[Problem]:
     }
     for node, state in sorted(sights.gateways.items()):
         subject = f"gateway {node}"
-        if state.error:
+        if isinstance(state, str):
             yield Problem(
                 subject,
-                f"{subject} cannot be asked, so whether it sends requests is not known: "
-                f"{state.error}",
+                f"{subject} cannot be asked, so whether it sends requests is not known: {state}",
                 Impact.RISK,
                 do=f"`ssh {node}`",
                 page="docs/alerts/gateway-down.md",
@@ -40,7 +39,7 @@ def gateway_problems(sights: Sights, inventory: str) -> Iterator[Problem]:
         if not state.runs:
             yield Problem(
                 subject,
-                f"{subject}: HAProxy does not run",
+                f"{subject}: {state.error or 'HAProxy does not run'}",
                 Impact.OUTAGE if alone else Impact.DEGRADED,
                 do=f"`journalctl -u gpufleet-gateway -n 50` on {node}",
                 page="docs/alerts/gateway-down.md",

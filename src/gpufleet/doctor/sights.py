@@ -52,8 +52,8 @@ class Sights:
 
     status: FleetStatus
     report: Report
-    gateways: Mapping[str, GatewayState] = field(default_factory=dict)
-    """By node."""
+    gateways: Mapping[str, GatewayState | str] = field(default_factory=dict)
+    """By node; a sentence: it could not be asked."""
     evidence: Mapping[str, NodeEvidence] = field(default_factory=dict)
     """By node."""
     logs: Mapping[str, Sequence[LogCause]] = field(default_factory=dict)

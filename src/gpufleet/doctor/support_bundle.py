@@ -37,7 +37,12 @@ def bundle_files(
         "diagnosis.json": _json(found.as_json()),
         "status.json": _json(sights.status.as_json()),
         "checks.json": _json({**sights.report.as_json(), "facts": {}}),
-        "gateways.json": _json({name: asdict(each) for name, each in sights.gateways.items()}),
+        "gateways.json": _json(
+            {
+                name: each if isinstance(each, str) else asdict(each)
+                for name, each in sights.gateways.items()
+            }
+        ),
         "alerts.json": _json([asdict(each) for each in sights.alerts]),
         "changes.json": _json(
             {

@@ -244,7 +244,7 @@ def test_a_server_is_of_the_replica_with_its_whole_name():
 
 
 def test_a_gateway_that_cannot_be_asked_is_not_known_to_be_down():
-    said = found(sights(replica(), gateways={"lb-01": GatewayState(error="no answer")})).problems
+    said = found(sights(replica(), gateways={"lb-01": "no answer"})).problems
     assert [each.impact for each in said] == [Impact.RISK]
     assert "is not known" in said[0].what
 
@@ -265,7 +265,8 @@ def test_a_gateway_without_servers_follows_from_the_replicas_that_are_down():
 
 
 def test_the_only_gateway_that_does_not_run_is_an_outage_one_of_two_is_not():
-    dead, well = GatewayState(runs=False), gateway(server("gpu-01.llama-0", "UP"))
+    dead = GatewayState(error="HAProxy does not answer at its socket")
+    well = gateway(server("gpu-01.llama-0", "UP"))
     one = found(sights(replica(), gateways={"lb-01": dead})).problems[0]
     two = found(sights(replica(), gateways={"lb-01": dead, "lb-02": well})).problems[0]
     assert (one.impact, two.impact) == (Impact.OUTAGE, Impact.DEGRADED)
