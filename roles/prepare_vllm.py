@@ -84,7 +84,7 @@ def prepared(here: NodePlan, wanted: Vllm, *, apart: bool = False) -> Prepared:
 
     proof = Proof(build, vllm_node.launch_commands(here.stages, here.settings, build), here.origins)
     proofs = Converge(proof.desired_state, watch=(build.mark,))
-    accept_flags(proofs, proof, name=f"have release {build.id} accept its flags")
+    accept_flags(proofs, proof, name=f"ask release {build.id} whether it accepts its flags")
     require_all_accepted(name="no release has refused")
 
     rendered = vllm_node.unit_files(here.stages, here.settings, build, secrets)

@@ -243,7 +243,7 @@ class Replica:
 
     def found(self, since: float) -> tuple[float, str] | None:
         """Return when a rank first said that the group is over, and why."""
-        sign = "the group is over: "
+        sign = "the group has ended: "
         said = [
             (when, text.partition(sign)[2])
             for node in self.nodes

@@ -325,7 +325,7 @@ def test_rules_that_lock_the_operator_out_are_taken_back(walls: Walls) -> None:
         run = walls.deploy("-y", "--limit", "gpu-01")
         assert run.status != 0
         assert "no new SSH connection succeeded" in run.output
-        assert "they were taken back" in run.output
+        assert "they were rolled back" in run.output
         assert walls.table("gpu-01") == before
         assert walls.ssh("gpu-01", f"grep -c 'policy drop' {RULES} || :").strip() == "0"
     finally:
@@ -365,7 +365,7 @@ def test_rules_of_a_killed_deploy_are_taken_back(walls: Walls) -> None:
     while walls.table("gpu-01") != before:
         assert time.monotonic() < deadline
         time.sleep(0.5)
-    assert "taken back" in walls.asked("gpu-01", "confirm", wanted)["error"]
+    assert "rolled back" in walls.asked("gpu-01", "confirm", wanted)["error"]
 
 
 def test_rules_that_somebody_changed_are_found_and_put_right(walls: Walls) -> None:

@@ -171,7 +171,7 @@ def test_status_and_logs_show_the_ranks_as_one(pair: Fleet) -> None:
     lines = [json.loads(line) for line in run.stdout.splitlines()]
     assert [line["time"] for line in lines] == sorted(line["time"] for line in lines)
     assert {line["rank"] for line in lines} == {0, 1}
-    why = "the group is over: rank 1 on gpu-02: vllm ended by SIGKILL"
+    why = "the group has ended: rank 1 on gpu-02: vllm ended by SIGKILL"
     assert {line["rank"] for line in lines if why in line["message"]} == {0, 1}
     assert pair.key not in run.output
 

@@ -171,7 +171,7 @@ def _first_look(nodes: Nodes, declared: Fleet, seconds: float) -> _Answers:
             for name in gateways
         },
         **{
-            ("alerts", name): NodeQuestion(program, seconds, "the look at alerts")
+            ("alerts", name): NodeQuestion(program, seconds, "the query of alerts")
             for name, home in homes.items()
             if (program := baseline.program(name, [], home))
         },
@@ -206,7 +206,7 @@ def _evidence(
                 seconds=fleet_problems.RECENT_SECONDS,
             ),
             seconds,
-            "the look at journals",
+            "the query of journals",
         )
         for name in declared.gpu_nodes
         if name not in status.silent

@@ -80,7 +80,7 @@ def logs(
     reading = Journals(replica, lines, parse_since(since))
     with live.connect(inventory_file, wanted) as ask:
         while True:
-            found = reading.take(ask(reading.program, seconds, "the look at the journal"))
+            found = reading.take(ask(reading.program, seconds, "the query of the journal"))
             _print_lines(reading, found, as_json=as_json)
             if not follow:
                 return int(not reading.whole)

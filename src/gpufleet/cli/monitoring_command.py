@@ -256,7 +256,7 @@ def _asked(
         )
 
     with connect(inventory_file, tuple(homes)) as ask:
-        answers = ask(program, SECONDS, "the look at silences")
+        answers = ask(program, SECONDS, "the query of silences")
     problems: list[str] = []
     found = {}
     for home, said in answers.items():

@@ -253,7 +253,7 @@ class Session:
         else:
             found = bounded(
                 self._left(LOAD_SECONDS),
-                "the look at loads",
+                "the query of loads",
                 lambda: observe.loads(
                     nodes, self.running, self.topology, self.gpu_settings, self.changes,
                     inventory=self.inventory, samples=1,

@@ -167,6 +167,6 @@ def _ask(state: State, hosts: Iterable[Host], asked: Mapping[str, Any]) -> dict[
         hosts,
         lambda name: own if name in here else theirs,
         SECONDS,
-        "the question whose it is",
+        "the query of the lock's owner",
         short=True,
     )

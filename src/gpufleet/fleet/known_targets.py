@@ -21,7 +21,7 @@ def known_targets(node: MonitoringTargets, directory: str) -> Mapping[str, list[
         return {}
     program = payload.program("monitoring/target_files", directory=directory)
     here = ctx_host.get()
-    answer = query(ctx_state.get(), [here], lambda _: program, LOOK_SECONDS, "the look at targets")
+    answer = query(ctx_state.get(), [here], lambda _: program, LOOK_SECONDS, "the query of targets")
     found = answer[here.name]
     if isinstance(found, str):
         logger.warning("%s%s; known targets may be lost", host.print_prefix, found)

@@ -269,7 +269,7 @@ def _undeclared(setting: str, look: str) -> Callable[[State], frozenset[str]]:
             and not getattr(declared[each.name].settings, setting)
         ]
         answers = query(
-            state, asked, lambda _: look, LOOK_SECONDS, f"the look at {setting}", short=True
+            state, asked, lambda _: look, LOOK_SECONDS, f"the query of {setting}", short=True
         )
         for name, said in sorted(answers.items()):
             if isinstance(said, str):

@@ -102,7 +102,7 @@ def _replace(state: State, host: Host, text: str, seconds: int) -> bool:
         "%sunder the new rules of the firewall %s: %s",
         host.print_prefix,
         error,
-        f"they are rolled back within {seconds} s ({back})" if back else "they were taken back",
+        f"they are rolled back within {seconds} s ({back})" if back else "they were rolled back",
     )
     return False
 

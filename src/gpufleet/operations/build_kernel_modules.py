@@ -87,6 +87,6 @@ def _ask(action: str, **parameters: Any) -> Mapping[str, Any]:
     )
     limit = LOOK_SECONDS if action == "look" else BUILD_SECONDS
     node = ctx_host.get()
-    answer = query(ctx_state.get(), [node], lambda _: program, limit, "the look at its modules")
+    answer = query(ctx_state.get(), [node], lambda _: program, limit, "the query of its modules")
     found = answer[node.name]
     return {"error": found} if isinstance(found, str) else found

@@ -30,7 +30,7 @@ def check_exporter_flags(
     """
     seen = node.snapshot().file(rendered.path)
     if seen.exists and seen.sha256 == rendered.file.sha256:
-        host.noop("it has taken them")
+        host.noop("it accepts them")
         return
     if not ctx_state.get().is_executing:
         foretell(f"ask {program(wanted)} for its flags")

@@ -78,7 +78,7 @@ def probe_reachability(wanted: Replica, asking: Ask) -> ReachabilityResult:
         return payload.program("reach/preflight", **looks[node]) if node in looks else None
 
     seen = reachability.check_preflights(
-        asking(look, reachability.LOOK_SECONDS, "the look at what it has")
+        asking(look, reachability.LOOK_SECONDS, "the query of what it has")
     )
     given = reachability.exchange_parameters(wanted, seen, secrets.token_hex(16))
 
@@ -136,7 +136,7 @@ def _may_start(state: State, host: Host, stage: Stage) -> bool:
             )
     if problems:
         logger.error(
-            "%s%s is left as it is on all of its nodes (%s)",
+            "%s%s stays unchanged on all of its nodes (%s)",
             host.print_prefix,
             stage.id,
             ", ".join(stage.nodes),

@@ -60,7 +60,7 @@ def is_copied(artifact: Artifact | None) -> bool:
         return True
     if why := found.alone.get(host.name):
         logger.warning(
-            "%s%s does not come from another node: %s",
+            "%s%s is not copied from another node: %s",
             host.print_prefix,
             artifact.what,
             printable(why),
@@ -100,7 +100,7 @@ def _looked(state: State, artifact: Artifact, turn: tuple[str, ...]) -> Distribu
         python=artifact.python,
         seconds=LOOK_SECONDS - 5,
     )
-    answers = query(state, asked, lambda _: program, LOOK_SECONDS, "the look for existing copies")
+    answers = query(state, asked, lambda _: program, LOOK_SECONDS, "the search for existing copies")
     looks: dict[str, TreeState | str] = {
         name: distribution.parse_look(said) for name, said in answers.items()
     }
@@ -174,7 +174,7 @@ def note_build(state: State, host: Host, artifact: Artifact) -> bool:
         else:
             return True
     logger.warning(
-        "%s%s is not noted, and no later run has it copied from here: %s",
+        "%s%s is not recorded, so later runs do not copy it from here: %s",
         host.print_prefix,
         artifact.what,
         printable(str(why or found)),

@@ -157,7 +157,7 @@ class _Look:
             return self.what
         text = self.program()
         answer = query(
-            state, [host], lambda _: text, LOOK_SECONDS, "the look beside it", aloud=False
+            state, [host], lambda _: text, LOOK_SECONDS, "the query of its progress", aloud=False
         )
         found = answer[host.name]
         if isinstance(found, str):

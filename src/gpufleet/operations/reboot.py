@@ -49,7 +49,7 @@ def reboot_node(
     present one, None if there was no answer.
     """
     if not isinstance(host.connector, SSHConnector):
-        return "it needs a reboot, and this very machine runs the deploy: reboot it, and run again"
+        return "it needs a reboot, and the deploy runs on this machine: reboot it, then run again"
     began = time.monotonic()
     if problem := begin():
         return problem

@@ -113,7 +113,7 @@ def reload_haproxy(running: Converge, fingerprint: str, *, if_it_runs: bool = Fa
         yield from refuse((f"{UNIT}: {found.error}",))
         return
     if found.fingerprint == fingerprint:
-        host.noop("what it has loaded is what lies there")
+        host.noop("it runs with the written configuration")
         return
     announce(f"reload {UNIT}")
     yield FunctionCommand(_load, (fingerprint,), {})
@@ -133,7 +133,7 @@ def gateway_state(do: str, **parameters: Any) -> GatewayState:
     node = ctx_host.get()
     seconds = LOOK_SECONDS + 2 * parameters.get("seconds", 0)
     return haproxy.parse_gateway_state(
-        query(ctx_state.get(), [node], lambda _: program, seconds, "the look at the gateway")[
+        query(ctx_state.get(), [node], lambda _: program, seconds, "the query of the gateway")[
             node.name
         ]
     )

@@ -90,7 +90,7 @@ def reload_config(files: Converge, running: Converge, wanted: ServerConfig) -> C
             yield from refuse((f"{wanted.unit}: {found['error']}",))
             return
         if found["in_force"] or not (found["active"] or executing):
-            host.noop("what it has read is what lies there")
+            host.noop("it runs with the written configuration")
             return
     announce(f"reload {wanted.unit}")
     yield FunctionCommand(_reload, (wanted,), {})

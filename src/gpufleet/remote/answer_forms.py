@@ -59,7 +59,7 @@ here are judged by their reader alone.
 _KINDS = {
     "bool_type": "it must be true or false",
     "dict_type": "it must be an object",
-    "extra_forbidden": "its program writes no such key",
+    "extra_forbidden": "the key is unknown",
     "float_type": "it must be a number",
     "int_type": "it must be a whole number",
     "list_type": "it must be a list",

@@ -43,7 +43,7 @@ class Serving(FactBase[dict[str, Any]]):
         return PYTHON
 
     def process(self, output: Iterable[str]) -> dict[str, Any]:
-        return document(output, "the look at the endpoints", "serving/endpoints")
+        return document(output, "the query of the endpoints", "serving/endpoints")
 
 
 class _Printed(FactBase[dict[str, Any]]):
@@ -97,7 +97,7 @@ class Contents(_Printed):
     `{}` when there was no answer.
     """
 
-    what = "the look at files"
+    what = "the query of files"
     program = "converge/read_files"
 
 
@@ -116,7 +116,7 @@ class FirewallRules(_Printed):
     `{}` when there was no answer. It may also put rules in place: `action` says.
     """
 
-    what = "the look at the firewall"
+    what = "the query of the firewall"
     program = "network/firewall"
 
 
@@ -132,7 +132,7 @@ class KernelSettings(_Printed):
     `{}` when there was no answer. It may also set them: `apply` says.
     """
 
-    what = "the look at the kernel's settings"
+    what = "the query of the kernel's settings"
     program = "converge/sysctl"
 
 
@@ -148,7 +148,7 @@ class NodeRemains(_Printed):
     `{}` when there was no answer. It may also remove them: `action` says.
     """
 
-    what = "the look at gpufleet's parts"
+    what = "the query of gpufleet's parts"
     program = "converge/remove"
 
 

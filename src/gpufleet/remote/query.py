@@ -216,7 +216,7 @@ def _ask(
     except (Timeout, TimeoutError):
         return _late(seconds)
     except _TooMuchError:
-        return f"the node printed more than {MOST_MIB} MiB: that is no {what.removeprefix('the ')}"
+        return f"the node printed more than {MOST_MIB} MiB, which is too much for {what}"
     except FactProcessError as problem:
         return str(problem)
     except (PyinfraError, SSHException, OSError, EOFError) as problem:

@@ -75,7 +75,7 @@ def parse_hosts(
         match = _WORD.fullmatch(word)
         port = int(match["port"] or 0) if match else 0
         if match is None or port > 65535:
-            problems.append(f"{word}: is no host: write HOST, USER@HOST or USER@HOST:PORT")
+            problems.append(f"{word}: is not a host: write HOST, USER@HOST or USER@HOST:PORT")
             continue
         name = match["host"].strip("[]")
         said = configured.get(name, {})

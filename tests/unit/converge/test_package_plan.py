@@ -208,8 +208,8 @@ GOOD = [
         ([*GOOD, Change("app", "3-1", "2.0-9")], None),  # what follows the driver
         ([*GOOD, Change("pinned", "3-1", "4-1")], "pinned is held at 3-1"),
         (GOOD[::2], "1.0 of kernel; 2.0 of lib"),
-        (GOOD[1:], "lib would be 1.0-1, and 2.0-1 is wanted"),
-        (GOOD[:2], "old 1 would stay, and is to go"),
+        (GOOD[1:], "lib would be 1.0-1, but 2.0-1 is wanted"),
+        (GOOD[:2], "old 1 would stay, but must be removed"),
     ],
 )
 def test_what_nobody_asked_for_is_a_reason_against_it(

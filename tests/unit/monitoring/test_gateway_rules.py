@@ -294,7 +294,7 @@ SERVERS = (
         fires=(
             Firing(
                 {**MONITOR, "job": "prometheus"},
-                "mon-01: Prometheus refuses its configuration and goes on with the old one",
+                "mon-01: Prometheus refuses its configuration and keeps the old one",
             ),
         ),
     ),
@@ -384,7 +384,7 @@ SERVERS = (
         fires=(
             Firing(
                 {**MONITOR, "job": "alertmanager"},
-                "mon-01: Alertmanager refuses its configuration and goes on with the old one",
+                "mon-01: Alertmanager refuses its configuration and keeps the old one",
             ),
         ),
     ),

@@ -284,7 +284,7 @@ def test_a_node_that_prints_without_end_is_not_listened_to(beside_a_healthy_one,
     began = time.monotonic()
     said, facts = beside_a_healthy_one(script)
 
-    assert said == "the node printed more than 8 MiB: that is no probe"
+    assert said == "the node printed more than 8 MiB, which is too much for the probe"
     assert facts is None
     assert time.monotonic() - began < 25  # without a limit it would be the deadline: 60 s
 

@@ -145,7 +145,7 @@ RECORDINGS: tuple[Recording, ...] = (
     _gpu(
         "power_watts",
         f"{_dcgm('DEV_POWER_USAGE')} or {_own('power_watts')}",
-        "What a GPU takes, in watts",
+        "Power draw of a GPU, in watts",
     ),
     _gpu("power_limit_watts", _dcgm("DEV_ENFORCED_POWER_LIMIT"), "What a GPU may take, in watts"),
     _gpu(

@@ -75,7 +75,7 @@ ALERTS: tuple[Alert, ...] = (
         "prometheus_config_last_reload_successful == 0",
         AlertSeverity.TICKET,
         300,
-        "{{ $labels.instance }}: Prometheus refuses its configuration and goes on with the old one",
+        "{{ $labels.instance }}: Prometheus refuses its configuration and keeps the old one",
         "promtool check config on the node says why; it would not start again as it is.",
     ),
     Alert(

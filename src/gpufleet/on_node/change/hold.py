@@ -25,7 +25,7 @@ from gpufleet.on_node.common import change_files, deploy_mark, linux_facts
 
 PARAMETERS: "dict[str, Any]" = globals().get("PARAMETERS") or {}
 
-NO_PROCESS = "what serves this connection is not known: it is no sshd"
+NO_PROCESS = "the process that serves this connection is not sshd"
 
 
 def hold(asked: Dict[str, Any]) -> Dict[str, Any]:

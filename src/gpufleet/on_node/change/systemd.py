@@ -80,7 +80,7 @@ def states(units: Iterable[str]) -> Dict[str, Dict[str, str]]:
         raise refused("systemctl", output)
     found = {about["Id"]: about for about in show_each(output.out) if "Id" in about}
     if missing := [name for name in names if name not in found]:
-        raise CannotRead("error", detail="systemctl says nothing of " + ", ".join(missing))
+        raise CannotRead("error", detail="systemctl does not show " + ", ".join(missing))
     return {name: found[name] for name in names}
 
 

@@ -205,8 +205,8 @@ def pending_file(name: str, sha256: Optional[str]) -> bytes:
 def repair_hint(name: str) -> str:
     """Return what to do about a file of `next/` that is not what its manifest says."""
     return (
-        "%s/%s is not what its manifest says, as after a run that was interrupted: nothing was "
-        "touched; run deploys/prepare.py again" % (change_files.NEXT, name)
+        "%s/%s differs from its manifest, as after an interrupted run: nothing was changed; run "
+        "deploys/prepare.py again" % (change_files.NEXT, name)
     )
 
 
@@ -226,13 +226,15 @@ def kept_units(upgrade: str, units: Optional[Sequence[str]]) -> "tuple[Target, L
         if manifest["units"][unit] is not None:
             content = change_files.read(folder + "/" + unit)
             if content is None:
-                raise RefusedError("%s/%s is gone: nothing was touched" % (folder, unit))
+                raise RefusedError("%s/%s is missing: nothing was changed" % (folder, unit))
         target.units[unit] = content
     if target.units:
         for path, about in manifest["files"].items():
             content = change_files.read(folder + "/" + about["name"])
             if content is None:
-                raise RefusedError("%s/%s is gone: nothing was touched" % (folder, about["name"]))
+                raise RefusedError(
+                    "%s/%s is missing: nothing was changed" % (folder, about["name"])
+                )
             target.beside[path] = StartFile(content, int(about["mode"], 8), tuple(about["owner"]))
     return target, [unit for unit in chosen if unit not in manifest["units"]]
 

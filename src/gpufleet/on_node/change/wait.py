@@ -134,7 +134,7 @@ def ready(asked: Dict[str, Any]) -> Dict[str, Any]:
                 "unit": unit,
                 "ready": False,
                 "seconds": asked["seconds"],
-                "seen": {"error": "the look at it gave no answer: %s" % answers[unit]["missing"]},
+                "seen": {"error": "the query gave no answer: %s" % answers[unit]["missing"]},
             }
             if is_missing(answers[unit])
             else answers[unit]

@@ -83,7 +83,7 @@ def document(path: str) -> Optional[Dict[str, Any]]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise RefusedError("%s is no JSON object: look at it, and remove it" % path)
+        raise RefusedError("%s is not a JSON object: inspect it, then remove it" % path)
     return found
 
 
@@ -169,5 +169,5 @@ def must_be_name(text: Any) -> str:
     plain = str(text)
     known = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._@:-")
     if not plain or plain.startswith(".") or not set(plain) <= known:
-        raise RefusedError("%r is no name" % plain)
+        raise RefusedError("%r is not a valid name" % plain)
     return plain

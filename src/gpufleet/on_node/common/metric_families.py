@@ -44,7 +44,7 @@ _FAMILIES = {
     "gpu_memory_free_bytes": (
         GAUGE, "GPU memory that is free, in bytes"),
     "gpu_power_watts": (
-        GAUGE, "What a GPU takes, in watts"),
+        GAUGE, "Power draw of a GPU, in watts"),
     "gpu_utilization_ratio": (
         GAUGE, "Share of the last sample period in which a kernel ran, 0 to 1"),
     "gpu_sm_clock_hertz": (
@@ -63,7 +63,7 @@ _FAMILIES = {
     "check_timestamp_seconds": (
         GAUGE, "When the node was last checked, in seconds since 1970"),
     "drift_differences": (
-        GAUGE, "What is not as declared, by when it matters"),
+        GAUGE, "Differences from the declaration, by when they matter"),
     "drift_unknown": (
         GAUGE, "Whether something could not be compared with what is declared"),
     "drift_timestamp_seconds": (

@@ -236,7 +236,7 @@ def units() -> dict[str, Any]:
 def state(unit: str, block: Any) -> dict[str, Any]:
     """Return one unit's state in our names; an alias answers under its unit's own name."""
     if block is None:
-        raise CannotRead("absent", detail="systemctl did not speak of %s" % unit)
+        raise CannotRead("absent", detail="systemctl did not show %s" % unit)
     return {name: read(unit_state, block, key) for name, key in UNIT_PROPERTIES.items()}
 
 

@@ -87,7 +87,7 @@ def reload() -> "dict[str, Any]":
         "journalctl", "-u", PARAMETERS["unit"], "-n", str(LINES), "-o", "cat", "--no-pager"
     )
     return {
-        "error": "%s goes on with its old configuration; it says: %s"
+        "error": "%s keeps its old configuration; it reports: %s"
         % (PARAMETERS["unit"], said.stdout.decode("utf-8", "replace").strip())
     }
 

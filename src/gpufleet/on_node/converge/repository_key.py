@@ -53,8 +53,8 @@ def main(asked: dict[str, Any]) -> str:
     fetched = fetch(asked["url"])
     if asked["sha256"] and hashlib.sha256(fetched).hexdigest() != asked["sha256"]:
         raise RefusedError(
-            "%s is not what %s names (it has the hash %s); nothing was changed. Compare it with "
-            "the vendor's, then correct the setting"
+            "%s does not have the hash that %s names (it has %s); nothing was changed. Compare it "
+            "with the vendor's, then correct the setting"
             % (asked["url"], asked["setting"], hashlib.sha256(fetched).hexdigest())
         )
     is_package = fetched.startswith(b"!<arch>\n")
@@ -62,7 +62,7 @@ def main(asked: dict[str, Any]) -> str:
     found = fingerprints(key)
     if not found or (asked["fingerprint"] and found != [asked["fingerprint"]]):
         raise RefusedError(
-            "%s has %s, and not the key %s that %s names; nothing was changed. Compare it with "
+            "%s has %s instead of the key %s that %s names; nothing was changed. Compare it with "
             "the vendor's, then correct the setting"
             % (
                 asked["url"],
@@ -84,7 +84,7 @@ def fetch(url: str) -> bytes:
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise RefusedError(
-            "%s cannot be fetched (%s): mend the way there, or set cuda.repository.url to a mirror "
+            "%s cannot be fetched (%s): fix the connection, or set cuda.repository.url to a mirror "
             "that the node can reach" % (url, reason)
         ) from error
     if len(found) > MOST_BYTES:
@@ -120,7 +120,7 @@ def from_package(url: str, package: bytes) -> bytes:
         ]
         if len(keys) != 1:
             raise RefusedError(
-                "%s brings %d keys, and one is expected: name another file by "
+                "%s contains %d keys, but one is expected: name another file by "
                 "cuda.repository.keyring" % (url, len(keys))
             )
         file_of_key = files.extractfile(keys[0])

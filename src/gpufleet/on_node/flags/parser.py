@@ -57,7 +57,7 @@ def serve_parser(modules: Modules) -> argparse.ArgumentParser:
     parser = parser or _of_function(modules, command)
     if parser is None:
         raise ParserError(
-            "no parser came out of %s: %s"
+            "no parser could be read from %s: %s"
             % (modules.release.place, "; ".join(modules.unresolved[-5:]))
         )
     return parser

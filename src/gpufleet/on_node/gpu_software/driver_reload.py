@@ -163,7 +163,7 @@ def reload_driver() -> dict[str, Any]:
     version = text_of("/sys/module/nvidia/version")
     if version != PARAMETERS["version"]:
         raise FailedError(
-            "module %s was to be loaded, and %s is: `modinfo nvidia`, `dmesg | grep NVRM`"
+            "module %s should be loaded, but %s is: `modinfo nvidia`, `dmesg | grep NVRM`"
             % (PARAMETERS["version"], version or "none")
         )
     started, failed = start(own)
@@ -183,7 +183,7 @@ def refuse_others(found: list[dict[str, Any]], ours: Sequence[str], so: str) -> 
             "process %d %s of %s" % (each["pid"], each["name"], each["unit"] or "no unit")
             for each in others[:4]
         )
-        raise FailedError("the driver is held by %s: %s" % (named, so), held=others)
+        raise FailedError("the driver is in use by %s: %s" % (named, so), held=others)
 
 
 def loaded_modules() -> list[str]:
@@ -299,7 +299,7 @@ def hold_lock() -> Iterator[None]:
     at = linux_facts.ROOT + LOCK
     os.makedirs(os.path.dirname(at), mode=0o755, exist_ok=True)
     seconds = LOCK_SECONDS + PARAMETERS["stop_seconds"]
-    refusal = "another run has been at this node's driver too long"
+    refusal = "another run has been changing this node's driver for too long"
     with file_lock.hold(at, seconds, lambda: FailedError(refusal)):
         yield
 

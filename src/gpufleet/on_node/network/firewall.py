@@ -179,7 +179,7 @@ def confirm(wanted: str) -> dict[str, Any]:
     forget()
     seen = look(wanted)
     if seen["loaded"] is None or seen["loaded"] != seen["canonical"]:
-        raise FailedError("the rules were taken back before they were confirmed")
+        raise FailedError("the rules were rolled back before they were confirmed")
     write(PARAMETERS["rules"], wanted, 0o644)
     return dict(seen, saved=True)
 

@@ -91,7 +91,7 @@ def main() -> None:
     try:
         document.update(perform(PARAMETERS["do"], PARAMETERS.get("servers", [])))
     except OSError as error:
-        document["error"] = "what the gateway keeps cannot be read or written: %s" % error
+        document["error"] = "the gateway's state cannot be read or written: %s" % error
     sys.stdout.write(json.dumps(document) + "\n")
 
 
@@ -169,7 +169,7 @@ def load(unit: str, fingerprint: str, seconds: float) -> "dict[str, Any]":
         found = server_states(read_drained())
     if found.get("fingerprint") != fingerprint:
         found["error"] = said or (
-            "HAProxy goes on with the configuration of before; `journalctl -u %s` says why" % unit
+            "HAProxy keeps its former configuration; `journalctl -u %s` says why" % unit
         )
     return found
 

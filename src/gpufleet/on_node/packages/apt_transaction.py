@@ -212,7 +212,7 @@ class Apt:
         output = self.run("simulate")
         if output.status:
             why = [*reasons(output.text), *self._holds(output.text)]
-            raise RefusedError("apt finds no way to do it: %s" % " | ".join(why))
+            raise RefusedError("apt finds no solution: %s" % " | ".join(why))
         installed = self.installed()
         changes = {}
         for verb, name, before, after in FORETOLD.findall(output.text):
@@ -323,10 +323,10 @@ def reasons(text: str) -> List[str]:
 # What apt says, what that means, and what to do.
 MEANINGS = (
     (r"NO_PUBKEY|is not signed|BADSIG|signatures? (were|was|is) invalid|NODATA",
-     "its index is not signed by its key, so nothing of it is taken: compare the key, and see "
+     "its index is not signed by its key, so its packages are not used: compare the key, and see "
      "whether the address is the vendor's or a true mirror"),
     (r"no Package: header|could not be parsed|MergeList|Unable to parse|corrupted",
-     "its index is malformed, which is the vendor's to mend; until then use a mirror that has the "
+     "its index is malformed, which only the vendor can fix; until then use a mirror that has the "
      "one before"),
     (r"Hash Sum mismatch|unexpected size|weak security",
      "what it serves is not what its signed index says, as while a mirror is brought up to date: "
@@ -334,7 +334,7 @@ MEANINGS = (
     (r"does not have a Release file|404",
      "there is no repository at this address: correct it"),
     (r"Could not (resolve|connect|handshake)|Unable to connect|timed out|Connection|unreachable",
-     "the node cannot reach it: mend the way there, or name a mirror that it can reach"),
+     "the node cannot reach it: fix the connection, or name a mirror that it can reach"),
     (r"Conflicting values", "the node's own apt has the same address with another key"),
 )  # fmt: skip
 

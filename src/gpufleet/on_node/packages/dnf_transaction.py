@@ -127,7 +127,7 @@ class Dnf:
         text = self.run("simulate").text
         wrong = [line for line in errors(text) if "Operation aborted" not in line]
         if wrong:
-            raise RefusedError("dnf finds no way to do it: %s" % " | ".join(wrong[:8]))
+            raise RefusedError("dnf finds no solution: %s" % " | ".join(wrong[:8]))
         self.foretold = text
         installed = self.installed()
         changes = []
@@ -229,14 +229,14 @@ def errors(text: str) -> List[str]:
 
 MEANINGS = (
     (r"GPG|signature|repomd.xml.asc",
-     "its index is not signed by its key, so nothing of it is taken: compare the key, and see "
+     "its index is not signed by its key, so its packages are not used: compare the key, and see "
      "whether the address is the vendor's or a true mirror"),
     (r"checksum|mismatch",
      "what it serves is not what its index says, as while a mirror is brought up to date: run "
      "again later"),
     (r"Status code: 404|No such file|Cannot download repomd",
      "there is no repository at this address, or the node cannot reach it: correct the address or "
-     "mend the way there"),
+     "fix the connection"),
     (r"parse|XML", "its index is malformed: use a mirror that has the one before"),
 )  # fmt: skip
 

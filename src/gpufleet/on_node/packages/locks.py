@@ -45,8 +45,8 @@ def wait(root: str, manager: str, seconds: float, say: Callable[[str], None]) ->
             say("waiting for %s" % holder)
         if time.monotonic() >= deadline:
             raise LockedError(
-                "%s, and has not let go in %d s: wait until it has ended, or end it on the node, "
-                "then run again; nothing was touched" % (holder, seconds)
+                "%s, and has not released it in %d s: wait until it has ended, or end it on the "
+                "node, then run again; nothing was touched" % (holder, seconds)
             )
         time.sleep(LOOK_SECONDS)
 

@@ -54,15 +54,15 @@ def judge(
         found = installed.get(change.name)
         if change.before and not change.after and change.name not in removed:
             reasons.append(
-                "%s %s would be removed, and nothing asks for that: what is wanted conflicts with "
+                "%s %s would be removed, but that was not requested: what is wanted conflicts with "
                 "it. Remove it by hand if it may go" % (change.name, change.before)
             )
         if change.name in wanted or change.name in removed or not change.after:
             continue
         if found is not None and found.held and change.before:
             reasons.append(
-                "%s is held at %s, and would go to %s: release it with `apt-mark unhold` (dnf "
-                "versionlock delete), or have it wanted"
+                "%s is held at %s, but would be changed to %s: release it with `apt-mark unhold` "
+                "(dnf versionlock delete), or declare that version"
                 % (change.name, change.before, change.after)
             )
         elif (
@@ -71,7 +71,7 @@ def judge(
             and upstream(change.after) not in targets
         ):
             reasons.append(
-                "%s would go back from %s to %s, and nothing asks for that"
+                "%s would go back from %s to %s, but that was not requested"
                 % (change.name, change.before, change.after)
             )
     after = outcome(changes, installed)
@@ -102,9 +102,9 @@ def lacking(asked: Dict[str, Any], after: Dict[str, str]) -> List[str]:
         if found is None:
             sentences.append("%s would not be installed" % name)
         elif version and not accepts(version, found):
-            sentences.append("%s would be %s, and %s is wanted" % (name, found, version))
+            sentences.append("%s would be %s, but %s is wanted" % (name, found, version))
     return sentences + [
-        "%s %s would stay, and is to go" % (name, after[name])
+        "%s %s would stay, but must be removed" % (name, after[name])
         for name in asked["remove"]
         if name in after
     ]

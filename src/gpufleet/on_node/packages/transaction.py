@@ -94,7 +94,7 @@ def mend(manager: Manager, asked: Dict[str, Any]) -> List[str]:
     half = manager.unfinished()
     if not half:
         return []
-    steps.doing(asked["root"], "finishes what was left half done")
+    steps.doing(asked["root"], "completes an interrupted change")
     output = manager.finish()
     while output.status and "locked by another process" in output.text:
         wait = partial(tell, asked["root"])
@@ -109,7 +109,7 @@ def mend(manager: Manager, asked: Dict[str, Any]) -> List[str]:
     ours |= {name for names in asked["lockstep"] for name in names}
     if strangers := [name for name in left if name not in ours]:
         raise RefusedError(
-            "%s was left half installed, and finishing it fails: %s. Mend it on the node (dpkg "
+            "%s is half installed, and completing it fails: %s. Fix it on the node (dpkg "
             "--configure -a), then run again" % (", ".join(strangers), output.last)
         )
     return ["finished what was left unfinished: %s" % ", ".join(half)] if not left else []
@@ -153,8 +153,8 @@ def fetch(manager: Manager, asked: Dict[str, Any]) -> List[str]:
     for source in asked["sources"]:
         if not os.path.isfile(asked["root"] + source["key"]):
             raise RefusedError(
-                "the key %s of the package source %s is not on the node: the role that brings it "
-                "has to run before; %s" % (source["key"], source["id"], UNTOUCHED)
+                "the key %s of the package source %s is not on the node: run the role "
+                "that installs it first; %s" % (source["key"], source["id"], UNTOUCHED)
             )
     try:
         return manager.fetch()
@@ -197,7 +197,7 @@ def restore(manager: Manager, changes: List[Change], output: Output, held: List[
         ", ".join(failed) or ", ".join(sorted(one.name for one in changes)),
         output.last,
     )
-    steps.doing(manager.root, "puts back what was, after a failure")
+    steps.doing(manager.root, "restores the packages after a failure")
     back = manager.restore(changes)
     now = manager.installed()
     wrong = [
@@ -208,7 +208,7 @@ def restore(manager: Manager, changes: List[Change], output: Output, held: List[
     ]
     if wrong:
         return (
-            "%s. It could not be put back (%s): %s as the failure left it; the next run begins by "
+            "%s. It could not be restored (%s): %s as the failure left it; the next run begins by "
             "finishing that" % (said, back.last, ", ".join(sorted(wrong)))
         )
     manager.mark_again(held)
@@ -240,7 +240,7 @@ def verify(manager: Manager, asked: Dict[str, Any]) -> None:
     wrong += out_of_step(asked["lockstep"], {name: state.version for name, state in found.items()})
     if wrong:
         raise RefusedError(
-            "the package manager reported success, and yet %s; its output is in %s"
+            "the package manager reported success, but %s; its output is in %s"
             % ("; ".join(wrong), asked["root"] + steps.LOG)
         )
 

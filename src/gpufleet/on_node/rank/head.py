@@ -160,7 +160,7 @@ class Head(Rank):
     def _meet(self, link: Link, hello: dict[str, Any]) -> None:
         rank = hello.get("rank")
         if self.ending is not None:
-            self.drop(link, "came while the group ends")
+            self.drop(link, "connected while the group ends")
             return
         if why := self._stranger(link, hello):
             self._refuse(link, why)

@@ -311,7 +311,7 @@ class Rank:
         if self.ending is not None and self.ending.step != "drain":
             return
         if self.ending is None:
-            self.say("the group is over: " + why)
+            self.say("the group has ended: " + why)
         else:
             self.say("no more draining: " + why)
             why, rank, stopped = self.ending.why, self.ending.rank, self.ending.stopped

@@ -5,7 +5,7 @@
 
 Every rank's program talks to rank 0's, the head's, over TCP. They find each other, agree that they
 are alike, form a group with an INCARNATION, start their programs in order, and beat. When one of
-them, its node, its program or the network between them fails, the group is over: every rank kills
+them, its node, its program or the network between them fails, the group has ended: every rank kills
 its programs and exits with 1, and systemd restarts it, to find the others again.
 
 Words after a lone `--` are a program; further lone `--` separate further ones. The head starts its

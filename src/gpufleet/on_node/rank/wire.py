@@ -199,7 +199,7 @@ class Link:
         """Take the peer's nonce; the head answers with its own only then."""
         wanted = len(MAGIC) + NONCE_BYTES
         if bytes(self._received[: len(MAGIC)]) != MAGIC[: len(self._received)]:
-            raise LostError("does not speak as ranks of this release do")
+            raise LostError("does not use the protocol of this release")
         if len(self._received) < wanted:
             return False
         theirs = bytes(self._received[len(MAGIC) : wanted])
@@ -235,7 +235,7 @@ class Link:
             return message
         if theirs == self.incarnation or (self.incarnation is None and message["kind"] == "form"):
             return message
-        raise LostError("speaks for incarnation %s, ours is %s" % (theirs, self.incarnation))
+        raise LostError("is of incarnation %s, this node of %s" % (theirs, self.incarnation))
 
     def _echoed(self, message: Message) -> None:
         sent = self._beats.pop(number(message.get("number")), None)

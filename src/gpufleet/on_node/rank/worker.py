@@ -185,7 +185,7 @@ class Worker(Rank):
         if self.mesh:
             self.mesh.pin()
         self.state.begin_incarnation(self.incarnation)
-        self.state.phase("starting", "%s is to start first" % self.nodes[0].name)
+        self.state.phase("starting", "%s has to start first" % self.nodes[0].name)
         self.say("incarnation %(counter)d, %(id)s, master port %(master_port)d" % self.incarnation)
         link.send("formed")
 

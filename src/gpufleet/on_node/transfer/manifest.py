@@ -132,7 +132,7 @@ def blocks(file: int, part: Part, size: int = 1 << 20) -> Iterator[bytes]:
     while at < end:
         block = os.pread(file, min(size, end - at), at)
         if not block:
-            raise RefusedError("%s is shorter than it was: it changes meanwhile" % part.path)
+            raise RefusedError("%s is shorter than it was: it is being changed" % part.path)
         yield block
         at += len(block)
 
@@ -174,14 +174,14 @@ def unpacked(data: bytes) -> bytes:
     except zlib.error as error:
         raise RefusedError("the manifest cannot be unpacked: %s" % error) from None
     if not reader.eof:
-        raise RefusedError("the manifest is not whole, or is larger than %d bytes" % MOST_BYTES)
+        raise RefusedError("the manifest is incomplete, or is larger than %d bytes" % MOST_BYTES)
     return found
 
 
 def parse_manifest(manifest: bytes, digest: str, leave_out: Iterable[str] = ()) -> Tree:
     """Return the tree that a manifest describes. Raises `RefusedError` if it is not to be made."""
     if hashlib.sha256(manifest).hexdigest() != digest:
-        raise RefusedError("the manifest is not the one that the source has described")
+        raise RefusedError("the manifest differs from the source's description")
     try:
         document = json.loads(manifest.decode("ascii"))
         return _judged(document, frozenset(leave_out))
@@ -219,7 +219,7 @@ def _judged(document: Dict[str, Any], leave_out: Iterable[str]) -> Tree:
 def _flaw(entry: Entry, directories: Iterable[str], leave_out: Iterable[str]) -> str:
     """Return why an entry may not be made; "": it may."""
     if not isinstance(entry.path, str) or not isinstance(entry.target, str):
-        return "its path is no text"
+        return "its path is not text"
     names = entry.path.split("/")
     if any(name in ("", ".", "..") or "\0" in name for name in names):
         return "its path leads out of the tree"
@@ -230,13 +230,13 @@ def _flaw(entry: Entry, directories: Iterable[str], leave_out: Iterable[str]) ->
     if entry.kind not in ("d", "f", "l"):
         return "it is neither directory, file nor link"
     if not _number(entry.mode, 0, 0o777):
-        return "its mode is more than permissions"
+        return "its mode has more than permission bits"
     if not _number(entry.size, 0, 1 << 50) or (entry.kind != "f" and entry.size):
-        return "its size cannot be"
+        return "its size is invalid"
     if not _number(entry.time, -(1 << 62), 1 << 62):
-        return "its time cannot be"
+        return "its time is invalid"
     if (entry.kind == "l") != bool(entry.target) or "\0" in entry.target:
-        return "its target cannot be"
+        return "its target is invalid"
     return ""
 
 

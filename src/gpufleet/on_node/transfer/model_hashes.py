@@ -26,8 +26,8 @@ def hold_to_lock(folder: int, shown: str, files: Dict[str, List[str]]) -> None:
     """
     there = {name for name in _names(folder, "") if name != MARK and not name.startswith(NOTES)}
     for names, problem in (
-        (sorted(files.keys() - there), "is missing, and the lock of models names it"),
-        (sorted(there - files.keys()), "is not in the lock of models"),
+        (sorted(files.keys() - there), "is missing, but the model lock names it"),
+        (sorted(there - files.keys()), "is not in the model lock"),
     ):
         if names:
             raise RefusedError("%s/%s %s" % (shown, names[0], problem))
@@ -51,7 +51,7 @@ def hold_to_lock(folder: int, shown: str, files: Dict[str, List[str]]) -> None:
     with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as workers:
         wrong = [said for said in workers.map(differs, sorted(files.items())) if said]
     if wrong:
-        raise RefusedError("%s: it is not what `gpufleet lock --models` has seen" % wrong[0])
+        raise RefusedError("%s: it differs from what `gpufleet lock --models` recorded" % wrong[0])
 
 
 def hash_file(folder: int, name: str, algorithm: str) -> str:

@@ -384,7 +384,7 @@ def pull(
 def _length(line: bytes, most: int) -> int:
     sign, _, word = line.partition(b" ")
     if sign != b"=" or not word.isdigit() or len(word) > 12 or int(word) > most:
-        raise LostError("it does not say how much comes")
+        raise LostError("it does not report the size of what it sends")
     return int(word)
 
 

@@ -212,7 +212,10 @@ def _parent(directory: str) -> Tuple[int, str]:
     parent = open_folder(path)
     status = os.fstat(parent)
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise RefusedError("%s is not root's alone: chown root %s; chmod 755 %s" % ((path,) * 3))
+        raise RefusedError(
+            "%s must belong to root and be writable by root alone: chown root %s; chmod 755 %s"
+            % ((path,) * 3)
+        )
     return parent, name
 
 

@@ -80,8 +80,10 @@ class IncomingTree:
         self.folder = os.open(PREFIX + self.name, _FOLDER, dir_fd=self.parent)
         status = os.fstat(self.folder)
         if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            raise RefusedError("%s/%s%s is not ours: remove it" % (parent, PREFIX, self.name))
-        refusal = "another copy of %s is under way here: wait for it" % directory
+            raise RefusedError(
+                "%s/%s%s was not made by gpufleet: remove it" % (parent, PREFIX, self.name)
+            )
+        refusal = "another copy of %s is in progress here: wait for it" % directory
         file_lock.lock(self.folder, 0, lambda: RefusedError(refusal))
         with contextlib.suppress(FileExistsError):
             os.mkdir("tree", 0o700, dir_fd=self.folder)
@@ -119,7 +121,7 @@ class IncomingTree:
         free = status.f_bavail * status.f_frsize
         if free < missing + SPARE_BYTES:
             raise RefusedError(
-                "%.1f GiB are free where %s is to be, and %.1f GiB are to come (1 GiB stays free): "
+                "%.1f GiB are free for %s, which needs %.1f GiB (1 GiB stays free): "
                 "free space" % (free / 2**30, self.directory, missing / 2**30)
             )
 
@@ -146,7 +148,7 @@ class IncomingTree:
                 self._finish_file(each)
         if files is not None:
             if any(each.kind == "l" for each in self.tree.entries):
-                raise RefusedError("%s has links, and a model has none" % self.directory)
+                raise RefusedError("%s has links, which a model must not have" % self.directory)
             hold_to_lock(self.root, self.directory, files)
         for each in self.tree.entries:
             if each.kind == "l":

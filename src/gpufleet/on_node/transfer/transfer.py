@@ -166,7 +166,7 @@ def listening(given: Dict[str, Any], holding: peers.Holding) -> peers.Server:
             holding, given["token"], given["address"], given["port"], given["rate_mbit"]
         )
     except OSError as error:
-        raise RefusedError("port %d cannot be listened on: %s" % (given["port"], error)) from None
+        raise RefusedError("cannot listen on port %d: %s" % (given["port"], error)) from None
 
 
 def fetch(given: Dict[str, Any]) -> Dict[str, Any]:
@@ -310,7 +310,7 @@ class Fetching:
                 self.remarks.append(why)
             since = time.monotonic() - self._last
         if since > peers.GIVE_UP_SECONDS:
-            raise RefusedError("nothing has come for %.0f s; %s" % (since, why))
+            raise RefusedError("nothing was received for %.0f s; %s" % (since, why))
 
 
 class Progress:
@@ -348,7 +348,7 @@ def hold_lock(path: str, how: int) -> Iterator[None]:
     if not path:
         yield
         return
-    refusal = "%s is held: a release is being built or removed here" % path
+    refusal = "%s is locked: a release is being built or removed here" % path
     with file_lock.hold(path, LOCK_SECONDS, lambda: RefusedError(refusal), how, 0o644):
         yield
 

@@ -215,7 +215,7 @@ class FleetActions:
                 continue
             for seen in ReadyAnswer.read(name, answer).units.values():
                 if not seen.ready:
-                    why = f"{name}: it had passed, and no longer serves: {seen.why}"
+                    why = f"{name}: it had passed, but no longer serves: {seen.why}"
                     found.setdefault(owners[name, seen.unit], []).append(why)
         return found
 

@@ -131,7 +131,7 @@ def find_problems(
         node: NodeQuestion(
             payload.program("converge/snapshot", asked=[list(each)]),
             LOOK_SECONDS,
-            "the look at its key",
+            "the query of its key",
         )
         for node, each in questions.items()
     }

@@ -50,7 +50,7 @@ class NodeQuestion:
 
 def look() -> NodeQuestion:
     """Ask for everything that concerns a change: `NodeLook`. Changes nothing."""
-    return _question("look", SHORT_SECONDS, "the look at changes")
+    return _question("look", SHORT_SECONDS, "the query of changes")
 
 
 def lock(

@@ -232,7 +232,7 @@ def loads(
                 seconds=10,
             ),
             _METRICS_SECONDS,
-            "the look at loads",
+            "the query of loads",
         )
         for node, wanted in questions.items()
     }

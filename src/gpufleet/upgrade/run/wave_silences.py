@@ -133,7 +133,7 @@ def _ask(
         )
 
     longest = max((len((opening or {}).get(home, ())) for home in where), default=0)
-    said = ask(program, SECONDS + longest, "the look at silences")
+    said = ask(program, SECONDS + longest, "the query of silences")
     found, problems = {}, []
     for home in where:
         answer = said.get(home, "was not asked")

@@ -224,7 +224,7 @@ def test_where_no_sshd_serves_the_connection_it_says_so_and_holds_nothing(node: 
     said = run(asked(node, ANN))
 
     assert not said["held"]
-    assert said["why"] == "what serves this connection is not known: it is no sshd"
+    assert said["why"] == "the process that serves this connection is not sshd"
     assert written(node) is None
 
 

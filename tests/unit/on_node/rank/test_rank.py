@@ -717,7 +717,7 @@ def test_a_message_of_another_incarnation_ends_the_group(fleet):
     link.flush()
 
     assert fleet.exit_status(0) == 1
-    assert "speaks for incarnation an older one" in fleet.journal(0)
+    assert "is of incarnation an older one" in fleet.journal(0)
     assert fleet.events() == []
 
 

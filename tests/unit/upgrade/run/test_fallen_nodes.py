@@ -37,7 +37,7 @@ class Nodes:
     """Nodes that answer each question with what they are given; an absent one is away."""
 
     def __init__(self, looks: Mapping[str, Any], waits: Mapping[str, Any]) -> None:
-        self.answers = {"the look at changes": looks, "the wait for answers": waits}
+        self.answers = {"the query of changes": looks, "the wait for answers": waits}
         self.asked: list[tuple[str, str]] = []
 
     def ask(self, wanted: Mapping[str, NodeQuestion]) -> dict[str, Answer]:
@@ -75,7 +75,7 @@ def test_one_that_died_is_named_with_its_last_words_and_others_are_not(tmp_path:
 
     assert set(found) == {"tiny-0"}
     (why,) = found["tiny-0"]
-    assert why.startswith("gpu-01: it had passed, and no longer serves: vllm-tiny-0.service")
+    assert why.startswith("gpu-01: it had passed, but no longer serves: vllm-tiny-0.service")
     assert "EngineCore died" in why
 
 
