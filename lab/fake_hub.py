@@ -61,7 +61,7 @@ def answer(models: Path, target: str, authorization: str, token: str) -> Answer:
 def revision_of(model: Path) -> str:
     """The one revision of the model in the folder `model`: 40 hex digits, from its content."""
     return hashlib.sha1(
-        "".join(f"{file.name} {_sha256(file)}\n" for file in _files(model)).encode()
+        "".join(f"{name} {_sha256(file)}\n" for name, file in _files(model).items()).encode()
     ).hexdigest()
 
 
@@ -103,7 +103,7 @@ def _info(repository: str, folder: Path) -> Answer:
             "library_name": "transformers",
             "lastModified": "2026-01-01T00:00:00.000Z",
             "createdAt": "2026-01-01T00:00:00.000Z",
-            "siblings": [{"rfilename": file.name} for file in _files(folder)],
+            "siblings": [{"rfilename": name} for name in _files(folder)],
         }
     )
 
@@ -116,9 +116,9 @@ def _tree(repository: str, folder: Path) -> Answer:
                 "type": "file",
                 "oid": _sha256(file)[:40],
                 "size": file.stat().st_size,
-                "path": file.name,
+                "path": name,
             }
-            for file in _files(folder)
+            for name, file in _files(folder).items()
         ]
     )
 
@@ -128,10 +128,9 @@ def _file(models: Path, repository: str, revision: str, inner: str) -> Answer:
     folder = _folder(models, repository)
     if found.status is not HTTPStatus.OK or folder is None:
         return found
-    for file in _files(folder):
-        if file.name == inner:
-            headers = {"ETag": f'"{_sha256(file)}"', "X-Repo-Commit": revision_of(folder)}
-            return Answer(HTTPStatus.OK, headers, path=file)
+    if file := _files(folder).get(inner):
+        headers = {"ETag": f'"{_sha256(file)}"', "X-Repo-Commit": revision_of(folder)}
+        return Answer(HTTPStatus.OK, headers, path=file)
     commit = {"X-Repo-Commit": revision_of(folder)}
     return _error(HTTPStatus.NOT_FOUND, "EntryNotFound", "Entry not found", commit)
 
@@ -148,8 +147,10 @@ def _folder(models: Path, repository: str) -> Path | None:
     )
 
 
-def _files(model: Path) -> list[Path]:
-    return sorted(path for path in model.iterdir() if path.is_file())
+def _files(model: Path) -> dict[str, Path]:
+    """Return a model's files by their names below its folder."""
+    found = sorted(path for path in model.rglob("*") if path.is_file())
+    return {path.relative_to(model).as_posix(): path for path in found}
 
 
 _hashes: dict[tuple[str, int, int], str] = {}

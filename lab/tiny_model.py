@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 HIDDEN = 128
@@ -41,7 +41,6 @@ _Shape = tuple[int, ...]
 
 def write(directory: Path, head_size: int = HEAD_SIZE) -> Path:
     """Write the checkpoint into `directory`, readable by all, and return it."""
-    directory.mkdir(parents=True, exist_ok=True)
     documents = {
         "config.json": config(head_size),
         "generation_config.json": {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3},
@@ -49,8 +48,8 @@ def write(directory: Path, head_size: int = HEAD_SIZE) -> Path:
         "tokenizer_config.json": tokenizer_config(),
     }
     for name, document in documents.items():
-        _put(directory / name, (json.dumps(document, indent=1) + "\n").encode())
-    _put(directory / "model.safetensors", weights(head_size))
+        put(directory / name, (json.dumps(document, indent=1) + "\n").encode())
+    put(directory / "model.safetensors", weights(head_size))
     return directory
 
 
@@ -137,10 +136,16 @@ def weights(head_size: int = HEAD_SIZE) -> bytes:
 
     Weights are bfloat16, drawn by tensor name, so one tensor's shape does not change another.
     """
+    return safetensors(
+        (name, shape, _tensor(name, shape)) for name, shape in sorted(_shapes(head_size))
+    )
+
+
+def safetensors(tensors: Iterable[tuple[str, _Shape, bytes]]) -> bytes:
+    """Return the file that holds these tensors of bfloat16, in this order."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     body = bytearray()
-    for name, shape in sorted(_shapes(head_size)):
-        tensor = _tensor(name, shape)
+    for name, shape, tensor in tensors:
         span = [len(body), len(body) + len(tensor)]
         header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": span}
         body += tensor
@@ -167,18 +172,18 @@ def _shapes(head_size: int) -> Iterator[tuple[str, _Shape]]:
 
 def _tensor(name: str, shape: _Shape) -> bytes:
     if name.endswith("norm.weight"):
-        return _bfloat16(1.0) * math.prod(shape)
+        return bfloat16(1.0) * math.prod(shape)
     if name == "lm_head.weight":
         rows = range(len(SPECIALS), VOCABULARY)
         printable = {row for row in rows if 0x20 < _alphabet_bytes()[row - len(SPECIALS)] < 0x7F}
         return b"".join(
-            _normal(f"{name}[{row}]", HIDDEN) if row in printable else bytes(2 * HIDDEN)
+            normal(f"{name}[{row}]", HIDDEN) if row in printable else bytes(2 * HIDDEN)
             for row in range(VOCABULARY)
         )
-    return _normal(name, math.prod(shape))
+    return normal(name, math.prod(shape))
 
 
-def _normal(seed: str, count: int) -> bytes:
+def normal(seed: str, count: int) -> bytes:
     """
     Draw `count` bfloat16 values, normal enough: a sum of eight uniform bytes, centred and scaled.
 
@@ -188,7 +193,7 @@ def _normal(seed: str, count: int) -> bytes:
     return b"".join(_DRAWN[sum(stream[start : start + 8])] for start in range(0, 8 * count, 8))
 
 
-def _bfloat16(value: float) -> bytes:
+def bfloat16(value: float) -> bytes:
     """A bfloat16 is the upper half of a float32."""
     return struct.pack("<f", value)[2:]
 
@@ -196,7 +201,7 @@ def _bfloat16(value: float) -> bytes:
 # A uniform byte has mean 255/2 and variance (256**2 - 1)/12; eight of them add up.
 _MEAN = 8 * 255 / 2
 _SPREAD = math.sqrt(8 * (256**2 - 1) / 12)
-_DRAWN = [_bfloat16(DEVIATION * (total - _MEAN) / _SPREAD) for total in range(8 * 255 + 1)]
+_DRAWN = [bfloat16(DEVIATION * (total - _MEAN) / _SPREAD) for total in range(8 * 255 + 1)]
 
 
 def _alphabet_bytes() -> list[int]:
@@ -212,6 +217,8 @@ def _alphabet() -> list[str]:
     return [chr(byte) for byte in ordered[:188]] + [chr(0x100 + n) for n in range(invisible)]
 
 
-def _put(path: Path, content: bytes) -> None:
+def put(path: Path, content: bytes) -> None:
+    """Write a file that all can read, below folders that may be missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     path.chmod(0o644)  # whatever the umask: vLLM says "no such file" of weights it may not read

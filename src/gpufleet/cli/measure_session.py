@@ -20,7 +20,7 @@ from gpufleet.cli.measure_wanted import GuestWatch, Wanted, trace_work, work_jso
 from gpufleet.errors import FleetError
 from gpufleet.flags.normalize import human_readable
 from gpufleet.fleet import fleet_plan
-from gpufleet.fleet.model_configs import describe_models
+from gpufleet.fleet.model_configs import KnownModel, describe_models
 from gpufleet.fleet.upgrade_lock import lock_problems
 from gpufleet.formatting import join_names, suggestion
 from gpufleet.inventory.loader import read
@@ -219,8 +219,9 @@ class Session:
             for name, each in self.project.gpu_nodes.items()
             if model in each.settings.serving
         }
-        found = describe_models(of_model, fleet.documents).get(model)
-        config = found.config or {} if isinstance(found, Description) else {}
+        found = describe_models(of_model, fleet.documents).get(model, KnownModel(""))
+        described = found.described
+        config = described.config or {} if isinstance(described, Description) else {}
         size = config.get("vocab_size")
         ids = workloads.ordinary_ids(size if isinstance(size, int) else SMALLEST_VOCABULARY)
         lines = next((e.arguments for e in fleet.declared.running if e.model == model), ())

@@ -171,7 +171,7 @@ def plan_table(plan: FleetPlan, nodes: Mapping[str, Node]) -> Table:
             add_row(
                 table,
                 block.names if stage is block.stages[0] else "",
-                stage.model,
+                stage.model if stage.kind == "generate" else f"{stage.model} ({stage.kind})",
                 ranges(replicas),
                 ranges(stage.gpus),
                 _island(stage, block.nodes[0]),

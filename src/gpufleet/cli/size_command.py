@@ -194,6 +194,7 @@ def size(model: str | None, *, as_json: bool, **given: Any) -> int:
     from gpufleet.sizing import checkpoint_reader, fit
     from gpufleet.sizing.architectures.description import describe
     from gpufleet.sizing.architectures.overrides import with_overrides
+    from gpufleet.sizing.model_kinds import POOLS, read_kind
 
     options = _options(given)
     hub = checkpoint_reader.Hub(
@@ -203,6 +204,9 @@ def size(model: str | None, *, as_json: bool, **given: Any) -> int:
         model, revision=given["revision"], hub=hub, seconds=given["seconds"]
     )
     files = with_overrides(files, given["hf_overrides"] or {})
+    kind = read_kind(files.config, files.modules).kind
+    if given["runner"] == "auto" and given["convert"] in {None, "auto"}:
+        options = replace(options, pooling=options.pooling or kind in POOLS)
     description = describe(files)
     if options.draft_model:
         try:
@@ -217,12 +221,13 @@ def size(model: str | None, *, as_json: bool, **given: Any) -> int:
         document = {
             "model": files.origin,
             "architecture": description.architecture.name,
+            "kind": kind,
             "parameters": description.architecture.parameters,
             **found.as_json(),
         }
         click.echo(json.dumps(document, indent=2))
     else:
-        _print(files.origin, description, options, found)
+        _print(files.origin, description, options, found, kind)
     return 0 if found.fits else 1
 
 
@@ -259,6 +264,8 @@ def _divisions(
     return int(not any(each.sizing.fits for each in found))
 
 
+# Nothing is said of the kind of model that most are, nor of one that is not known.
+_COMPLETES = ("generate", None)
 _VERDICTS = {
     "certain": "does not fit",
     "near the edge": "near the edge",
@@ -370,7 +377,13 @@ def _word(value: Any) -> str | None:
 # -- for people ------------------------------------------------------------------------------------
 
 
-def _print(origin: str, description: Description, options: Options, found: Sizing) -> None:
+def _print(
+    origin: str,
+    description: Description,
+    options: Options,
+    found: Sizing,
+    kind: str | None,
+) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -390,7 +403,7 @@ def _print(origin: str, description: Description, options: Options, found: Sizin
     release = ".".join(map(str, found.vllm))
     console.print(
         Text(printable(f"{origin}: {architecture.name}, {billions:.2f} billion parameters"))
-        + Text(f"{quantized}; vLLM {release}")
+        + Text(f"{quantized}{f', {kind}' if kind not in _COMPLETES else ''}; vLLM {release}")
     )
     console.print(table)
     verdict = "fits" if found.fits else "does not fit"

@@ -99,14 +99,16 @@ def plan_fleet(
     for name, document in documents.items():
         with reading(name):
             nodes[name], nics[name] = node_from_probe(name, document), nearest_nics(document)
+    models = describe_models(declared, documents, models_folder)
     there = PlanInputs(
         documents,
         {name: each.settings for name, each in declared.items()},
         {name: each.origins for name, each in declared.items()},
         nodes,
         nics,
-        describe_models(declared, documents, models_folder),
+        {name: each.described for name, each in models.items()},
         {name: each.groups for name, each in declared.items()},
+        {name: each.kind for name, each in models.items()},
     )
     unknown = tuple(
         f"{name}: whether it is cordoned is not known ({why}): the plan assumes that it is not"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from gpufleet.artifacts.model_lock import judge_models
 from gpufleet.errors import FleetError
@@ -25,6 +25,7 @@ from gpufleet.planning.flag_layers import (
 )
 from gpufleet.planning.gpu_placement import NearNics
 from gpufleet.planning.gpu_totals import Totals, count_gpus
+from gpufleet.planning.kind_flags import kind_problems, resolve_kinds
 from gpufleet.planning.multinode import consistency, disaggregation
 from gpufleet.planning.multinode.disaggregation import Pairs
 from gpufleet.planning.multinode.open_ports import require_guarded_ports
@@ -36,9 +37,10 @@ from gpufleet.serving import flag_check
 from gpufleet.serving.declared_flags import declared_problems, refused_flags
 from gpufleet.serving.restarts import find_restarts
 from gpufleet.settings.node_settings import NodeSettings
-from gpufleet.settings.serving_settings import Served
+from gpufleet.settings.serving_settings import ModelKind, Served
 from gpufleet.sizing.architectures.description import Described
 from gpufleet.sizing.fit import size
+from gpufleet.sizing.model_kinds import KindReading
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,8 @@ class PlanInputs:
     nics: Mapping[str, NearNics]
     models: Mapping[str, Described]
     groups: Mapping[str, Collection[str]] = field(default_factory=dict)
+    kinds: Mapping[str, KindReading] = field(default_factory=dict)
+    """What the models' files say of their kinds."""
 
     def without(self, models: Collection[str]) -> PlanInputs:
         """Return the same nodes, without models that are not to be planned."""
@@ -162,6 +166,7 @@ def further_problems(there: PlanInputs, hidden: Collection[str]) -> tuple[str, .
 def _problems_of_any_plan(there: PlanInputs) -> Iterator[str]:
     """Yield what is wrong with settings and flags wherever they are planned."""
     yield from declared_problems(there.settings, there.origins)
+    yield from kind_problems(there.settings)
     try:
         judge_models(there.settings)
     except FleetError as error:
@@ -213,6 +218,8 @@ def _placed(there: PlanInputs, *, judged: bool) -> Assessment:
     pairs = disaggregation.handover_pairs(settings, layers, models, locks)
     layers = _with_roles(layers, pairs, models)
     runs = tuple(running_stages(documents))
+    kinds = resolve_kinds(settings, there.kinds, runs, locks, judged=judged)
+    layers = {key: kinds.flags(key[0], flags) for key, flags in layers.items()}
     reserved = {name: each.gpus.reserved for name, each in settings.items()}
     effective = apply_layers(settings, layers)
     plan = planner.plan(
@@ -234,6 +241,7 @@ def _placed(there: PlanInputs, *, judged: bool) -> Assessment:
             replace(
                 stage,
                 flags=preset_flags(layers[stage.model, vllm_version(settings[stage.node])]),
+                kind=kinds.kind(stage.model),
             )
             for stage in plan.stages
         ),
@@ -248,6 +256,7 @@ def _placed(there: PlanInputs, *, judged: bool) -> Assessment:
     remarks: tuple[str, ...] = ()
     if judged:
         remarks = _all_remarks(
+            lambda: kinds.remarks,
             lambda: disaggregation.remarks(pairs, layers),
             lambda: judge_models(effective),
             lambda: suspect_settings.remarks(plan.stages, effective, there.nodes, documents),
@@ -288,8 +297,14 @@ def running_stages(documents: Mapping[str, Mapping[str, Any]]) -> Iterator[Runni
                     rank=unit["rank"],
                     release=str(unit.get("release", "")),
                     arguments=tuple(unit.get("arguments", ())),
+                    kind=_kind(unit.get("kind")),
                     side_channel=int(unit.get("side_channel", 0)),
                 )
+
+
+def _kind(name: object) -> ModelKind:
+    """Return the kind that a unit has; one of a newer gpufleet is none that is known here."""
+    return next((each for each in get_args(ModelKind) if each == name), "generate")
 
 
 def _locks(settings: Mapping[str, NodeSettings]) -> dict[str, str]:

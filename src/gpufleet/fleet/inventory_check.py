@@ -24,6 +24,7 @@ from gpufleet.inventory.loader import Fleet
 from gpufleet.monitoring import exporters
 from gpufleet.network import gateway_node, haproxy, keepalived, litellm, litellm_node
 from gpufleet.planning.gpu_totals import Totals
+from gpufleet.planning.kind_flags import kind_problems
 from gpufleet.serving import vllm_node
 from gpufleet.serving.declared_flags import declared_problems
 from gpufleet.settings.node_variables import NodeVars
@@ -90,7 +91,7 @@ def validate(
         return found + _plan(gpus, hardware or {}, models_folder)
     settings = {name: node.settings for name, node in gpus.items()}
     origins = {name: node.origins for name, node in gpus.items()}
-    return found + Validation(declared_problems(settings, origins))
+    return found + Validation((*declared_problems(settings, origins), *kind_problems(settings)))
 
 
 def require_valid(fleet: Fleet, only: Collection[str] | None = None) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from gpufleet.settings.serving_settings import Served, Vllm
 from gpufleet.sizing.architectures.description import Described, ModelFiles, describe
 from gpufleet.sizing.architectures.overrides import with_overrides
 from gpufleet.sizing.checkpoint_reader import CONFIG, Hub, read
+from gpufleet.sizing.model_kinds import UNREAD, KindReading, read_kind
 
 # The Hub is asked for some kilobytes of each model; a fleet's plan waits no longer for it.
 SECONDS = 60.0
@@ -61,11 +62,19 @@ def local_directory(model: str, folder: Path) -> Path | None:
     return next((each for each in places if (each / CONFIG).is_file()), None)
 
 
+@dataclass(frozen=True)
+class KnownModel:
+    """What a model's files say."""
+
+    described: Described
+    kind: KindReading = UNREAD
+
+
 def describe_models(
     declared: Mapping[str, NodeVars],
     documents: Mapping[str, Mapping[str, Any]],
     folder: Path | None = None,
-) -> dict[str, Described]:
+) -> dict[str, KnownModel]:
     """
     Return what each declared model is, by its name in `serving`.
 
@@ -88,7 +97,7 @@ def describe_models(
         return {model: job.result() for model, job in jobs.items()}
 
 
-def _await(jobs: Mapping[str, Future[Described]]) -> None:
+def _await(jobs: Mapping[str, Future[KnownModel]]) -> None:
     """Wait until all models are read; say on stderr, where that takes its time, which are left."""
     began = time.monotonic()
     pace = Pace(began)
@@ -106,15 +115,18 @@ def _describe_one(
     vllm: Vllm | None,
     documents: Sequence[Mapping[str, Any]],
     folder: Path | None,
-) -> Described:
+) -> KnownModel:
+    kind = UNREAD
     try:
         files = _read(served.model, served.revision, vllm, documents, folder)
-        found = describe(with_overrides(files, config_overrides(served)))
+        files = with_overrides(files, config_overrides(served))
+        kind = read_kind(files.config, files.modules)
+        found = describe(files)
     except FleetError as error:
-        return "; ".join(error.problems)
-    if not (draft := draft_model(served)):
-        return found
-    return replace(found, draft=_describe_draft(draft, vllm, documents, folder))
+        return KnownModel("; ".join(error.problems), kind)
+    if draft := draft_model(served):
+        found = replace(found, draft=_describe_draft(draft, vllm, documents, folder))
+    return KnownModel(found, kind)
 
 
 def _describe_draft(
@@ -159,10 +171,12 @@ def _read_from_nodes(path: str, documents: Iterable[Mapping[str, Any]]) -> Model
         config = found.get("config")
         if isinstance(config, Mapping) and "missing" not in config:
             quantized = value_or(found.get("hf_quant_config"))
+            modules = value_or(found.get("modules"))
             return ModelFiles(
                 config,
                 quantized if isinstance(quantized, Mapping) else None,
                 stored_bytes=_positive(value_or(found.get("bytes"))),
+                modules=modules if isinstance(modules, list) else None,
                 origin=path,
             )
         missing = config if isinstance(config, Mapping) else found

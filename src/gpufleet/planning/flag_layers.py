@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from gpufleet.sizing.architectures.description import Description
 
 LENGTH = "max-model-len"
+KIND = "kind"
+"""The layer of what the model's kind needs: `planning/kind_flags.py`."""
 YOURS = "yours"
 """The layer of the operator's own `flags`."""
 
@@ -33,7 +35,7 @@ class LayeredFlag:
     name: str
     value: Argument
     layer: str
-    """`preset NAME`, `context` or `yours`."""
+    """`preset NAME`, `context`, `kind` or `yours`."""
     because: str = ""
 
 
@@ -130,7 +132,7 @@ def apply_layers(
     settings: Mapping[str, NodeSettings],
     layers: Mapping[tuple[str, str], tuple[LayeredFlag, ...]],
 ) -> dict[str, NodeSettings]:
-    """Return the settings as the plan has to take them: with what presets set in `flags`."""
+    """Return the settings as the plan has to take them: with what presets and kinds set."""
 
     def layered(wanted: NodeSettings) -> NodeSettings:
         def with_flags(model: str, served: Served) -> Served:
@@ -141,7 +143,11 @@ def apply_layers(
 
     return {
         name: layered(wanted)
-        if any(served.presets for served in wanted.serving.values())
+        if any(
+            served.presets
+            or any(each.layer == KIND for each in layers[model, vllm_version(wanted)])
+            for model, served in wanted.serving.items()
+        )
         else wanted
         for name, wanted in settings.items()
     }

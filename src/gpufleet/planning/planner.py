@@ -91,6 +91,7 @@ class FleetPlan:
                     "id": stage.id,
                     "unit": stage.unit,
                     "model": stage.model,
+                    "kind": stage.kind,
                     "replica": stage.replica,
                     "node": stage.node,
                     "gpus": list(stage.gpus),

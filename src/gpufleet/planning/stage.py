@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 from gpufleet.formatting import join_names, ranges
 from gpufleet.node.cluster_network import Network
 from gpufleet.planning.flag_layers import LayeredFlag
+from gpufleet.settings.serving_settings import ModelKind
 
 Balancing: TypeAlias = Literal["internal", "hybrid", "external"]
 
@@ -66,6 +67,8 @@ class Stage:
     """How it reaches the other nodes of its replica; None: there are none."""
     handover: Handover | None = None
     """Connection to its prefill or decode partners; None: it does both."""
+    kind: ModelKind = "generate"
+    """What its model is asked for."""
     balancing: Balancing = "internal"
     """How requests are balanced over the engines of a replica that spans nodes."""
 
@@ -126,6 +129,8 @@ class Running:
     """The id of the release that its unit starts; "": not known."""
     arguments: tuple[str, ...] = ()
     """As its unit has them, by line."""
+    kind: ModelKind = "generate"
+    """What its model is asked for."""
     side_channel: int = 0
     """The first port of NIXL's; 0: it hands no KV cache over, or that is not known."""
 

@@ -110,6 +110,7 @@ class Seen(TypedDict):
     models: NotRequired[list[str | None]]
     models_error: NotRequired[Http]
     without_key: NotRequired[dict[str, Count | None]]
+    kind: NotRequired[str]
     completion_error: NotRequired[Http]
 
 
@@ -487,6 +488,7 @@ class StageUnit(TypedDict):
     rank: Count
     port: Count
     gpus: Names
+    kind: NotRequired[str]
     side_channel: Count
     release: str
     arguments: Names

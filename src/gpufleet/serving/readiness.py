@@ -1,8 +1,9 @@
 """Is a stage ready, still coming, or dead: and if dead, why.  Pure.
 
 Takes what `on_node/serving/endpoints.py` printed about one stage. A stage is ready when its unit
-is active, `/health` is 200, its model is listed and one completion came back: `/health` alone
-stays 200 while a server drains, while a remote rank is dead and while the engine is frozen.
+is active, `/health` is 200, its model is listed and one question for its kind was answered:
+`/health` alone stays 200 while a server drains, while a remote rank is dead and while the engine is
+frozen.
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ from gpufleet.errors import FleetError
 from gpufleet.failures.diagnosis import explain
 from gpufleet.failures.log_reader import LogLine
 
-_UNAUTHORIZED = 401
+_UNAUTHORIZED, _NOT_FOUND = 401, 404
+_ASKED = {
+    "generate": "a completion of one token",
+    "embed": "an embedding of one word",
+    "rerank": "a ranking of two documents",
+    "classify": "a classification of one word",
+    "reward": "the pooling of one word",
+    "transcribe": "a transcription of one second",
+}
+"""What each kind of model is asked for: on_node/serving/questions.py."""
 
 
 class State(StrEnum):
@@ -133,21 +143,38 @@ def verdict(
         )
     if keyed and (wrong := _answers_without_key(unit, seen.get("without_key") or {})):
         return wrong
+    asked = _ASKED.get(str(seen.get("kind", "generate")), "an answer")
     if "timed out" in str(seen.get("completion_error", {}).get("error", "")):
         return Verdict(
             State.BUSY,
-            f"{unit}: /health is 200, but a completion of one token takes over a minute: it is "
-            "saturated, or its engine is frozen (compare vllm:num_requests_running and "
-            "vllm:generation_tokens_total of its /metrics)",
+            f"{unit}: /health is 200, but {asked} takes over a minute: it is saturated, or its "
+            "engine is frozen (compare vllm:num_requests_running and "
+            f"vllm:{_progress(seen)}_tokens_total of its /metrics)",
         )
     if "completion_error" in seen:
         cause = likely_cause(lines)
         return Verdict(
             State.WRONG,
-            f"{unit}: /health is 200, but a completion fails: {_short(seen['completion_error'])}"
-            f"{f': {cause}' if cause else ''}",
+            f"{unit}: /health is 200, but {asked.partition(' of ')[0]} fails: "
+            f"{_short(seen['completion_error'])}{f': {cause}' if cause else ''}{_other_kind(seen)}",
         )
     return Verdict(State.READY, f"{unit}: answers")
+
+
+def _progress(seen: Mapping[str, Any]) -> str:
+    """Return which tokens a server counts: one that pools makes none."""
+    return "generation" if seen.get("kind", "generate") in {"generate", "transcribe"} else "prompt"
+
+
+def _other_kind(seen: Mapping[str, Any]) -> str:
+    """Return what to write if a server knows no such path: its model is of another kind."""
+    if seen["completion_error"].get("status") != _NOT_FOUND:
+        return ""
+    kind = seen.get("kind", "generate")
+    return (
+        f": the server has no such path, so its model is no `kind: {kind}`: set `kind` of its "
+        "entry in `serving` to what it is (docs/configure/model-kinds.md)"
+    )
 
 
 def _answers_without_key(unit: str, statuses: Mapping[str, Any]) -> Verdict | None:

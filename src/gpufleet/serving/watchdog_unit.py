@@ -61,6 +61,7 @@ def configuration(
             "seconds": serving[stage.model].watchdog.seconds,
             "idle_seconds": serving[stage.model].watchdog.idle_seconds,
             "servers": [f"http://{_bracketed(address)}:{port}" for port in stage.servers],
+            "kind": stage.kind,
             "served_name": unit.served_name(stage, serving[stage.model]),
             "key_file": key_file,
             "group": stage.group is not None,

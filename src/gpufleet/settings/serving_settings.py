@@ -52,6 +52,11 @@ Argument: TypeAlias = Annotated[
 a mapping: JSON; a list: one value after another; null: the flag is not passed."""
 
 
+ModelKind: TypeAlias = Literal["generate", "embed", "rerank", "classify", "reward", "transcribe"]
+"""What a model is asked for: text, vectors, scores of documents, labels, a pooler's numbers, or the
+words of speech. on_node/serving/questions.py has the request of each."""
+
+
 # Unit names, directories and URLs are made of it. 40 leaves room for "vllm-", the replica and
 # ".service" in systemd's limit of 255, and for a metric label that people can read.
 ModelName = Annotated[
@@ -309,6 +314,13 @@ class Served(Setting):
         str | None,
         form(r"[\w.:/-]+", "letters, digits, `.`, `_`, `:`, `/` and `-`"),
         Field(description="Name for clients; null: the name of this entry"),
+    ] = None
+    kind: Annotated[
+        ModelKind | None,
+        Field(
+            description="What the model is asked for; generate: text; rerank: scores of documents; "
+            "reward: the numbers of /pooling; null: what its files say"
+        ),
     ] = None
     replicas: Annotated[
         int | Literal["fit"],

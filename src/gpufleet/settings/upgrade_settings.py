@@ -91,9 +91,13 @@ class Upgrade(Setting):
 
 
 class Golden(Setting):
-    """Prompts whose answers must be after a change what they were before."""
+    """
+    Prompts whose answers must be after a change what they were before.
 
-    free_text: ClassVar = frozenset({"prompts"})
+    A model that does not complete text gets them as its input: a reranker as documents.
+    """
+
+    free_text: ClassVar = frozenset({"prompts", "query"})
 
     prompts: Annotated[
         tuple[str, ...],
@@ -104,6 +108,10 @@ class Golden(Setting):
         "1, 2, 3, 4, 5,",
         "def fibonacci(n):",
     )
+    query: Annotated[
+        str,
+        Field(min_length=1, description="What a reranker orders the prompts by"),
+    ] = "What is the capital of France?"
     max_tokens: Annotated[
         int, Field(ge=1, le=512, description="Tokens of each answer to compare")
     ] = 16
@@ -115,3 +123,11 @@ class Golden(Setting):
             description="Share of leading tokens that must match; 1: all; 0: any answer passes",
         ),
     ] = 1.0
+    cosine: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1,
+            description="Minimum cosine of an embedder's vectors before and after; 0: any",
+        ),
+    ] = 0.999

@@ -30,6 +30,7 @@ from gpufleet.sizing.architectures.description import ModelFiles, Stored
 CONFIG = "config.json"
 HF_QUANT_CONFIG = "hf_quant_config.json"
 INDEX = "model.safetensors.index.json"
+MODULES = "modules.json"
 SINGLE = "model.safetensors"
 
 SECONDS = 60.0
@@ -116,8 +117,20 @@ def _read_directory(folder: Path) -> ModelFiles:
         hf_quant_config=optional(HF_QUANT_CONFIG),
         stored=_merge_headers(_read_local_header(file) for file in files) if complete else None,
         stored_bytes=_total_size(index),
+        modules=_read_modules(folder / MODULES),
         origin=str(folder),
     )
+
+
+def _read_modules(file: Path | None) -> list[Any] | None:
+    """Return what modules.json lists; None: there is none, or it is no list."""
+    if file is None or not file.is_file():
+        return None
+    try:
+        found = json.loads(file.read_bytes())
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, list) else None
 
 
 def _in_mistrals_format(params: Path, index: Path | None, origin: str) -> ModelFiles:
@@ -192,6 +205,7 @@ def _read_from_hub(model: str, revision: str | None, hub: Hub, seconds: float) -
         else None,
         stored=stored,
         stored_bytes=_total_size(index),
+        modules=_read_modules(file(MODULES)),
         origin=model,
         notes=notes,
     )

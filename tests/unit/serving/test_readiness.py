@@ -74,6 +74,36 @@ def test_what_answers_wrongly_is_not_waited_for(change: dict[str, Any], says: st
     assert says in text
 
 
+@each_row(
+    ("kind", "says"),
+    [
+        ("embed", "an embedding fails: its vector has no numbers"),
+        ("rerank", "a ranking fails: its vector has no numbers"),
+        ("draw", "an answer fails: its vector has no numbers"),
+    ],
+)
+def test_what_failed_is_named_by_the_models_kind(kind: str, says: str) -> None:
+    wrong = {"kind": kind, "completion_error": {"error": "its vector has no numbers"}}
+    state, text = judge({**ANSWERS, **wrong})
+    assert state is State.WRONG
+    assert says in text
+
+
+def test_a_server_without_the_path_is_of_another_kind_and_the_text_says_what_to_set() -> None:
+    """An embedder that was taken for a model of text would else never become ready, and why?"""
+    gone = {"completion_error": {"status": 404, "body": '{"detail":"Not Found"}'}}
+    assert "no `kind: generate`: set `kind` of its entry" in judge({**ANSWERS, **gone})[1]
+    gone["kind"] = "embed"
+    assert "no `kind: embed`: set `kind`" in judge({**ANSWERS, **gone})[1]
+
+
+def test_a_model_that_pools_is_busy_by_the_tokens_that_it_reads() -> None:
+    late = {"kind": "embed", "completion_error": {"error": "timed out"}}
+    state, text = judge({**ANSWERS, **late})
+    assert state is State.BUSY
+    assert "vllm:prompt_tokens_total" in text
+
+
 def test_a_server_that_loads_is_waited_for_and_shows_its_last_words() -> None:
     loading = {
         "unit": RUNNING,

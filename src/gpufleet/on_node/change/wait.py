@@ -16,7 +16,7 @@ from gpufleet.on_node.change import systemd
 from gpufleet.on_node.common import change_files, linux_facts, unit_journal
 from gpufleet.on_node.common.answers import is_missing
 from gpufleet.on_node.common.forked import Watch
-from gpufleet.on_node.serving import endpoints, status
+from gpufleet.on_node.serving import endpoints, status, unit_command
 
 # vllm/v1/metrics/loggers.py: both are gauges, one for each engine.
 REQUESTS = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})?\s+(\S+)", re.MULTILINE)
@@ -35,16 +35,16 @@ class Server:
     def __init__(self, unit: str) -> None:
         self.unit = unit
         self.text = systemd.text(unit)
-        words = status.command(self.text)
-        server = status.serve(words)
+        words = unit_command.command(self.text)
+        server = unit_command.serve(words)
         named = re.search(r"^Port=(\d+)$", self.text, re.MULTILINE)
-        port = int(named.group(1)) if named else int(status.value(server, "--port") or 0)
+        port = int(named.group(1)) if named else int(unit_command.value(server, "--port") or 0)
         self.url = status.endpoint(server, port)
         others = status.engines(server, port)
         self.urls: List[str] = [
             each for each in (status.endpoint(server, at) for at in (port, *others)) if each
         ]
-        self.served_name = status.value(server, "--served-model-name") or ""
+        self.served_name = unit_command.value(server, "--served-model-name") or ""
         self.key_file: Optional[str] = dict(unit_journal.CREDENTIAL.findall(self.text)).get(
             status.API_KEY
         )

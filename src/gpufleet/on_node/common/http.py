@@ -150,8 +150,13 @@ def address_and_port(url: str) -> tuple[str, int]:
 
 
 def request(url: str, path: str, body: Any, headers: tuple[tuple[str, str], ...]) -> bytes:
-    """Return the bytes of a request: HTTP/1.0, so that the answer comes in one piece and ends."""
-    content = b"" if body is None else json.dumps(body).encode()
+    """
+    Return the bytes of a request: HTTP/1.0, so that the answer comes in one piece and ends.
+
+    A body of bytes goes as it is, and `headers` say what it is; any other one goes as JSON.
+    """
+    raw = isinstance(body, bytes)
+    content = b"" if body is None else body if raw else json.dumps(body).encode()
     lines = [
         "%s %s HTTP/1.0" % ("GET" if body is None else "POST", path),
         "Host: %s" % url.partition("://")[2],
@@ -159,7 +164,8 @@ def request(url: str, path: str, body: Any, headers: tuple[tuple[str, str], ...]
         *("%s: %s" % header for header in headers),
     ]
     if body is not None:
-        lines += ["Content-Type: application/json", "Content-Length: %d" % len(content)]
+        lines += [] if raw else ["Content-Type: application/json"]
+        lines += ["Content-Length: %d" % len(content)]
     return "\r\n".join([*lines, "", ""]).encode() + content
 
 

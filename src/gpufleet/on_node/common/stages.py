@@ -55,6 +55,7 @@ def stage(unit: str) -> dict[str, Any]:
         "rank": int(values["rank"]),
         "port": int(values["port"]),
         "gpus": values["gpus"].split(),
+        "kind": values.get("kind", "generate"),
         "side_channel": int(next(iter(SIDE_CHANNEL.findall(text)), 0)),
         **started_release(text),
     }
@@ -90,7 +91,8 @@ def model(path: str) -> dict[str, Any]:
     """
     Return what the files of a model at `path` say of it: `config`, `hf_quant_config`, `bytes`.
 
-    `bytes` are those of its tensors; missing where there are no safetensors.
+    `bytes` are those of its tensors; missing where there are no safetensors. `modules` is what
+    sentence-transformers say an embedder is made of.
     """
     folder = linux_facts.ROOT + path
     if not os.path.isdir(folder):
@@ -99,6 +101,7 @@ def model(path: str) -> dict[str, Any]:
         "config": read(parsed, folder + "/config.json"),
         "hf_quant_config": read(parsed, folder + "/hf_quant_config.json"),
         "bytes": read(stored, folder),
+        "modules": read(parsed, folder + "/modules.json"),
     }
 
 

@@ -2,7 +2,8 @@
 
 Takes (JSON header `PARAMETERS`):
   stages   [{id, unit, url, served_name, key_file or null, guarded: bool, completion: bool}]; of a
-             server that is guarded every path but a few asks for the key, not /v1 alone
+             server that is guarded every path but a few asks for the key, not /v1 alone;
+             `completion`: it is asked the question for its kind of model, as questions.py has it
   metrics  [{id, unit, url, families: [name, ...], certificate_sha256, username, password,
              loopback_port}], the last four null where they have no meaning
   journal  lines of each unit's journal to bring back, from the unit's present start only, where not
@@ -28,6 +29,7 @@ from typing import Any, Callable, Iterable
 
 from gpufleet.on_node.common.http import Exchange
 from gpufleet.on_node.common.systemctl import show_each
+from gpufleet.on_node.serving import questions
 
 PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 
@@ -106,8 +108,14 @@ def request(
     return unencrypted(url, seconds, {"Authorization": "Bearer " + key} if key else {}, body)
 
 
+def ask(url: str, seconds: float, key: str | None, put: questions.Question) -> dict[str, Any]:
+    """Return likewise what a server answers to the question for a kind of model."""
+    headers = {**dict(put.headers), **({"Authorization": "Bearer " + key} if key else {})}
+    return unencrypted(url + put.path, seconds, headers, put.body)
+
+
 def unencrypted(
-    url: str, seconds: float, headers: dict[str, str], body: dict[str, Any] | None = None
+    url: str, seconds: float, headers: dict[str, str], body: dict[str, Any] | bytes | None = None
 ) -> dict[str, Any]:
     """Return likewise what comes without encryption, and by no proxy: it is on this node."""
     scheme, _, rest = url.partition("://")
@@ -206,24 +214,46 @@ def endpoint(asked: dict[str, Any], unit: dict[str, str]) -> dict[str, Any]:
             said = request(asked["url"] + "/invocations", HEALTH_SECONDS, body={})
             seen["without_key"]["POST /invocations"] = said.get("status")
     if asked.get("completion"):
-        answer = request(
-            asked["url"] + "/v1/completions",
-            COMPLETION_SECONDS,
-            key,
-            {
-                "model": asked["served_name"],
-                "prompt": asked.get("prompt", "Hello"),
-                "max_tokens": asked.get("max_tokens", 1),
-                "temperature": 0,
-            },
-        )
-        document = parsed(answer)
-        if document is None:
-            seen["completion_error"] = answer
-        else:
-            seen["completion"] = document["choices"][0].get("text")
-            seen["completion_tokens"] = (document.get("usage") or {}).get("completion_tokens")
+        seen.update(completion(asked, key))
     return seen
+
+
+def completion(asked: dict[str, Any], key: str | None) -> dict[str, Any]:
+    """Return what a server answers to the question for its kind of model, or why that is none."""
+    kind, known = questions.of_unit(asked["unit"])
+    if kind == questions.GENERATE:
+        return completed(asked, key)
+    seen: dict[str, Any] = {"kind": kind}
+    put = questions.question(kind, asked["served_name"])
+    answer = ask(asked["url"], COMPLETION_SECONDS, key, put)
+    if answer.get("status") != 200:
+        return {**seen, "completion_error": answer}
+    judged = questions.judge(kind, put, parsed(answer), known)
+    if judged.problem:
+        return {**seen, "completion_error": {"error": judged.problem}}
+    return {**seen, "completion": judged.text}
+
+
+def completed(asked: dict[str, Any], key: str | None) -> dict[str, Any]:
+    """Return the text with which a server completes a prompt, or why there is none."""
+    answer = request(
+        asked["url"] + "/v1/completions",
+        COMPLETION_SECONDS,
+        key,
+        {
+            "model": asked["served_name"],
+            "prompt": asked.get("prompt", "Hello"),
+            "max_tokens": asked.get("max_tokens", 1),
+            "temperature": 0,
+        },
+    )
+    document = parsed(answer)
+    if document is None:
+        return {"completion_error": answer}
+    return {
+        "completion": document["choices"][0].get("text"),
+        "completion_tokens": (document.get("usage") or {}).get("completion_tokens"),
+    }
 
 
 def metrics(asked: dict[str, Any], unit: dict[str, str] | None) -> dict[str, Any]:

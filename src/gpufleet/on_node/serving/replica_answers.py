@@ -1,9 +1,10 @@
 """RUNS ON THE NODE: what replicas here answer to prompts and have counted, and what fires.
 
 Takes (JSON header `PARAMETERS`):
-  replicas      [{replica, prompts, max_tokens, times, seconds, again}]: each prompt is put `times`
-                times to each server of the replica's unit here; all of it takes at most `seconds`.
-                With `again` the first one that a server does not answer is put once more
+  replicas      [{replica, prompts, query, max_tokens, times, seconds, again}]: each prompt is put
+                `times` times to each server of the replica's unit here; all of it takes at most
+                `seconds`. With `again` the first one that a server does not answer is put once
+                more. A reranker gets the prompts as documents for `query`
   seconds       deadline of one prompt
   families      beginnings of the names of metrics to bring back
   alertmanager  address of the Alertmanager here; null: none is asked
@@ -11,7 +12,9 @@ Prints one JSON document {"schema": 1, "replicas": {id: ...}, "alerts": ...}. Of
   servers       {url: {"golden": [[answer, ...] of each prompt], "metrics": {"text"} or {"error"}}};
                 none for a rank that has no server
 or {"missing": reason}. An answer is {"text", "tokens", "error"}: `tokens` are their numbers in the
-vocabulary, null where the release does not tell them; `error` is why there is no answer.
+vocabulary, null where the release does not tell them; `error` is why there is no answer. That of a
+model that does not complete text also has its `kind` and its `numbers`: a vector, scores; its text
+is a label, a place in the order (from 1), or what was heard.
   alerts        {"error": null or a sentence, "at": this node's clock in seconds since 1970,
                 "alerts": [{labels, annotations, startsAt, status}]},
                 also those that are silenced; null
@@ -27,12 +30,12 @@ import json
 import sys
 import time
 from functools import partial
-from typing import Any
+from typing import Any, Callable
 
 from gpufleet.on_node.common import linux_facts, stages, unit_journal
 from gpufleet.on_node.common.answers import CannotRead
 from gpufleet.on_node.common.forked import Watch
-from gpufleet.on_node.serving import endpoints, status
+from gpufleet.on_node.serving import endpoints, questions, status, unit_command
 
 PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 
@@ -41,9 +44,12 @@ ALERTS_SECONDS = 10
 # Of an answer's text or an error. A journal keeps as much of a text, and no more: two texts that
 # were cut at different places would not be the same.
 CHARACTERS = 1900
+# Of a vector: the largest of today have 8192.
+NUMBERS = 16384
 # vLLM writes a token so where it is asked for numbers in place of texts.
 NUMBERED = "token_id:"
-NO_ANSWER = {"text": "", "tokens": None}
+NO_ANSWER: dict[str, Any] = {"text": "", "tokens": None}
+Put = Callable[[str, str], "tuple[dict[str, Any], str | None]"]
 
 
 def main() -> None:
@@ -75,22 +81,35 @@ def replica(asked: dict[str, Any]) -> dict[str, Any]:
     if "model" not in said:
         raise CannotRead("absent", detail="%s is not managed by gpufleet" % unit)
     text = linux_facts.line(stages.UNITS + "/" + unit)
-    words = status.serve(status.command(text))
+    words = unit_command.serve(unit_command.command(text))
     ports = [said["port"], *status.engines(words, said["port"])]
     urls = [url for url in (status.endpoint(words, port) for port in ports) if url]
-    name = status.value(words, "--served-model-name") or said["model"]
+    name = unit_command.value(words, "--served-model-name") or said["model"]
     key_file = dict(unit_journal.CREDENTIAL.findall(text)).get(status.API_KEY)
     key = endpoints.read_key(key_file and linux_facts.ROOT + key_file)
     known = unit_journal.hiding(unit_journal.secrets(text))
+    kind, about = questions.of_text(text)
+
+    def put(url: str, prompt: str) -> "tuple[dict[str, Any], str | None]":
+        if kind == questions.GENERATE:
+            return answer(url, key, question(name, prompt, asked["max_tokens"]))
+        return answer_of_kind((url, key), kind, about, questions.question(kind, name, prompt))
+
     found = {
-        url: {"golden": golden(url, name, key, asked), "metrics": metrics(url)} for url in urls
+        url: {
+            "golden": ranked(url, key, name, asked)
+            if kind == "rerank"
+            else golden(url, asked, put),
+            "metrics": metrics(url),
+        }
+        for url in urls
     }
     return {"servers": status.hide_secrets(found, known)}
 
 
-def golden(url: str, name: str, key: str | None, asked: dict[str, Any]) -> list[list[Any]]:
+def golden(url: str, asked: dict[str, Any], put: Put) -> list[list[Any]]:
     """
-    Return a server's answers to each prompt.
+    Return a server's answers to each prompt, which `put` puts to it.
 
     All prompts are put once before any is put again: what a server does differently the second time
     (its cache is warm, other requests are in the batch) is seen. One that does not answer at all is
@@ -104,12 +123,54 @@ def golden(url: str, name: str, key: str | None, asked: dict[str, Any]) -> list[
             if dead is not None:
                 found[at].append({**NO_ANSWER, "error": dead})
                 continue
-            said, dead = answer(url, key, question(name, prompt, asked["max_tokens"]))
+            said, dead = put(url, prompt)
             if dead is not None and again:
                 again = False
-                said, dead = answer(url, key, question(name, prompt, asked["max_tokens"]))
+                said, dead = put(url, prompt)
             found[at].append(said)
     return found
+
+
+def ranked(url: str, key: str | None, name: str, asked: dict[str, Any]) -> list[list[Any]]:
+    """Return the place and the score of each prompt among all of them, by the query."""
+    prompts = asked["prompts"]
+    put = questions.question("rerank", name, asked.get("query", questions.QUERY), prompts)
+
+    def rank(url: str, _: str) -> "tuple[dict[str, Any], str | None]":
+        return answer_of_kind((url, key), "rerank", questions.Expected(), put)
+
+    once = {**asked, "prompts": prompts[:1]}
+    found: list[list[Any]] = [[] for _ in prompts]
+    for said in (each for row in golden(url, once, rank) for each in row):
+        scores = said.get("numbers") or []
+        order = sorted(range(len(scores)), key=lambda at: -scores[at])
+        for at in range(len(prompts)):
+            mine = {"text": str(1 + order.index(at)), "numbers": [scores[at]]} if scores else {}
+            found[at].append({**said, **mine})
+    return found
+
+
+def answer_of_kind(
+    server: "tuple[str, str | None]", kind: str, about: questions.Expected, put: questions.Question
+) -> "tuple[dict[str, Any], str | None]":
+    """Return a server's answer to a question for its kind; and why it need not be asked further."""
+    url, key = server
+    said = endpoints.ask(url, PARAMETERS["seconds"], key, put)
+    if "error" in said:
+        return {**NO_ANSWER, "kind": kind, "error": said["error"]}, said["error"]
+    if said["status"] != 200:
+        why = "HTTP %s: %s" % (said["status"], said["body"][:CHARACTERS])
+        return {**NO_ANSWER, "kind": kind, "error": why}, None
+    judged = questions.judge(kind, put, endpoints.parsed(said), about)
+    # Six digits say all that is compared, and keep a journal small.
+    values = judged.numbers and [float("%.6g" % each) for each in judged.numbers[:NUMBERS]]
+    return {
+        "text": judged.text[:CHARACTERS],
+        "tokens": None,
+        "numbers": values,
+        "kind": kind,
+        "error": judged.problem,
+    }, None
 
 
 def question(name: str, prompt: str, most: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: how each stage that has a unit here is.
 
 Takes (JSON header `PARAMETERS`):
-  completion   whether each endpoint is also asked for one token
+  completion   whether each endpoint is also asked the question for its kind of model
 Prints one JSON document:
   schema       1
   boot_id      of the node's present boot
@@ -13,6 +13,7 @@ Prints one JSON document:
                {"unit": name, "foreign": true}; all of it {"missing": reason} if unreadable
 Of one stage:
   unit, model, replica, rank, port, gpus, release   as its unit has them
+  kind         of the model, as its unit has it: generate | embed | ..., see questions.py
   nodes        of a replica over nodes: their names by rank; empty: this one alone
   served_name  what clients ask for; "" where the unit starts no server that answers on a port
   url          of the endpoint, as the node reaches it; null: it has none (a headless rank)
@@ -39,7 +40,7 @@ import sys
 import time
 from contextlib import suppress
 from functools import partial
-from typing import Any, Callable, Iterator, Match, Tuple
+from typing import Any, Callable, Iterator
 
 from gpufleet.on_node.common import (
     change_files,
@@ -52,7 +53,8 @@ from gpufleet.on_node.common.answers import CannotRead, is_missing, read
 from gpufleet.on_node.common.commands import refused, run
 from gpufleet.on_node.common.forked import Watch
 from gpufleet.on_node.common.systemctl import properties
-from gpufleet.on_node.serving import endpoints
+from gpufleet.on_node.serving import endpoints, questions
+from gpufleet.on_node.serving.unit_command import command, pairs, serve, value
 
 PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 
@@ -86,10 +88,6 @@ DETAILS = ("EXIT_CODE", "EXIT_STATUS", "UNIT_RESULT")
 API_KEY = "api-key"
 GUARD = "gpufleet_guard.Guard"
 FINGERPRINT = re.compile(r"printf %%s ([0-9A-Za-z]+) > /run/gpufleet/started/")
-# Words as units.systemd_quote writes them: wholly in quotes, or plain.
-WORD = re.compile(r"\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)'|(\S+)")
-ESCAPE = re.compile(r"\\(x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8}|.)|(%%)|(\$\$)")
-LETTERS = {"n": "\n", "t": "\t", "r": "\r"}
 
 
 def main() -> None:
@@ -155,6 +153,7 @@ def stage(unit: str) -> dict[str, Any]:
     life = seen.get("unit", {}).get("InvocationID")
     return {
         **{key: said[key] for key in ("model", "replica", "rank", "port", "gpus")},
+        "kind": questions.kind_of(text),
         "release": next(iter(stages.RELEASE.findall(text)), ""),
         "nodes": list(members(words)),
         "served_name": served_name,
@@ -208,52 +207,6 @@ def hide_secrets(said: Any, hide: Callable[[str], str]) -> Any:
 
 
 # --- what the unit's file says
-
-
-def command(text: str) -> list[str]:
-    """Return the words of a unit's ExecStart=, as systemd hands them over."""
-    _, _, rest = text.partition("\nExecStart=")
-    lines = []
-    for line in rest.splitlines():
-        lines.append(line.rstrip("\\"))
-        if not line.endswith("\\"):
-            break
-    return [
-        ESCAPE.sub(unescaped, double or single or plain)
-        for double, single, plain in WORD.findall(" ".join(lines))
-    ]
-
-
-def unescaped(found: Match[str]) -> str:
-    """Return what an escape stands for."""
-    escape, percent, _ = found.groups()
-    if escape is None:
-        return "%" if percent else "$"
-    if len(escape) > 1:
-        return chr(int(escape[1:], 16))
-    return LETTERS.get(escape, escape)
-
-
-def serve(words: list[str]) -> list[str]:
-    """Return the words behind `.../vllm serve`; none if the unit starts something else."""
-    for at, (program, verb) in enumerate(pairs(words)):
-        if program.rpartition("/")[2] == "vllm" and verb == "serve":
-            return words[at + 2 :]
-    return []
-
-
-def pairs(words: list[str]) -> Iterator[Tuple[str, str]]:
-    """Yield each word and the one behind it."""
-    return zip(words, words[1:])  # both are of 3.10
-
-
-def value(words: list[str], flag: str) -> str | None:
-    """Return the value of a flag; the last one counts."""
-    found = None
-    for word, following in pairs(words):
-        if word == flag:
-            found = following
-    return found
 
 
 def endpoint(server: list[str], port: int) -> str | None:

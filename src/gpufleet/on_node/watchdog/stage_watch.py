@@ -22,6 +22,7 @@ from typing import Any, Callable, Optional
 from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.common.http import Exchange
 from gpufleet.on_node.common.systemctl import properties
+from gpufleet.on_node.serving import questions
 from gpufleet.on_node.watchdog import dump, verdict
 from gpufleet.on_node.watchdog.programs import Fork, Program
 from gpufleet.on_node.watchdog.verdict import Sample, State, Verdict
@@ -127,9 +128,10 @@ class Server:
             headers = [("Authorization", "Bearer " + key) for key in self._key()]
             if len(names) > 1:  # vLLM counts the engines that this server has, from 0
                 headers.append(("X-data-parallel-rank", str(names.index(engine))))
-            body = {"model": self.about["served_name"], "prompt": "Hello", "max_tokens": 1}
+            kind = self.about.get("kind", questions.GENERATE)
+            put = questions.question(kind, self.about["served_name"])
             exchange = self._begin(
-                "/v1/completions", now + self.about["seconds"], body, tuple(headers)
+                put.path, now + self.about["seconds"], put.body, (*headers, *put.headers)
             )
             if exchange is not None:
                 self.asking[engine] = exchange

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -47,6 +47,8 @@ class ModelFiles:
     hf_quant_config: Mapping[str, Any] | None = None
     stored: Stored | None = None
     stored_bytes: int | None = None
+    modules: Sequence[Any] | None = None
+    """modules.json, which sentence-transformers write; None: there is none."""
     origin: str = ""
     """Where they were read, for messages."""
     notes: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeAlias
 
-from pydantic import BeforeValidator, PlainSerializer
+from pydantic import BeforeValidator, FiniteFloat, PlainSerializer
 
 from gpufleet.checks.finding import Report, Severity
 from gpufleet.remote import payload
@@ -33,7 +33,7 @@ STARTED = "process_start_time_seconds"
 # Of the same instrumentation as `ANSWERED`, and there from the start, without labels.
 INSTRUMENTED = "http_request_duration_highr_seconds_count"
 # What clients ask. Probes, /metrics and what else answers beside them are no requests of theirs.
-API = "/v1/"
+API = ("/v1/", "/v2/", "/rerank", "/score", "/classify", "/pooling")
 
 # One prompt once, as on_node/serving/endpoints.py has it; and what a node needs beside that.
 PROMPT_SECONDS = 60
@@ -50,6 +50,10 @@ class Answer(JsonValue):
     error: str = ""
     asked: bool = True
     """False: its node did not say what it answers, which says nothing of the server."""
+    kind: str = "generate"
+    """Of the model, as its unit says."""
+    numbers: tuple[FiniteFloat, ...] | None = None
+    """An embedder's vector, or the scores behind a text; None: there are none."""
 
 
 Answers: TypeAlias = Mapping[str, tuple[Answer, ...]]
@@ -226,6 +230,7 @@ def program(
         {
             "replica": each.replica,
             "prompts": list(each.golden.prompts) if each.golden else [],
+            **({"query": each.golden.query} if each.golden else {}),
             "max_tokens": each.golden.max_tokens if each.golden else 0,
             "times": each.times,
             "seconds": _seconds(each),

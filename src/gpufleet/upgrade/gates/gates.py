@@ -30,6 +30,13 @@ from gpufleet.upgrade.gates.baseline import (
 QUANTILE = 0.99
 _LEAST_SLOW = 2
 """Requests beyond the bucket after that of before; one alone is no evidence."""
+_VECTORS = frozenset({"embed", "reward"})
+"""Kinds of models whose answers are numbers."""
+_CHANGED = {
+    "rerank": "is in place {} of the reranker's order, and was in {} before",
+    "classify": "has the label {}, and had {} before",
+    "transcribe": "is heard with the words {}, and was with {} before",
+}
 # Of a prompt or an answer that a sentence quotes.
 _SHOWN = 40
 
@@ -80,13 +87,14 @@ def combine(verdicts: Iterable[Verdict]) -> Verdict:
 # -- the same answers
 
 
-def golden(before: Answers, after: Answers, same: float) -> Verdict:
+def golden(before: Answers, after: Answers, same: float, cosine: float = 0.999) -> Verdict:
     """
     Return whether prompts are answered as before, in at least the share `same` of the tokens.
 
-    Of a prompt that was answered in several ways before already, the result is unknown: it is
-    reported, and the others judge. If there is no other one, nothing is known; with `same` 0 an
-    answer is enough.
+    Vectors have to have the `cosine` with those of before; labels, places in a reranker's order and
+    words heard have to be the same. Of a prompt that was answered in several ways before already,
+    the result is unknown: it is reported, and the others judge. If there is no other one, nothing
+    is known; with `same` 0 (`cosine` for vectors) an answer is enough.
     """
     case = _Case()
     if not before and not after:
@@ -103,15 +111,15 @@ def golden(before: Answers, after: Answers, same: float) -> Verdict:
             case.against.append(f"{name} is not answered: {'; '.join(failed)}")
         elif silent := sorted({each.error for each in now if each.error}):
             case.unknown.append(f"{name} could not be tested: {'; '.join(silent)}")
-        elif same == 0:
+        elif (needed := cosine if now[0].kind in _VECTORS else same) == 0:
             _answers_at_all(case, name, was, now)
-        elif why := _unfit(was, same):
+        elif why := _unfit(was, needed) or _other_kind(was, now):
             loose.append(f"{name} cannot be compared: {why}")
         else:
             share = min(_share(one, other) for one in was for other in now)
             shares.append(share)
-            if share < same:
-                case.against.append(_different(name, share, same, was, now))
+            if share < needed:
+                case.against.append(_different(name, share, needed, was, now))
     if shares:
         case.seen["golden_same"] = min(shares)
         case.remarks += loose
@@ -156,7 +164,13 @@ def _share(one: Answer, other: Answer) -> float:
 
     >>> _share(Answer(tokens=(1, 2, 3, 4)), Answer(tokens=(1, 2, 9, 4)))
     0.5
+
+    Of vectors it is the cosine, and of what has no parts 1 or 0.
     """
+    if one.kind in _VECTORS:
+        return _cosine(one.numbers or (), other.numbers or ())
+    if one.kind != "generate":
+        return float(one.text.split() == other.text.split())
     ours: Sequence[object]
     theirs: Sequence[object]
     if one.tokens is not None and other.tokens is not None:
@@ -169,7 +183,38 @@ def _share(one: Answer, other: Answer) -> float:
     return alike / longest if longest else 1.0
 
 
+def _cosine(one: Sequence[float], other: Sequence[float]) -> float:
+    """
+    Return the cosine of the angle between two vectors; 0 for vectors of different length.
+
+    A single number has no direction: it is taken for the slope of one.
+
+    >>> _cosine((3.0, 4.0), (3.0, 4.0))
+    1.0
+    """
+    if len(one) != len(other) or not one:
+        return 0.0
+    if len(one) == 1:
+        one, other = (*one, 1.0), (*other, 1.0)
+    lengths = math.hypot(*one) * math.hypot(*other)
+    found = math.fsum(a * b for a, b in zip(one, other, strict=True)) / lengths if lengths else 0.0
+    return min(1.0, found) if math.isfinite(found) else 0.0
+
+
+def _other_kind(was: Sequence[Answer], now: Sequence[Answer]) -> str:
+    """Return why answers of different kinds of models are no measure; "" if they are of one."""
+    before, after = ({each.kind for each in answers} for answers in (was, now))
+    if before == after and len(after) == 1:
+        return ""
+    names = (" and ".join(sorted(kinds)) for kinds in (before, after))
+    return "it was answered by a model of kind {} before, and is by one of kind {}".format(*names)
+
+
 def _tokens(answer: Answer) -> int:
+    if answer.kind in _VECTORS:
+        return len(answer.numbers or ())
+    if answer.kind == "transcribe":
+        return 1  # there may be no words in it
     return len(answer.text if answer.tokens is None else answer.tokens)
 
 
@@ -177,6 +222,17 @@ def _different(
     name: str, share: float, same: float, was: Sequence[Answer], now: Sequence[Answer]
 ) -> str:
     one, other = min(((one, other) for one in was for other in now), key=lambda pair: _share(*pair))
+    if one.kind in _VECTORS:
+        sizes = len(one.numbers or ()), len(other.numbers or ())
+        if sizes[0] != sizes[1]:
+            return f"{name} has a vector of {sizes[1]} numbers, and had one of {sizes[0]} before"
+        cosine = math.floor(share * 1e6) / 1e6
+        return (
+            f"{name} has another vector: its cosine with that of before is {cosine:g}, and "
+            f"{same:g} is required (`golden.cosine`)"
+        )
+    if one.kind in _CHANGED:
+        return f"{name} {_CHANGED[one.kind].format(_quoted(other.text), _quoted(one.text))}"
     counted_in = "tokens" if one.tokens is not None and other.tokens is not None else "characters"
     lengths = ""
     if _tokens(one) != _tokens(other):

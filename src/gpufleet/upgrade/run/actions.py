@@ -415,9 +415,10 @@ class FleetActions:
             was = baseline.answers_from_json(before) if before else {}
             if golden.prompts and not was:
                 # No replica of its model answered before: any answer has to be enough.
-                verdicts.append(gates.golden({}, seen.answers.get(replica, {}), 0))
+                verdicts.append(gates.golden({}, seen.answers.get(replica, {}), 0, 0))
                 continue
-            verdicts.append(gates.golden(was, seen.answers.get(replica, {}), golden.same))
+            now = seen.answers.get(replica, {})
+            verdicts.append(gates.golden(was, now, golden.same, golden.cosine))
         return gates.combine(verdicts) if verdicts else Verdict(True, ("nothing is left to ask",))
 
     def undrain(self, group: Group) -> Mapping[str, Any]:

@@ -32,6 +32,8 @@ from gpufleet.upgrade.gates.baseline import (
     Question,
     Reading,
     Traffic,
+    answers_as_json,
+    answers_from_json,
 )
 from gpufleet.upgrade.gates.gates import Verdict
 from tests.support.checkout import ROOT
@@ -343,6 +345,68 @@ def says(*tokens: int) -> Answer:
 
 
 STABLE = {PROMPT: (says(1, 2, 3, 4), says(1, 2, 3, 4))}
+
+
+def vector(*numbers: float) -> Answer:
+    return Answer(f"{len(numbers)} numbers", kind="embed", numbers=numbers)
+
+
+def told(kind: str, text: str) -> Answer:
+    return Answer(text, kind=kind)
+
+
+@each_row(
+    ("before", "after", "passed", "says"),
+    [
+        (vector(0.6, 0.8), vector(0.6, 0.8), True, ""),
+        (vector(0.6, 0.8), vector(0.61, 0.79), True, ""),  # a cosine of 0.99990
+        (vector(0.6, 0.8), vector(0.7, 0.71), False, "cosine with that of before is 0.990"),
+        (vector(0.6, 0.8), vector(-0.6, -0.8), False, "is -1, and 0.999 is required"),
+        (vector(0.6, 0.8), vector(0.6, 0.8, 0.0), False, "3 numbers, and had one of 2 before"),
+        (told("classify", "spam"), told("classify", "spam"), True, ""),
+        (told("classify", "spam"), told("classify", "ham"), False, 'label "ham", and had "spam"'),
+        (told("rerank", "1"), told("rerank", "1"), True, ""),
+        (told("rerank", "1"), told("rerank", "2"), False, 'place "2" of the reranker\'s order'),
+        (told("transcribe", " a b"), told("transcribe", "a  b"), True, ""),
+        (told("transcribe", ""), told("transcribe", ""), True, ""),
+        (told("transcribe", "a"), told("transcribe", "b"), False, 'with the words "b"'),
+        (Answer("x", kind="reward", numbers=(0.82,)),
+         Answer("x", kind="reward", numbers=(0.823,)), True, ""),
+        (Answer("x", kind="reward", numbers=(0.82,)),
+         Answer("x", kind="reward", numbers=(-0.82,)), False, "another vector"),
+        (says(1, 2), vector(0.6, 0.8), None, "of kind generate before, and is by one of kind emb"),
+    ],
+)  # fmt: skip
+def test_answers_of_other_kinds_are_compared_as_such(
+    before: Answer, after: Answer, passed: bool | None, says: str
+) -> None:
+    verdict = gates.golden({PROMPT: (before, before)}, {PROMPT: (after,)}, 1.0)
+
+    assert verdict.passed is passed
+    assert says in " ".join(verdict.reasons)
+
+
+def test_any_vector_passes_where_no_cosine_is_asked_for() -> None:
+    was, now = {PROMPT: (vector(1.0, 0.0),) * 2}, {PROMPT: (vector(0.0, 1.0),)}
+    assert gates.golden(was, now, 1.0, 0).passed is True
+    assert gates.golden(was, now, 0).passed is False  # `same` is of tokens
+
+
+def test_a_vector_that_was_not_stable_before_is_no_measure() -> None:
+    was = {PROMPT: (vector(1.0, 0.0), vector(0.8, 0.6))}
+    assert gates.golden(was, {PROMPT: (vector(1.0, 0.0),)}, 1.0).passed is None
+
+
+def test_answers_of_older_journals_are_those_of_models_that_complete_text() -> None:
+    old = {PROMPT: [{"text": "1 2", "tokens": [1, 2], "error": "", "asked": True}]}
+    assert answers_from_json(old) == {PROMPT: (says(1, 2),)}
+    new = {PROMPT: (vector(0.5, 0.25),)}
+    assert answers_from_json(json.loads(json.dumps(answers_as_json(new)))) == new
+
+
+def test_numbers_that_a_node_makes_up_are_refused() -> None:
+    with pytest.raises(ValueError, match="finite"):
+        Answer.from_json({"numbers": [float("nan")]})
 
 
 def test_the_same_tokens_pass() -> None:

@@ -16,7 +16,7 @@ from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.serving import replica_answers
 from gpufleet.planning.stage import Stage
 from gpufleet.serving.unit import render_unit
-from gpufleet.settings.serving_settings import Served, Vllm
+from gpufleet.settings.serving_settings import ModelKind, Served, Vllm
 from gpufleet.settings.upgrade_settings import Golden
 from gpufleet.upgrade.gates import baseline
 from gpufleet.upgrade.gates.baseline import Answer, Counters, Observation, Question
@@ -50,7 +50,9 @@ class Server(BaseHTTPRequestHandler):
             self.say(404, "")
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        raw = self.rfile.read(int(self.headers["Content-Length"]))
+        spoken = self.path == "/v1/audio/transcriptions"
+        body = {"form": raw} if spoken else json.loads(raw)
         self.asked.append(body)
         if self.headers["Authorization"] != f"Bearer {KEY}":
             self.say(401, "{}")
@@ -58,8 +60,26 @@ class Server(BaseHTTPRequestHandler):
             self.say(500, json.dumps({"error": {"message": f"the engine died, key {KEY}"}}))
         elif self.style == "hangs" or (self.style == "hung" and len(self.asked) == 2):
             time.sleep(600)  # its client has to give up
+        elif self.path != "/v1/completions":
+            self.say(200, json.dumps(self.of_kind(body)))
         else:
             self.say(200, json.dumps({"choices": [self.choice(body)]}))
+
+    def of_kind(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Answer as vLLM 0.32 does for models that do not complete text, by what was sent."""
+        size = float(len(str(body.get("input", ""))))
+        if self.path == "/v1/embeddings":
+            broken = [None] if self.style == "nan" else [0.1234567890123]
+            return {"data": [{"embedding": [size, *broken]}]}
+        if self.path == "/rerank":
+            scores = {at: float(len(text)) for at, text in enumerate(body["documents"])}
+            rows = [{"index": at, "relevance_score": each} for at, each in scores.items()]
+            return {"results": sorted(rows, key=lambda row: -row["relevance_score"])}
+        if self.path == "/classify":
+            return {"data": [{"label": body["input"][:2], "probs": [0.75, 0.25]}]}
+        if self.path == "/pooling":
+            return {"data": [{"data": [[size], [0.5]]}]}
+        return {"text": " hm hm"}
 
     def choice(self, body: dict[str, Any]) -> dict[str, Any]:
         tokens = list(range(body["max_tokens"]))
@@ -106,16 +126,16 @@ def look(
     (tmp_path / "etc/systemd/system").mkdir(parents=True)
     (tmp_path / "etc/vllm/credentials").mkdir(parents=True)
     (tmp_path / "etc/vllm/credentials/api-key").write_text(KEY + "\n")
-    stage = Stage("llama", 0, "gpu-01", (0,), ("GPU-a",), port, 1)
-    vllm = Vllm(version="0.32.0", lock="x", listen="0.0.0.0", api_key_file="key")
-    unit = render_unit(
-        stage,
-        Served(model="/srv/llama"),
-        vllm,
-        release="0.32.0-1a2b",
-        credentials={"api-key": "0" * 64},
-    )
-    (tmp_path / "etc/systemd/system/vllm-llama-0.service").write_text(unit.content)
+
+    def put_unit(kind: ModelKind) -> None:
+        unit = render_unit(
+            Stage("llama", 0, "gpu-01", (0,), ("GPU-a",), port, 1, kind=kind),
+            Served(model="/srv/llama"),
+            Vllm(version="0.32.0", lock="x", listen="0.0.0.0", api_key_file="key"),
+            release="0.32.0-1a2b",
+            credentials={"api-key": "0" * 64},
+        )
+        (tmp_path / "etc/systemd/system/vllm-llama-0.service").write_text(unit.content)
 
     def asked(
         times: int = 1,
@@ -123,7 +143,10 @@ def look(
         homes: dict[str, str] | None = None,
         ours: tuple[str, ...] = (),
         prompt_seconds: float = 5,
+        *,
+        kind: ModelKind = "generate",
     ) -> Observation:
+        put_unit(kind)
         questions = [Question(replica, ("gpu-01",), Golden(prompts=PROMPTS, max_tokens=3), times)]
         caught: dict[str, Any] = {}
         with monkeypatch.context() as patch:
@@ -168,6 +191,49 @@ def test_a_release_that_tells_no_tokens_gives_its_text(
     monkeypatch.setattr(Server, "style", "ancient")
 
     assert look().answers["llama-0"][PROMPTS[1]] == (Answer(PROMPTS[1][::-1]),)
+
+
+def test_a_vector_is_kept_to_six_digits(look: Look) -> None:
+    seen = look(times=2, kind="embed").answers["llama-0"]
+
+    vector = Answer("2 numbers", kind="embed", numbers=(float(len(PROMPTS[0])), 0.123457))
+    assert seen[PROMPTS[0]] == (vector, vector)
+    assert [each["input"] for each in Server.asked] == [*PROMPTS, *PROMPTS]
+
+
+def test_prompts_are_a_rerankers_documents_and_each_has_its_place(look: Look) -> None:
+    """One request ranks them all; a place counts from 1."""
+    seen = look(times=2, kind="rerank").answers["llama-0"]
+
+    longest, shortest = map(float, map(len, PROMPTS))
+    first = Answer("1", kind="rerank", numbers=(longest,))
+    assert seen[PROMPTS[0]] == (first, first)
+    assert seen[PROMPTS[1]][0] == Answer("2", kind="rerank", numbers=(shortest,))
+    assert [each["documents"] for each in Server.asked] == [[*PROMPTS]] * 2
+    assert Server.asked[0]["query"] == Golden().query
+
+
+def test_labels_rewards_and_words_are_read_by_kind(look: Look) -> None:
+    """The kind is that of the unit that runs, whatever settings say by now."""
+    said = {
+        kind: look(kind=kind).answers["llama-0"][PROMPTS[0]][0]
+        for kind in ("classify", "reward", "transcribe")
+    }
+    size = float(len(PROMPTS[0]))
+    assert said["classify"] == Answer("Th", kind="classify", numbers=(0.75, 0.25))
+    assert said["reward"] == Answer("2 numbers", kind="reward", numbers=(size, 0.5))
+    assert said["transcribe"] == Answer(" hm hm", kind="transcribe")
+    assert PROMPTS[0].encode() in Server.asked[-2]["form"]
+
+
+def test_a_vector_that_is_not_finite_is_no_answer(
+    look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Server, "style", "nan")
+    (said,) = look(kind="embed").answers["llama-0"][PROMPTS[0]]
+
+    assert "1 of the 2 numbers of its vector are not finite" in said.error
+    assert said.numbers is None
 
 
 def test_its_counters_are_those_of_its_metrics(look: Look) -> None:

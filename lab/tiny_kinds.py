@@ -1,0 +1,159 @@
+"""Tiny models with random weights that do not complete text: an embedder and two classifiers.
+
+Contract: as `tiny_model`, whose tokenizer and drawn weights they have. BERT with two layers, which
+vLLM runs without any code of the model's own. The embedder is as sentence-transformers write
+theirs: `modules.json` says that it takes the mean over the tokens, and normalises.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from lab import tiny_model
+
+Kind: TypeAlias = Literal["embed", "rerank", "classify"]
+
+HIDDEN = tiny_model.HIDDEN
+INTERMEDIATE = tiny_model.INTERMEDIATE
+LAYERS = 2
+HEADS = 4
+CONTEXT = 512  # tokens: a row of the positions' table each
+LABELS: dict[Kind, tuple[str, ...]] = {
+    "rerank": ("LABEL_0",),
+    "classify": ("refund", "delivery", "other"),
+}
+MODULES = (
+    ("", "sentence_transformers.models.Transformer"),
+    ("1_Pooling", "sentence_transformers.models.Pooling"),
+    ("2_Normalize", "sentence_transformers.models.Normalize"),
+)
+
+
+def write(directory: Path, kind: Kind) -> Path:
+    """Write the checkpoint into `directory`, readable by all, and return it."""
+    documents: dict[str, object] = {
+        "config.json": config(kind),
+        "tokenizer.json": tokenizer(),
+        "tokenizer_config.json": {
+            **tiny_model.tokenizer_config(),
+            "model_max_length": CONTEXT,
+            "chat_template": None,
+        },
+    }
+    if kind == "embed":
+        documents["modules.json"] = [
+            {"idx": at, "name": str(at), "path": path, "type": type_}
+            for at, (path, type_) in enumerate(MODULES)
+        ]
+        documents["1_Pooling/config.json"] = {
+            "word_embedding_dimension": HIDDEN,
+            "pooling_mode_cls_token": False,
+            "pooling_mode_mean_tokens": True,
+        }
+    for name, document in documents.items():
+        tiny_model.put(directory / name, (json.dumps(document, indent=1) + "\n").encode())
+    tiny_model.put(directory / "model.safetensors", tiny_model.safetensors(tensors(kind)))
+    return directory
+
+
+def config(kind: Kind) -> dict[str, object]:
+    """The model's `config.json`."""
+    labels = LABELS.get(kind, ())
+    return {
+        "architectures": ["BertForSequenceClassification" if labels else "BertModel"],
+        "model_type": "bert",
+        "dtype": "bfloat16",
+        "vocab_size": tiny_model.VOCABULARY,
+        "hidden_size": HIDDEN,
+        "intermediate_size": INTERMEDIATE,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "hidden_act": "gelu",
+        "max_position_embeddings": CONTEXT,
+        "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12,
+        "pad_token_id": 3,
+        "position_embedding_type": "absolute",
+        **(
+            {
+                "id2label": {str(at): name for at, name in enumerate(labels)},
+                "label2id": {name: at for at, name in enumerate(labels)},
+            }
+            if labels
+            else {}
+        ),
+    }
+
+
+def tokenizer() -> dict[str, object]:
+    """The tiny Llama's tokenizer, which also marks the start, the end and the second text."""
+    start, end = ({"SpecialToken": {"id": name, "type_id": 0}} for name in ("<s>", "</s>"))
+    first, second = ({"Sequence": {"id": name, "type_id": at}} for at, name in enumerate("AB"))
+    after = {"SpecialToken": {"id": "</s>", "type_id": 1}}
+    return {
+        **tiny_model.tokenizer(),
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [start, first, end],
+            "pair": [start, first, end, second, after],
+            "special_tokens": {
+                name: {"id": name, "ids": [number], "tokens": [name]}
+                for number, name in enumerate(tiny_model.SPECIALS)
+                if name in {"<s>", "</s>"}
+            },
+        },
+    }
+
+
+def tensors(kind: Kind) -> Iterator[tuple[str, tuple[int, ...], bytes]]:
+    """Yield each tensor: its name, its shape, its bfloat16 values."""
+    prefix = "bert." if kind in LABELS else ""
+    for name, shape in _shapes():
+        yield prefix + name, shape, _values(prefix + name, shape)
+    if kind in LABELS:
+        for name, shape in _head(len(LABELS[kind])):
+            yield name, shape, _values(name, shape)
+
+
+def _values(name: str, shape: tuple[int, ...]) -> bytes:
+    count = math.prod(shape)
+    if name.endswith("bias"):
+        return bytes(2 * count)
+    if name.endswith("LayerNorm.weight"):
+        return tiny_model.bfloat16(1.0) * count
+    return tiny_model.normal(name, count)
+
+
+def _shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
+    rows = {"word": tiny_model.VOCABULARY, "position": CONTEXT, "token_type": 2}
+    for name, count in rows.items():
+        yield f"embeddings.{name}_embeddings.weight", (count, HIDDEN)
+    yield from _norm("embeddings")
+    for layer in range(LAYERS):
+        each = f"encoder.layer.{layer}"
+        for part in ("query", "key", "value"):
+            yield from _linear(f"{each}.attention.self.{part}", HIDDEN, HIDDEN)
+        yield from _linear(f"{each}.attention.output.dense", HIDDEN, HIDDEN)
+        yield from _norm(f"{each}.attention.output")
+        yield from _linear(f"{each}.intermediate.dense", INTERMEDIATE, HIDDEN)
+        yield from _linear(f"{each}.output.dense", HIDDEN, INTERMEDIATE)
+        yield from _norm(f"{each}.output")
+    yield from _linear("pooler.dense", HIDDEN, HIDDEN)
+
+
+def _head(labels: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield from _linear("classifier", labels, HIDDEN)
+
+
+def _linear(name: str, rows: int, columns: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{name}.weight", (rows, columns)
+    yield f"{name}.bias", (rows,)
+
+
+def _norm(name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{name}.LayerNorm.weight", (HIDDEN,)
+    yield f"{name}.LayerNorm.bias", (HIDDEN,)

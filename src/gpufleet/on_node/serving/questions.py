@@ -1,0 +1,295 @@
+"""RUNS ON THE NODE: what a model of each kind is asked, and how its answer is judged.
+
+    kind         asked                           a good answer
+    generate     POST /v1/completions            a text
+    embed        POST /v1/embeddings             finite numbers, as many as the model's files say,
+                                                 of length 1 if they say that it normalises
+    rerank       POST /rerank                    a finite score for each document
+    classify     POST /classify                  finite probabilities, and a label of config.json
+    reward       POST /pooling                   finite numbers
+    transcribe   POST /v1/audio/transcriptions   a text, for a second of tone
+
+The kind is what the unit's file says, so that what runs is asked what it was started for; without a
+word there it is `generate`. What an answer is compared with is in the model's files on the node;
+what these do not say is not judged. Whether a reranker puts the better document first is not judged
+either: that is for golden prompts, since weights may be random. Python 3.8, standard library.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import struct
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+
+from gpufleet.on_node.common import linux_facts, stages
+from gpufleet.on_node.serving import unit_command
+
+GENERATE = "generate"
+KINDS = (GENERATE, "embed", "rerank", "classify", "reward", "transcribe")
+KIND = re.compile(r"^Kind=(\w+)$", re.MULTILINE)
+# Flags that change what the model's files say of an answer; also `--pooler-config.normalize`.
+CHANGING = ("--hf-overrides", "--pooler-config", "--override-pooler-config")
+# Encoders whose vector is their hidden state. Others may have a matrix behind it.
+PLAIN = re.compile(
+    r"(Bert|Roberta|XLMRoberta|NomicBert|ModernBert|Gte|GteNew|Qwen2|Llama|Mistral)Model"
+    r"|\w+ForCausalLM"
+)
+DENSE, POOLING, NORMALIZE = "Dense", "Pooling", "Normalize"
+# Of a vector that is normalised, in the precision of a server's answer.
+LENGTH_ERROR = 1e-3
+RATE, TONE_HZ = 16000, 440  # of the second of sound
+BOUNDARY = "gpufleet-5e1f8c0b7a3d4926"
+TEXT = "Hello"
+QUERY, DOCUMENTS = "What is the capital of France?", ("Paris.", "A bicycle has two wheels.")
+
+
+class Expected(NamedTuple):
+    """What the model's files say of its answers; None or empty: they do not say."""
+
+    dimension: Optional[int] = None
+    normalised: bool = False
+    labels: Tuple[str, ...] = ()
+
+
+class Question(NamedTuple):
+    """One request."""
+
+    path: str
+    body: Any
+    """What is sent as JSON; bytes go as they are."""
+    headers: Tuple[Tuple[str, str], ...] = ()
+
+
+class Judged(NamedTuple):
+    """An answer: what it says, in a line, or what is wrong with it."""
+
+    text: str = ""
+    numbers: Optional[List[float]] = None
+    problem: str = ""
+
+
+# --- what runs
+
+
+def kind_of(text: str) -> str:
+    """Return the kind of the model that a unit's file starts."""
+    _, _, section = text.partition("\n[%s]\n" % stages.SECTION)
+    found = KIND.search(section)
+    return found.group(1) if found else GENERATE
+
+
+def of_unit(unit: str) -> Tuple[str, Expected]:
+    """Return the kind of a unit's model, and what its files say of its answers."""
+    path = "%s%s/%s" % (linux_facts.ROOT, stages.UNITS, unit)
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            text = file.read(stages.UNIT_BYTES)
+    except OSError:
+        return GENERATE, Expected()
+    return of_text(text)
+
+
+def of_text(text: str) -> Tuple[str, Expected]:
+    """Return likewise what a unit's file says that has this text."""
+    kind = kind_of(text)
+    words = unit_command.serve(unit_command.command(text))
+    if kind == GENERATE or not words or any(word.startswith(CHANGING) for word in words):
+        return kind, Expected()
+    return kind, expected(kind, words[0])
+
+
+def expected(kind: str, folder: str) -> Expected:
+    """Return what the files of the model in `folder` say of its answers."""
+    config = described(folder, "config.json")
+    if not isinstance(config, dict):
+        return Expected()
+    if kind == "classify":
+        names = config.get("id2label")
+        return Expected(labels=tuple(map(str, names.values())) if isinstance(names, dict) else ())
+    if kind == "embed":
+        return Expected(*vector(folder, config))
+    return Expected()
+
+
+def vector(folder: str, config: "dict[str, Any]") -> Tuple[Optional[int], bool]:
+    """Return how many numbers an embedder's vector has, and whether its length is 1."""
+    modules = described(folder, "modules.json")
+    listed = modules if isinstance(modules, list) else []
+    types = {
+        str(each.get("type", "")).rpartition(".")[2]: each
+        for each in listed
+        if isinstance(each, dict)
+    }
+    classes = config.get("architectures") or [""]
+    plain = isinstance(classes, list) and PLAIN.fullmatch(str(classes[0]))
+    if DENSE in types or not (plain or POOLING in types):
+        return None, NORMALIZE in types
+    size = config.get("hidden_size")
+    if POOLING in types:
+        told = described(folder, "%s/config.json" % types[POOLING].get("path", ""))
+        size = told.get("word_embedding_dimension", size) if isinstance(told, dict) else size
+    return size if isinstance(size, int) else None, NORMALIZE in types
+
+
+def described(folder: str, name: str) -> Any:
+    """Return what a JSON file of a model says; None: it is not there, or says nothing."""
+    path = os.path.normpath(folder + "/" + name)
+    try:
+        return stages.parsed(linux_facts.ROOT + path) if path.startswith(folder + "/") else None
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+# --- what is asked
+
+
+def question(
+    kind: str, name: str, text: str = TEXT, documents: Sequence[str] = DOCUMENTS
+) -> Question:
+    """Return what a model of this kind is asked. `text` is a reranker's query where it is given."""
+    if kind == "embed":
+        return Question("/v1/embeddings", {"model": name, "input": text})
+    if kind == "rerank":
+        query = QUERY if text == TEXT else text
+        return Question("/rerank", {"model": name, "query": query, "documents": [*documents]})
+    if kind == "classify":
+        return Question("/classify", {"model": name, "input": text})
+    if kind == "reward":
+        return Question("/pooling", {"model": name, "input": text})
+    if kind == "transcribe":
+        fields = {"model": name, "temperature": "0", "response_format": "json"}
+        if text != TEXT:
+            fields["prompt"] = text
+        return Question(
+            "/v1/audio/transcriptions",
+            form(fields, "tone.wav", tone()),
+            (("Content-Type", "multipart/form-data; boundary=" + BOUNDARY),),
+        )
+    return Question("/v1/completions", {"model": name, "prompt": text, "max_tokens": 1})
+
+
+def form(fields: "dict[str, str]", file_name: str, content: bytes) -> bytes:
+    """Return the body of a form with a file, as RFC 7578 has it."""
+    parts = [
+        '--%s\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n' % (BOUNDARY, name, value)
+        for name, value in fields.items()
+    ]
+    head = (
+        '--%s\r\nContent-Disposition: form-data; name="file"; filename="%s"\r\n'
+        "Content-Type: audio/wav\r\n\r\n" % (BOUNDARY, file_name)
+    )
+    return "".join([*parts, head]).encode() + content + ("\r\n--%s--\r\n" % BOUNDARY).encode()
+
+
+def tone() -> bytes:
+    """Return a second of tone as a WAV file: one channel, 16 bits."""
+    samples = struct.pack(
+        "<%dh" % RATE,
+        *(int(8000 * math.sin(2 * math.pi * TONE_HZ * at / RATE)) for at in range(RATE)),
+    )
+    head = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, RATE, 2 * RATE, 2, 16)
+    chunks = head + struct.pack("<4sI", b"data", len(samples)) + samples
+    return struct.pack("<4sI4s", b"RIFF", 4 + len(chunks), b"WAVE") + chunks
+
+
+# --- how an answer is judged
+
+
+def judge(kind: str, put: Question, document: Any, known: Expected) -> Judged:
+    """Return what an answer of JSON to a question says; nothing that a server prints raises."""
+    try:
+        if kind == "embed":
+            return embedding(document, known)
+        if kind == "rerank":
+            return scores(document, len(put.body["documents"]))
+        if kind == "classify":
+            return label(document, known)
+        if kind == "reward":
+            return numbers("its answer", flat(document["data"][0]["data"]))
+        if kind == "transcribe":
+            return words(document["text"])
+        if kind == GENERATE:
+            return words(document["choices"][0]["text"])
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError) as error:
+        why = "%s: %s" % (type(error).__name__, error)
+        return Judged(problem="its answer has another form (%s)" % why)
+    return Judged(problem="its unit says `Kind=%s`, which this gpufleet does not know" % kind)
+
+
+def words(text: Any) -> Judged:
+    """Return a text as an answer."""
+    if not isinstance(text, str):
+        return Judged(problem="its answer has another form (its text is %s)" % type(text).__name__)
+    return Judged(text)
+
+
+def numbers(what: str, found: Sequence[Any]) -> Judged:
+    """Return numbers as an answer; vLLM writes null for one that is not finite."""
+    if not found:
+        return Judged(problem="%s has no numbers" % what)
+    # bool is an int.
+    fine = [isinstance(each, (int, float)) and not isinstance(each, bool) for each in found]
+    bad = sum(not good or not math.isfinite(each) for good, each in zip(fine, found))
+    if bad:
+        return Judged(problem="%d of the %d numbers of %s are not finite" % (bad, len(found), what))
+    values = [float(each) for each in found]
+    return Judged("%d number%s" % (len(values), "" if len(values) == 1 else "s"), values)
+
+
+def flat(found: Any) -> List[Any]:
+    """Return the numbers of lists in lists, in their order."""
+    if not isinstance(found, list):
+        return [found]
+    return [each for part in found for each in flat(part)]
+
+
+def embedding(document: Any, known: Expected) -> Judged:
+    """Return an embedder's vector."""
+    found = numbers("its vector", document["data"][0]["embedding"])
+    if found.numbers is None:
+        return found
+    if known.dimension is not None and len(found.numbers) != known.dimension:
+        return Judged(
+            problem="its vector has %d numbers, and the model's files say %d"
+            % (len(found.numbers), known.dimension)
+        )
+    length = math.sqrt(sum(each * each for each in found.numbers))
+    if not length:
+        return Judged(problem="all numbers of its vector are 0")
+    if known.normalised and abs(length - 1) > LENGTH_ERROR:
+        return Judged(
+            problem="its vector has the length %.4f, and modules.json says that it is normalised, "
+            "which is 1" % length
+        )
+    return found
+
+
+def scores(document: Any, count: int) -> Judged:
+    """Return a reranker's scores in the order of the documents."""
+    rows = {row["index"]: row["relevance_score"] for row in document["results"]}
+    if sorted(rows) != list(range(count)):
+        return Judged(problem="it was given %d documents, and scored %s" % (count, sorted(rows)))
+    return numbers("its scores", [rows[at] for at in range(count)])
+
+
+def label(document: Any, known: Expected) -> Judged:
+    """Return a classifier's label, with its probabilities."""
+    row = document["data"][0]
+    found = numbers("its probabilities", row["probs"])
+    if found.numbers is None:
+        return found
+    named = row["label"] in known.labels and len(row["probs"]) == len(known.labels)
+    if known.labels and not named:
+        return Judged(
+            problem="its label is %s of %d, and config.json names %d: %s"
+            % (
+                json.dumps(row["label"])[:100],
+                len(row["probs"]),
+                len(known.labels),
+                ", ".join(known.labels)[:200],
+            )
+        )
+    return Judged(str(row["label"]), found.numbers)

@@ -1,0 +1,57 @@
+"""RUNS ON THE NODE: the command line that a stage's unit starts, word by word."""
+
+from __future__ import annotations
+
+import re
+from typing import Iterator, Match, Tuple
+
+# Words as units.systemd_quote writes them: wholly in quotes, or plain.
+WORD = re.compile(r"\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)'|(\S+)")
+ESCAPE = re.compile(r"\\(x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8}|.)|(%%)|(\$\$)")
+LETTERS = {"n": "\n", "t": "\t", "r": "\r"}
+
+
+def command(text: str) -> list[str]:
+    """Return the words of a unit's ExecStart=, as systemd hands them over."""
+    _, _, rest = text.partition("\nExecStart=")
+    lines = []
+    for line in rest.splitlines():
+        lines.append(line.rstrip("\\"))
+        if not line.endswith("\\"):
+            break
+    return [
+        ESCAPE.sub(unescaped, double or single or plain)
+        for double, single, plain in WORD.findall(" ".join(lines))
+    ]
+
+
+def unescaped(found: Match[str]) -> str:
+    """Return what an escape stands for."""
+    escape, percent, _ = found.groups()
+    if escape is None:
+        return "%" if percent else "$"
+    if len(escape) > 1:
+        return chr(int(escape[1:], 16))
+    return LETTERS.get(escape, escape)
+
+
+def serve(words: list[str]) -> list[str]:
+    """Return the words behind `.../vllm serve`; none if the unit starts something else."""
+    for at, (program, verb) in enumerate(pairs(words)):
+        if program.rpartition("/")[2] == "vllm" and verb == "serve":
+            return words[at + 2 :]
+    return []
+
+
+def pairs(words: list[str]) -> Iterator[Tuple[str, str]]:
+    """Yield each word and the one behind it."""
+    return zip(words, words[1:])  # both are of 3.10
+
+
+def value(words: list[str], flag: str) -> str | None:
+    """Return the value of a flag; the last one counts."""
+    found = None
+    for word, following in pairs(words):
+        if word == flag:
+            found = following
+    return found

@@ -1,0 +1,191 @@
+"""
+The kind of each model, and the flags that vLLM needs for it.  Pure.
+
+What an operator declares counts (`serving.<model>.kind`), then flags that leave one choice, then
+the model's files, then what runs. A kind that the model cannot be is refused. Where none of these
+says anything, the model is taken for one that completes text, as every model was before kinds, and
+a remark says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from gpufleet.errors import FleetError
+from gpufleet.planning.flag_layers import KIND, LayeredFlag
+from gpufleet.planning.stage import Running
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.serving_settings import ModelKind, Served
+from gpufleet.sizing.model_kinds import POOLS, UNREAD, KindReading
+from gpufleet.sizing.options import POOLING
+
+_CLASSIFIES: Final[frozenset[ModelKind]] = frozenset({"rerank", "classify", "reward"})
+# What vLLM's extra `audio` brings in every release since 0.18 (its METADATA).
+_AUDIO = "soundfile"
+
+
+@dataclass(frozen=True)
+class ResolvedKind:
+    """What a model is asked for."""
+
+    kind: ModelKind = "generate"
+    flags: tuple[LayeredFlag, ...] = ()
+    """Those that its kind needs, and the operator has not set."""
+    remark: str = ""
+
+
+@dataclass(frozen=True)
+class ResolvedKinds:
+    """The kinds of all models, by their names in `serving`."""
+
+    kinds: Mapping[str, ResolvedKind] = field(default_factory=dict)
+
+    def kind(self, model: str) -> ModelKind:
+        """Return what a model is asked for."""
+        return self.kinds.get(model, ResolvedKind()).kind
+
+    def flags(self, model: str, flags: Iterable[LayeredFlag]) -> tuple[LayeredFlag, ...]:
+        """Return a model's flags with those of its kind."""
+        found = {each.name: each for each in self.kinds.get(model, ResolvedKind()).flags}
+        found |= {each.name: each for each in flags}
+        return tuple(sorted(found.values(), key=lambda each: each.name))
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Return a sentence for each model whose kind is not known."""
+        return tuple(each.remark for each in self.kinds.values() if each.remark)
+
+
+def resolve_kinds(
+    settings: Mapping[str, NodeSettings],
+    readings: Mapping[str, KindReading],
+    runs: Iterable[Running] = (),
+    locks: Mapping[str, str] | None = None,
+    *,
+    judged: bool = True,
+) -> ResolvedKinds:
+    """
+    Return what each model is asked for.
+
+    `locks` has the text of each release's lock. Raises `FleetError` with every kind that a model
+    cannot be; not if nothing is to be `judged`.
+    """
+    served = {
+        model: (each, wanted.vllm.lock if wanted.vllm else "")
+        for _, wanted in sorted(settings.items())
+        for model, each in wanted.serving.items()
+    }
+    running = {each.model: each.kind for each in runs}
+    found: dict[str, ResolvedKind] = {}
+    problems: list[str] = []
+    for model, (wanted, lock) in sorted(served.items()):
+        try:
+            found[model] = resolve_kind(
+                model, wanted, readings.get(model, UNREAD), running.get(model)
+            )
+        except FleetError as error:
+            problems += error.problems
+            found[model] = ResolvedKind(wanted.kind or "generate")
+            continue
+        text = (locks or {}).get(lock)
+        if found[model].kind == "transcribe" and text and f"\n{_AUDIO}==" not in f"\n{text}":
+            problems.append(
+                f"vllm.lock: {lock} has no {_AUDIO}, without which vLLM reads no sound, and {model}"
+                " transcribes: make the lock of `vllm[audio]` instead of `vllm`"
+            )
+    if problems and judged:
+        raise FleetError(*problems)
+    return ResolvedKinds(found)
+
+
+def kind_problems(settings: Mapping[str, NodeSettings]) -> tuple[str, ...]:
+    """Return a sentence for each declared kind that the model's own flags contradict."""
+
+    def declared(_: str, served: Served) -> Served | None:
+        return served if served.kind else None
+
+    try:
+        resolve_kinds({name: each.with_serving(declared) for name, each in settings.items()}, {})
+    except FleetError as error:
+        return error.problems
+    return ()
+
+
+def resolve_kind(
+    model: str, served: Served, reading: KindReading, running: ModelKind | None = None
+) -> ResolvedKind:
+    """Return what a model is asked for. Raises `FleetError` for a kind that it cannot be."""
+    own = {name.lstrip("-").replace("_", "-"): value for name, value in served.flags.items()}
+    runner, convert = own.get("runner"), own.get("convert")
+    pools = runner == "pooling" or (runner in {None, "auto"} and convert in POOLING)
+    possible = reading.possible | (_CLASSIFIES if convert == "classify" else frozenset())
+    kind = served.kind or _by_flags(model, reading, runner, convert, pools=pools) or running
+    if kind is None:
+        return ResolvedKind(remark=_not_known(model, reading))
+    if kind not in possible:
+        raise FleetError(
+            f"serving.{model}.kind: {kind}: {reading.why}, and that can be "
+            f"{' or '.join(sorted(possible))}: write one of these, or remove `kind`, which is "
+            f"then what the model's files say{_decoder(kind, reading)}"
+        )
+    if runner == "generate" and kind in POOLS:
+        raise FleetError(
+            f"serving.{model}.flags.runner: generate: a model of `kind: {kind}` needs pooling: "
+            "remove the flag"
+        )
+    if pools and kind not in POOLS:
+        flag = "runner" if runner == "pooling" else "convert"
+        raise FleetError(
+            f"serving.{model}.flags.{flag}: {own[flag]}: a model of `kind: {kind}` completes text "
+            "and does not pool: remove the flag, or declare the kind that it is to be"
+        )
+    return ResolvedKind(kind, tuple(_flags(kind, reading, own.keys())))
+
+
+def _by_flags(
+    model: str, reading: KindReading, runner: object, convert: object, *, pools: bool
+) -> ModelKind | None:
+    """Return the kind that flags leave, and else that of the model's files; None: not known."""
+    if runner == "generate" and reading.kind == "embed" and "generate" in reading.possible:
+        return "generate"
+    if not pools or reading.kind in POOLS:
+        return reading.kind
+    if convert == "classify":
+        raise FleetError(
+            f"serving.{model}.kind: not known: `convert: classify` makes a model that scores "
+            "documents or names labels: declare `kind: rerank` or `kind: classify`"
+        )
+    return "embed"
+
+
+def _flags(kind: ModelKind, reading: KindReading, own: Iterable[str]) -> Iterable[LayeredFlag]:
+    because = f"its kind is {kind}"
+    wanted = {}
+    if kind in POOLS:
+        wanted["runner"] = "pooling"
+        if kind == "embed" and reading.converts:
+            wanted["convert"] = "embed"
+    elif reading.kind == "embed":
+        # vLLM would take modules.json for its word.
+        wanted["runner"] = "generate"
+    for name, value in sorted(wanted.items()):
+        if name not in own:
+            yield LayeredFlag(name, value, KIND, because)
+
+
+def _decoder(kind: ModelKind, reading: KindReading) -> str:
+    if not reading.converts or kind not in _CLASSIFIES:
+        return ""
+    return (
+        "; a decoder that classifies needs `flags.hf-overrides` with `architectures` (as "
+        "Qwen3ForSequenceClassification) and `classifier_from_token`, as its publisher says"
+    )
+
+
+def _not_known(model: str, reading: KindReading) -> str:
+    return (
+        f"serving.{model}.kind: not known: {reading.why}; it is asked to complete text: declare "
+        f"{' or '.join(f'`{each}`' for each in sorted(reading.possible))} as its `kind`"
+    )

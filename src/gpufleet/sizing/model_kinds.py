@@ -1,0 +1,151 @@
+"""
+What a model is asked for, as its files say: text, vectors, scores, labels, speech's words.  Pure.
+
+Of vLLM's own rules (config/model.py of 0.32.0: _get_default_runner_type, _SUFFIX_TO_DEFAULTS): a
+`modules.json` of sentence-transformers makes any model an embedder, else the class' name decides.
+A class that is not listed and has no telling name is not known: what it is, a person declares.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, get_args
+
+from gpufleet.settings.serving_settings import ModelKind
+
+ALL: Final[frozenset[ModelKind]] = frozenset(get_args(ModelKind))
+POOLS: Final[frozenset[ModelKind]] = frozenset({"embed", "rerank", "classify", "reward"})
+"""Those that vLLM serves with `--runner pooling`."""
+
+# `supports_transcription_only` in vllm/model_executor/models of 0.32.0, and those that also chat.
+_SPEECH = frozenset(
+    {
+        "CohereAsrForConditionalGeneration",
+        "FireRedASR2ForConditionalGeneration",
+        "FunASRForConditionalGeneration",
+        "MossTranscribeDiarizeForConditionalGeneration",
+        "WhisperForConditionalGeneration",
+    }
+)
+_SPEECH_AND_TEXT = frozenset(
+    {
+        "Gemma3nForConditionalGeneration",
+        "GlmAsrForConditionalGeneration",
+        "GraniteSpeechForConditionalGeneration",
+        "GraniteSpeechPlusForConditionalGeneration",
+        "MoonshotKimiaForCausalLM",
+        "Qwen3ASRForConditionalGeneration",
+        "Qwen3OmniMoeForConditionalGeneration",
+        "VoxtralForConditionalGeneration",
+    }
+)
+# Of _EMBEDDING_MODELS in model_executor/models/registry.py, those whose class does nothing else.
+_EMBEDDERS = re.compile(
+    r"(Bert|Roberta|XLMRoberta|ModernBert|NomicBert|Gte|GteNew|BgeM3Embedding|CLIP|Siglip|Gemma2"
+    r"|Gemma3Text|EmbeddingGemma2|JinaEmbeddingsV5|Llama|LlamaBidirectional|LlamaNemotronVL"
+    r"|Mistral|Qwen2|Qwen3|DeepseekV3Bidirectional|VoyageQwen3BidirectionalEmbed)Model"
+    r"|(Bert|Roberta)ForMaskedLM|BertSpladeSparseEmbeddingModel"
+    r"|\w*EmbeddingModel|\w+ForTextEncoding"
+)
+_REWARD = re.compile(r"\w+(RewardModel|ForRewardModeling)")
+_TOKENS = re.compile(
+    r"\w+ForTokenClassification|HF_ColBERT|ColBERT\w+|Col\w+|JinaForRanking|\w+ForRetrieval"
+)
+"""A vector or a score for each token: they answer at /pooling, and some rank documents."""
+_SEQUENCE = re.compile(
+    r"\w+(ForSequenceClassification|ForAudioClassification|ForImageClassification"
+    r"|ForVideoClassification|ClassificationModel)|JinaVLForRanking"
+)
+_TEXT = re.compile(
+    r"\w+(ForCausalLM|ForConditionalGeneration|LMHeadModel|ChatModel)"
+    # Those of the registry with other names.
+    r"|ChatGLMModel|DiffusionGemmaForBlockDiffusion|HfMoondream|Llama_Nemotron_Nano_VL"
+    r"|MiDashengLMModel|MiniCPM[OV]|MossAudioModel|NemotronH_\w+|NVLM_D|Ovis(2_5)?"
+    r"|Phi4ForCausalLMV|Qwen2_5OmniModel|UltravoxModel"
+)
+
+
+@dataclass(frozen=True)
+class KindReading:
+    """What a model's files say of its kind."""
+
+    kind: ModelKind | None
+    """None: they do not say."""
+    possible: frozenset[ModelKind]
+    """Those that may be declared."""
+    why: str
+    """What was found, as the end of a sentence: "its class is BertModel"."""
+    converts: bool = False
+    """Whether its class completes text, and pools only by `--convert`."""
+
+
+UNREAD = KindReading(None, ALL, "its files could not be read")
+"""Of a model whose config.json is not known yet."""
+
+
+def read_kind(config: Mapping[str, Any], modules: Sequence[Any] | None = None) -> KindReading:
+    """
+    Return the kind of the model with this config.json, as overridden, and this modules.json.
+
+    >>> read_kind({"architectures": ["BertModel"]}).kind
+    'embed'
+    """
+    names = config.get("architectures")
+    name = str(names[0]) if isinstance(names, list | tuple) and names else ""
+    if not name:
+        return KindReading(None, ALL, "its config.json has no `architectures`")
+    found = _of_class(name, config)
+    if modules is None or found.kind not in {"generate", "embed", None}:
+        return found
+    why = f"{found.why}, and its modules.json is that of an embedder"
+    return KindReading("embed", found.possible | {"embed"}, why, found.converts)
+
+
+def _of_class(name: str, config: Mapping[str, Any]) -> KindReading:
+    why = f"its class is {name}"
+    if name in _SPEECH:
+        return KindReading("transcribe", frozenset({"transcribe"}), why)
+    if _SEQUENCE.fullmatch(name):
+        return _by_labels(1 if name == "JinaVLForRanking" else label_count(config), why)
+    if _REWARD.fullmatch(name) or name.endswith("ForProcessRewardModel"):
+        return KindReading("reward", frozenset({"reward"}), why)
+    if _TOKENS.fullmatch(name):
+        each = f"{why}, which has an answer for each token"
+        return KindReading(None, frozenset({"rerank", "reward"}), each)
+    if _EMBEDDERS.fullmatch(name):
+        return KindReading("embed", frozenset({"embed"}), why)
+    if _TEXT.fullmatch(name):
+        possible: set[ModelKind] = {"generate", "embed"}
+        if name in _SPEECH_AND_TEXT:
+            possible.add("transcribe")
+        return KindReading("generate", frozenset(possible), why, converts=True)
+    return KindReading(None, ALL, f"{why}, which does not say")
+
+
+def _by_labels(labels: int, why: str) -> KindReading:
+    if labels == 1:
+        kinds: frozenset[ModelKind] = frozenset({"rerank", "classify", "reward"})
+        return KindReading("rerank", kinds, f"{why} with one label")
+    return KindReading("classify", frozenset({"classify", "reward"}), f"{why} with {labels} labels")
+
+
+def label_count(config: Mapping[str, Any]) -> int:
+    """
+    Return how many labels a classifier has, as transformers read it: two where nothing is said.
+
+    A decoder that answers with one of a few words has a label for each, or one for two of them
+    (`classifier_from_token` and `method` in SequenceClassificationConfig and
+    Qwen3ForSequenceClassificationConfig, model_executor/models).
+    """
+    words, method = config.get("classifier_from_token"), config.get("method")
+    if method == "from_2_way_softmax" or config.get("is_original_qwen3_reranker") is True:
+        return 1
+    if method is not None and isinstance(words, list | tuple) and words:
+        return len(words)
+    names = config.get("id2label")
+    if isinstance(names, Mapping):
+        return len(names)
+    count = config.get("num_labels")
+    return count if isinstance(count, int) and count > 0 else 2

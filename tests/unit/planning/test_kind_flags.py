@@ -1,0 +1,119 @@
+"""Which kind a model is served as, by what is declared, its flags, its files and what runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpufleet.errors import FleetError
+from gpufleet.planning.kind_flags import kind_problems, resolve_kind, resolve_kinds
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.serving_settings import Served
+from gpufleet.sizing.model_kinds import UNREAD, KindReading, read_kind
+from tests.support.rows import each_row
+
+DECODER = read_kind({"architectures": ["Qwen3ForCausalLM"]})
+EMBEDDING_DECODER = read_kind({"architectures": ["Qwen3ForCausalLM"]}, [{"type": "x"}])
+ENCODER = read_kind({"architectures": ["BertModel"]})
+CROSS = read_kind({"architectures": ["BertForSequenceClassification"], "num_labels": 1})
+SPEECH = read_kind({"architectures": ["WhisperForConditionalGeneration"]})
+ODD = read_kind({"architectures": ["MyOwnNetwork"]})
+
+
+def served(**changes: Any) -> Served:
+    return Served.model_validate({"model": "/srv/m", **changes})
+
+
+def resolved(reading: KindReading, **changes: Any) -> tuple[str, dict[str, Any]]:
+    found = resolve_kind("m", served(**changes), reading)
+    return found.kind, {each.name: each.value for each in found.flags}
+
+
+@each_row(
+    ("reading", "changes", "kind", "flags"),
+    [
+        (DECODER, {}, "generate", {}),
+        (ENCODER, {}, "embed", {"runner": "pooling"}),
+        (CROSS, {}, "rerank", {"runner": "pooling"}),
+        (CROSS, {"kind": "reward"}, "reward", {"runner": "pooling"}),
+        (SPEECH, {}, "transcribe", {}),
+        (EMBEDDING_DECODER, {}, "embed", {"runner": "pooling", "convert": "embed"}),
+        (EMBEDDING_DECODER, {"kind": "generate"}, "generate", {"runner": "generate"}),
+        (EMBEDDING_DECODER, {"flags": {"runner": "generate"}}, "generate", {}),
+        (DECODER, {"kind": "embed"}, "embed", {"runner": "pooling", "convert": "embed"}),
+        (DECODER, {"flags": {"runner": "pooling"}}, "embed", {"convert": "embed"}),
+        (DECODER, {"flags": {"convert": "embed"}}, "embed", {"runner": "pooling"}),
+        (
+            DECODER,
+            {"kind": "rerank", "flags": {"convert": "classify"}},
+            "rerank",
+            {"runner": "pooling"},
+        ),
+        (UNREAD, {"kind": "classify"}, "classify", {"runner": "pooling"}),
+    ],
+)
+def test_a_kind_brings_the_flags_that_its_class_needs(
+    reading: KindReading, changes: dict[str, Any], kind: str, flags: dict[str, Any]
+) -> None:
+    assert resolved(reading, **changes) == (kind, flags)
+
+
+@each_row(
+    ("reading", "changes", "says"),
+    [
+        (ENCODER, {"kind": "generate"}, "its class is BertModel, and that can be embed"),
+        (DECODER, {"kind": "transcribe"}, "that can be embed or generate"),
+        (DECODER, {"kind": "rerank"}, "classifier_from_token"),
+        (SPEECH, {"kind": "embed"}, "that can be transcribe"),
+        (ENCODER, {"flags": {"runner": "generate"}}, "needs pooling: remove the flag"),
+        (DECODER, {"kind": "generate", "flags": {"runner": "pooling"}}, "does not pool"),
+        (DECODER, {"flags": {"convert": "classify"}}, "declare `kind: rerank` or"),
+    ],
+)
+def test_a_kind_that_a_model_cannot_be_is_refused_with_what_it_can_be(
+    reading: KindReading, changes: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(FleetError) as caught:
+        resolve_kind("m", served(**changes), reading)
+    assert says in str(caught.value)
+    assert str(caught.value).startswith("serving.m.")
+
+
+def test_what_is_not_known_is_said_and_asked_for_text() -> None:
+    found = resolve_kind("m", served(), ODD)
+    assert found.kind == "generate"
+    assert "serving.m.kind: not known: its class is MyOwnNetwork" in found.remark
+    assert "`rerank`" in found.remark
+
+
+def test_what_runs_stays_what_it_is_while_its_files_cannot_be_read() -> None:
+    """A Hub that does not answer must not restart an embedder as something else."""
+    found = resolve_kind("m", served(), UNREAD, "embed")
+    assert (found.kind, found.remark) == ("embed", "")
+
+
+def node(**model: Any) -> NodeSettings:
+    vllm = {"version": "0.32.0", "lock": "locks/v.txt", "listen": "127.0.0.1"}
+    return NodeSettings.model_validate({"vllm": vllm, "serving": {"m": {"model": "/m", **model}}})
+
+
+def test_speech_needs_a_lock_that_reads_sound() -> None:
+    settings, readings = {"a": node()}, {"m": SPEECH}
+    with pytest.raises(FleetError, match=r"locks/v.txt has no soundfile"):
+        resolve_kinds(settings, readings, locks={"locks/v.txt": "vllm==0.32.0\n"})
+    whole = {"locks/v.txt": "numpy==2.0\nsoundfile==0.13.1 \\\n"}
+    assert resolve_kinds(settings, readings, locks=whole).kind("m") == "transcribe"
+
+
+def test_nothing_is_refused_where_nothing_is_judged() -> None:
+    """To look at what runs, a kind that cannot be stops nothing."""
+    found = resolve_kinds({"a": node(kind="generate")}, {"m": ENCODER}, judged=False)
+    assert found.kind("m") == "generate"
+
+
+def test_settings_that_contradict_themselves_are_found_without_the_models_files() -> None:
+    wrong = node(kind="rerank", flags={"runner": "generate"})
+    assert ["needs pooling" in each for each in kind_problems({"a": wrong})] == [True]
+    assert kind_problems({"a": node(flags={"convert": "classify"})}) == ()
+    assert kind_problems({"a": node(kind="rerank")}) == ()
