@@ -17,7 +17,7 @@ from gpufleet.errors import FleetError
 from gpufleet.planning.flag_layers import KIND, LayeredFlag
 from gpufleet.planning.stage import Running
 from gpufleet.settings.node_settings import NodeSettings
-from gpufleet.settings.serving_settings import ModelKind, Served
+from gpufleet.settings.serving_settings import ModelKind, Served, Vllm
 from gpufleet.sizing.model_kinds import POOLS, UNREAD, KindReading
 from gpufleet.sizing.options import POOLING
 
@@ -73,14 +73,14 @@ def resolve_kinds(
     cannot be; not if nothing is to be `judged`.
     """
     served = {
-        model: (each, wanted.vllm.lock if wanted.vllm else "")
+        model: (each, wanted.vllm)
         for _, wanted in sorted(settings.items())
         for model, each in wanted.serving.items()
     }
     running = {each.model: each.kind for each in runs}
     found: dict[str, ResolvedKind] = {}
     problems: list[str] = []
-    for model, (wanted, lock) in sorted(served.items()):
+    for model, (wanted, vllm) in sorted(served.items(), key=lambda each: each[0]):
         try:
             found[model] = resolve_kind(
                 model, wanted, readings.get(model, UNREAD), running.get(model)
@@ -89,15 +89,21 @@ def resolve_kinds(
             problems += error.problems
             found[model] = ResolvedKind(wanted.kind or "generate")
             continue
-        text = (locks or {}).get(lock)
-        if found[model].kind == "transcribe" and text and f"\n{_AUDIO}==" not in f"\n{text}":
-            problems.append(
-                f"vllm.lock: {lock} has no {_AUDIO}, without which vLLM reads no sound, and {model}"
-                " transcribes: make the lock of `vllm[audio]` instead of `vllm`"
-            )
+        if found[model].kind == "transcribe" and vllm:
+            problems += _without_audio(model, vllm, (locks or {}).get(vllm.lock))
     if problems and judged:
         raise FleetError(*problems)
     return ResolvedKinds(found)
+
+
+def _without_audio(model: str, vllm: Vllm, text: str | None) -> Iterable[str]:
+    """Yield a sentence for a lock that lacks what vLLM reads sound with."""
+    if text and f"\n{_AUDIO}==" not in f"\n{text}":
+        yield (
+            f"vllm.lock: {vllm.lock} has no {_AUDIO}, without which vLLM reads no sound, and "
+            f"{model} transcribes: write the lock with `gpufleet packages lock vllm "
+            f"{vllm.version} --also 'vllm[audio]=={vllm.version}'`"
+        )
 
 
 def kind_problems(settings: Mapping[str, NodeSettings]) -> tuple[str, ...]:
@@ -121,7 +127,9 @@ def resolve_kind(
     runner, convert = own.get("runner"), own.get("convert")
     pools = runner == "pooling" or (runner in {None, "auto"} and convert in POOLING)
     possible = reading.possible | (_CLASSIFIES if convert == "classify" else frozenset())
-    kind = served.kind or _by_flags(model, reading, runner, convert, pools=pools) or running
+    kind = served.kind or _by_flags(model, reading, runner, convert, pools=pools)
+    if kind is None and reading == UNREAD:
+        kind = running
     if kind is None:
         return ResolvedKind(remark=_not_known(model, reading))
     if kind not in possible:
@@ -141,7 +149,7 @@ def resolve_kind(
             f"serving.{model}.flags.{flag}: {own[flag]}: a model of `kind: {kind}` completes text "
             "and does not pool: remove the flag, or declare the kind that it is to be"
         )
-    return ResolvedKind(kind, tuple(_flags(kind, reading, own.keys())))
+    return ResolvedKind(kind, tuple(_flags(kind, served, own.keys())))
 
 
 def _by_flags(
@@ -160,19 +168,17 @@ def _by_flags(
     return "embed"
 
 
-def _flags(kind: ModelKind, reading: KindReading, own: Iterable[str]) -> Iterable[LayeredFlag]:
-    because = f"its kind is {kind}"
-    wanted = {}
-    if kind in POOLS:
-        wanted["runner"] = "pooling"
-        if kind == "embed" and reading.converts:
-            wanted["convert"] = "embed"
-    elif reading.kind == "embed":
-        # vLLM would take modules.json for its word.
-        wanted["runner"] = "generate"
-    for name, value in sorted(wanted.items()):
-        if name not in own:
-            yield LayeredFlag(name, value, KIND, because)
+def _flags(kind: ModelKind, served: Served, own: Iterable[str]) -> Iterable[LayeredFlag]:
+    """
+    Yield the flags of a kind; what the model's files say decides none of them.
+
+    Else a Hub that does not answer would change the unit, and restart the model. vLLM itself
+    converts a decoder that is to pool (_get_default_convert_type in config/model.py), and takes a
+    model with a modules.json for an embedder unless it is told otherwise.
+    """
+    runner = "pooling" if kind in POOLS else "generate" if served.kind == "generate" else None
+    if runner and "runner" not in own:
+        yield LayeredFlag("runner", runner, KIND, f"its kind is {kind}")
 
 
 def _decoder(kind: ModelKind, reading: KindReading) -> str:

@@ -103,3 +103,70 @@ def test_what_a_node_is_built_of_is_known_where_its_probe_says_it(fleet):
     assert (system.id, machine.generations) == ("ubuntu", {"hopper"})
     assert assessment.machine_of("a", "no answer within 60 s") is None
     assert assessment.machine_of("a", {**document, "os": None, "system": {}}) is None
+
+
+def bert(labels=None, **more):
+    """The config of an encoder of 12 layers."""
+    named = {"id2label": {str(at): name for at, name in enumerate(labels)}} if labels else {}
+    return {
+        "architectures": ["BertForSequenceClassification" if labels else "BertModel"],
+        "model_type": "bert",
+        "hidden_size": 384,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "max_position_embeddings": 512,
+        "vocab_size": 30522,
+        **named,
+        **more,
+    }
+
+
+def of_kinds(documents, settings, models, **served):
+    """Have these models on the node, by their configs, and declare them."""
+    absent = {"missing": "absent"}
+    documents["a"]["models"] = {
+        f"/srv/{name}": {"config": config, "hf_quant_config": absent, "bytes": absent}
+        for name, config in models.items()
+    }
+    settings["serving"] = {name: {"model": f"/srv/{name}", **served} for name in models}
+
+
+def test_models_are_served_as_what_their_files_say(fleet):
+    documents, settings = fleet
+    models = {"e": bert(), "r": bert(["LABEL_0"]), "c": bert(["a", "b", "c"])}
+    of_kinds(documents, settings, models)
+    found = assessment.plan_fleet(documents, declared(settings))
+    assert {stage.model: stage.kind for stage in found.plan.stages} == {
+        "e": "embed",
+        "r": "rerank",
+        "c": "classify",
+    }
+    for stage in found.plan.stages:
+        assert [(each.name, each.value) for each in stage.flags] == [("runner", "pooling")]
+    assert {each["kind"] for each in found.as_json()["stages"]} == {"embed", "rerank", "classify"}
+
+
+def test_a_kind_that_a_model_cannot_be_stops_the_plan_and_no_look(fleet):
+    """Whoever verifies or repairs what runs is not stopped by what the next deploy refuses."""
+    documents, settings = fleet
+    of_kinds(documents, settings, {"e": bert()}, kind="generate")
+    with pytest.raises(FleetError, match=r"serving\.e\.kind: generate: its class is BertModel"):
+        assessment.plan_fleet(documents, declared(settings))
+    assert assessment.plan_fleet(documents, declared(settings), unfit_stops=False).plan.stages
+
+
+def test_a_sentence_transformers_decoder_is_sized_without_its_head(fleet):
+    """Its files have the class of a chat model and modules.json: it embeds, and is planned so."""
+    documents, settings = fleet
+    settings["serving"] = {"q": {"model": "/srv/q", "context": 8192}}
+    chat = assessment.plan_fleet(documents, declared(settings)).plan
+    documents["a"]["models"]["/srv/q"]["modules"] = [{"type": "x.models.Pooling", "path": ""}]
+    embeds = assessment.plan_fleet(documents, declared(settings)).plan
+    assert (chat.stages[0].kind, embeds.stages[0].kind) == ("generate", "embed")
+
+    def weights(plan):
+        (taken,) = (each for row in plan.candidates for each in row.candidates if each.chosen)
+        return taken.sizing.weights_bytes_per_gpu * taken.division.tensor_parallel
+
+    assert weights(embeds) < weights(chat)

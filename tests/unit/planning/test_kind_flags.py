@@ -38,11 +38,11 @@ def resolved(reading: KindReading, **changes: Any) -> tuple[str, dict[str, Any]]
         (CROSS, {}, "rerank", {"runner": "pooling"}),
         (CROSS, {"kind": "reward"}, "reward", {"runner": "pooling"}),
         (SPEECH, {}, "transcribe", {}),
-        (EMBEDDING_DECODER, {}, "embed", {"runner": "pooling", "convert": "embed"}),
+        (EMBEDDING_DECODER, {}, "embed", {"runner": "pooling"}),
         (EMBEDDING_DECODER, {"kind": "generate"}, "generate", {"runner": "generate"}),
         (EMBEDDING_DECODER, {"flags": {"runner": "generate"}}, "generate", {}),
-        (DECODER, {"kind": "embed"}, "embed", {"runner": "pooling", "convert": "embed"}),
-        (DECODER, {"flags": {"runner": "pooling"}}, "embed", {"convert": "embed"}),
+        (DECODER, {"kind": "embed"}, "embed", {"runner": "pooling"}),
+        (DECODER, {"flags": {"runner": "pooling"}}, "embed", {}),
         (DECODER, {"flags": {"convert": "embed"}}, "embed", {"runner": "pooling"}),
         (
             DECODER,
@@ -80,11 +80,22 @@ def test_a_kind_that_a_model_cannot_be_is_refused_with_what_it_can_be(
     assert str(caught.value).startswith("serving.m.")
 
 
+@pytest.mark.parametrize("kind", ["generate", "embed"])
+def test_the_flags_do_not_depend_on_whether_the_files_can_be_read(kind: str) -> None:
+    """Else a Hub that does not answer would restart the model."""
+    for reading in (EMBEDDING_DECODER, UNREAD):
+        runner = "generate" if kind == "generate" else "pooling"
+        assert resolved(reading, kind=kind) == (kind, {"runner": runner})
+    read = resolve_kind("m", served(), EMBEDDING_DECODER)
+    assert resolve_kind("m", served(), UNREAD, read.kind).flags == read.flags
+
+
 def test_what_is_not_known_is_said_and_asked_for_text() -> None:
     found = resolve_kind("m", served(), ODD)
     assert found.kind == "generate"
     assert "serving.m.kind: not known: its class is MyOwnNetwork" in found.remark
     assert "`rerank`" in found.remark
+    assert resolve_kind("m", served(), ODD, "generate").remark == found.remark
 
 
 def test_what_runs_stays_what_it_is_while_its_files_cannot_be_read() -> None:
