@@ -2,7 +2,7 @@
 
 Contract: as `tiny_model`, whose tokenizer and drawn weights they have. BERT with two layers, which
 vLLM runs without any code of the model's own. The embedder is as sentence-transformers write
-theirs: `modules.json` says that it takes the mean over the tokens, and normalises.
+theirs: its `modules.json` takes the mean over the tokens, and normalises it.
 """
 
 from __future__ import annotations

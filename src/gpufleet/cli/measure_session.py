@@ -176,6 +176,12 @@ class Session:
     def _target(self, model: str, declared: Declared) -> tuple[Target, tuple[str, ...]]:
         """Return what is measured, and what a reader has to know about it."""
         wanted = self.wanted
+        kind = next((each.kind for each in declared.running if each.model == model), "generate")
+        if kind != "generate":
+            raise FleetError(
+                f"{model}: it runs as a model of `kind: {kind}`, and load tests send requests for "
+                "text only: measure it with a tool of its kind, as `vllm bench serve`"
+            )
         if wanted.replica is not None or (wanted.gateway is None and not declared.gateways):
             return load_target.replica_target(model, wanted.replica, declared, wanted.from_node), ()
         gateway = load_target.choose_gateway(wanted.gateway, declared)

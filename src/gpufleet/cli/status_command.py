@@ -43,7 +43,11 @@ _STYLES = {  # by the word of a `Health`
 @fleet_command()
 @inventory_argument
 @limit_option
-@click.option("--completion", is_flag=True, help="Also request one token from every endpoint.")
+@click.option(
+    "--completion",
+    is_flag=True,
+    help="Also ask every endpoint for a token, or by its kind of model.",
+)
 @click.option(
     "--seconds",
     type=click.FloatRange(min=1, max=3600),

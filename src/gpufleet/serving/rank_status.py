@@ -75,6 +75,8 @@ class RankStatus:
     ports: tuple[int, ...] = ()
     """`port`, and those of the node's other engines where each engine has its own server."""
     release: str = ""
+    kind: str = "generate"
+    """What its model is asked for, as its unit says."""
     restarts: int | None = None
     """Restarts by systemd, since the last manual start."""
     last_restart: LastRestart | None = None
@@ -98,6 +100,7 @@ class RankStatus:
             "port": self.port,
             "ports": list(self.ports),
             "release": self.release,
+            "kind": self.kind,
             "restarts": self.restarts,
             "last_restart": self.last_restart
             and {"when": iso(self.last_restart.when), "cause": self.last_restart.cause},
@@ -147,6 +150,7 @@ def rank_status(node: str, stage: Mapping[str, Any], answer: Mapping[str, Any]) 
             if each and (port := urlsplit(each).port)
         ),
         release=str(stage["release"]),
+        kind=str(stage.get("kind", "generate")),
         restarts=int(count) if str(count).isdigit() else None,
         last_restart=last_restart(stage, str(answer["boot_id"])),
         phase=str(state["phase"]) if known else "",

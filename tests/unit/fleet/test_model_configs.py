@@ -47,7 +47,7 @@ def declared(endpoint: str = "http://127.0.0.1:9", **models: str) -> dict[str, N
 def test_a_hub_that_takes_its_time_is_said_with_the_models_that_are_left(slow_hub, capsys):
     found = describe_models(declared(slow_hub, one="a/one", two="a/two"), {})
 
-    assert all(isinstance(each, str) for each in found.values())
+    assert all(isinstance(each.described, str) for each in found.values())
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith("reading models: 0 of 2 models after ")
     assert said[0].endswith("2 left: one, two; at most 1 min each")
@@ -58,7 +58,7 @@ def test_models_of_a_folder_are_read_from_there_and_without_a_word(tmp_path, cap
 
     found = describe_models(declared(qwen="Qwen/Qwen3-8B"), {}, folder)
 
-    assert not isinstance(found["qwen"], str)
+    assert not isinstance(found["qwen"].described, str)
     assert capsys.readouterr().err == ""
 
 

@@ -3,7 +3,7 @@
     kind         asked                           a good answer
     generate     POST /v1/completions            a text
     embed        POST /v1/embeddings             finite numbers, as many as the model's files say,
-                                                 of length 1 if they say that it normalises
+                                                 of length 1 if they normalise it
     rerank       POST /rerank                    a finite score for each document
     classify     POST /classify                  finite probabilities, and a label of config.json
     reward       POST /pooling                   finite numbers
@@ -93,7 +93,7 @@ def of_unit(unit: str) -> Tuple[str, Expected]:
 
 
 def of_text(text: str) -> Tuple[str, Expected]:
-    """Return likewise what a unit's file says that has this text."""
+    """Return likewise what a unit's file with this text says."""
     kind = kind_of(text)
     words = unit_command.serve(unit_command.command(text))
     if kind == GENERATE or not words or any(word.startswith(CHANGING) for word in words):
@@ -160,7 +160,8 @@ def question(
     if kind == "reward":
         return Question("/pooling", {"model": name, "input": text})
     if kind == "transcribe":
-        fields = {"model": name, "temperature": "0", "response_format": "json"}
+        # Without a language vLLM first asks the model which one it hears, of a tone.
+        fields = {"model": name, "language": "en", "temperature": "0", "response_format": "json"}
         if text != TEXT:
             fields["prompt"] = text
         return Question(
@@ -261,8 +262,7 @@ def embedding(document: Any, known: Expected) -> Judged:
         return Judged(problem="all numbers of its vector are 0")
     if known.normalised and abs(length - 1) > LENGTH_ERROR:
         return Judged(
-            problem="its vector has the length %.4f, and modules.json says that it is normalised, "
-            "which is 1" % length
+            problem="its vector has the length %.4f, and modules.json normalises it to 1" % length
         )
     return found
 

@@ -62,6 +62,7 @@ def test_a_unit_that_was_rendered_says_which_stage_it_runs_and_where(root):
             "rank": 0,
             "port": 8001,
             "gpus": ["GPU-5f1c", "GPU-9a2e"],
+            "kind": "generate",
             "side_channel": 0,
             "release": "0.32.0-1a2b3c4d5e",
             "arguments": [
@@ -150,7 +151,7 @@ def test_a_file_that_was_cut_off_has_no_number_of_bytes(root, content):
 @each_row(
     ("said", "expected"),
     [
-        ({"config": LLAMA, "bytes": -8, "hf_quant_config": [1]}, None),
+        ({"config": LLAMA, "bytes": -8, "hf_quant_config": [1], "modules": {"a": 1}}, None),
         ({"config": LLAMA, "bytes": 16_000_000_000}, 16_000_000_000),
         ({"config": [1]}, "config.json could not be read on any node (no object with keys)"),
         ({"config": {"missing": "absent"}}, "config.json could not be read on any node (absent)"),
@@ -165,7 +166,7 @@ def test_what_nodes_say_of_a_model_is_taken_or_told(said, expected):
 
     found = model_configs.describe_models({"n1": node}, {"n1": {"models": {"/srv/llama": said}}})[
         "llama"
-    ]
+    ].described
 
     if isinstance(expected, str):
         assert expected in found
