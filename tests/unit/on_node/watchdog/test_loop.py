@@ -82,7 +82,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.asked.append(dict(self.headers))
+        self.server.asked.append({**self.headers, "path": self.path})
         engine = int(self.headers.get("X-data-parallel-rank", 0))
         while engine in self.server.frozen:
             time.sleep(0.02)
@@ -413,6 +413,20 @@ def test_frozen_while_idle_it_is_found_by_a_token_that_never_comes(
     assert took < 1 + SECONDS + 10
     assert b"num_requests_running" in watchdog.stages[0].servers[0].text
     assert server.running == [0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"), [("embed", "/v1/embeddings"), ("transcribe", "/v1/audio/transcriptions")]
+)
+def test_an_idle_model_that_completes_no_text_is_asked_by_its_kind(
+    node: Machine, server: Server, kind: str, path: str
+) -> None:
+    watchdog = watched(server.url, idle_seconds=1, kind=kind)
+    until(watchdog, lambda: len(server.asked) >= 2)
+    assert {each["path"] for each in server.asked} == {path}
+    assert server.asked[0]["Authorization"] == f"Bearer {KEY}"
+    server.frozen.add(0)
+    until(watchdog, lambda: watchdog.stages[0].stalled)
 
 
 def test_of_several_engines_the_frozen_one_is_found_working_or_idle(node: Machine) -> None:
