@@ -66,6 +66,21 @@ def test_a_fit_is_a_table_and_status_0(llama):
     assert found.stdout.splitlines()[-1].strip() == "fits"
 
 
+def test_a_decoder_beside_a_modules_json_is_sized_as_an_embedder(tmp_path, llama):
+    """It has no head: vLLM drops it, whatever flags it is given."""
+    llama.rename(tmp_path / "config.json")
+    sizes = {}
+    for name, runner in (("embed", "auto"), ("generate", "generate")):
+        (tmp_path / "modules.json").write_text('[{"type": "x.models.Pooling", "path": ""}]')
+        found = run(tmp_path, "--gpu", "H100", "--runner", runner, "--json")
+        sizes[name] = json.loads(found.stdout)
+        assert sizes[name]["kind"] == "embed"
+    head = 128256 * 4096 * 2
+    told = [sizes[name]["weights_bytes_per_gpu"] for name in ("generate", "embed")]
+    assert told[0] - told[1] == head
+    assert ", embed; vLLM" in run(tmp_path, "--gpu", "H100").stdout
+
+
 def test_no_fit_says_why_and_is_status_1(llama):
     found = run(llama, "--gpu", "L4", "--max-model-len", "131072", "--vllm", "0.24.0")
 
