@@ -7,8 +7,8 @@ an entry of `serving`, a server of it is a server of one of its replicas. For HA
 with what all of them have (docs.haproxy.org: json_query and wait-for-body came with 2.4).
 
 What holds for every request, in this order: only paths of the API are answered, only known keys,
-within their rate and models; the model is named by the path or by the body; the client's key goes
-no further, servers get their own.
+within their rate and models; the model is named by the path or by the body, JSON or a form; the
+client's key goes no further, servers get their own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gpufleet.serving.servers import Server
 from gpufleet.settings.gateway_settings import Client, Gateway
 from gpufleet.settings.node_variables import NodeVars
 from gpufleet.settings.serving_settings import Served
-from gpufleet.templates import render_template
+from gpufleet.templates import read_template, render_template
 
 UNIT = "gpufleet-gateway.service"
 HOME = node_paths.GATEWAY
@@ -39,6 +39,10 @@ STATE = node_paths.GATEWAY_STATE
 """State that outlives restarts: the drained servers."""
 PROGRAM = node_paths.GATEWAY_PROGRAM
 TEMPLATE = "gateway/haproxy.cfg.j2"
+FORM_MODEL = "form-model.lua"
+"""The file in `HOME` with the program that reads a form's model, and in `templates/gateway`."""
+PATHS = ("/classify", "/pooling", "/rerank", "/score", "/v2/embed", "/v2/rerank")
+"""What vLLM answers for a client besides all below /v1: models that do not complete text."""
 
 # A body is searched for its model as far as HAProxy keeps it. A prompt of a million tokens has some
 # 4 MB; memory is taken as bodies come, not beforehand (measured: 300 waiting requests take 11 MB
@@ -289,8 +293,8 @@ def problems(nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
                 f"serving.{entry}: its nodes have different `vllm.api_key_file`s ({said}), and a "
                 "gateway sends one key to all servers of a model: set the same file for them"
             )
-    if "v1" in by_entry:
-        yield ("serving.v1: the gateway's path /v1 is for all models: rename the entry")
+    for entry in sorted({"v1", "v2"} & set(by_entry)):
+        yield (f"serving.{entry}: the gateway's path /{entry} is for all models: rename the entry")
     for name, node in sorted(nodes.items()):
         wanted = node.settings.firewall
         closed = wanted and wanted.clients and node.settings.serving and name != home
@@ -342,6 +346,7 @@ def config(
         "models.map": _map(
             (name, entries[0] if len(entries) == 1 else "!") for name, entries in by_name.items()
         ),
+        FORM_MODEL: read_template(f"gateway/{FORM_MODEL}").encode(),
     }
 
     def rendered(fingerprint: str) -> str:
@@ -350,6 +355,8 @@ def config(
             fingerprint=fingerprint,
             gateway=gateway,
             backends=wanted,
+            form_model=FORM_MODEL,
+            paths=PATHS,
             only=wanted[0].name if len(wanted) == 1 else "",
             place=_bound(gateway.listen, gateway.port),
             transparent=gateway.virtual_address is not None and gateway.listen not in _ANY,

@@ -12,6 +12,7 @@ FILES = {
     "/usr/local/libexec/gpufleet/gateway-state": "root:root 755",
     f"/etc/systemd/system/{SERVICE}": "root:root 644",
     "/etc/gpufleet/gateway": "root:root 700",
+    "/etc/gpufleet/gateway/form-model.lua": "root:root 644",
     "/etc/gpufleet/gateway/haproxy.cfg": "root:root 644",
     "/etc/gpufleet/gateway/keys.map": "root:root 644",
     "/etc/gpufleet/gateway/models.map": "root:root 644",

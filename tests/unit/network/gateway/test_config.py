@@ -156,6 +156,18 @@ def test_what_a_gateway_could_not_serve_is_refused_with_its_setting() -> None:
     assert list(problems(well, "gw-01")) == []
 
 
+@each_row(("entry", "is_refused"), [("v1", True), ("v2", True), ("v3", False), ("rerank", False)])
+def test_an_entry_that_is_named_as_a_path_of_all_models_is_refused(
+    entry: str, is_refused: bool
+) -> None:
+    node = served()
+    node["serving"] = {entry: node["serving"]["tiny"]}
+    found = list(problems(fleet(GATEWAY, ("gpu-01", "192.0.2.11", node)), "gw-01"))
+
+    expected = f"serving.{entry}: the gateway's path /{entry} is for all models: rename the entry"
+    assert found == [expected] * is_refused
+
+
 CLIENT = {"name": "team", "key_sha256": "ab" * 32, "requests_per_minute": 5, "models": ["tiny"]}
 CERTIFIED = {"tls": {"certificate_file": "c.pem", "key_file": "k.pem"}}
 SHARED = {
