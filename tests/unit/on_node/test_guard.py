@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpufleet.network import haproxy
 from gpufleet.on_node.serving import status
 from gpufleet.on_node.serving.guard import BODY, Guard
 from gpufleet.serving import unit
+from tests.support.checkout import ROOT
 
 KEY = "k3y-of-the-fleet"
 GOOD = [(b"host", b"node"), (b"authorization", b"Bearer " + KEY.encode())]
@@ -90,6 +93,24 @@ def test_whether_it_lives_and_its_numbers_are_for_everybody(path: str) -> None:
 def test_everything_else_wants_the_key(path: str) -> None:
     assert not is_let_in(path)
     assert is_let_in(path, GOOD)
+
+
+def test_every_route_of_a_server_wants_the_key_also_those_of_pooling_and_speech_models() -> None:
+    """Of the routes that real releases list (tests/lab/test_server_routes.py holds the page)."""
+    page = (ROOT / "docs/reference/server-routes.md").read_text()
+    routes = re.findall(r"^\| `([A-Z]+) (/\S*)` \|", page, re.MULTILINE)
+    paths = {path for _, path in routes}
+    assert {*haproxy.PATHS, "/v1/embeddings", "/v1/audio/transcriptions"} <= paths
+
+    let_in = {
+        (method, path)
+        for method, path in routes
+        if method != "WEBSOCKET" and is_let_in(path, method=method)
+    }
+
+    assert let_in == {("GET", "/health"), ("GET", "/metrics")}
+    for path in (path for method, path in routes if method == "WEBSOCKET"):
+        assert ask(path, kind="websocket") == [{"type": "websocket.close", "code": 1008}]
 
 
 @given(st.text())
