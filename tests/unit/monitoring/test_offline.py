@@ -48,6 +48,7 @@ RELEASES: dict[str, Release] = {
     "vllm-0.28.0": (0, 28),
     "vllm-0.30.0": (0, 30),
     "vllm-0.32.0": (0, 32),
+    "vllm-0.32.0-rerank": (0, 32),
 }
 # What one release has and another has not; of all others every expression must find something.
 LATER = {"VllmTurnsRequestsAway"}

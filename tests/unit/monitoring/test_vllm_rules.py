@@ -6,6 +6,7 @@ from pathlib import Path
 
 from gpufleet.monitoring.rules import vllm_rules
 from gpufleet.monitoring.rules.files import RuleSettings, rule_files
+from gpufleet.network import haproxy
 from gpufleet.settings.monitoring_settings import Objectives
 from tests.unit.monitoring.promtool import Case, Firing, run, too_early
 
@@ -39,11 +40,11 @@ def watchdog(name: str, stage: str = "tiny-0") -> str:
     return f'gpufleet_watchdog_{name}{{instance="gpu-01",job="node"{own}}}'
 
 
-def http(status: str) -> str:
+def http(status: str, handler: str = "/v1/chat/completions") -> str:
     """Write a series of HTTP answers."""
     return (
         'http_requests_total{instance="gpu-01",job="vllm",stage="tiny-0",model="tiny",'
-        f'handler="/v1/chat/completions",method="POST",status="{status}"}}'
+        f'handler="{handler}",method="POST",status="{status}"}}'
     )
 
 
@@ -83,7 +84,7 @@ def latencies(name: str, fast: int, slow: int, **labels: str) -> dict[str, str]:
 ENGINE = {**STAGE, "engine": "0"}
 STUCK = Firing(
     ENGINE,
-    "gpu-01: stage tiny-0, engine 0 has 3 requests and gives no token since 5 minutes",
+    "gpu-01: stage tiny-0, engine 0 has 3 requests, and nothing has moved for 5 minutes",
 )
 
 RUNS = (
@@ -687,6 +688,78 @@ PROMISED = (
     ),
 )
 
+# A model that does not complete text: no token is ever generated, and an encoder has no KV cache.
+PATHS = (*haproxy.PATHS, "/v1/embeddings", "/v1/audio/transcriptions")
+IDLE_CACHE = {"tokens": "0x60", "kv": "0x60", "iterations": "0x60"}
+EMBEDS = {
+    **work(running="8x60", waiting="20x60", prompts="0+9000x60", **IDLE_CACHE),
+    **latencies("time_to_first_token_seconds", fast=100, slow=0),
+    **latencies("e2e_request_latency_seconds", fast=100, slow=0),
+    vllm("inter_token_latency_seconds_bucket", le="+Inf"): "0x60",
+    vllm("inter_token_latency_seconds_count"): "0x60",
+    vllm("request_success_total", finished_reason="stop"): "0+100x60",
+    vllm("request_success_total", finished_reason="error"): "0x60",
+    http("2xx", "/v1/embeddings"): "0+100x60",
+}
+POOLING = (
+    Case(
+        "VllmNoProgress",
+        "an embedder at work: prompts alone move",
+        work(running="8x60", waiting="20x60", prompts="0+9000x60", **IDLE_CACHE),
+        at=20 * MINUTE,
+    ),
+    Case(
+        "VllmNoProgress",
+        "an embedder that has nothing to do",
+        work(running="0x60", **IDLE_CACHE),
+        at=20 * MINUTE,
+    ),
+    Case(
+        "VllmNoProgress",
+        "an embedder that stands still",
+        work(**IDLE_CACHE),
+        at=10 * MINUTE,
+        fires=(STUCK,),
+    ),
+    *(
+        Case(name, "an embedder at work", {**EMBEDS, UP: "1x60"}, at=30 * MINUTE)
+        for name in (
+            *("VllmKvCacheSaturated", "VllmKvCacheFull", "VllmPreemptions"),
+            *("VllmItlAboveObjective", "VllmErrors"),
+        )
+    ),
+    Case(
+        "VllmE2eAboveObjective",
+        "an embedder that is slow",
+        {**EMBEDS, **latencies("e2e_request_latency_seconds", fast=98, slow=2)},
+        at=30 * MINUTE,
+        fires=(
+            Firing(
+                {"model": "tiny"},
+                "tiny: one request of a hundred takes longer than 7.5s to its last token",
+            ),
+        ),
+    ),
+    *(
+        Case(
+            "VllmErrors",
+            f"requests at {path}",
+            {http("2xx", path): "0+98x60", http("5xx", path): "0+2x60"},
+            at=30 * MINUTE,
+            fires=(
+                Firing({"model": "tiny"}, "tiny: 2% of its requests end in an error of the server"),
+            ),
+        )
+        for path in PATHS
+    ),
+    Case(
+        "VllmErrors",
+        "probes and tools, not clients",
+        {http("2xx", "/v1/score"): "0+1x60", http("5xx", "/tokenize"): "0+9x60"},
+        at=30 * MINUTE,
+    ),
+)
+
 # The minute before the first firing case of each fires: it has not held for long enough.
 EARLY = {
     "VllmDown": 10,
@@ -707,7 +780,7 @@ EARLY = {
 }
 
 
-_ALL = (*RUNS, *MOVES, *FULL, *PROMISED)
+_ALL = (*RUNS, *MOVES, *FULL, *PROMISED, *POOLING)
 CASES = (*_ALL, *too_early(_ALL, EARLY))
 
 

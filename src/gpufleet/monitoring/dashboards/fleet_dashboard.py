@@ -209,6 +209,7 @@ SERVES = Row(
                 Query(_replica(f"vllm:num_requests_waiting{{{_ON}}}", "sum")),
                 Query(_replica(f"vllm:kv_cache_usage_perc{{{_ON}}}")),
                 Query(_replica(f"rate(vllm:generation_tokens_total{{{_ON}}}{_RATE})", "sum")),
+                Query(_replica(f"rate(vllm:request_success_total{{{_ON}}}{_RATE})", "sum")),
                 Query(
                     f"round({_replica(f'increase(gpufleet_stage_restarts_total{{{_ON}}}[1h])')})"
                 ),
@@ -228,8 +229,9 @@ SERVES = Row(
                 Column("Waiting", query=4),
                 Column("KV cache", query=5, unit=Unit.RATIO, steps=KV_STEPS),
                 Column("Tokens out", query=6, unit=Unit.TOKENS_PER_SECOND),
-                Column("Restarts, 1 h", query=7, steps=ANY_IS_TO_LOOK_AT),
-                Column("Stalled", query=8, shown=YES_IS_BAD),
+                Column("Requests", query=7, unit=Unit.REQUESTS_PER_SECOND),
+                Column("Restarts, 1 h", query=8, steps=ANY_IS_TO_LOOK_AT),
+                Column("Stalled", query=9, shown=YES_IS_BAD),
             ),
             empty="no node has a stage",
         ),

@@ -25,14 +25,16 @@ from gpufleet.monitoring.dashboards.panel import (
     Step,
     Unit,
 )
+from gpufleet.monitoring.metrics.vllm_metrics import ASKED
 
 _OF = 'model="$model",stage=~"$stage"'
-# What clients ask of it: probes and scrapes would thin errors out.
-_ASKED = f'{_OF},handler=~"/v1/.+",method="POST"'
+_ASKED = f"{_OF},{ASKED}"
 _RATE = "[$__rate_interval]"
 # What the alert of an objective is raised at, and what is near it.
 _PROMISE = (Step(None, Colour.GOOD), Step(0.8, Colour.LOOK), Step(1, Colour.BAD))
 _QUIET = "no request in this time"
+# Embeddings, rerank and the like have prompts and whole requests only.
+_NO_TEXT = "no token generated in this time"
 _NO_GATEWAY = "no gateway has this model"
 _STALLED = 'gpufleet_watchdog_stalled{stage=~"$stage"}'
 _RESTARTS = 'increase(gpufleet_{}_restarts_total{{stage=~"$stage"}}[10m])'
@@ -53,7 +55,9 @@ def _of_this(vector: str) -> str:
     return f'{vector} and on (instance, stage) gpufleet_stage_info{{model="$model"}}'
 
 
-def _spread(title: str, histogram: str, what_to_do: str, objective: str = "") -> Panel:
+def _spread(
+    title: str, histogram: str, what_to_do: str, objective: str = "", empty: str = _QUIET
+) -> Panel:
     """Return a latency's quantiles over time, held against its objective."""
     quantiles = tuple(
         Query(_quantile(quantile, histogram), name)
@@ -66,7 +70,7 @@ def _spread(title: str, histogram: str, what_to_do: str, objective: str = "") ->
         quantiles + (promised if objective else ()),
         what_to_do,
         width=6,
-        empty=_QUIET,
+        empty=empty,
     )
 
 
@@ -123,7 +127,7 @@ NOW = Row(
         stat(
             "Tokens out",
             f"sum(rate(vllm:generation_tokens_total{{{_OF}}}{_RATE}))",
-            "Zero while requests run is a hang.",
+            "Zero while requests run is a hang, except of a model that does not complete text.",
             unit=Unit.TOKENS_PER_SECOND,
         ),
         stat(
@@ -151,11 +155,13 @@ FELT = Row(
             "vllm:inter_token_latency_seconds",
             "Above the dashed line a promise is broken: too many requests at once.",
             "model:objective_itl_p99_seconds",
+            empty=_NO_TEXT,
         ),
         _spread(
             "A whole request",
             "vllm:e2e_request_latency_seconds",
-            "Follows from both and from how much is generated.",
+            "Follows from both and from how much is generated. Of embeddings and rerank this one "
+            "counts.",
             "model:objective_e2e_p99_seconds",
         ),
         _spread(
@@ -237,7 +243,7 @@ THROUGHPUT = Row(
                     "{{stage}}",
                 ),
             ),
-            "Nothing with requests running is a hang: the watchdog's page.",
+            "Nothing with requests running is a hang, where text is completed: the watchdog's page.",
             width=6,
             stacked=True,
         ),
@@ -424,7 +430,9 @@ REPLICAS = Row(
                 Query(f"max by (stage) (vllm:kv_cache_usage_perc{{{_OF}}})"),
                 Query(_quantile(0.99, "vllm:time_to_first_token_seconds", "stage")),
                 Query(_quantile(0.99, "vllm:inter_token_latency_seconds", "stage")),
+                Query(_quantile(0.99, "vllm:e2e_request_latency_seconds", "stage")),
                 Query(f"sum by (stage) (rate(vllm:generation_tokens_total{{{_OF}}}{_RATE}))"),
+                Query(f"sum by (stage) (rate(vllm:request_success_total{{{_OF}}}{_RATE}))"),
                 Query(f"max by (stage) ({_of_this(_STALLED)})"),
             ),
             "One that differs from the others is the one to look at.",
@@ -438,8 +446,10 @@ REPLICAS = Row(
                 Column("KV cache", query=3, unit=Unit.RATIO, steps=KV_STEPS),
                 Column("First token, p99", query=4, unit=Unit.SECONDS),
                 Column("Between tokens, p99", query=5, unit=Unit.SECONDS),
-                Column("Tokens out", query=6, unit=Unit.TOKENS_PER_SECOND),
-                Column("Stalled", query=7, shown=YES_IS_BAD),
+                Column("Whole request, p99", query=6, unit=Unit.SECONDS),
+                Column("Tokens out", query=7, unit=Unit.TOKENS_PER_SECOND),
+                Column("Requests", query=8, unit=Unit.REQUESTS_PER_SECOND),
+                Column("Stalled", query=9, shown=YES_IS_BAD),
             ),
         ),
     ),

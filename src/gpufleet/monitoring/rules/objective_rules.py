@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gpufleet.monitoring.metrics.vllm_metrics import ASKED
 from gpufleet.monitoring.rules.rule import Alert, AlertSeverity, Recording
 from gpufleet.settings.monitoring_settings import Objectives
 
-# What clients ask of a server. Health probes, scrapes and lists of models would thin errors out.
-_ASKED = 'job="vllm", handler=~"/v1/.+", method="POST"'
+_ASKED = f'job="vllm", {ASKED}'
 # A p99 of fewer requests is the slowest one of them.
 REQUESTS_FOR_P99 = 100
 TOKENS_FOR_P99 = 1000

@@ -96,8 +96,8 @@ STAGES = (
 def _nothing_moved() -> str:
     """Return what keeps series of engines that have work and in which nothing at all moved."""
     # Of a long prompt that is computed in parts only the KV cache moves: tokens and iterations
-    # are counted when it is through (vllm/v1/engine/async_llm.py of 0.28 to 0.32). A counter that
-    # restarts has moved as well.
+    # are counted when it is through (vllm/v1/engine/async_llm.py of 0.28 to 0.32). Of a model that
+    # does not complete text only prompts move. A counter that restarts has moved as well.
     others = (
         "vllm:prompt_tokens_total",
         "vllm:iteration_tokens_total_count",
@@ -156,7 +156,7 @@ ALERTS = (
         AlertSeverity.PAGE,
         STILL_SECONDS,
         "{{ $labels.instance }}: stage {{ $labels.stage }}, engine {{ $labels.engine }} has "
-        "{{ $value }} requests and gives no token since 5 minutes",
+        "{{ $value }} requests, and nothing has moved for 5 minutes",
         _STALL_ACTION,
     ),
     Alert(
