@@ -69,6 +69,15 @@ BODY_KEYS = frozenset(
 )
 # Of these, those with which LiteLLM 1.106.2 fails on any other path than that of chats (measured).
 CHAT_KEYS = frozenset({"chat_template_kwargs", "reasoning_effort", "response_format"})
+# What a request for rerank may have: of what vLLM reads there, what LiteLLM 1.106.2 passes on; and
+# `return_documents`, which clients of Jina's form send and vLLM skips: it always returns them.
+RERANK_KEYS = frozenset(
+    {
+        "return_documents",
+        *("model", "query", "documents", "top_n", "instruction", "max_tokens_per_doc"),
+        *("max_tokens_per_query", "truncate_prompt_tokens", "truncation_side"),
+    }
+)
 # What OpenAI's clients send for OpenAI alone: taken out.
 IGNORED_KEYS = frozenset(
     {
@@ -330,6 +339,7 @@ def configuration(
         "models": [each.name for each in asked],
         "body_keys": sorted(BODY_KEYS | set(wanted.body_keys)),
         "chat_keys": sorted(CHAT_KEYS),
+        "rerank_keys": sorted(RERANK_KEYS | set(wanted.body_keys)),
         "chat_models": [each.name for each in asked if CHAT_KEYS & set(each.parameters.set_values)],
         "ignored_keys": sorted(IGNORED_KEYS - set(wanted.body_keys)),
         "headers": sorted({*HEADERS, at.session_header}),

@@ -30,7 +30,8 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[dict[str, Any], Receive, Send], Awaitable[None]]
 
 CHAT = "/v1/chat/completions"
-PATHS = (CHAT, "/v1/completions", "/v1/embeddings")
+RERANK = ("/rerank", "/v1/rerank", "/v2/rerank")
+PATHS = (CHAT, "/v1/completions", "/v1/embeddings", *RERANK)
 HIDDEN = (b"x-litellm-", b"llm_provider-", b"server")
 """What the headers of answers begin with that clients do not get: they name addresses inside."""
 # Where Debian's and Red Hat's kin keep whom they believe.
@@ -56,18 +57,22 @@ QUIET = {
 class Front:
     """A filter in front of LiteLLM: checks the client's key, the path, and the keys of the body."""
 
-    def __init__(self, app: App, told: Mapping[str, Any], own_key: str) -> None:
+    def __init__(
+        self, app: App, told: Mapping[str, Any], own_key: str, upstream_key: str = ""
+    ) -> None:
         self.app = app
         self.clients = {each["key_sha256"]: each for each in told["clients"]}
         self.anybody = {"name": "anybody", "models": []} if told["anybody"] else None
         self.models: list[str] = told["models"]
         self.body_keys = frozenset(told["body_keys"])
         self.chat_keys = frozenset(told["chat_keys"])
+        self.rerank_keys = frozenset(told["rerank_keys"])
         self.chat_models: list[str] = told["chat_models"]
         self.ignored_keys = frozenset(told["ignored_keys"])
         self.headers = tuple(name.encode() for name in told["headers"])
         self.most_bytes: int = told["most_bytes"]
         self.own_key = own_key.encode()
+        self.upstream_key = upstream_key.encode()
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """Serve one request, or what a server does besides."""
@@ -84,6 +89,11 @@ class Front:
             if message["type"] == "http.response.start":
                 noted["status"] = message["status"]
                 message = {**message, "headers": _shown(message.get("headers", ()))}
+            elif self.upstream_key:
+                # At some paths LiteLLM passes a server's error on as it is: it may repeat the key.
+                hidden = b"*" * len(self.upstream_key)
+                body = message.get("body", b"").replace(self.upstream_key, hidden)
+                message = {**message, "body": body}
             await send(message)
 
         try:
@@ -138,6 +148,8 @@ class Front:
             )
         noted["model"] = model
         known = self.body_keys if at[1] == CHAT else self.body_keys - self.chat_keys
+        if at[1] in RERANK:
+            known = self.rerank_keys
         if strange := sorted(set(body) - known - self.ignored_keys):
             raise _Refused(
                 400,
@@ -259,9 +271,9 @@ def main(directory: str, *, only_check: bool) -> None:
     os.environ["CONFIG_FILE_PATH"] = f"{directory}/config.yaml"
     if (believed := authorities(directory)) is not None:
         os.environ["SSL_CERT_FILE"] = believed
-    os.environ[told["key_variable"]] = "none"
-    if (key := credential("upstream-key")) is not None:
-        os.environ[told["key_variable"]] = key.read_text().strip()
+    key = credential("upstream-key")
+    upstream_key = key.read_text().strip() if key is not None else ""
+    os.environ[told["key_variable"]] = upstream_key or "none"
 
     import uvicorn
     from litellm.proxy.proxy_server import ProxyConfig, app
@@ -284,7 +296,7 @@ def main(directory: str, *, only_check: bool) -> None:
         tls = {"ssl_certfile": f"{directory}/tls.pem", "ssl_keyfile": str(key)}
     server = Server(
         uvicorn.Config(
-            Front(app, told, own_key),
+            Front(app, told, own_key, upstream_key),
             host=told["listen"],
             port=told["port"],
             access_log=False,

@@ -138,6 +138,12 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.path.endswith("/embeddings"):
             data = [{"object": "embedding", "index": 0, "embedding": [0.5]}]
             self._answer(200, {"object": "list", "data": data, "model": "m", "usage": USAGE})
+        elif self.path.endswith("/rerank"):
+            found = [
+                {"index": number, "document": {"text": text}, "relevance_score": number / 8}
+                for number, text in enumerate(body["documents"])
+            ]
+            self._answer(200, {"id": "1", "model": "m", "usage": USAGE, "results": found})
         else:
             chat = self.path.endswith("/chat/completions")
             choice = {"message": {"role": "assistant", "content": entry}} if chat else {"text": "x"}

@@ -11,6 +11,7 @@ from typing import Any
 import openai
 import pytest
 
+from gpufleet.network.litellm import RERANK_KEYS
 from gpufleet.settings.litellm_settings import Litellm
 from tests.unit.network.gateway.running import until
 from tests.unit.network.litellm.running import (
@@ -126,6 +127,53 @@ def test_completions_and_embeddings_take_the_same_way(proxy: Running, server: Se
     assert text["path"] == "/small/v1/completions"
     assert {"model": "org/small", "temperature": 0.0, "top_k": 2}.items() <= text["body"].items()
     assert (vectors["path"], vectors["body"]["model"]) == ("/vectors/v1/embeddings", "vectors")
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+def test_rerank_takes_the_same_way_whatever_the_version(
+    proxy: Running, server: Server, path: str
+) -> None:
+    asked = {
+        "model": "vectors",
+        "query": "a-secret-query",
+        "documents": ["one", "two"],
+        "top_n": 2,
+        "return_documents": True,
+        "instruction": "rank",
+        "max_tokens_per_doc": 7,
+        "max_tokens_per_query": 6,
+        "truncate_prompt_tokens": 5,
+        "truncation_side": "left",
+    }
+    assert set(asked) == RERANK_KEYS
+
+    status, said = proxy.ask(asked, path)
+
+    assert status == 200
+    assert [each["relevance_score"] for each in said["results"]] == [0.0, 0.125]
+    (upstream,) = server.asked
+    assert upstream["path"] == "/vectors/v1/rerank"
+    assert upstream["body"] == asked
+    assert upstream["headers"]["authorization"] == f"Bearer {UPSTREAM_KEY}"
+    assert "a-secret-query" not in proxy.log()
+
+
+def test_a_rerank_that_the_server_refuses_is_refused(proxy: Running, server: Server) -> None:
+    server.refuses["vectors"] = 400
+    wanted = {"model": "vectors", "query": "a", "documents": ["b"]}
+
+    assert proxy.ask(wanted, "/rerank")[0] == 400
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "key", ["api_base", "messages", "fallbacks", "rank_fields", "mock_response"]
+)
+def test_rerank_takes_no_other_keys(proxy: Running, server: Server, key: str) -> None:
+    wanted = {"model": "vectors", "query": "a", "documents": ["b"], key: "x"}
+
+    assert proxy.ask(wanted, "/rerank")[1]["error"]["code"] == "unknown_parameter"
+    assert server.asked == []
 
 
 def test_what_is_only_for_chats_is_refused_elsewhere(proxy: Running, server: Server) -> None:
@@ -303,12 +351,19 @@ def test_a_client_that_is_not_ours_gets_what_it_expects(proxy: Running, server: 
 def test_no_secret_is_seen_and_nobody_outside_is_called(proxy: Running, server: Server) -> None:
     """Of all that clients of these tests got, of the log, and of every call of the process."""
     server.refuses["large"] = 401  # whose answer says the key that it got
-    status, said = proxy.ask({"model": "large", **CHAT})
-    assert status == 401
-    assert server.asked[-1]["headers"]["authorization"] == f"Bearer {UPSTREAM_KEY}"
+    asked = {
+        "/v1/completions": {"prompt": "a"},
+        "/v1/embeddings": {"input": "a"},
+        "/rerank": {"query": "a", "documents": ["b"]},
+        "/v1/chat/completions": CHAT,
+    }
+    for path, body in asked.items():
+        status, said = proxy.ask({"model": "large", **body}, path)
+        assert status == 401
+        assert server.asked[-1]["headers"]["authorization"] == f"Bearer {UPSTREAM_KEY}"
 
     # The line is written once the answer is out: waited for, then everything is looked through.
-    until(lambda: "a large 401" in proxy.log(), "the refused request is in the log")
+    until(lambda: "a large 401" in proxy.log(), "the refused requests are in the log")
     seen = b"".join(proxy.seen).decode() + proxy.log()
 
     assert "authentication" in said["error"]["message"].lower()
