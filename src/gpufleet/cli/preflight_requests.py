@@ -150,7 +150,7 @@ def git_state(folder: Path) -> GitState:
             text=True,
             timeout=GIT_SECONDS,
         )
-        return run.stdout.strip()
+        return run.stdout.rstrip()  # the first column of a status may be blank
 
     try:
         git("rev-parse", "--show-toplevel")
@@ -161,7 +161,7 @@ def git_state(folder: Path) -> GitState:
         lines = str(said).strip().splitlines() or ["git does not answer"]
         return GitState(problem=printable(lines[0]))
     try:
-        commit = git("log", "-1", "--format=%h of %cs")
+        commit_id, _, commit = git("log", "-1", "--format=%H %h of %cs").partition(" ")
     except (OSError, subprocess.SubprocessError):
         return GitState()  # no commit yet
     try:
@@ -172,7 +172,7 @@ def git_state(folder: Path) -> GitState:
         )
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         return GitState(problem=printable(str(error)))
-    return GitState(commit, tuple(changed), tuple(remotes), unpushed)
+    return GitState(commit, tuple(changed), tuple(remotes), unpushed, commit_id=commit_id)
 
 
 def read_texts(files: Iterable[str]) -> Iterator[tuple[str, str]]:

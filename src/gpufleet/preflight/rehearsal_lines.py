@@ -82,6 +82,8 @@ class GitState:
     """Commits that no remote has, as far as this checkout knows; None: not known."""
     problem: str = ""
     """Why git could not be asked, or that this is no checkout."""
+    commit_id: str = ""
+    """The commit's whole hash."""
 
 
 def backup_line(found: GitState, folder: str) -> Line:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gpufleet.cli.preflight_requests import git_state
 from gpufleet.preflight.line import CHECKS
 from tests.support.fleet_folder import GPUFLEET, VLLM
 
@@ -92,3 +93,24 @@ def test_a_key_file_that_is_not_there_is_a_mistake_of_the_command_line(tmp_path:
 
     assert run.returncode == 2
     assert "no-such-file" in run.stderr
+
+
+def test_files_that_are_not_committed_are_named_whole(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        named = ("-c", "user.name=ada", "-c", "user.email=ada@example.net")
+        run = subprocess.run(
+            ["git", "-C", str(tmp_path), *named, *words], capture_output=True, text=True, check=True
+        )
+        return run.stdout.strip()
+
+    git("init", "-q")
+    (tmp_path / "all.yml").write_text("a: 1\n")
+    git("add", "all.yml")
+    git("commit", "-qm", "settings")
+    (tmp_path / "all.yml").write_text("a: 2\n")
+    (tmp_path / "new.yml").write_text("b: 1\n")
+
+    found = git_state(tmp_path)
+    assert found.changed == ("all.yml", "new.yml")
+    assert found.commit_id == git("rev-parse", "HEAD")
+    assert found.commit.startswith(f"{found.commit_id[:7]}")
