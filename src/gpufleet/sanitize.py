@@ -16,6 +16,34 @@ from html import escape
 # (1024 bytes with its prefix: LOG_LINE_MAX in kernel/printk/printk.c, later PRINTKRB_RECORD_MAX).
 LINES = 3
 LINE_CHARACTERS = 1000
+PAGE_STYLE = """
+:root { color-scheme: light dark; --ground: #ffffff; --shade: #eef1f6; --ink: #1b1b1f;
+  --pale: #5f6368; --line: #dadce0; --ok: #2e7d32; --warn: #b45309; --unknown: #8e44ad;
+  --fail: #b3261e; --link: #1a56c4; }
+@media (prefers-color-scheme: dark) { :root { --ground: #17181c; --shade: #24262c; --ink: #e6e6ea;
+  --pale: #a0a4ab; --line: #3a3c42; --ok: #6fcf7c; --warn: #ffa657; --unknown: #c792ea;
+  --fail: #ff7b72; --link: #8ab4ff; } }
+@media print { :root { --ground: #ffffff; --shade: #f2f2f2; --ink: #000000; --pale: #444444;
+  --line: #999999; --ok: #000000; --warn: #000000; --unknown: #000000; --fail: #000000;
+  --link: #000000; }
+  body { margin: 0; max-width: none; font-size: 10pt; } tr { break-inside: avoid; }
+  thead { display: table-header-group; } }
+body { background: var(--ground); color: var(--ink); font: 15px/1.5 system-ui, sans-serif;
+  margin: 2rem auto; max-width: 1200px; padding: 0 1rem; overflow-wrap: anywhere; }
+h1 { font-size: 1.4rem; margin-bottom: 0; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+p { margin: .3rem 0; } .pale { color: var(--pale); } a { color: var(--link); }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { border-bottom: 1px solid var(--line); padding: .25rem .8rem .25rem 0; text-align: left;
+  vertical-align: top; } td { overflow-wrap: anywhere; }
+.OK { color: var(--ok); } .WARN { color: var(--warn); } .UNKNOWN { color: var(--unknown); }
+.FAIL { color: var(--fail); }
+@media screen and (max-width: 600px) { thead { position: absolute; clip-path: inset(50%); }
+  tbody, tr, td, tbody th { display: block; } tr { border-bottom: 1px solid var(--line); }
+  tbody th, td { border: 0; padding: .1rem 0; }
+  td[data-label]::before { content: attr(data-label) ": "; color: var(--pale); } }
+"""
+"""The style of pages that are printed, and read on telephones: there a row is a block."""
+
 # What XML 1.0 cannot have in any way (its production 2, Char).
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 

@@ -40,7 +40,7 @@ def build_lock(
         found = tuple(_problems(document, settings[node]))
         problems += (f"{node}: {problem}" for problem in found)
         if not found:
-            read[node] = _values(document, settings[node])
+            read[node] = installed_versions(document, settings[node])
     problems += _differing(read)
     if problems:
         raise FleetError(*problems)
@@ -84,7 +84,7 @@ def _problems(document: Mapping[str, Any], settings: NodeSettings) -> Iterator[s
         )
 
 
-def _values(document: Mapping[str, Any], settings: NodeSettings) -> dict[str, Any]:
+def installed_versions(document: Mapping[str, Any], settings: NodeSettings) -> dict[str, Any]:
     """Return a node's lock as plain data, as `GpuLock` has it."""
     packages = document["system"]["packages"]
     return {

@@ -10,28 +10,9 @@ import datetime as dt
 from collections.abc import Iterator
 
 from gpufleet.preflight.line import CHECKS, Line, Preflight, Status
-from gpufleet.sanitize import html_page, html_text
+from gpufleet.sanitize import PAGE_STYLE, html_page, html_text
 
-_STYLE = """
-:root { color-scheme: light dark; --ground: #ffffff; --ink: #1b1b1f; --pale: #5f6368;
-  --line: #dadce0; --ok: #2e7d32; --warn: #b45309; --unknown: #8e44ad; --fail: #b3261e; }
-@media (prefers-color-scheme: dark) { :root { --ground: #17181c; --ink: #e6e6ea; --pale: #a0a4ab;
-  --line: #3a3c42; --ok: #6fcf7c; --warn: #ffa657; --unknown: #c792ea; --fail: #ff7b72; } }
-@media print { :root { --ground: #ffffff; --ink: #000000; --pale: #444444; --line: #999999;
-  --ok: #000000; --warn: #000000; --unknown: #000000; --fail: #000000; }
-  body { margin: 0; max-width: none; font-size: 10pt; } tr { break-inside: avoid; }
-  thead { display: table-header-group; } }
-body { background: var(--ground); color: var(--ink); font: 15px/1.5 system-ui, sans-serif;
-  margin: 2rem auto; max-width: 1200px; padding: 0 1rem; }
-h1 { font-size: 1.4rem; margin-bottom: 0; } h2 { font-size: 1.1rem; margin-top: 2rem; }
-p { margin: .3rem 0; } .pale { color: var(--pale); }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { border-bottom: 1px solid var(--line); padding: .25rem .8rem .25rem 0; text-align: left;
-  vertical-align: top; } td { overflow-wrap: anywhere; }
-td:first-child { font-weight: bold; white-space: nowrap; }
-.OK { color: var(--ok); } .WARN { color: var(--warn); } .UNKNOWN { color: var(--unknown); }
-.FAIL { color: var(--fail); }
-"""
+_STYLE = f"{PAGE_STYLE}td:first-child {{ font-weight: bold; white-space: nowrap; }}\n"
 _ANSWERS = {
     0: "Nothing fails, and nothing is unknown.",
     1: "Something fails: users would notice.",

@@ -100,7 +100,7 @@ def certificate_verdict(server: TlsServer, look: Answer, now: dt.datetime) -> Ve
     said = look["tls"].get(server.id, {"missing": "it was not asked"})
     if "missing" in said:
         return Verdict(Status.UNKNOWN, "is not known", reason(said), remedy)
-    end, names = _read(said["certificate"])
+    end, names = read_certificate(said["certificate"])
     trust = f"asked from {server.asked_from}, trusting {server.trusts}"
     renew = "renew it, and run the deploy of what shows it"
     if end is None and not said["verified"]:
@@ -119,7 +119,7 @@ def certificate_verdict(server: TlsServer, look: Answer, now: dt.datetime) -> Ve
     return Verdict(Status.OK, "its certificate is believed", f"{shown}; {trust}")
 
 
-def _read(certificate: str) -> tuple[dt.datetime | None, tuple[str, ...]]:
+def read_certificate(certificate: str) -> tuple[dt.datetime | None, tuple[str, ...]]:
     """Return when a certificate ends, and the names in it; None: it cannot be parsed."""
     from cryptography import x509
 
