@@ -364,6 +364,31 @@ def test_doctor_names_the_gateway_that_stopped_and_nothing_else(fleet: TlsFleet)
         fleet.ssh(GATEWAY, "systemctl start gpufleet-gateway")
 
 
+def test_report_shows_the_fleet_as_it_is_and_no_secret(fleet: TlsFleet) -> None:
+    page, manifest = fleet.project / "report.html", fleet.project / "fleet.json"
+    run = fleet.gpufleet(
+        "report", fleet.inventory, "--json", "-o", str(page), "--manifest", str(manifest)
+    )
+
+    assert run.status in (0, 1), run.output
+    found = json.loads(run.stdout)
+    assert (run.status == 1) == bool(found["unknown"])
+    nodes = {each["name"]: each for each in found["nodes"]}
+    assert nodes.keys() == {*NODES, GATEWAY}
+    assert [each["silent"] for each in nodes.values()] == ["", "", ""]
+    told = json.loads(manifest.read_text())["nodes"]
+    for name in NODES:
+        loaded = fleet.ssh(name, "cat /sys/module/nvidia/version").strip()
+        assert told[name]["versions"]["driver"] == loaded
+        units = fleet.ssh(name, "systemctl list-units --no-legend --plain 'vllm-*-[0-9]*.service'")
+        running = {f"vllm-{e}.service" for g in nodes[name]["gpus"] for e in g["replicas"]}
+        assert running == {line.split()[0] for line in units.splitlines()}
+    (front,) = [e for e in found["certificates"] if e["server"] == f"{GATEWAY} gateway.port"]
+    assert front["status"] == "WARN", "it lasts two days"
+    assert front["ends"]
+    assert fleet.key_of_clients not in run.stdout + page.read_text() + manifest.read_text()
+
+
 def test_prepare_brings_what_a_change_needs_and_touches_nothing_that_runs(fleet: TlsFleet) -> None:
     """The unit lies beside the one that runs; with the old declaration it is gone again."""
     before = fleet.pids()

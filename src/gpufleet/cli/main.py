@@ -117,6 +117,10 @@ COMMANDS = {
         "gpufleet.cli.recipes_command:recipes",
         "Show vLLM's recipes for a model, as settings to copy.",
     ),
+    "report": (
+        "gpufleet.cli.report_command:report",
+        "Write the fleet as one page for people without access.",
+    ),
     "rollback": (
         "gpufleet.cli.upgrade_command:rollback",
         "Restore what the last upgrade replaced.",
@@ -159,7 +163,7 @@ COMMANDS = {
 GROUPS = {
     "Look": (
         *("inventory", "settings", "presets", "flags", "probe", "check", "topology"),
-        *("status", "logs", "doctor", "drift", "docs"),
+        *("status", "logs", "doctor", "drift", "report", "docs"),
     ),
     "Plan": ("init", "recipes", "import", "size", "lock", "packages", "validate", "plan"),
     "Change": ("bundle", "deploy", "upgrade", "rollback"),

@@ -62,6 +62,7 @@ COMMANDS = (
     f"cordon {INVENTORY} 192.0.2.7 --why test",
     f"rollback {INVENTORY}",
     f"probe {INVENTORY}",
+    f"report --json {INVENTORY}",
 )
 
 

@@ -1,0 +1,309 @@
+"""Everything that `gpufleet report INVENTORY` reads, as one document.
+
+Border: it asks nodes over SSH, git, and files of the project. What cannot be read becomes a
+sentence of the document, and the rest is read all the same.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import gevent
+
+from gpufleet.artifacts.model_lock import Models, read_lock
+from gpufleet.artifacts.operator_files import release_of
+from gpufleet.cli.bounded_questions import ask_bounded
+from gpufleet.cli.doctor_session import FleetLook, look
+from gpufleet.cli.preflight_requests import bounded, git_state, read_texts
+from gpufleet.errors import FleetError, file_fault
+from gpufleet.fleet import assessment, drift, fleet_plan, measured_rates
+from gpufleet.fleet.fleet_plan import Assessment
+from gpufleet.fleet.measured_rates import ModelRate
+from gpufleet.formatting import node_ranges
+from gpufleet.inventory.loader import Fleet
+from gpufleet.node.topology import node_from_probe
+from gpufleet.planning.stage import Running
+from gpufleet.preflight import look_questions
+from gpufleet.preflight.rehearsal_lines import GitState
+from gpufleet.redact import find_secrets
+from gpufleet.remote import payload
+from gpufleet.remote.query import Answer
+from gpufleet.report import fleet_parts
+from gpufleet.report.fleet_document import (
+    Certificate,
+    Checkout,
+    Document,
+    Drift,
+    Node,
+    Upgrade,
+    cleaned,
+)
+from gpufleet.report.node_parts import gpu_node
+from gpufleet.settings.operator_paths import named_files
+from gpufleet.upgrade.report.report import report
+from gpufleet.upgrade.run import upgrade_journal
+from gpufleet.upgrade.run.connections import open_nodes
+from gpufleet.upgrade.run.node_questions import NodeQuestion
+
+PLAN_SECONDS = 8.0
+"""A plan of models that no node has reads their descriptions from the Hub."""
+DRIFT_SECONDS = 300.0
+"""Of the comparison with deploys, as `gpufleet drift` has it."""
+MOST_SECRET_BYTES = 1 << 16
+"""Of a file with a secret: a larger one is none."""
+
+
+def read_fleet(inventory_file: str, seconds: float, *, deploys: bool) -> Document:
+    """
+    Return the document of a fleet; `deploys`: also what deploys would change.
+
+    Nodes have so many seconds for each round of questions; one that is silent is asked once.
+    Raises `FleetError` for an inventory with mistakes.
+    """
+    return _Reading(inventory_file, look(inventory_file, seconds), seconds).document(
+        deploys=deploys
+    )
+
+
+class _Reading:
+    """One reading of a fleet."""
+
+    def __init__(self, inventory_file: str, seen: FleetLook, seconds: float) -> None:
+        self.inventory, self.seen, self.seconds = inventory_file, seen, seconds
+        self.fleet: Fleet = seen.declared
+        self.now = dt.datetime.fromtimestamp(int(seen.now), dt.UTC)
+        self.settings = {name: each.settings for name, each in self.fleet.gpu_nodes.items()}
+        self.answers: dict[str, Answer] = dict(self._probes())
+        self.unknown: list[str] = []
+
+    def document(self, *, deploys: bool) -> Document:
+        """Return what was read."""
+        git = gevent.spawn(git_state, self.fleet.root)
+        files = dict(self._files())
+        releases, locks = self._locks()
+        looks, certificates = self._certificates()
+        nodes = tuple(self._nodes(looks, releases))
+        plan = self._plan()
+        models = tuple(fleet_parts.models(self.settings, locks, releases))
+        diagnosis = self.seen.diagnosis()
+        problems = () if isinstance(plan, Assessment) else plan
+        document = Document(
+            inventory=self.fleet.inventory,
+            when=self.now,
+            version=version("gpufleet"),
+            checkout=self._checkout(git.get()),
+            nodes=nodes,
+            models=models,
+            replicas=tuple(fleet_parts.replicas(self.seen.sights.status)),
+            missing=self.seen.sights.status.missing,
+            plan=fleet_parts.plan(plan),
+            capacity=tuple(
+                fleet_parts.capacities(
+                    models, plan if isinstance(plan, Assessment) else None, self._rates(plan)
+                )
+            ),
+            findings=tuple(fleet_parts.findings(diagnosis)),
+            drift=self._drift(deploys=deploys),
+            upgrades=self._upgrades(),
+            certificates=certificates,
+            files=files,
+        )
+        unknown = [
+            *(f"{each.name}: {each.silent}" for each in nodes if each.silent),
+            *diagnosis.unseen,
+            *([f"the plan: {'; '.join(problems)}"] if problems else []),
+            *(f"{e.server}: {e.proof}" for e in certificates if e.status == "UNKNOWN"),
+            *_unread_versions(nodes),
+            *self.unknown,
+        ]
+        known = document.model_copy(update={"unknown": tuple(dict.fromkeys(unknown))})
+        return cleaned(known, self._secrets())
+
+    # -- nodes
+
+    def _probes(self) -> Iterator[tuple[str, Answer]]:
+        """Yield each GPU node with its probe, or a sentence why there is none."""
+        found = self.seen.sights.report
+        why = {each.node: each.found for each in found.findings if each.check == "probe"}
+        for name in self.settings:
+            silent = self.seen.sights.status.silent.get(name, "it did not answer")
+            there = found.facts.get(name)
+            yield name, dict(there) if there is not None else why.get(name) or silent
+
+    def _nodes(self, looks: Mapping[str, Answer], releases: Mapping[str, str]) -> Iterator[Node]:
+        for name, each in sorted(self.fleet.nodes.items()):
+            if name in self.settings:
+                found = self.seen.sights.report
+                yield gpu_node(name, each, self.answers[name], found, releases.get(name, ""))
+            else:
+                said = looks.get(name, "it was not asked")
+                silent = said if isinstance(said, str) else ""
+                yield Node(name=name, groups=each.groups, gpu_node=False, silent=silent)
+
+    def _certificates(self) -> tuple[dict[str, Answer], tuple[Certificate, ...]]:
+        """Ask nodes what their servers show; return the answers of nodes without GPUs, too."""
+        files = look_questions.authority_files(self.fleet.nodes, None)
+        servers = look_questions.tls_servers(self.fleet.nodes, None, dict(read_texts(files)))
+        looks: dict[str, Answer] = {
+            name: each for name, each in self.answers.items() if isinstance(each, str)
+        }
+        gateways = self.seen.sights.gateways
+        looks |= {name: each for name, each in gateways.items() if isinstance(each, str)}
+        asked = {}
+        for name in self.fleet.nodes:
+            mine = {each.id: each.parameters() for each in servers if each.asked_from == name}
+            if name not in looks and (mine or name not in self.settings):
+                program = payload.program(
+                    "preflight/node_look",
+                    names=[], pages={}, tls=mine, models={}, folders=[],
+                )  # fmt: skip
+                asked["look", name] = NodeQuestion(program, self.seconds, "the look")
+        if asked:
+            with open_nodes(self.inventory) as nodes:
+                answers = ask_bounded(nodes, asked, self.seconds)
+            looks |= {name: each.answer for (_, name), each in answers.items()}
+        return looks, tuple(fleet_parts.certificates(servers, looks, self.now))
+
+    # -- the plan
+
+    def _plan(self) -> Assessment | tuple[str, ...]:
+        if silent := [name for name, each in self.answers.items() if isinstance(each, str)]:
+            return (f"it needs an answer of every node; silent: {node_ranges(silent)}",)
+        found = bounded(
+            PLAN_SECONDS,
+            "the plan",
+            lambda: assessment.plan_fleet(
+                self.answers, self.fleet.gpu_nodes, inventory=self.inventory
+            ),
+        )
+        if isinstance(found, Assessment):
+            return found
+        return getattr(found, "problems", None) or (str(found),)
+
+    def _rates(self, plan: Assessment | tuple[str, ...]) -> tuple[ModelRate, ...]:
+        """Return what replicas were measured to carry; without a plan, as they run."""
+        there = measured_rates.stored_results(self.inventory)
+        self.unknown += there.problems
+        if isinstance(plan, Assessment):
+            return measured_rates.plan_rates(there.measurements, plan, self.settings, self.now)
+        running: list[Running] = []
+        topology = {}
+        for name, document in self.answers.items():
+            with suppress(FleetError):  # of a probe that cannot be read the node's part says so
+                if not isinstance(document, str):
+                    topology[name] = node_from_probe(name, document)
+                    running += fleet_plan.running_stages({name: document})
+        rates = measured_rates.replica_rates(
+            there.measurements, running, topology, self.settings, self.now
+        )
+        first = {each.id: each for each in running}
+        return tuple(
+            ModelRate(first[name].model, (first[name].replica,), "there is no plan", rate)
+            for name, rate in sorted(rates.items())
+        )
+
+    # -- what differs, and what was changed
+
+    def _drift(self, *, deploys: bool) -> Drift:
+        told = drift.drift_from_probes(self.answers, self.settings, self.now.date())
+        if deploys:
+            from gpufleet.cli.drift_command import compared
+
+            try:
+                whole = compared(self.inventory, (), DRIFT_SECONDS)
+            except FleetError as error:
+                self.unknown += (f"what deploys would change: {each}" for each in error.problems)
+            else:
+                return fleet_parts.drifts(whole.nodes, whole.refused, whole=True)
+        return fleet_parts.drifts(told, (), whole=False)
+
+    def _upgrades(self) -> tuple[Upgrade, ...]:
+        found = []
+        for path in upgrade_journal.list_journals(self.fleet.root / upgrade_journal.FOLDER):
+            try:
+                each = report(upgrade_journal.read(path))
+            except FleetError as error:
+                self.unknown += error.problems
+                continue
+            if Path(each.inventory).resolve() == Path(self.inventory).resolve():
+                found.append(each)
+        return tuple(fleet_parts.upgrades(found))
+
+    # -- files of the project
+
+    def _checkout(self, found: GitState) -> Checkout:
+        return Checkout(
+            commit=found.commit_id,
+            date=found.commit.partition(" of ")[2],
+            changed=tuple(sorted(found.changed)),
+            problem=found.problem,
+        )
+
+    def _locks(self) -> tuple[dict[str, str], dict[str, Models]]:
+        """Return the declared release by node, and the locks of models by their file."""
+        releases: dict[str, str] = {}
+        locks: dict[str, Models] = {}
+        for name, here in self.settings.items():
+            if here.vllm is None:
+                continue
+            try:
+                if here.vllm.models_lock not in locks:
+                    locks[here.vllm.models_lock] = {}
+                    locks[here.vllm.models_lock] = read_lock(Path(here.vllm.models_lock))
+                releases[name] = release_of(here.vllm).id
+            except FleetError as error:
+                self.unknown += error.problems
+        return releases, locks
+
+    def _files(self) -> Iterator[tuple[str, str]]:
+        """Yield the inventory, its variables and locks, each with its SHA-256."""
+        root = self.fleet.root.resolve()
+        paths = {Path(self.inventory).resolve()}
+        for folder in ("group_vars", "host_vars"):
+            below = (each for each in (root / folder).rglob("*") if each.is_file())
+            paths |= {each for each in below if not each.name.startswith(".")}
+        for name, each in self.fleet.nodes.items():
+            named = [e.path for e in named_files(each.settings, name) if _is_lock(e.at)]
+            vllm = each.settings.vllm
+            paths |= {Path(e).resolve() for e in (*named, *([vllm.models_lock] if vllm else []))}
+        for path in sorted(paths):
+            shown = str(path.relative_to(root) if path.is_relative_to(root) else path)
+            try:
+                yield shown, hashlib.sha256(path.read_bytes()).hexdigest()
+            except FileNotFoundError:
+                continue  # a lock that is named and not there: of the release it is said
+            except OSError as error:
+                self.unknown.append(f"{shown}: cannot be read: {file_fault(error)}")
+
+    def _secrets(self) -> set[str]:
+        """Return the secrets that settings name, and those that stand in them."""
+        found: set[str] = set()
+        for name, each in self.fleet.nodes.items():
+            plain: dict[str, Any] = each.settings.model_dump(mode="json", exclude_unset=True)
+            found.update(find_secrets(plain))
+            for file in named_files(each.settings, name):
+                with suppress(OSError):
+                    if file.secret and Path(file.path).stat().st_size <= MOST_SECRET_BYTES:
+                        text = Path(file.path).read_text("utf-8", "replace")
+                        found.update(line.strip() for line in text.splitlines())
+        return found
+
+
+def _unread_versions(nodes: Iterable[Node]) -> Iterator[str]:
+    parts: dict[str, list[str]] = {}
+    for node in nodes:
+        for each in node.versions:
+            if each.found is None:
+                parts.setdefault(each.part, []).append(node.name)
+    for part, names in parts.items():
+        yield f"{node_ranges(names)}: the version of {part} could not be read"
+
+
+def _is_lock(at: tuple[Any, ...]) -> bool:
+    return any(str(each) in {"lock", "uv_lock"} for each in at)

@@ -1,0 +1,86 @@
+"""A document: read back as it was written, refused in words, and without secrets."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gpufleet.errors import FleetError
+from gpufleet.redact import HIDDEN
+from gpufleet.report.fleet_document import Document, cleaned, form_text, read_form
+from gpufleet.report.fleet_manifest import manifest_of
+from gpufleet.report.fleet_page import fleet_page
+from tests.support.hostile import SAID_BY_LIBRARIES, TEXTS, WRONG, as_bytes, changed
+from tests.unit.report.sample_fleet import document
+from tests.unit.report.test_fleet_page import with_texts
+
+CANARY = "canary7391"
+TOKEN = "hf_abcdefghijklmnopqrstuvwx"
+
+
+def refused(text: str) -> tuple[str, ...]:
+    with pytest.raises(FleetError) as error:
+        read_form(Document, text, "a.json", "gpufleet report --json")
+    return error.value.problems
+
+
+def test_what_was_written_is_read_back_and_gives_the_same_page() -> None:
+    before = document()
+    after = read_form(Document, form_text(before), "a.json", "")
+    assert after == before
+    assert fleet_page(after) == fleet_page(before)
+    assert form_text(after) == form_text(before)
+
+
+@pytest.mark.parametrize("name", [name for name in TEXTS if name not in {"Latin-1", "UTF-16"}])
+def test_what_is_no_document_is_refused_with_the_file_and_what_to_give(name: str) -> None:
+    for problem in refused(TEXTS[name].decode("utf-8", "replace")):
+        assert problem.startswith("a.json: ")
+        assert "gpufleet report --json" in problem
+        assert not [words for words in SAID_BY_LIBRARIES if words in problem]
+
+
+def test_a_value_of_another_kind_anywhere_is_refused_or_read_and_never_a_traceback() -> None:
+    plain = json.loads(form_text(document()))
+    read = 0
+    for _, put in changed(plain, 3):
+        for wrong in WRONG:
+            try:
+                found = read_form(Document, as_bytes(put(wrong)).decode(), "a.json", "")
+            except FleetError:
+                continue
+            read += 1
+            fleet_page(found)
+            manifest_of(found)
+    assert read, "some places may be empty"
+
+
+def test_a_key_that_is_not_there_is_named() -> None:
+    plain = json.loads(form_text(document()))
+    del plain["checkout"]
+    assert "checkout: is not there" in refused(json.dumps(plain))[0]
+
+
+@pytest.mark.parametrize("secret", [CANARY, TOKEN])
+def test_no_text_of_it_has_a_secret_also_not_between_control_characters(secret: str) -> None:
+    plain = json.loads(form_text(document()))
+    for word in (f" {secret} ", f" Bearer\x1b[0m {secret}"):
+        told = Document.model_validate_json(json.dumps(with_texts(plain, word)))
+        hidden = cleaned(told, [CANARY])
+        for text in (form_text(hidden), fleet_page(hidden), form_text(manifest_of(hidden))):
+            assert secret not in text
+            assert HIDDEN in text
+            assert "\x1b" not in text
+            assert "\\u001b" not in text
+
+
+def test_a_secret_that_is_a_word_of_the_form_changes_no_such_word() -> None:
+    hidden = cleaned(document(), ["measured", "outage", "FAIL"])
+    assert read_form(Document, form_text(hidden), "a.json", "") == hidden
+
+
+def test_lone_surrogates_of_nodes_are_written_as_escapes() -> None:
+    told: Any = document(unknown=("a\ud800b",))
+    assert "a\\\\ud800b" in form_text(cleaned(told, []))
