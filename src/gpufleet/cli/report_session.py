@@ -20,7 +20,13 @@ from gpufleet.artifacts.model_lock import Models, read_lock
 from gpufleet.artifacts.operator_files import release_of
 from gpufleet.cli.bounded_questions import ask_bounded
 from gpufleet.cli.doctor_session import FleetLook, look
-from gpufleet.cli.preflight_requests import bounded, git_state, read_texts
+from gpufleet.cli.preflight_requests import (
+    Late,
+    Refused,
+    bounded,
+    git_state,
+    read_texts,
+)
 from gpufleet.errors import FleetError, file_fault
 from gpufleet.fleet import assessment, drift, fleet_plan, measured_rates
 from gpufleet.fleet.fleet_plan import Assessment
@@ -41,6 +47,7 @@ from gpufleet.report.fleet_document import (
     Document,
     Drift,
     Node,
+    Plan,
     Upgrade,
     cleaned,
 )
@@ -89,10 +96,11 @@ class _Reading:
         releases, locks = self._locks()
         looks, certificates = self._certificates()
         nodes = tuple(self._nodes(looks, releases))
-        plan = self._plan()
+        planned = self._plan()
+        assessed = planned if isinstance(planned, Assessment) else None
+        plan = planned if isinstance(planned, Plan) else fleet_parts.plan(planned)
         models = tuple(fleet_parts.models(self.settings, locks, releases))
         diagnosis = self.seen.diagnosis()
-        problems = () if isinstance(plan, Assessment) else plan
         document = Document(
             inventory=self.fleet.inventory,
             when=self.now,
@@ -102,12 +110,8 @@ class _Reading:
             models=models,
             replicas=tuple(fleet_parts.replicas(self.seen.sights.status)),
             missing=self.seen.sights.status.missing,
-            plan=fleet_parts.plan(plan),
-            capacity=tuple(
-                fleet_parts.capacities(
-                    models, plan if isinstance(plan, Assessment) else None, self._rates(plan)
-                )
-            ),
+            plan=plan,
+            capacity=tuple(fleet_parts.capacities(models, assessed, self._rates(planned))),
             findings=tuple(fleet_parts.findings(diagnosis)),
             drift=self._drift(deploys=deploys),
             upgrades=self._upgrades(),
@@ -117,7 +121,7 @@ class _Reading:
         unknown = [
             *(f"{each.name}: {each.silent}" for each in nodes if each.silent),
             *diagnosis.unseen,
-            *([f"the plan: {'; '.join(problems)}"] if problems else []),
+            *(f"the plan: {each}" for each in plan.unknown),
             *(f"{e.server}: {e.proof}" for e in certificates if e.status == "UNKNOWN"),
             *_unread_versions(nodes),
             *self.unknown,
@@ -172,9 +176,12 @@ class _Reading:
 
     # -- the plan
 
-    def _plan(self) -> Assessment | tuple[str, ...]:
+    def _plan(self) -> Assessment | Plan:
+        """Return the plan with its nodes, or a part that says why there is none."""
         if silent := [name for name, each in self.answers.items() if isinstance(each, str)]:
-            return (f"it needs an answer of every node; silent: {node_ranges(silent)}",)
+            return Plan(
+                unknown=(f"it needs an answer of every node; silent: {node_ranges(silent)}",)
+            )
         found = bounded(
             PLAN_SECONDS,
             "the plan",
@@ -182,11 +189,11 @@ class _Reading:
                 self.answers, self.fleet.gpu_nodes, inventory=self.inventory
             ),
         )
-        if isinstance(found, Assessment):
-            return found
-        return getattr(found, "problems", None) or (str(found),)
+        if isinstance(found, Late):
+            return Plan(unknown=(found.why,))
+        return Plan(refused=found.problems) if isinstance(found, Refused) else found
 
-    def _rates(self, plan: Assessment | tuple[str, ...]) -> tuple[ModelRate, ...]:
+    def _rates(self, plan: Assessment | Plan) -> tuple[ModelRate, ...]:
         """Return what replicas were measured to carry; without a plan, as they run."""
         there = measured_rates.stored_results(self.inventory)
         self.unknown += there.problems

@@ -170,7 +170,9 @@ class Plan(Form):
     """Where each replica would run now, and why."""
 
     unknown: Texts = ()
-    """Why there is no plan; with it there is nothing else."""
+    """Why it is not known whether there is one; with it there is nothing else."""
+    refused: Texts = ()
+    """Why there is none; with it there is nothing else."""
     rows: tuple[PlanRow, ...] = ()
     reasons: Texts = ()
     candidates: tuple[Candidate, ...] = ()

@@ -206,6 +206,10 @@ def _plan(found: Document) -> Iterator[str]:
     if plan.unknown:
         yield _not_known("where replicas would run now: " + "; ".join(plan.unknown))
         return
+    if plan.refused:
+        yield '<p><strong class="FAIL">NO PLAN</strong>: a deploy would be refused.</p>'
+        yield _list(plan.refused)
+        return
     yield _text(plan.totals)
     yield _table(
         ("model", "nodes", "replicas", "GPUs", "TP", "PP", "DP", "ports"),

@@ -85,10 +85,8 @@ def models(
         )
 
 
-def plan(found: Assessment | Sequence[str]) -> Plan:
-    """Return the plan, or why there is none."""
-    if not isinstance(found, Assessment):
-        return Plan(unknown=tuple(found))
+def plan(found: Assessment) -> Plan:
+    """Return the plan."""
     return Plan(
         rows=tuple(_rows(found)),
         reasons=(*found.plan.reasons, *found.remarks),

@@ -137,6 +137,18 @@ def test_without_git_nodes_or_a_plan_it_is_a_page_that_says_so() -> None:
         assert words in text
 
 
+def test_a_plan_that_is_refused_is_known_and_has_every_reason() -> None:
+    (plan,) = [
+        each
+        for each in parsed(plan=Plan(refused=("q: does not fit", "r: too"))).texts("section")
+        if each.startswith("Plan")
+    ]
+    assert "NO PLAN" in plan
+    assert "UNKNOWN" not in plan
+    assert "q: does not fit" in plan
+    assert "r: too" in plan
+
+
 def test_nothing_is_loaded_and_nothing_runs() -> None:
     page = parsed()
     assert not {"script", "img", "link", "iframe", "object"} & set(page.tags())
