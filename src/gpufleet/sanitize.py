@@ -37,7 +37,8 @@ th, td { border-bottom: 1px solid var(--line); padding: .25rem .8rem .25rem 0; t
   vertical-align: top; } td { overflow-wrap: anywhere; }
 .OK { color: var(--ok); } .WARN { color: var(--warn); } .UNKNOWN { color: var(--unknown); }
 .FAIL { color: var(--fail); }
-@media screen and (max-width: 600px) { thead { position: absolute; clip-path: inset(50%); }
+@media screen and (max-width: 600px) { thead { position: absolute; width: 1px; height: 1px;
+  overflow: hidden; clip-path: inset(50%); }
   tbody, tr, td, tbody th { display: block; } tr { border-bottom: 1px solid var(--line); }
   tbody th, td { border: 0; padding: .1rem 0; }
   td[data-label]::before { content: attr(data-label) ": "; color: var(--pale); } }

@@ -18,7 +18,8 @@ from gpufleet.report.node_picture import STYLE, node_picture, uses
 from gpufleet.sanitize import PAGE_STYLE, html_page, html_text
 
 _STYLE = f"""{PAGE_STYLE}{STYLE}
-tbody th {{ min-width: 6em; }} thead th {{ overflow-wrap: normal; }}
+tbody th {{ min-width: 6em; overflow-wrap: anywhere; }}
+thead th {{ overflow-wrap: normal; }} td strong {{ display: inline-block; min-width: 5.5em; }}
 h3 {{ font-size: 1rem; margin: .8rem 0 .2rem; }}
 ul {{ padding-left: 1.2rem; margin: .3rem 0; }} li, td {{ white-space: pre-line; }}
 nav ul {{ list-style: none; padding: 0; }} nav li {{ display: inline-block; margin-right: 1rem; }}
