@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpufleet.redact import HIDDEN
 from gpufleet.report.fleet_document import form_text
 from gpufleet.report.fleet_manifest import manifest_of
 from tests.support.fleet_folder import GPUFLEET, VLLM
@@ -29,7 +30,7 @@ GPU = {
     "vllm": {**VLLM, "api_key_file": "secrets/key", "hf_token_file": "secrets/token"},
     "serving": {
         "tiny": {
-            "model": "/srv/tiny",
+            "model": f"/srv/{CANARY}-aws",  # as an operator's mistake may have it
             "replicas": 2,
             "environment_files": {"AWS_SECRET_ACCESS_KEY": "secrets/aws"},
         }
@@ -93,6 +94,7 @@ def test_a_silent_fleet_is_a_page_that_says_so_a_manifest_and_status_1(silent: P
     page = (silent / "r.html").read_text()
     assert page.count("UNKNOWN</strong>: silent") == 14
     assert not [name for name in found["files"] if "secrets" in name]
+    assert [each["source"] for each in found["models"]] == [f"/srv/{HIDDEN}"]
     for text in (run.stdout, run.stderr, page, json.dumps(manifest)):
         assert CANARY not in text
 
