@@ -6,9 +6,8 @@ Border: it asks nodes over SSH and starts load clients, here or on a node.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,10 @@ import gevent
 
 from gpufleet.cli.measure_output import Progress, say, say_level, served_by
 from gpufleet.cli.measure_wanted import GuestWatch, Wanted, trace_work, work_json
+from gpufleet.cli.served_fleet import NodeAnswers, ServedFleet
 from gpufleet.errors import FleetError
 from gpufleet.flags.normalize import human_readable
-from gpufleet.fleet import fleet_plan
-from gpufleet.fleet.model_configs import KnownModel, describe_models
-from gpufleet.fleet.upgrade_lock import lock_problems
+from gpufleet.fleet.model_configs import describe_models
 from gpufleet.formatting import join_names, suggestion
 from gpufleet.inventory.loader import read
 from gpufleet.load_test import guest, load_target, result, workloads
@@ -43,14 +41,9 @@ from gpufleet.load_test.rate_search import RateSearch
 from gpufleet.load_test.result import Found, Measurement
 from gpufleet.load_test.subjects import subject_of
 from gpufleet.load_test.verdicts import fewest_seconds
-from gpufleet.node.marks import deploy_problems
-from gpufleet.node.topology import Node, node_from_probe
 from gpufleet.remote.session import COMMAND
 from gpufleet.sizing.architectures.description import Description
-from gpufleet.upgrade.run import observe
 from gpufleet.upgrade.run.connections import Nodes, open_nodes
-from gpufleet.upgrade.run.rotation import Rotation, in_rotation
-from gpufleet.upgrade.run.traffic import Frontends
 
 START_RATE = 0.5
 """Arrivals per second of the first level."""
@@ -58,16 +51,6 @@ MOST_LEVELS = 15
 """Of a search: doubling from 0.5 to 2,048 and bisecting to a tenth takes 16."""
 SMALLEST_VOCABULARY = 32000
 """Of models that are served today (Llama 2, Mistral 7B); for those whose config is not known."""
-
-
-@dataclass(frozen=True)
-class _Fleet:
-    """What the nodes said before any load."""
-
-    declared: Declared
-    nodes: Mapping[str, Node]
-    documents: Mapping[str, Mapping[str, Any]]
-    looks: Mapping[str, Any]
 
 
 class Session:
@@ -83,6 +66,7 @@ class Session:
 
     def __enter__(self) -> Session:
         self.nodes = self._opened.__enter__()
+        self.fleet = ServedFleet(self.project, self.nodes)
         return self
 
     def __exit__(self, *about: Any) -> None:
@@ -96,12 +80,21 @@ class Session:
         work = trace_work(wanted.trace or "", trace) if trace else wanted.work()
         fleet = self._look()
         model = load_target.choose_model(fleet.declared, wanted.model)
+        load_target.require_text(model, fleet.declared)
         contract = load_target.contract_of(model, fleet.declared, wanted.share)
-        target, notes = self._target(model, fleet.declared)
+        target, notes = self.fleet.target(
+            model,
+            fleet.declared,
+            replica=wanted.replica,
+            gateway=wanted.gateway,
+            key_file=wanted.key_file,
+            ca_file=wanted.ca_file,
+            place=wanted.from_node,
+        )
         ids, context = self._describe(model, fleet)
         if context:
             (trace or work).check_context(context)
-        most_in_flight = self._admit(self._loads(target, fleet))
+        most_in_flight = self._admit(self.fleet.loads(target, fleet))
         if wanted.from_node is not None:
             notes += load_target.place_remarks(wanted.from_node, target, fleet.declared)
         say(f"{target.name}, {served_by(target)}, {describe_work(work)}")
@@ -121,7 +114,7 @@ class Session:
             began = dt.datetime.now(dt.UTC)
             watching = gevent.spawn(lambda: None)
             if most_in_flight is not None:
-                watched = GuestWatch(lambda: self._loads(target, fleet), most_in_flight)
+                watched = GuestWatch(lambda: self.fleet.loads(target, fleet), most_in_flight)
                 runs.stop_reason = watched.reason
                 watching = gevent.spawn(watched.look)
             try:
@@ -154,63 +147,19 @@ class Session:
             finally:
                 clients.close()
 
-    def _look(self) -> _Fleet:
+    def _look(self) -> NodeAnswers:
         """Ask all nodes what runs, and refuse while it is being changed."""
-        answers = observe.survey(self.nodes, self.project)
-        documents = {n: each for n, each in answers.items() if not isinstance(each, str)}
-        looks = observe.look(self.nodes, documents)
-        deploys = {name: each.deploy for name, each in looks.items() if each.deploy}
-        if problems := (*lock_problems(documents, None), *deploy_problems(deploys)):
+        found = self.fleet.ask_nodes()
+        if problems := found.changes():
             raise FleetError(*problems)
-        running = tuple(fleet_plan.running_stages(documents))
-        declared = Declared(
-            {name: each.address for name, each in self.project.nodes.items()},
-            {name: each.settings for name, each in self.project.gpu_nodes.items()},
-            {n: each.settings for n, each in self.project.nodes.items() if each.settings.gateway},
-            running,
-            observe.without_requests(running, looks),
-        )
-        nodes = {name: node_from_probe(name, each) for name, each in documents.items()}
-        return _Fleet(declared, nodes, documents, looks)
-
-    def _target(self, model: str, declared: Declared) -> tuple[Target, tuple[str, ...]]:
-        """Return what is measured, and what a reader has to know about it."""
-        wanted = self.wanted
-        kind = next((each.kind for each in declared.running if each.model == model), "generate")
-        if kind != "generate":
-            raise FleetError(
-                f"{model}: it runs as a model of `kind: {kind}`, and load tests send requests for "
-                "text only: measure it with a tool of its kind, as `vllm bench serve`"
-            )
-        if wanted.replica is not None or (wanted.gateway is None and not declared.gateways):
-            return load_target.replica_target(model, wanted.replica, declared, wanted.from_node), ()
-        gateway = load_target.choose_gateway(wanted.gateway, declared)
-        rotation = self._rotation(model, gateway, declared)
-        target = load_target.gateway_target(
-            model,
-            gateway,
-            wanted.key_file,
-            wanted.ca_file,
-            replace(declared, out=rotation.out),
-            place=wanted.from_node,
-        )
-        return target, (*rotation.lines(), *rotation.remarks)
-
-    def _rotation(self, model: str, gateway: str, declared: Declared) -> Rotation:
-        """Ask a gateway which replicas of a model get requests."""
-        state = Frontends(self.nodes, self.project).state(gateway)
-        if not state.runs:
-            raise FleetError(
-                f"{gateway}: its gateway does not run: `gpufleet status` says what keeps it"
-            )
-        return in_rotation(model, gateway, state, declared.running, declared.out)
+        return found
 
     def _changed(self, target: Target, declared: Declared) -> str:
         """Return why other replicas served at the end than at the beginning; "": the same did."""
         _, gateway, node = target.name.rpartition("gateway ")
         if not gateway:
             return ""
-        now = sorted(self._rotation(target.model, node, declared).serving)
+        now = sorted(self.fleet.rotation(target.model, node, declared).serving)
         if now == sorted(target.replicas):
             return ""
         return (
@@ -218,43 +167,21 @@ class Session:
             f"{join_names(now) or 'no replica'} at the end: measure again"
         )
 
-    def _describe(self, model: str, fleet: _Fleet) -> tuple[workloads.TokenRange, int | None]:
+    def _describe(self, model: str, fleet: NodeAnswers) -> tuple[workloads.TokenRange, int | None]:
         """Return which token ids a model has, and how long its requests may be; None: not known."""
         of_model = {
             name: each
             for name, each in self.project.gpu_nodes.items()
             if model in each.settings.serving
         }
-        found = describe_models(of_model, fleet.documents).get(model, KnownModel(""))
-        described = found.described
-        config = described.config or {} if isinstance(described, Description) else {}
+        found = describe_models(of_model, fleet.documents).get(model)
+        config = found.config or {} if isinstance(found, Description) else {}
         size = config.get("vocab_size")
         ids = workloads.ordinary_ids(size if isinstance(size, int) else SMALLEST_VOCABULARY)
         lines = next((e.arguments for e in fleet.declared.running if e.model == model), ())
         given = (line.strip().partition(" ") for line in lines)
         length = next((value for name, _, value in given if name == "--max-model-len"), "")
         return ids, human_readable(length)
-
-    def _loads(self, target: Target, fleet: _Fleet) -> list[guest.ServerLoad | str]:
-        """Return how busy the replicas of a target are now."""
-        running = [each for each in fleet.declared.running if each.id in target.replicas]
-        found = observe.loads(
-            self.nodes,
-            running,
-            fleet.nodes,
-            fleet.declared.settings,
-            fleet.looks,
-            inventory=self.inventory,
-            samples=1,
-        )
-        return [
-            f"{each.replica}: {each.unknown}"
-            if each.running is None or each.waiting is None or each.kv_usage is None
-            else guest.ServerLoad(
-                each.replica, each.running, each.waiting, each.kv_usage, each.most_running
-            )
-            for each in found
-        ]
 
     def _admit(self, loads: list[guest.ServerLoad | str]) -> int | None:
         """Return how many requests may be under way; None: any. Refuses load on top of users'."""
@@ -325,7 +252,7 @@ class Session:
     def _measurement(
         self,
         began: dt.datetime,
-        fleet: _Fleet,
+        fleet: NodeAnswers,
         runs: LevelRuns,
         client: Ceiling,
         *,

@@ -39,6 +39,8 @@ class Target:
     """On this machine; None: the system's certificate authorities."""
     nodes: tuple[str, ...] = ()
     """That have those replicas."""
+    unknown: tuple[str, ...] = ()
+    """Servers that the gateway sends requests to, and of which no node that answered has one."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,16 @@ def choose_model(declared: Declared, wanted: str | None) -> str:
     if wanted not in known:
         raise FleetError(f"`serving` has no {wanted!r}{suggestion(wanted, known)}")
     return wanted
+
+
+def require_text(model: str, declared: Declared) -> None:
+    """Raise `FleetError` where the model does not complete text, which all load tests ask for."""
+    kind = next((each.kind for each in declared.running if each.model == model), "generate")
+    if kind != "generate":
+        raise FleetError(
+            f"{model}: it runs as a model of `kind: {kind}`, and load tests send requests for "
+            "text only: measure it with a tool of its kind, as `vllm bench serve`"
+        )
 
 
 def contract_of(model: str, declared: Declared, share: float) -> Contract:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.load_test.guest import ServerLoad, busy, most_in_flight, stop_reason
+from gpufleet.load_test.guest import (
+    Allowance,
+    ServerLoad,
+    allowance,
+    busy,
+    most_in_flight,
+    stop_reason,
+    without_own,
+)
 
 
 def load(
@@ -59,3 +67,47 @@ def test_it_stops_when_a_request_waits_or_the_kv_cache_is_full(loads, words) -> 
 
 def test_replicas_with_requests_of_others_are_named() -> None:
     assert busy([load(), ServerLoad("tiny-1", 2, 1, 0.1, 8), "tiny-2: unknown"]) == {"tiny-1": 3}
+
+
+@pytest.mark.parametrize(
+    ("loads", "own", "left"),
+    [
+        ([load(running=8, kv=0.5)], 4, [(4, 0.25)]),
+        ([load(running=6), load(running=2)], 4, [(3, 0), (1, 0)]),
+        ([load(running=8, waiting=2, kv=0.4)], 10, [(0, 0)]),
+        ([load(running=3)], 9, [(0, 0)]),  # some are at the gateway, or ended meanwhile
+        ([load()], 0, [(0, 0)]),
+    ],
+)
+def test_its_own_requests_are_the_same_part_of_each_replicas(loads, own, left) -> None:
+    found = without_own([*loads, "tiny-9: unknown"], own)
+
+    assert found[-1] == "tiny-9: unknown"
+    assert [(each.running, each.kv_usage) for each in found[:-1]] == left
+
+
+@pytest.mark.parametrize(
+    ("loads", "own", "most", "words"),
+    [
+        ([load(running=10)], 10, 32, ""),  # its own take nothing away from it
+        ([load(running=30, waiting=2)], 10, 0, "2 requests wait for tiny-0"),
+        ([load(running=30, waiting=2)], 32, 32, ""),  # none of others is there
+        ([load(running=10, kv=0.95)], 10, 0, "95% of tiny-0's KV cache is in use"),
+        ([load(running=63)], 0, 0, "1 requests more would fit, and a guest may take 50%"),
+        ([load(), "tiny-1: no answer in time"], 0, 0, "load is not known any more"),
+    ],
+)
+def test_a_guest_that_stays_has_nothing_under_way_while_others_wait(
+    loads, own, most, words
+) -> None:
+    found = allowance(loads, own, 0.5)
+
+    assert found.most == most
+    assert words in found.why
+    assert bool(words) == bool(found.why)
+
+
+def test_a_replica_whose_limit_is_not_known_is_refused() -> None:
+    with pytest.raises(FleetError, match=r"set `flags\.max-num-seqs`"):
+        allowance([load(slots=None)], 0, 0.5)
+    assert allowance([load()], 0, 0.5) == Allowance(32)

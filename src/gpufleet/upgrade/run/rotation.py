@@ -20,6 +20,8 @@ class Rotation:
     """Replicas that get none, and why."""
     remarks: tuple[str, ...]
     """What is not as it should be, as sentences: replicas of which some servers get requests."""
+    unknown: tuple[str, ...] = ()
+    """Servers that get requests, and of which no node that answered has one."""
 
     def lines(self) -> tuple[str, ...]:
         """Return who gets no requests, and why, as sentences."""
@@ -41,6 +43,7 @@ def in_rotation(
     What HAProxy says counts, not marks on nodes: `marked` has replicas that should get none, and
     why, which explains what HAProxy says.
     """
+    running = tuple(running)
     states = {each.name: each for each in state.servers}
     found: dict[str, list[str]] = {}
     for each in servers.running(running):
@@ -63,7 +66,13 @@ def in_rotation(
         for replica, whys in found.items()
         if replica not in serving
     }
-    return Rotation(frozenset(serving), out, tuple(remarks))
+    known = {haproxy.server_name(each) for each in servers.running(running)}
+    unknown = (
+        name
+        for name, each in sorted(states.items())
+        if each.backend == model and name not in known and not _why_out(each)
+    )
+    return Rotation(frozenset(serving), out, tuple(remarks), tuple(unknown))
 
 
 def _why_out(state: haproxy.ServerState | None) -> str:

@@ -65,3 +65,12 @@ def test_a_mark_that_the_gateway_does_not_follow_takes_no_requests_away() -> Non
 
     assert len(found.serving) == 3
     assert found.remarks == ("lb sends requests to tiny-0 all the same: drained by ada",)
+
+
+def test_servers_of_which_no_node_answered_are_not_known_unless_they_get_nothing() -> None:
+    others = (server("d", "tiny-3"), server("e", "tiny-4", drained=True), server("d", "other-1"))
+
+    found = in_rotation("tiny", "lb", gateway(*WHOLE, *others), RUNNING, {})
+
+    assert found.unknown == ("tiny/d.tiny-3",)
+    assert len(found.serving) == 3

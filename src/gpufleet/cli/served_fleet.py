@@ -1,0 +1,131 @@
+"""A fleet that a command sends requests to: what its nodes say, where requests go, how busy it is.
+
+Border: it asks nodes over SSH.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpufleet.errors import FleetError
+from gpufleet.fleet import fleet_plan
+from gpufleet.fleet.upgrade_lock import lock_problems
+from gpufleet.inventory.loader import Fleet
+from gpufleet.load_test import guest, load_target
+from gpufleet.load_test.load_target import Declared, Target
+from gpufleet.node.marks import deploy_problems
+from gpufleet.node.topology import Node, node_from_probe
+from gpufleet.upgrade.run import observe
+from gpufleet.upgrade.run.connections import Nodes
+from gpufleet.upgrade.run.rotation import Rotation, in_rotation
+from gpufleet.upgrade.run.traffic import Frontends
+
+
+@dataclass(frozen=True)
+class NodeAnswers:
+    """What the nodes said."""
+
+    declared: Declared
+    nodes: Mapping[str, Node]
+    documents: Mapping[str, Mapping[str, Any]]
+    looks: Mapping[str, Any]
+
+    def changes(self) -> tuple[str, ...]:
+        """Return who changes the fleet now: upgrades and deploys, as sentences."""
+        deploys = {name: each.deploy for name, each in self.looks.items() if each.deploy}
+        return (*lock_problems(self.documents, None), *deploy_problems(deploys))
+
+
+class ServedFleet:
+    """The nodes of an inventory, and the servers that requests may go to."""
+
+    def __init__(self, project: Fleet, nodes: Nodes) -> None:
+        self.project, self.nodes = project, nodes
+
+    def ask_nodes(self) -> NodeAnswers:
+        """Ask all nodes what runs. Raises `FleetError` for those that do not say."""
+        answers = observe.survey(self.nodes, self.project)
+        documents = {n: each for n, each in answers.items() if not isinstance(each, str)}
+        looks = observe.look(self.nodes, documents)
+        running = tuple(fleet_plan.running_stages(documents))
+        declared = replace(
+            declared_fleet(self.project),
+            running=running,
+            out=observe.without_requests(running, looks),
+        )
+        nodes = {name: node_from_probe(name, each) for name, each in documents.items()}
+        return NodeAnswers(declared, nodes, documents, looks)
+
+    def target(
+        self,
+        model: str,
+        declared: Declared,
+        *,
+        replica: str | None,
+        gateway: str | None,
+        key_file: str | None,
+        ca_file: str | None,
+        place: str | None = None,
+    ) -> tuple[Target, tuple[str, ...]]:
+        """
+        Return where requests for a model go, and what a reader has to know about it.
+
+        A gateway, unless a replica is named or there is no gateway. `place` is the node that they
+        come from; None: this machine.
+        """
+        if replica is not None or (gateway is None and not declared.gateways):
+            return load_target.replica_target(model, replica, declared, place), ()
+        chosen = load_target.choose_gateway(gateway, declared)
+        rotation = self.rotation(model, chosen, declared)
+        target = load_target.gateway_target(
+            model, chosen, key_file, ca_file, replace(declared, out=rotation.out), place=place
+        )
+        target = replace(target, unknown=rotation.unknown)
+        return target, (*rotation.lines(), *rotation.remarks)
+
+    def rotation(self, model: str, gateway: str, declared: Declared) -> Rotation:
+        """Ask a gateway which replicas of a model get requests."""
+        state = Frontends(self.nodes, self.project).state(gateway)
+        if not state.runs:
+            raise FleetError(
+                f"{gateway}: its gateway does not run: `gpufleet status` says what keeps it"
+            )
+        return in_rotation(model, gateway, state, declared.running, declared.out)
+
+    def loads(self, target: Target, found: NodeAnswers) -> list[guest.ServerLoad | str]:
+        """Return how busy the replicas of a target are now."""
+        running = [each for each in found.declared.running if each.id in target.replicas]
+        loads = observe.loads(
+            self.nodes,
+            running,
+            found.nodes,
+            found.declared.settings,
+            found.looks,
+            inventory=self.project.inventory,
+            samples=1,
+        )
+        unknown: list[guest.ServerLoad | str] = [
+            f"{each}: {target.name} sends requests there, and its node does not answer"
+            for each in target.unknown
+        ]
+        return unknown + [
+            f"{each.replica}: {each.unknown}"
+            if each.running is None or each.waiting is None or each.kv_usage is None
+            else guest.ServerLoad(
+                each.replica, each.running, each.waiting, each.kv_usage, each.most_running
+            )
+            for each in loads
+        ]
+
+
+def declared_fleet(project: Fleet) -> Declared:
+    """Return what an inventory declares, before any node is asked: nothing of it runs."""
+    return Declared(
+        {name: each.address for name, each in project.nodes.items()},
+        {name: each.settings for name, each in project.gpu_nodes.items()},
+        {name: each.settings for name, each in project.nodes.items() if each.settings.gateway},
+        (),
+        {},
+    )
