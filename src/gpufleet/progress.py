@@ -1,7 +1,8 @@
 """How far something is that takes time, in a line for a terminal and for a log.  Pure.
 
-Bytes that come, with their rate and what is left of the time; and things that are waited for, by
-name. `Pace` says when a line is due. (Steps of an upgrade: `upgrade/report`.)
+Bytes that come, with their rate and what is left of the time; things that are done one by one, with
+the same; and things that are waited for, by name. `Pace` says when a line is due. (Steps of an
+upgrade: `upgrade/report`.)
 Seconds here are of a clock that only goes forth, such as `time.monotonic()`.
 """
 
@@ -21,6 +22,8 @@ SELDOM_SECONDS = 30
 # The last three looks, 5 s apart: short enough to follow a line that becomes slow, and long enough
 # that the gap between two files is no standstill.
 WINDOW_SECONDS = 15
+# Of things that may take a minute each.
+COUNT_WINDOW_SECONDS = 120
 # Over less a rate tells nothing.
 RATE_SECONDS = 1
 
@@ -97,6 +100,42 @@ class Amount:
             parts.append(f"{_bytes(rate, 10)}/s")
             if total is not None and total > done:
                 parts.append(f"{format_duration((total - done) / rate)} left")
+        return ", ".join(parts)
+
+
+class Count:
+    """
+    Things that are done one by one, of a known number.
+
+    >>> count = Count("line", 2000)
+    >>> count.record(100.0, 0)
+    >>> count.record(140.0, 400)
+    >>> count.text()
+    '400 of 2000 lines, 10/s, 2 min 40 s left'
+    """
+
+    def __init__(self, noun: str, total: int) -> None:
+        self._noun, self._total = noun, total
+        self._looks: deque[tuple[float, int]] = deque()
+
+    def record(self, now: float, done: int) -> None:
+        """Record how many are done; of two looks within a second the first one stays."""
+        if len(self._looks) > 1 and now - self._looks[-2][0] < RATE_SECONDS:
+            self._looks.pop()
+        self._looks.append((now, done))
+        while len(self._looks) > 2 and self._looks[1][0] <= now - COUNT_WINDOW_SECONDS:
+            self._looks.popleft()
+
+    def text(self) -> str:
+        """Return how many are done by the last look, at what rate, and the time that is left."""
+        if not self._looks:
+            return ""
+        (began, before), (now, done) = self._looks[0], self._looks[-1]
+        parts = [f"{done} of {count_of(self._total, self._noun)}"]
+        if now - began >= RATE_SECONDS and done > before:
+            rate = (done - before) / (now - began)
+            parts.append(f"{rate:.3g}/s")
+            parts.append(f"{format_duration((self._total - done) / rate)} left")
         return ", ".join(parts)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpufleet.progress import Amount, Pace, amount_of, wait_text
+from gpufleet.progress import Amount, Count, Pace, amount_of, wait_text
 
 pytestmark = pytest.mark.slow
 
@@ -136,3 +136,29 @@ def test_lines_come_after_2_s_then_every_5_then_every_30() -> None:
 def test_six_hours_are_some_seven_hundred_lines() -> None:
     pace = Pace(0.0)
     assert 700 < sum(pace.is_due(at) for at in range(6 * 3600)) < 750
+
+
+def test_a_count_has_its_rate_and_the_time_that_is_left() -> None:
+    count = Count("line", 2000)
+    said = []
+    for now, done in ((0, 0), (0.5, 1), (40, 400), (160, 400), (170, 500)):
+        count.record(now, done)
+        said.append(count.text())
+
+    assert said == [
+        "0 of 2000 lines",
+        "1 of 2000 lines",
+        "400 of 2000 lines, 10/s, 2 min 40 s left",
+        # Nothing for two minutes: no rate.
+        "400 of 2000 lines",
+        "500 of 2000 lines, 0.769/s, 32 min 30 s left",
+    ]
+
+
+def test_a_count_that_is_recorded_all_the_time_keeps_few_looks() -> None:
+    count = Count("line", 10**6)
+    for tick in range(100_000):
+        count.record(tick / 100, tick)
+
+    assert len(count._looks) < 130
+    assert "100/s" in count.text()
