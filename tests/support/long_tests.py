@@ -30,6 +30,7 @@ SECONDS = 3600
 PARTS = {
     "tests/unit/checks/": "check-matrix",
     "tests/unit/": "programs",
+    "tests/lab/test_batch.py": "batch",
     "tests/lab/test_commands.py": "measure",
     "tests/lab/test_doctor.py": "doctor",
     "tests/lab/test_lab_commands.py": "main-job",

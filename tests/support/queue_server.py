@@ -7,10 +7,10 @@ A stand-in for vLLM's OpenAI server: slots, one FIFO queue, service times that a
 `async with` serves in the loop that runs, by that loop's clock.
 
 A request waits for a slot, holds it for `first_seconds` + (tokens - 1) * `token_seconds`, and gets
-its tokens at those times as vLLM streams them. Slots are busy by the clock of the plan: a request
-begins when its slot was to be free, not when the event loop came to it, so the capacity is exact.
-What a client leaves gives its slot back, as vLLM aborts it. Its record is the other route by which
-tests verify a client.
+its tokens at those times as vLLM streams them; without `stream`, all of them at the end. Slots are
+busy by the clock of the plan: a request begins when its slot was to be free, not when the event
+loop came to it, so the capacity is exact. What a client leaves gives its slot back, as vLLM aborts
+it. Its record is the other route by which tests verify a client.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 Fault = Literal[
-    "", "500", "429", "reset", "cut off", "hang", "stop", "error in stream", "closed",
+    "", "500", "503", "429", "reset", "cut off", "hang", "stop", "error in stream", "closed",
     "not a stream",
 ]  # fmt: skip
 """What happens to a request: "reset", "cut off" (its connection ends), "hang" and "error in stream"
-after its first token; "stop": it has no end mark, but ends well otherwise; "": nothing."""
+after its first token; "stop": it has no end mark, but ends well otherwise; "": nothing. Where no
+stream is asked for, "cut off" and "reset" end the connection before the answer."""
 
 HEAD = (
     b"HTTP/1.1 200 OK\r\ndate: Sun, 06 Nov 2033 08:49:37 GMT\r\nserver: uvicorn\r\n"
@@ -229,8 +230,15 @@ class QueueServer:
     async def _answer(
         self, seen: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
-        if seen.fault in ("500", "429"):
-            words = {"500": "Internal Server Error", "429": "Too Many Requests"}
+        if not seen.body.keys() & {"prompt", "messages"} or seen.tokens < 1:
+            await self._status(writer, "400 Bad Request")
+            return True
+        if seen.fault in ("500", "503", "429"):
+            words = {
+                "500": "Internal Server Error",
+                "503": "Service Unavailable",
+                "429": "Too Many Requests",
+            }
             await self._status(writer, f"{seen.fault} {words[seen.fault]}")
             return True
         if seen.fault == "closed":
@@ -244,7 +252,8 @@ class QueueServer:
         seen.began = max(seen.arrived, free)
         end = None
         try:
-            end, goes_on = await self._stream(seen, reader, writer)
+            send = self._stream if seen.body.get("stream") else self._whole
+            end, goes_on = await send(seen, reader, writer)
         finally:
             seen.ended = self._loop.time() if end is None else end
             self._release(seen.ended)
@@ -310,6 +319,23 @@ class QueueServer:
         writer.write(b"0\r\n\r\n")
         await writer.drain()
         return at, True
+
+    async def _whole(
+        self, seen: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> tuple[float, bool]:
+        """Send an answer that is no stream; return as `_stream`."""
+        assert seen.began is not None
+        end = seen.began + self.first_seconds + (seen.tokens - 1) * self.token_seconds
+        await asyncio.sleep(end - self._loop.time())
+        if reader.at_eof() or writer.transport.is_closing():
+            return self._loop.time(), False
+        if seen.fault in ("reset", "cut off"):
+            return self._loop.time(), await self._break(seen.fault, reader, writer)
+        usage = {"prompt_tokens": 7, "completion_tokens": seen.tokens}
+        choice = {"index": 0, "text": SECRET_TEXT, "finish_reason": "length"}
+        answer = {"id": "cmpl-1", "choices": [choice], "usage": usage}
+        await self._plain(writer, json.dumps(answer), "application/json")
+        return end, True
 
     def _event(self, *, chat: bool, role: bool = False, last: bool = False) -> bytes:
         about = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": self._model}

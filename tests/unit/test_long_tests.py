@@ -69,6 +69,7 @@ def test_every_page_that_tests_write_takes_rows() -> None:
 
     assert sorted(written) == [
         "alert-faults.md",
+        "batch.md",
         "check-matrix.md",
         "doctor.md",
         "driver-upgrade-faults.md",

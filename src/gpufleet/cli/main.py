@@ -20,6 +20,10 @@ from gpufleet.errors import FleetError
 # Every command: where it is, and the line of it in `gpufleet --help`. One is loaded when it is
 # named, so that none slows the others down.
 COMMANDS = {
+    "batch": (
+        "gpufleet.cli.batch_command:batch",
+        "Ask a file of requests, as a guest of the fleet.",
+    ),
     "bundle": (
         "gpufleet.cli.bundle_command:bundle",
         "Mirror all downloads, for networks without internet access.",
@@ -174,6 +178,7 @@ GROUPS = {
         "undrain",
         "reach",
         "measure",
+        "batch",
         "preflight",
         "monitoring",
     ),

@@ -1,0 +1,236 @@
+"""The lines of a batch: OpenAI's batch format, checked whole before anything is asked.
+
+Border: it reads the input, twice and line by line; of its lines only hashes of `custom_id` stay in
+memory. A refusal names a line and what is wrong with it, and no prompt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+from gpufleet.errors import FleetError, file_fault, json_fault
+
+URLS = {
+    "/v1/chat/completions": "/v1/chat/completions",
+    "/v1/completions": "/v1/completions",
+    "/v1/embeddings": "/v1/embeddings",
+    "/v1/rerank": "/v1/rerank",
+    "/v2/rerank": "/v1/rerank",
+    "/rerank": "/v1/rerank",
+    "/v1/score": "/v1/score",
+    "/score": "/v1/score",
+}
+"""What a line may ask for, and the route below /v1 at which vLLM answers the same."""
+_KEYS = frozenset({"custom_id", "method", "url", "body"})
+_NAMED = 20
+"""Problems that a refusal names."""
+_ROUND = 4
+"""A line may have so many times the bytes of its body: `\\u0430` is sent as two bytes."""
+_HASH_BYTES = 8
+"""Of a `custom_id`: among ten million lines two are taken for one with a chance of 3 in a million,
+which is refused as a name that occurs twice."""
+
+
+class LineError(Exception):
+    """What is wrong with a line, and what to write."""
+
+
+@dataclass(frozen=True)
+class InputRules:
+    """What the lines of a batch have to ask for."""
+
+    model: str
+    """As requests name it."""
+    body_bytes: int
+    """The largest body that is taken."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A request of a batch."""
+
+    custom_id: str
+    path: str
+    """Below /v1."""
+    body: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class CheckedInput:
+    """An input whose lines are all as they have to be."""
+
+    lines: int
+    sha256: str
+    paths: tuple[str, ...]
+    """That its lines ask at."""
+
+
+class BatchInput:
+    """An input file, open as long as this: what another name leads to meanwhile is not read."""
+
+    def __init__(self, path: Path, rules: InputRules) -> None:
+        self._path, self._rules = path, rules
+        try:
+            # A pipe would wait for its other end: it is opened without, and then refused.
+            handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        except OSError as error:
+            raise FleetError(f"{path} cannot be read: {file_fault(error)}") from None
+        self._file: BinaryIO = os.fdopen(handle, "rb")
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            self._file.close()
+            raise FleetError(f"{path} is no file: a batch is read twice; write it to a file")
+        self._state = self._now()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def check(self) -> CheckedInput:
+        """Read all lines. Raises `FleetError` with the first of those that cannot be asked."""
+        digest = hashlib.sha256()
+        seen: set[int] = set()
+        problems: list[str] = []
+        more = 0
+        paths: dict[str, None] = {}
+        for number, raw in self._lines(digest):
+            problem = ""
+            try:
+                line = parse_line(raw, self._rules)
+            except LineError as error:
+                problem = str(error)
+            else:
+                if (key := id_hash(line.custom_id)) in seen:
+                    problem = (
+                        f"`custom_id` {json.dumps(line.custom_id)[:80]} is that of an earlier line "
+                        "too, and answers are told apart by it: give each line its own"
+                    )
+                seen.add(key)
+                paths[line.path] = None
+            if problem and len(problems) < _NAMED:
+                problems.append(f"{self._path}: line {number}: {problem}")
+            elif problem:
+                more += 1
+        if more:
+            problems.append(f"{self._path}: {more} lines more cannot be asked")
+        if problems:
+            raise FleetError(*problems)
+        if not seen:
+            raise FleetError(f"{self._path} has no line: write one JSON object a line")
+        return CheckedInput(len(seen), digest.hexdigest(), tuple(paths))
+
+    def requests(self, without: Collection[int]) -> Iterator[Line]:
+        """Yield the lines in their order; of those without, the hashes of `custom_id` are given."""
+        for _, raw in self._lines():
+            if self._now() != self._state:
+                self._refuse_change()
+            try:
+                line = parse_line(raw, self._rules)
+            except LineError:
+                self._refuse_change()
+            if id_hash(line.custom_id) not in without:
+                yield line
+
+    def _lines(self, digest: Any = None) -> Iterator[tuple[int, bytes | None]]:
+        """Yield numbers and lines; None for one that is too long to be held."""
+        most = self._rules.body_bytes * _ROUND + (64 << 10)
+        self._file.seek(0)
+        number = 0
+        while data := self._file.readline(most):
+            number += 1
+            whole: bytes | None = data
+            while not data.endswith(b"\n") and len(data) == most:
+                if digest:
+                    digest.update(data)
+                data = self._file.readline(most)
+                whole = None if data else whole
+            if digest:
+                digest.update(data)
+            if whole is None or whole.strip():
+                yield number, whole
+
+    def _now(self) -> tuple[int, int]:
+        found = os.fstat(self._file.fileno())
+        return found.st_size, found.st_mtime_ns
+
+    def _refuse_change(self) -> NoReturn:
+        raise FleetError(
+            f"{self._path} was changed while it was read: its answers are of what it was; put it "
+            "back, or write another output"
+        )
+
+
+def id_hash(custom_id: str) -> int:
+    """Return a number of 64 bits that stands for a `custom_id`."""
+    data = custom_id.encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=_HASH_BYTES).digest(), "big")
+
+
+def parse_line(raw: bytes | None, rules: InputRules) -> Line:
+    """Return a line's request. Raises `LineError` with what is wrong and what to write."""
+    largest = f"larger than {rules.body_bytes >> 20} MiB, which the gateway takes: write a smaller"
+    if raw is None:
+        raise LineError(f"is {largest} request")
+    found = _parse_json(raw)
+    if not isinstance(found, dict):
+        raise LineError(
+            'is no object: write {"custom_id": "1", "method": "POST", "url": '
+            '"/v1/chat/completions", "body": {...}}'
+        )
+    custom_id, body = found.get("custom_id"), found.get("body")
+    if not (isinstance(custom_id, str) and custom_id):
+        raise LineError("has no `custom_id`, by which its answer is found: write a text of its own")
+    if found.get("method", "POST") != "POST":
+        raise LineError('its `method` is not POST: write "method": "POST"')
+    if not isinstance(found.get("url"), str) or found["url"] not in URLS:
+        raise LineError(f"its `url` is not served: write one of {', '.join(URLS)}")
+    if unknown := sorted(found.keys() - _KEYS):
+        raise LineError(
+            f"has {json.dumps(unknown[0])[:80]}, which no line of a batch has: remove it"
+        )
+    if not isinstance(body, dict):
+        raise LineError("its `body` is no object: write the request there, with `model`")
+    if body.get("model") != rules.model:
+        what = json.dumps(body.get("model"))[:80]
+        raise LineError(f"its `model` is {what}: write {json.dumps(rules.model)}")
+    if body.get("stream"):
+        raise LineError("asks for a stream, and answers are whole lines: remove `stream`")
+    try:
+        text = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        data = text.encode()
+    except UnicodeEncodeError:
+        raise LineError("has half of a surrogate pair (`\\ud800` to `\\udfff`) alone") from None
+    except ValueError:
+        raise LineError("has a number that is too large: write a smaller one") from None
+    if len(data) > rules.body_bytes:
+        raise LineError(f"its `body` is {largest} one")
+    return Line(custom_id, URLS[found["url"]], data)
+
+
+def _parse_json(raw: bytes) -> Any:
+    try:
+        return json.loads(raw.decode(), parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        raise LineError(f"is not JSON: {json_fault(error)}") from None
+    except UnicodeDecodeError as error:
+        raise LineError(file_fault(error)) from None
+    except RecursionError:
+        raise LineError("its nesting is too deep") from None
+    except _ConstantError as error:
+        raise LineError(f"has {error}, which is no value of JSON: write null") from None
+    except ValueError:
+        raise LineError("has a number with too many digits") from None
+
+
+class _ConstantError(Exception):
+    """NaN or Infinity, which Python's reader takes."""
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise _ConstantError(name)

@@ -1,0 +1,199 @@
+"""The output of a batch: answers that are on disk before they count, and which lines have one.
+
+Border. `OUTPUT.state` beside it has the input that it belongs to, and its lock: one process writes
+an output, and `flock` ends with it. Whatever moment a process is killed at, the output has whole
+lines and at most one torn last line, which the next process cuts off. After a power loss answers of
+the last second may be missing: these lines are asked again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from gpufleet.batch.batch_input import CheckedInput, id_hash
+from gpufleet.batch.replies import Totals
+from gpufleet.errors import FleetError, file_fault
+
+_SCHEMA = 1
+_PIECE = 1 << 20
+
+
+def state_file(output: Path) -> Path:
+    """
+    Return the file beside an output that has its input's hash.
+
+    >>> str(state_file(Path("out.jsonl")))
+    'out.jsonl.state'
+    """
+    return output.with_name(f"{output.name}.state")
+
+
+class BatchOutput:
+    """An output, held against other processes while it is open. `done` has the answered lines."""
+
+    def __init__(self, path: Path, of: CheckedInput, model: str, *, retry_failed: bool) -> None:
+        """
+        Open an output, a new one or that of an earlier run with the same input.
+
+        Raises `FleetError` where it belongs to another input, and where another process has it.
+        """
+        self.path = path
+        self.done: set[int] = set()
+        """Hashes of `custom_id`."""
+        self.totals = Totals()
+        self._unsynced = False
+        try:
+            self._lock = self._take(of, model)
+            if retry_failed:
+                self._drop_failed()
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self._file = os.open(path, flags, 0o600)
+            self._size = self._read_all()
+            os.ftruncate(self._file, self._size)
+            os.fsync(self._file)
+            _sync_folder(path.parent)
+        except OSError as error:
+            raise FleetError(f"{path} cannot be written: {file_fault(error)}") from None
+
+    def add(self, document: dict[str, Any]) -> None:
+        """Write an answer; it counts from then on. Raises `FleetError`, and leaves whole lines."""
+        # ASCII alone: half of a surrogate pair in an answer stays what it was.
+        data = json.dumps(document, separators=(",", ":")).encode() + b"\n"
+        try:
+            left = data
+            while left:
+                left = left[os.write(self._file, left) :]
+        except OSError as error:
+            with suppress(OSError):
+                os.ftruncate(self._file, self._size)
+            raise FleetError(
+                f"{self.path} cannot be written: {file_fault(error)}; its answers stay: make room, "
+                "and type the same command again"
+            ) from None
+        self._size += len(data)
+        self._unsynced = True
+        self._count(document)
+
+    def sync(self, call: Callable[[Callable[[int], None], int], Any] | None = None) -> None:
+        """Have all answers on disk; `call` runs a function that blocks."""
+        if not self._unsynced:
+            return
+        self._unsynced = False
+        try:
+            if call:
+                call(os.fsync, self._file)
+            else:
+                os.fsync(self._file)
+        except OSError as error:
+            raise FleetError(f"{self.path} cannot be written: {file_fault(error)}") from None
+
+    def close(self) -> None:
+        """Have all answers on disk, and let other processes have the output."""
+        try:
+            self.sync()
+        finally:
+            os.close(self._file)
+            os.close(self._lock)
+
+    # -- what an earlier run has left ----------------------------------------------------------
+
+    def _take(self, of: CheckedInput, model: str) -> int:
+        """Lock the state file, and write it or compare it; return its descriptor."""
+        place = state_file(self.path)
+        lock = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise FleetError(
+                f"{self.path}: another `gpufleet batch` writes it: wait for it, or stop it (`fuser "
+                f"{place}` shows it)"
+            ) from None
+        wanted = {"schema": _SCHEMA, "input_sha256": of.sha256, "model": model}
+        text = os.pread(lock, _PIECE, 0)
+        has_answers = self.path.exists() and self.path.stat().st_size > 0
+        if not text.endswith(b"\n") and has_answers:
+            # It is written whole before the first answer.
+            raise FleetError(
+                f"{self.path} is there, and {place.name} does not say of which input: name another "
+                "output, `-o`, or move it away"
+            )
+        if has_answers and _parse_state(text) != wanted:
+            raise FleetError(
+                f"{self.path} has answers to another input, or of another model ({place.name}): "
+                "name another output, `-o`, or put the input back"
+            )
+        if not has_answers:
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, json.dumps(wanted).encode() + b"\n", 0)
+            os.fsync(lock)
+        return lock
+
+    def _drop_failed(self) -> None:
+        """Write the output again without the lines that failed: in one step, or not at all."""
+        if not self.path.exists():
+            return
+        new = self.path.with_name(f".{self.path.name}.new")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        with self.path.open("rb") as old, os.fdopen(os.open(new, flags, 0o600), "wb") as file:
+            for number, line in enumerate(old, 1):
+                if line.endswith(b"\n") and not self._parse(number, line).get("error"):
+                    file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self.path)
+
+    def _read_all(self) -> int:
+        """Note what is answered; return the bytes of whole lines."""
+        size = 0
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    break  # torn: its process was killed
+                document = self._parse(number, line)
+                key = id_hash(document["custom_id"])
+                if key in self.done:
+                    raise FleetError(
+                        f"{self.path}: line {number}: this `custom_id` was answered before: it was "
+                        "changed by hand; remove one of the two lines"
+                    )
+                self._count(document)
+                size += len(line)
+        return size
+
+    def _parse(self, number: int, line: bytes) -> dict[str, Any]:
+        try:
+            document: dict[str, Any] = json.loads(line)
+            id_hash(document["custom_id"])
+            Totals().add(document)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise FleetError(
+                f"{self.path}: line {number}: is no line that `gpufleet batch` wrote: the file was "
+                "changed by hand; remove the line, and it is asked again"
+            ) from None
+        return document
+
+    def _count(self, document: dict[str, Any]) -> None:
+        self.done.add(id_hash(document["custom_id"]))
+        self.totals.add(document)
+
+
+def _parse_state(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

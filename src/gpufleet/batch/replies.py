@@ -1,0 +1,168 @@
+"""What came back for a line: its answer, or not yet one.  Pure.
+
+A line of the output is OpenAI's: `{"id", "custom_id", "response", "error"}`. A request that was
+refused (4xx) is answered; a fleet that has no room (429, 503) or lost the request is asked again.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from gpufleet.batch.batch_input import Line
+
+Kind: TypeAlias = Literal["answer", "busy", "lost", "broken", "refused"]
+
+MOST_TRIES = {"busy": 50, "lost": 5, "broken": 5}
+"""
+How often a line is asked that gets no answer. One that kills its server is asked of 5 servers, not
+of all; one that finds no room waits up to a minute each time.
+"""
+LONGEST_BACK_OFF_SECONDS = 60.0
+_BUSY = frozenset({408, 425, 429, 503})
+_LOST = frozenset({502, 504})
+_REFUSED = frozenset({401, 403})
+"""The key is not taken: so for every line."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What one request came to."""
+
+    status: int = 0
+    """HTTP's; 0: there was none."""
+    body: bytes = field(default=b"", repr=False)
+    request_id: str = ""
+    retry_after: float = 0.0
+    problem: str = ""
+    """Why there is no status: `refused`, `connection lost`, `timeout`, `answer too large`."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a reply means for its line."""
+
+    kind: Kind
+    """
+    `busy`: it was not taken; `lost`: its answer did not come; `broken`: the server failed at it;
+    `refused`: no line would be taken.
+    """
+    status: int
+    code: str
+    """`400`, `connection lost`; "": it is answered well."""
+    document: Any = field(default=None, repr=False)
+    """The answer's body."""
+    request_id: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Return whether other lines have to wait, too: there is no room, or no way there."""
+        return self.kind in ("busy", "lost")
+
+
+def judge(reply: Reply) -> Verdict:
+    """Return what a reply means."""
+    if not reply.status:
+        # Nothing is known of what was sent over a connection that was never made.
+        kind: Kind = "busy" if reply.problem == "refused" else "lost"
+        if reply.problem == "answer too large":
+            kind = "answer"
+        return Verdict(kind, 0, reply.problem)
+    status = reply.status
+    code = "" if status == 200 else str(status)
+    document = _parse(reply.body)
+    if status == 200 and not isinstance(document, dict):
+        return Verdict("broken", status, "not JSON")
+    kind = "answer"
+    if status in _REFUSED:
+        kind = "refused"
+    elif status in _BUSY:
+        kind = "busy"
+    elif status in _LOST:
+        kind = "lost"
+    elif status >= 500 or (status != 200 and status < 400):
+        kind = "broken"
+    return Verdict(kind, status, code, document, reply.request_id or _id_of(document))
+
+
+def back_off_seconds(tries: int) -> float:
+    """Return how long a line waits after so many tries: 1, 2, 4, ... at most 60 s."""
+    return float(min(LONGEST_BACK_OFF_SECONDS, 2.0 ** min(tries - 1, 10)))
+
+
+def output_line(line: Line, verdict: Verdict) -> dict[str, Any]:
+    """Return a line of the output, as JSON has it."""
+    response = error = None
+    if verdict.status:
+        body = verdict.document
+        response = {
+            "status_code": verdict.status,
+            "request_id": verdict.request_id,
+            "body": body if body is not None else {},
+        }
+    if verdict.code:
+        error = {"code": verdict.code, "message": _message(verdict)}
+    return {
+        "id": f"batch_req_{secrets.token_hex(12)}",
+        "custom_id": line.custom_id,
+        "response": response,
+        "error": error,
+    }
+
+
+def _parse(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _message(verdict: Verdict) -> str:
+    document = verdict.document
+    if isinstance(document, dict):
+        error = document.get("error", document)
+        said = error.get("message") if isinstance(error, dict) else error
+        if isinstance(said, str):
+            return said
+    if verdict.status:
+        return f"the fleet answered with status {verdict.status}, and without a message"
+    return f"{verdict.code}: no answer was received"
+
+
+def _id_of(document: Any) -> str:
+    found = document.get("id") if isinstance(document, dict) else None
+    return found if isinstance(found, str) else ""
+
+
+@dataclass
+class Totals:
+    """What the lines of an output come to."""
+
+    answered: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
+    """By the code of their error."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def lines(self) -> int:
+        """All of them."""
+        return self.answered + self.failed.total()
+
+    def add(self, document: Any) -> None:
+        """Add a line of the output, as JSON."""
+        if error := document.get("error"):
+            self.failed[str(error.get("code"))] += 1
+            return
+        self.answered += 1
+        usage = document["response"]["body"].get("usage")
+        if isinstance(usage, dict):
+            self.prompt_tokens += _count(usage.get("prompt_tokens"))
+            self.completion_tokens += _count(usage.get("completion_tokens"))
+
+
+def _count(value: Any) -> int:
+    return value if type(value) is int and value > 0 else 0

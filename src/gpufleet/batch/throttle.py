@@ -1,0 +1,61 @@
+"""How many lines of a batch may be under way now.  Pure: all times are given.
+
+Three limits, the least counts: what the fleet has idle (`load_test/guest.py`), approached from 1 by
+doubling at each look; a hold after the fleet had no room or lost a request, 1, 2, 4, ... 60 s,
+after which one line goes first; none where the last look is too old to be true.
+"""
+
+from __future__ import annotations
+
+from gpufleet.batch.replies import LONGEST_BACK_OFF_SECONDS, back_off_seconds
+from gpufleet.load_test.guest import Allowance
+
+STALE_SECONDS = 60.0
+"""Of a look: a node is given 30 s to answer, and a connection to it 40 s."""
+
+
+class Throttle:
+    """Asked before each line; told of each look, each answer and each failure."""
+
+    def __init__(self, most: int | None, now: float) -> None:
+        """`most` is never exceeded; None: what is idle decides alone."""
+        self._most = most
+        self._looked_at = now
+        self._allowed = 0
+        self._why = "the fleet has not been looked at yet"
+        self._failures = 0
+        self._held_at = self._held_until = now
+
+    def allow(self, found: Allowance, now: float) -> None:
+        """Take what a look has found."""
+        self._looked_at = now
+        wanted = found.most if self._most is None else min(found.most, self._most)
+        self._allowed = min(wanted, max(1, 2 * self._allowed))
+        self._why = found.why
+
+    def succeeded(self) -> None:
+        """Take note of an answer: when a hold ends, all may go on."""
+        self._failures = 0
+
+    def failed(self, asked_at: float, now: float, retry_after: float = 0.0) -> None:
+        """Take note of a line that got none, and for which others have to wait, too."""
+        if asked_at < self._held_at:
+            return  # it was asked before the others failed: one event
+        self._failures += 1
+        wanted = max(back_off_seconds(self._failures), retry_after)
+        self._held_at = now
+        self._held_until = now + min(LONGEST_BACK_OFF_SECONDS, wanted)
+
+    def limit(self, now: float) -> int:
+        """Return how many lines may be under way."""
+        if now - self._looked_at > STALE_SECONDS or now < self._held_until:
+            return 0
+        return min(1, self._allowed) if self._failures else self._allowed
+
+    def why(self, now: float) -> str:
+        """Return why no line may be asked now; "": some may."""
+        if now - self._looked_at > STALE_SECONDS:
+            return "the fleet's load is not known any more"
+        if now < self._held_until:
+            return "the fleet takes no requests, or loses them: trying again"
+        return "" if self._allowed else self._why

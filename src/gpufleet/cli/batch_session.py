@@ -1,0 +1,314 @@
+"""One run of `gpufleet batch`: the checks, the fleet as a guest sees it, the lines, the summary.
+
+Border: it asks nodes over SSH, and the fleet over HTTP.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import gevent
+
+from gpufleet.batch.asking import CONNECT_SECONDS, Asker
+from gpufleet.batch.batch_input import BatchInput, CheckedInput, InputRules
+from gpufleet.batch.batch_output import BatchOutput
+from gpufleet.batch.batch_run import BatchRun, Moment
+from gpufleet.batch.replies import Totals
+from gpufleet.cli.measure_output import say
+from gpufleet.cli.served_fleet import NodeAnswers, ServedFleet, declared_fleet
+from gpufleet.errors import FleetError
+from gpufleet.inventory.loader import read
+from gpufleet.load_test import guest, load_target
+from gpufleet.load_test.level_runs import read_key
+from gpufleet.load_test.load_target import Declared, Target
+from gpufleet.progress import Count, Pace
+from gpufleet.settings.base import LOOPBACK
+from gpufleet.settings.gateway_settings import Gateway
+from gpufleet.upgrade.run.connections import open_nodes
+
+ASK_AGAIN_SECONDS = 300.0
+"""Between two looks at what runs on nodes; at once where a replica's load is not known."""
+REPLICA_BODY_MIB = 32
+"""Of a server without a gateway, which has no limit of its own: a gateway's default."""
+REPLICA_SECONDS = 3600.0
+"""For an answer of a server without a gateway."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What was typed."""
+
+    model: str
+    input: Path
+    output: Path
+    replica: str | None
+    gateway: str | None
+    key_file: str | None
+    ca_file: str | None
+    share: float
+    concurrency: int | None
+    patience: int
+    retry_failed: bool
+
+    def __post_init__(self) -> None:
+        if self.replica is not None and self.gateway is not None:
+            raise FleetError("--replica and --gateway exclude each other: remove one")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run has come to."""
+
+    output: Path
+    lines: int
+    totals: Totals
+    """Of all lines, those of earlier runs among them."""
+    seconds: float
+    """Of this run."""
+    stopped: str = ""
+    """Why lines are left; "": none are."""
+    signal: int = 0
+    """That ended the run; 0: none did."""
+
+    @property
+    def left(self) -> int:
+        """Lines without an answer."""
+        return self.lines - self.totals.lines
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for `json.dumps`."""
+        return {
+            "output": str(self.output),
+            "lines": self.lines,
+            "answered": self.totals.answered,
+            "failed": dict(sorted(self.totals.failed.items())),
+            "left": self.left,
+            "prompt_tokens": self.totals.prompt_tokens,
+            "completion_tokens": self.totals.completion_tokens,
+            "seconds": round(self.seconds, 1),
+            "stopped": self.stopped,
+        }
+
+
+class Session:
+    """An inventory while a file of requests is asked. Raises `FleetError` for what is not there."""
+
+    def __init__(self, inventory_file: str, wanted: Wanted) -> None:
+        self._inventory, self._wanted = inventory_file, wanted
+        self._project = read(inventory_file)
+        declared = declared_fleet(self._project)
+        self._model = load_target.choose_model(declared, wanted.model)
+        self._served_name = load_target.served_name(self._model, declared)
+        self._gateway = _gateway(wanted, declared)
+
+    def run(self) -> Summary:
+        """
+        Ask the lines of the input that the output has no answer to.
+
+        Raises `FleetError` for all that has to be put right before a line is asked, and where the
+        key is refused or the output cannot be written.
+        """
+        began = time.monotonic()
+        wanted = self._wanted
+        most_mib = self._gateway.max_body_mib if self._gateway else REPLICA_BODY_MIB
+        rules = InputRules(self._served_name, most_mib << 20)
+        with closing(BatchInput(wanted.input, rules)) as source:
+            checked = source.check()
+            opened = BatchOutput(
+                wanted.output, checked, self._served_name, retry_failed=wanted.retry_failed
+            )
+            with closing(opened) as output:
+                stopped, number = "", 0
+                if output.totals.lines < checked.lines:
+                    stopped, number = self._ask(source, checked, output)
+                seconds = time.monotonic() - began
+                return Summary(
+                    wanted.output, checked.lines, output.totals, seconds, stopped, number
+                )
+
+    def _ask(
+        self, source: BatchInput, checked: CheckedInput, output: BatchOutput
+    ) -> tuple[str, int]:
+        """Ask what is left; return why lines are left, and the signal that ended the run."""
+        with open_nodes(self._inventory) as nodes:
+            fleet = ServedFleet(self._project, nodes)
+            look = GuestLook(fleet, self._model, self._wanted, self._gateway)
+            target = look.begin()
+            key = read_key(target.key_file)
+            if problem := load_target.key_problem(target, key, 0.0, look.answers.declared):
+                raise FleetError(problem)
+            with closing(self._asker(target, key)) as asker:
+                _check_paths(asker, checked, target)
+                left = checked.lines - output.totals.lines
+                say(f"{target.name}, model {target.served_name}: {left} of {checked.lines} lines")
+                run = BatchRun(
+                    asker,
+                    source.requests(output.done),
+                    output,
+                    look,
+                    most=self._wanted.concurrency,
+                    seconds=self._request_seconds + CONNECT_SECONDS,
+                    patience_seconds=self._wanted.patience,
+                    on_beat=Progress(output.totals, checked.lines),
+                )
+                with _signals(run) as caught:
+                    run.run()
+                return run.stopped, caught[0] if caught else 0
+
+    def _asker(self, target: Target, key: str) -> Asker:
+        return Asker(
+            target.url,
+            f"/{self._model}" if self._gateway else "",
+            key,
+            certificate_file=target.certificate_file,
+            seconds=self._request_seconds,
+        )
+
+    @property
+    def _request_seconds(self) -> float:
+        """The most time for one request: as long as the gateway waits for a server."""
+        found = self._gateway
+        return found.queue_seconds + found.request_seconds if found else REPLICA_SECONDS
+
+
+def _gateway(wanted: Wanted, declared: Declared) -> Gateway | None:
+    """Return the settings of the gateway that lines go through; None: they go to a replica."""
+    if wanted.replica is not None or (wanted.gateway is None and not declared.gateways):
+        return None
+    node = load_target.choose_gateway(wanted.gateway, declared)
+    found = declared.gateways[node].gateway
+    if found is not None and found.listen in LOOPBACK:
+        raise FleetError(
+            f"{node}: its gateway listens on this node only (`gateway.listen`), and requests come "
+            "from here: let it listen on an address of the network"
+        )
+    return found
+
+
+def _check_paths(asker: Asker, checked: CheckedInput, target: Target) -> None:
+    """
+    Refuse a key that is not taken, and routes that the model does not have, before a line is asked.
+
+    An empty request is computed by no server: it is refused with 400. No answer tells nothing.
+    """
+    problems = []
+    for path in checked.paths:
+        reply = asker.ask(path, b"{}")
+        if reply.status in (401, 403):
+            raise FleetError(
+                f"{target.url} refuses the key (status {reply.status}): see "
+                f"{target.key_file or '--key-file'}, and `gateway.clients`"
+            )
+        if reply.status == 404:
+            problems.append(
+                f"{target.name} has no {path} for {target.served_name} (status 404): remove the "
+                "lines with that `url`, or name a model of another kind"
+            )
+    if problems:
+        raise FleetError(*problems)
+
+
+class GuestLook:
+    """Looks at the replicas that requests go to: how many of them a guest may have under way."""
+
+    def __init__(
+        self, fleet: ServedFleet, model: str, wanted: Wanted, gateway: Gateway | None
+    ) -> None:
+        self._fleet, self._model, self._wanted = fleet, model, wanted
+        self._per_server = gateway.per_server if gateway else None
+        self._asked_at = -math.inf
+
+    def begin(self) -> Target:
+        """Look for the first time. Raises `FleetError` where no load is known."""
+        self._ask_nodes()
+        if self.answers.changes():
+            say("note: the fleet is being changed; requests go on beside it")
+        target, notes = self._target()
+        for each in notes:
+            say(f"note: {each}")
+        guest.idle_slots(self._loads(target))
+        return target
+
+    def __call__(self, under_way: Callable[[], int]) -> guest.Allowance:
+        """Return what may be under way now; what is not known allows nothing."""
+        try:
+            if time.monotonic() - self._asked_at > ASK_AGAIN_SECONDS:
+                self._ask_nodes()
+            target, _ = self._target()
+            before = under_way()
+            loads = self._loads(target)
+            if any(isinstance(each, str) for each in loads):
+                self._asked_at = -math.inf
+            return guest.allowance(loads, min(before, under_way()), self._wanted.share)
+        except FleetError as error:
+            self._asked_at = -math.inf
+            return guest.Allowance(0, error.problems[0])
+
+    def _ask_nodes(self) -> None:
+        self.answers: NodeAnswers = self._fleet.ask_nodes()
+        self._asked_at = time.monotonic()
+
+    def _target(self) -> tuple[Target, tuple[str, ...]]:
+        return self._fleet.target(
+            self._model,
+            self.answers.declared,
+            replica=self._wanted.replica,
+            gateway=self._wanted.gateway,
+            key_file=self._wanted.key_file,
+            ca_file=self._wanted.ca_file,
+        )
+
+    def _loads(self, target: Target) -> list[guest.ServerLoad | str]:
+        """Return loads; of servers whose requests wait at the gateway, those it lets through."""
+        return [
+            each
+            if isinstance(each, str) or self._per_server is None or each.slots is None
+            else replace(each, slots=min(each.slots, self._per_server))
+            for each in self._fleet.loads(target, self.answers)
+        ]
+
+
+class Progress:
+    """A line on stderr after 2 s, then every 5 s, after a minute every 30 s."""
+
+    def __init__(self, totals: Totals, lines: int) -> None:
+        self._totals = totals
+        self._pace = Pace(time.monotonic())
+        self._count = Count("line", lines)
+
+    def __call__(self, moment: Moment) -> None:
+        now = time.monotonic()
+        self._count.record(now, self._totals.lines)
+        if not self._pace.is_due(now):
+            return
+        failed = self._totals.failed.total()
+        parts = [self._count.text(), f"{moment.under_way} under way"]
+        parts += [f"{failed} failed"] if failed else []
+        parts += [f"waiting: {moment.why}"] if moment.why else []
+        say("  " + ", ".join(parts))
+
+
+@contextmanager
+def _signals(run: BatchRun) -> Iterator[list[int]]:
+    """Have SIGINT and SIGTERM end a run between two lines; the first one is in the list."""
+    caught: list[int] = []
+
+    def stop(number: int) -> None:
+        caught.append(number)
+        run.stop("interrupted")
+
+    handlers = [gevent.signal_handler(each, stop, each) for each in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        yield caught
+    finally:
+        for each in handlers:
+            each.cancel()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

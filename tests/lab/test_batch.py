@@ -1,0 +1,224 @@
+"""
+A batch through a gateway with TLS, on real servers, beside clients that are not gpufleet's.
+
+Two nodes with a replica each. `make test-long PART=batch` writes what it measured into
+docs/measured/batch.md.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab.gateway_pair import until
+from tests.lab.upgrade_fleet import upgrade_fleet
+from tests.lab.upgrade_load import Summary, summary
+from tests.lab.walk import NODES, UNI, UNI_FLAGS, TlsFleet
+from tests.support.checkout import ROOT, own_lab
+from tests.support.measured import note
+
+LAB_ID = own_lab("gfba")
+LINES = 200
+RATE = 1.0
+PAGE = "measured/batch.md"
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsFleet]:
+    project = tmp_path_factory.mktemp("batch")
+    with upgrade_fleet(LAB_ID, project, NODES, also=(), kind=TlsFleet) as found:
+        # On two cores that do other things, too, no latency tells of a release.
+        gates = {"baseline_seconds": 5, "soak_seconds": 5, "latency_ratio": 100.0, "alerts": False}
+        found.declare(upgrade={"gates": gates, "canary": 1, "waves": [1]})
+        found.declare_model(flags=UNI_FLAGS, environment=UNI)
+        for deploy in ("deploys/vllm.py", "deploys/gateway.py"):
+            run = found.pyinfra("-y", deploy=deploy, seconds=1800)
+            assert run.status == 0, run.output
+        until(lambda: bool(found.completion()), "the gateway sees servers", 120)
+        yield found
+
+
+class Batch:
+    """A file of requests, its output, and the command over them."""
+
+    def __init__(self, fleet: TlsFleet, name: str, count: int = LINES) -> None:
+        self.fleet = fleet
+        self.input, self.output = (fleet.project / f"{name}-{end}.jsonl" for end in ("in", "out"))
+        self.key = fleet.project / "batch-key"
+        self.key.write_text(fleet.key_of_clients)
+        self.output.unlink(missing_ok=True)
+        with self.input.open("w") as file:
+            for number in range(count):
+                file.write(json.dumps(line(number)) + "\n")
+
+    def start(self, *options: str) -> subprocess.Popen[str]:
+        gpufleet = str(Path(sys.executable).with_name("gpufleet"))
+        command = [gpufleet, "batch", self.fleet.inventory, "tiny", str(self.input)]
+        command += ["-o", str(self.output), "--key-file", str(self.key), "--json", *options]
+        return subprocess.Popen(
+            command, cwd=ROOT, env=self.fleet.env(), text=True, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def answered(self) -> int:
+        return self.output.read_bytes().count(b"\n") if self.output.exists() else 0
+
+    def ids(self) -> list[str]:
+        return sorted(
+            json.loads(each)["custom_id"] for each in self.output.read_text().splitlines()
+        )
+
+    def all_once(self) -> None:
+        assert self.ids() == sorted(f"id {number}" for number in range(LINES))
+        found = self.lines()
+        assert {each["response"]["status_code"] for each in found} == {200}
+        assert all(each["response"]["body"]["choices"] for each in found)
+
+
+def line(number: int) -> dict[str, Any]:
+    """Return a line of the input; every fourth is a chat."""
+    body: dict[str, Any] = {"model": "tiny", "max_tokens": 16, "temperature": 0}
+    url = "/v1/completions"
+    if number % 4:
+        body["prompt"] = f"prompt {number}"
+    else:
+        url, body["messages"] = "/v1/chat/completions", [{"role": "user", "content": f"{number}"}]
+    return {"custom_id": f"id {number}", "method": "POST", "url": url, "body": body}
+
+
+def finish(process: subprocess.Popen[str], seconds: float = 900) -> dict[str, Any]:
+    """Wait for a command that has to succeed, and return its summary."""
+    said, errors = process.communicate(timeout=seconds)
+    print(errors)
+    assert process.returncode == 0, said + errors
+    found: dict[str, Any] = json.loads(said)
+    return found
+
+
+def counted(fleet: TlsFleet, name: str, labels: str = "") -> float:
+    """Return the sum of a metric over both nodes' servers, asked on the nodes."""
+    total = 0.0
+    for node in NODES:
+        page = fleet.ssh(node, "curl -sf http://127.0.0.1:8000/metrics")
+        found = re.findall(rf"^{name}\{{[^}}]*{labels}[^}}]*\}} (\S+)$", page, re.MULTILINE)
+        assert found, f"{node} has no {name}"
+        total += sum(map(float, found))
+    return total
+
+
+def test_users_beside_a_batch_lose_nothing_and_wait_for_nothing(fleet: TlsFleet) -> None:
+    """The other route is what servers and an OpenAI client saw."""
+    with fleet.load("alone", rate=RATE) as users:
+        until(lambda: len(users.requests()) >= 40, "users without a batch", 300)
+    alone = summary(users.requests())
+
+    batch = Batch(fleet, "beside")
+    done = counted(fleet, "vllm:request_success_total")
+    queue = {edge: queued(fleet, edge) for edge in ("1.0", r"\+Inf")}
+    with fleet.load("users", rate=RATE) as users:
+        began = time.monotonic()
+        found = finish(batch.start())
+        seconds = time.monotonic() - began
+    beside = summary(users.requests())
+
+    batch.all_once()
+    assert (found["answered"], found["failed"], found["left"]) == (LINES, {}, 0)
+    assert found["completion_tokens"] > 0
+    assert counted(fleet, "vllm:request_success_total") - done >= LINES + beside.requests
+    assert beside.failed == 0, beside.failures
+    slow = (queued(fleet, r"\+Inf") - queue[r"\+Inf"]) - (queued(fleet, "1.0") - queue["1.0"])
+    note_row("beside users", seconds, alone, beside, slow)
+    assert slow == 0, "a request waited in a server for more than a second"
+
+
+def queued(fleet: TlsFleet, edge: str) -> float:
+    """Return how many requests waited in servers for at most so many seconds."""
+    return counted(fleet, "vllm:request_queue_time_seconds_bucket", f'le="{edge}"')
+
+
+def note_row(what: str, seconds: float, alone: Summary, beside: Summary, slow: float) -> None:
+    row = [
+        what, f"{seconds:.0f} s", f"{LINES / seconds:.1f}", f"{beside.requests}",
+        f"{beside.failed}", f"{slow:.0f}", f"{alone.ttft_p50:.3f} s", f"{beside.ttft_p50:.3f} s",
+    ]  # fmt: skip
+    print(" | ".join(row), flush=True)
+    note(PAGE, *row)
+
+
+def test_a_batch_that_is_killed_goes_on_and_asks_no_answered_line_again(fleet: TlsFleet) -> None:
+    batch = Batch(fleet, "killed")
+    done = counted(fleet, "vllm:request_success_total")
+    process = batch.start()
+    until(lambda: batch.answered() >= 60, "sixty answers", 300)
+    process.kill()
+    process.communicate()
+    before = batch.answered()
+    assert before < LINES, "it was over when it was killed"
+    found = finish(batch.start())
+
+    batch.all_once()
+    assert found["answered"] == LINES
+    # What the servers finished is the other route: those under way at the kill twice, at most.
+    most = 2 * int(UNI_FLAGS["max-num-seqs"])
+    assert LINES <= counted(fleet, "vllm:request_success_total") - done <= LINES + most
+
+
+def test_a_signal_ends_it_with_what_to_type(fleet: TlsFleet) -> None:
+    batch = Batch(fleet, "signalled")
+    process = batch.start()
+    until(lambda: batch.answered() >= 5, "five answers", 300)
+    process.send_signal(signal.SIGTERM)
+    said, errors = process.communicate(timeout=60)
+
+    assert process.returncode == 128 + signal.SIGTERM, errors
+    assert json.loads(said)["left"] == LINES - batch.answered() > 0
+    assert f"interrupted: to go on: gpufleet batch {fleet.inventory} tiny" in errors
+    assert "Traceback" not in errors
+    assert fleet.key_of_clients not in said + errors
+
+
+def test_a_batch_goes_on_through_the_waves_of_an_upgrade(fleet: TlsFleet) -> None:
+    """Both replicas are drained, restarted and put back, one after the other."""
+    before = set(fleet.pids().values())
+    fleet.declare_model(flags={**UNI_FLAGS, "max-num-seqs": 12})
+    batch = Batch(fleet, "upgrade")
+    # One at a time, so that it lasts as long as the waves.
+    process = batch.start("--concurrency", "1")
+    until(lambda: batch.answered() >= 5, "five answers", 300)
+    upgraded = fleet.upgrade()
+    at_its_end = batch.answered()
+    assert upgraded.returncode == 0, upgraded.stdout[-3000:]
+    found = finish(process)
+
+    batch.all_once()
+    assert (found["answered"], found["failed"]) == (LINES, {})
+    assert not before & set(fleet.pids().values())
+    assert set(fleet.seqs().values()) == {"12"}
+    print(f"{at_its_end} lines were answered when the upgrade ended")
+
+
+def test_what_cannot_be_asked_is_refused_before_anything_is(fleet: TlsFleet) -> None:
+    batch = Batch(fleet, "refused")
+    done = counted(fleet, "vllm:request_success_total")
+    with batch.input.open("a") as file:
+        file.write(json.dumps({**line(0), "custom_id": "e", "url": "/v1/embeddings"}) + "\n")
+    said, errors = batch.start().communicate(timeout=120)
+    assert "has no /v1/embeddings for tiny (status 404)" in errors, said + errors
+
+    batch = Batch(fleet, "refused")
+    batch.key.write_text("another-key")
+    _, errors = batch.start().communicate(timeout=120)
+    assert "no client of the gateway has this key" in errors
+    assert batch.answered() == 0
+    assert counted(fleet, "vllm:request_success_total") == done

@@ -1,0 +1,121 @@
+"""All lines are checked before one is asked, and a refusal shows what to write and no prompt."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpufleet.batch.batch_input import BatchInput, CheckedInput, InputRules, Line, id_hash
+from gpufleet.errors import FleetError
+
+SECRET = "the-prompt-of-a-user"
+RULES = InputRules("llama", 1 << 20)
+
+
+def line(custom_id: Any = "a", **changes: Any) -> str:
+    body = {"model": "llama", "prompt": SECRET, **changes.pop("body", {})}
+    found = {"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": body}
+    return json.dumps({**found, **changes})
+
+
+def check(tmp_path: Path, *lines: str | bytes) -> CheckedInput:
+    file = tmp_path / "in.jsonl"
+    file.write_bytes(b"\n".join(e if isinstance(e, bytes) else e.encode() for e in lines))
+    source = BatchInput(file, RULES)
+    try:
+        return source.check()
+    finally:
+        source.close()
+
+
+def test_a_sound_input_is_counted_and_has_the_hash_that_sha256sum_gives(tmp_path: Path) -> None:
+    found = check(tmp_path, line("a"), "", line("b", url="/score"), line("c", url="/v1/score"))
+
+    whole = (tmp_path / "in.jsonl").read_bytes()
+    paths = ("/v1/completions", "/v1/score")
+    assert found == CheckedInput(3, hashlib.sha256(whole).hexdigest(), paths)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ('{"custom_id": ', "is not JSON"),
+        ("[1]", "is no object: write"),
+        (b'{"custom_id": "\xff"}', "its byte 16 is none of a text in UTF-8"),
+        ('{"a": NaN}', "has NaN, which is no value of JSON"),
+        ("[" * 100_000, "its nesting is too deep"),
+        (line(None), "has no `custom_id`"),
+        (line(7), "has no `custom_id`"),
+        (line(""), "has no `custom_id`"),
+        (line("first"), '`custom_id` "first" is that of an earlier line'),
+        (line(method="GET"), 'write "method": "POST"'),
+        (line(url="/v1/audio/speech"), "its `url` is not served: write one of /v1/chat"),
+        (line(url=["/v1/completions"]), "its `url` is not served"),
+        (line(priority=1), 'has "priority", which no line of a batch has'),
+        (line(body={"model": "qwen"}), 'its `model` is "qwen": write "llama"'),
+        (line(body={"model": None}), 'its `model` is null: write "llama"'),
+        ('{"custom_id": "a", "url": "/score", "body": 1}', "its `body` is no object"),
+        (line(body={"stream": True}), "asks for a stream"),
+        (line(body={"prompt": "x" * (1 << 20)}), "its `body` is larger than 1 MiB"),
+        (line(body={"prompt": "x" * (9 << 20)}), "is larger than 1 MiB"),
+        (line().replace(SECRET, "\\ud800"), "half of a surrogate pair"),
+        (line(body={"top_p": 7}).replace("7", "1e999"), "a number that is too large"),
+        (line(body={"top_p": 7}).replace("7", "7" * 5000), "a number with too many digits"),
+    ],
+)
+def test_a_wrong_line_is_refused_with_its_number_and_what_to_write(
+    tmp_path: Path, wrong: str | bytes, words: str
+) -> None:
+    with pytest.raises(FleetError) as refused:
+        check(tmp_path, line("first"), wrong, line("last"))
+
+    (problem,) = refused.value.problems
+    assert problem.startswith(f"{tmp_path}/in.jsonl: line 2: ")
+    assert words in problem
+    assert SECRET not in problem
+
+
+def test_all_wrong_lines_are_named_at_once_but_not_without_end(tmp_path: Path) -> None:
+    with pytest.raises(FleetError) as refused:
+        check(tmp_path, *["{}"] * 30)
+
+    assert len(refused.value.problems) == 21
+    assert refused.value.problems[-1].endswith("10 lines more cannot be asked")
+
+
+def test_an_input_without_lines_and_one_that_is_no_file_are_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FleetError, match="has no line"):
+        check(tmp_path, "")
+    with pytest.raises(FleetError, match="is no file"):
+        BatchInput(tmp_path / "pipe", RULES)
+    with pytest.raises(FleetError, match="cannot be read: No such file"):
+        BatchInput(tmp_path / "none", RULES)
+
+
+def test_what_is_answered_is_left_out_and_the_route_is_that_of_the_gateway(tmp_path: Path) -> None:
+    check(tmp_path, line("a"), line("b", url="/rerank", body={"prompt": "é"}), line("c"))
+    source = BatchInput(tmp_path / "in.jsonl", RULES)
+
+    found = list(source.requests({id_hash("a"), id_hash("c")}))
+
+    source.close()
+    assert found == [Line("b", "/v1/rerank", '{"model":"llama","prompt":"é"}'.encode())]
+
+
+def test_an_input_that_is_changed_meanwhile_is_asked_no_further(tmp_path: Path) -> None:
+    check(tmp_path, *[line(str(number)) for number in range(3)])
+    file = tmp_path / "in.jsonl"
+    source = BatchInput(file, RULES)
+    lines = source.requests(())
+    next(lines)
+    file.write_text(line("other"))
+
+    with pytest.raises(FleetError, match="was changed while it was read"):
+        next(lines)
+    source.close()
