@@ -20,7 +20,7 @@ from gpufleet.batch.asking import CONNECT_SECONDS, Asker
 from gpufleet.batch.batch_input import BatchInput, CheckedInput, InputRules
 from gpufleet.batch.batch_output import BatchOutput
 from gpufleet.batch.batch_run import BatchRun, Moment
-from gpufleet.batch.replies import Totals
+from gpufleet.batch.replies import Reply, Totals
 from gpufleet.cli.measure_output import say
 from gpufleet.cli.served_fleet import NodeAnswers, ServedFleet, declared_fleet
 from gpufleet.errors import FleetError
@@ -39,6 +39,10 @@ REPLICA_BODY_MIB = 32
 """Of a server without a gateway, which has no limit of its own: a gateway's default."""
 REPLICA_SECONDS = 3600.0
 """For an answer of a server without a gateway."""
+CHECK_SECONDS = 30.0
+"""For the answer to an empty request, before the first line."""
+MOST_AT_ONCE = 512
+"""Requests: half of the files that a process may have open where nothing else is set."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,7 @@ class Session:
                     source.requests(output.done),
                     output,
                     look,
-                    most=self._wanted.concurrency,
+                    most=self._most,
                     seconds=self._request_seconds + CONNECT_SECONDS,
                     patience_seconds=self._wanted.patience,
                     on_beat=Progress(output.totals, checked.lines),
@@ -170,6 +174,14 @@ class Session:
             certificate_file=target.certificate_file,
             seconds=self._request_seconds,
         )
+
+    @property
+    def _most(self) -> int:
+        """The most requests at once: a gateway closes connections above its limit of an address."""
+        limits = [MOST_AT_ONCE, self._wanted.concurrency or MOST_AT_ONCE]
+        # Other clients may come from this machine, too.
+        limits += [self._gateway.source_connections // 2] if self._gateway else []
+        return min(limits)
 
     @property
     def _request_seconds(self) -> float:
@@ -200,7 +212,9 @@ def _check_paths(asker: Asker, checked: CheckedInput, target: Target) -> None:
     """
     problems = []
     for path in checked.paths:
-        reply = asker.ask(path, b"{}")
+        reply = Reply()
+        with gevent.Timeout(CHECK_SECONDS, False):
+            reply = asker.ask(path, b"{}")
         if reply.status in (401, 403):
             raise FleetError(
                 f"{target.url} refuses the key (status {reply.status}): see "
