@@ -43,6 +43,16 @@ LENGTH_ERROR = 1e-3
 RATE, TONE_HZ = 16000, 440  # of the second of sound
 BOUNDARY = "gpufleet-5e1f8c0b7a3d4926"
 TEXT = "Hello"
+# What reading an answer of another form raises; OverflowError: a whole number beyond any float.
+_OTHER_FORM = (
+    AttributeError,
+    IndexError,
+    KeyError,
+    OverflowError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 QUERY, DOCUMENTS = "What is the capital of France?", ("Paris.", "A bicycle has two wheels.")
 
 
@@ -214,7 +224,7 @@ def judge(kind: str, put: Question, document: Any, known: Expected) -> Judged:
             return words(document["text"])
         if kind == GENERATE:
             return words(document["choices"][0]["text"])
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError) as error:
+    except _OTHER_FORM as error:
         why = "%s: %s" % (type(error).__name__, error)
         return Judged(problem="its answer has another form (%s)" % why)
     return Judged(problem="its unit says `Kind=%s`, which this gpufleet does not know" % kind)

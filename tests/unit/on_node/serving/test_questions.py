@@ -72,6 +72,7 @@ def test_a_good_answer_is_read(
         ("embed", embedding([0.0, 0.0]), Expected(), "all numbers of its vector are 0"),
         ("embed", embedding(UNIT_VECTOR), Expected(4), "3 numbers, and the model's files say 4"),
         ("embed", embedding([0.6, 0.9]), Expected(2, True), "the length 1.0817"),
+        ("embed", embedding([10**400, 1.0]), Expected(), "another form (OverflowError"),
         ("embed", {"data": []}, Expected(), "another form (IndexError"),
         ("rerank", ranking(0.5), Expected(), "given 2 documents, and scored [0]"),
         ("rerank", ranking(0.5, math.inf), Expected(), "1 of the 2 numbers of its scores"),
