@@ -80,7 +80,7 @@ class KindsFleet(UpgradeFleet):
 @pytest.fixture(scope="module")
 def kinds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KindsFleet]:
     project = tmp_path_factory.mktemp("kinds")
-    with upgrade_fleet(own_lab("gfk"), project, NODES, also=(), kind=KindsFleet) as found:
+    with upgrade_fleet(own_lab("gfmk"), project, NODES, also=(), kind=KindsFleet) as found:
         yield found
 
 

@@ -22,7 +22,7 @@ PROJECT = "gpufleet/_project/"
 VARIABLES = """\
 vllm: {version: 0.32.0, lock: locks/vllm-0.32.0.txt, listen: 127.0.0.1}
 serving:
-  small: {model: /srv/small, tensor_parallel: 2, replicas: 1}
+  small: {model: /srv/small, kind: generate, tensor_parallel: 2, replicas: 1}
 """
 INVENTORY = """\
 from gpufleet import inventory
