@@ -174,8 +174,9 @@ class Session:
             for name, each in self.project.gpu_nodes.items()
             if model in each.settings.serving
         }
-        found = describe_models(of_model, fleet.documents).get(model)
-        config = found.config or {} if isinstance(found, Description) else {}
+        known = describe_models(of_model, fleet.documents).get(model)
+        found = known.described if known else None
+        config = (found.config or {}) if isinstance(found, Description) else {}
         size = config.get("vocab_size")
         ids = workloads.ordinary_ids(size if isinstance(size, int) else SMALLEST_VOCABULARY)
         lines = next((e.arguments for e in fleet.declared.running if e.model == model), ())
