@@ -142,7 +142,7 @@ def unreachable_addresses(settings: NodeSettings) -> Iterator[tuple[tuple[str | 
             "takes wheels from PyPI, and `offline` is true: set `mirror.url`, "
             "`mirror.wheels` or `mirror.index_url`",
         )
-    if vllm and vllm.hf_endpoint is None and any(not m.is_path for m in settings.serving.values()):
+    if vllm and vllm.hf_endpoint is None and any(m.hub_sources for m in settings.serving.values()):
         yield (
             ("serving",),
             "has models from the Hugging Face Hub, and `offline` is true: set `mirror.url` or "

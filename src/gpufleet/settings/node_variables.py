@@ -19,6 +19,7 @@ from gpufleet.errors import FleetError
 from gpufleet.formatting import suggestion
 from gpufleet.paths import PROJECT
 from gpufleet.settings import lock_defaults, lookup, operator_paths
+from gpufleet.settings.adapter_settings import NamedModel, name_clashes
 from gpufleet.settings.base import KeyPath
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.open_secrets import open_secrets
@@ -156,7 +157,7 @@ def check(
                     found.setdefault((origin.file, origin.line, sentence), [])
                 else:
                     found.setdefault(("", 0, sentence), []).append(name)
-    for origin, sentence in _unknown_groups(nodes.values()):
+    for origin, sentence in (*_unknown_groups(nodes.values()), *_adapter_names(nodes)):
         found.setdefault((origin.file, origin.line, sentence), [])
     if found:
         raise FleetError(
@@ -181,6 +182,17 @@ def _unknown_groups(nodes: Collection[NodeVars]) -> Iterator[tuple[Origin, str]]
                         f"serving.{model}.prefer: no node of this inventory is in a group "
                         f"{group!r}{suggestion(group, known)}; groups are {', '.join(known)}",
                     )
+
+
+def _adapter_names(nodes: Mapping[str, NodeVars]) -> Iterator[tuple[Origin, str]]:
+    """Yield a place and a sentence for each adapter whose name stands for something else, too."""
+    models = (
+        NamedModel(name, entry, served.served_name, tuple(served.adapters))
+        for name, node in nodes.items()
+        for entry, served in node.settings.serving.items()
+    )
+    for node, key, sentence in name_clashes(models):
+        yield nodes[node].origins["serving"].place_of(*key[1:]), sentence
 
 
 def _is_default(key: str, value: Any) -> bool:

@@ -26,6 +26,10 @@ CONTROL_FLAGS = {
 }
 """Flags that add routes for controlling a server, with the routes."""
 
+CHOSEN_PATHS = ("VLLM_LORA_RESOLVER_CACHE_DIR", "VLLM_LORA_RESOLVER_HF_REPO_LIST")
+"""Variables with which the model's name in a request, unchecked, is where an adapter is read from
+(vllm/plugins/lora_resolvers)."""
+
 PAST_VARIABLES = ("VLLM_USE_RUST_FRONTEND",)
 PAST_FLAGS = ("grpc", "grpc-port")
 """Flags that replace vLLM's Python server, which alone loads middleware."""
@@ -47,6 +51,12 @@ def route_mistakes(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
                 f"gives servers {control}, which let any client with the API key control them: "
                 "remove it, or write `allow_control_routes: true` under `vllm`",
             )
+        if not is_flag and name in CHOSEN_PATHS:
+            yield (
+                at,
+                "lets clients choose where servers read adapters from: remove it, and declare "
+                "each adapter in `adapters` of its model (docs/configure/adapters.md)",
+            )
         if vllm.api_key_file is not None and name in (PAST_FLAGS if is_flag else PAST_VARIABLES):
             yield (
                 at,
@@ -58,11 +68,13 @@ def route_mistakes(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
 
 def _set(settings: NodeSettings) -> Iterator[tuple[KeyPath, str, Any]]:
     """Yield each variable and each flag that is on, with the path of its key."""
-    named: dict[KeyPath, Mapping[str, Any]] = {
-        ("vllm", "environment"): settings.vllm.environment if settings.vllm else {}
-    }
+    named: dict[KeyPath, Mapping[str, Any]] = {}
+    if settings.vllm:
+        named["vllm", "environment"] = settings.vllm.environment
+        named["vllm", "environment_files"] = settings.vllm.environment_files
     for model, served in settings.serving.items():
         named["serving", model, "environment"] = served.environment
+        named["serving", model, "environment_files"] = served.environment_files
         named["serving", model, "flags"] = served.flags
     for path, values in named.items():
         for name, value in values.items():

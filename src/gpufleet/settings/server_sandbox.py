@@ -55,6 +55,13 @@ def sandbox_mistakes(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
                 "own /tmp, and no access to /root; move the files, as to /srv/models, or name "
                 "the model by its Hugging Face id and commit",
             )
+        for adapter, each in served.adapters.items():
+            if each.is_path and (place := _hidden(each.source, homes=_in_a_home(served))):
+                yield (
+                    (*here, "adapters", adapter, "source"),
+                    f"{each.source} is under {place}, which servers cannot see: move the files, as "
+                    "to /srv/adapters, or name the adapter by its Hugging Face id and commit",
+                )
         yield from _file_flags(here, served)
         yield from _too_few_at_once(here, served)
 
@@ -78,7 +85,7 @@ def _ports(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
 
 
 def _file_flags(here: KeyPath, served: Served) -> Iterator[tuple[KeyPath, str]]:
-    homes = served.model.startswith(_HOMES)
+    homes = _in_a_home(served)
     for flag, value in served.flags.items():
         if flag not in _READ:
             continue
@@ -99,6 +106,11 @@ def _file_flags(here: KeyPath, served: Served) -> Iterator[tuple[KeyPath, str]]:
                     "copy the file to every node that serves this and write its absolute path, as "
                     f"/srv/models/{path.rpartition('/')[2] or flag}",
                 )
+
+
+def _in_a_home(served: Served) -> bool:
+    """Return whether a server sees /home, which holds its model."""
+    return served.model.startswith(_HOMES)
 
 
 def _too_few_at_once(here: KeyPath, served: Served) -> Iterator[tuple[KeyPath, str]]:

@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from gpufleet.catalog import presets
 from gpufleet.formatting import suggestion
+from gpufleet.settings.adapter_settings import Adapter, AdapterName, flag_mistakes
 from gpufleet.settings.base import (
     LOOPBACK,
     AbsolutePath,
@@ -404,6 +405,10 @@ class Served(Setting):
     flags: Annotated[
         dict[str, Argument], Field(description="Flags of `vllm serve`, without their dashes")
     ] = {}
+    adapters: Annotated[
+        dict[AdapterName, Adapter],
+        Field(description="LoRA adapters that every replica loads, by the name for clients"),
+    ] = {}
     allow_unlocked_code: Annotated[
         bool,
         Field(description="Accept that `trust-remote-code` runs code that no model lock covers"),
@@ -436,6 +441,13 @@ class Served(Setting):
         """Return whether the model's files are declared to lie on the node already."""
         return self.model.startswith("/")
 
+    @property
+    def hub_sources(self) -> tuple[tuple[str, str], ...]:
+        """Return what nodes download for it, as repository and commit: the model, its adapters."""
+        every = ((self.model, self.revision),
+                 *((each.source, each.revision) for each in self.adapters.values()))  # fmt: skip
+        return tuple((source, revision) for source, revision in every if revision)
+
     @model_validator(mode="after")
     def _nothing_is_set_twice(self) -> Served:
         mistakes = []
@@ -455,6 +467,12 @@ class Served(Setting):
             for name in self.flags
             if not re.fullmatch(r"[a-z0-9]+([-.][A-Za-z0-9_]+)*", name)
         ]
+        mistakes += flag_mistakes(self.adapters, names)
+        if self.adapters and self.prefill:
+            mistakes.append(
+                "`adapters` beside `prefill`: the entry that computes the prompts would need them, "
+                "too, and a name is one entry's: remove one of both"
+            )
         if self.context is not None and "max-model-len" in names:
             mistakes.append("`context` and `flags.max-model-len` are the same: remove one of them")
         mistakes += [

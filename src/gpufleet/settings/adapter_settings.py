@@ -1,0 +1,124 @@
+"""What operators write about LoRA adapters, and names that adapters cannot have.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, NamedTuple
+
+from pydantic import Field, model_validator
+
+from gpufleet.settings.base import KeyPath, Setting, Sha256, form
+
+# Clients write it, HAProxy's maps and `--lora-modules NAME=PATH` have it. Without `/`: it never
+# looks like a path.
+AdapterName = Annotated[
+    str,
+    form(
+        r"[A-Za-z0-9]([A-Za-z0-9._:-]{0,62}[A-Za-z0-9])?",
+        "at most 64 letters, digits, `.`, `_`, `:` and `-`, with a letter or digit first and last",
+    ),
+]
+
+FLAGS = frozenset({"default-mm-loras", "enable-lora", "lora-modules"})
+"""Flags that `adapters` decide, or that would load others beside them."""
+
+
+class Adapter(Setting):
+    """A LoRA adapter that every replica of a model loads."""
+
+    source: Annotated[
+        str,
+        form(
+            # Without `=` and `,`: `--lora-modules NAME=PATH`.
+            r"(/[A-Za-z0-9_+@.-]+)+|[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*",
+            "a Hugging Face id, as org/sql-lora, or the absolute path of a directory on the node, "
+            "as /srv/adapters/sql, of letters, digits, `.`, `_`, `+`, `@` and `-`",
+        ),
+        Field(description="Hugging Face id (downloaded on the node), or an absolute path there"),
+    ]
+    revision: Annotated[
+        str | None,
+        form(
+            r"[0-9a-f]{40}",
+            "a commit, all 40 digits of it: `git ls-remote` prints it, and so does the adapter's "
+            "page on the Hub under `Files`, `History`",
+        ),
+        Field(description="Commit of a Hugging Face adapter, all 40 digits"),
+    ] = None
+    sha256: Annotated[
+        Sha256 | None,
+        Field(
+            description="SHA-256 of `adapter_model.safetensors` below a path, 64 digits: nodes "
+            "serve a copy with this content; null: the files as they are at each start"
+        ),
+    ] = None
+
+    @property
+    def is_path(self) -> bool:
+        """Return whether the adapter's files are declared to lie on the node already."""
+        return self.source.startswith("/")
+
+    @model_validator(mode="after")
+    def _content_is_pinned(self) -> Adapter:
+        mistakes = []
+        if self.is_path and any(part in {".", ".."} for part in self.source.split("/")):
+            mistakes.append("`source` must be a plain absolute path, without . or ..")
+        if self.is_path and self.revision is not None:
+            mistakes.append("`revision` has no effect for a path: remove it; `sha256` pins a path")
+        if not self.is_path and self.revision is None:
+            mistakes.append(
+                f"`revision` is missing: set the commit of {self.source}, so that every replica "
+                "serves the same files"
+            )
+        if not self.is_path and self.sha256 is not None:
+            mistakes.append(
+                "`sha256` is for a path: remove it; `gpufleet lock INVENTORY --models` writes the "
+                "hashes of all files of this commit"
+            )
+        if mistakes:
+            raise ValueError("; ".join(mistakes))
+        return self
+
+
+def flag_mistakes(adapters: Mapping[str, Adapter], flags: Iterable[str]) -> Iterator[str]:
+    """Yield what is wrong with an entry's flags beside its adapters."""
+    if adapters and (both := sorted(FLAGS & set(flags))):
+        yield (
+            f"`flags` sets {', '.join(both)}, and so do `adapters`: remove it from `flags`; "
+            "adapters of all flags go into `adapters`"
+        )
+
+
+class NamedModel(NamedTuple):
+    """An entry of `serving` on one node, as far as names go."""
+
+    node: str
+    entry: str
+    served_name: str | None
+    adapters: tuple[str, ...]
+
+
+def name_clashes(models: Iterable[NamedModel]) -> Iterator[tuple[str, KeyPath, str]]:
+    """
+    Yield each adapter whose name clients use for something else: its node, its key, the sentence.
+
+    An entry that several nodes declare is one.
+    """
+    every = tuple(models)
+    owners: dict[str, set[str]] = {}
+    for each in every:
+        owners.setdefault(each.entry, set()).add(f"the entry serving.{each.entry}")
+        if each.served_name:
+            owners.setdefault(each.served_name, set()).add(f"serving.{each.entry}.served_name")
+        for name in each.adapters:
+            owners.setdefault(name, set()).add(f"serving.{each.entry}.adapters.{name}")
+    for each in every:
+        for name in each.adapters:
+            key = ("serving", each.entry, "adapters", name)
+            if others := sorted(owners[name] - {".".join(key)}):
+                yield (
+                    each.node,
+                    key,
+                    f"{'.'.join(key)}: clients use this name for {' and '.join(others)} too: "
+                    "give the adapter another name",
+                )
