@@ -132,7 +132,7 @@ def tokenizer_config() -> dict[str, object]:
 
 def weights(head_size: int = HEAD_SIZE) -> bytes:
     """
-    The `model.safetensors`: the header's length in 8 bytes, the header in JSON, the tensors.
+    The `model.safetensors`.
 
     Weights are bfloat16, drawn by tensor name, so one tensor's shape does not change another.
     """

@@ -16,7 +16,7 @@ from gpufleet.operations.artifact import model_artifact
 from gpufleet.operations.build_release import have_release
 from gpufleet.operations.check_reachability import check_reachability
 from gpufleet.operations.converge import Converge
-from gpufleet.operations.stage_model import have_model, own_models
+from gpufleet.operations.stage_model import copy_adapter, have_model, own_models
 from gpufleet.planning.stage import Stage
 from gpufleet.serving import vllm_node
 from gpufleet.serving.unit import UnitFile
@@ -66,12 +66,15 @@ def prepared(here: NodePlan, wanted: Vllm, *, apart: bool = False) -> Prepared:
     secrets = vllm_node.credentials(here.stages, here.settings)
     serving = here.settings.serving
     files = {
-        found for each in here.stages if (found := model_files.checkpoint(serving[each.model]))
+        found for each in here.stages for found in model_files.checkpoints(serving[each.model])
+    }
+    copies = {
+        found for each in here.stages for found in model_files.adapter_copies(serving[each.model])
     }
 
     ground = Converge(
         vllm_node.required_state(wanted, build, secrets, apart=apart),
-        watch=(build.mark, *vllm_node.mark_files(files)),
+        watch=(build.mark, *vllm_node.mark_files([*files, *copies])),
         probed=False,
     )
     ground.packages(name="packages")
@@ -81,6 +84,8 @@ def prepared(here: NodePlan, wanted: Vllm, *, apart: bool = False) -> Prepared:
     have_release(ground, build)
     for found in host.loop(sorted(files, key=lambda each: each.directory)):
         have_model(ground, found, wanted, model_artifact(found, here.everyone))
+    for copied in host.loop(sorted(copies, key=lambda each: each.directory)):
+        copy_adapter(ground, copied, name=f"copy the adapter {copied.source}")
 
     proof = Proof(build, vllm_node.launch_commands(here.stages, here.settings, build), here.origins)
     proofs = Converge(proof.desired_state, watch=(build.mark,))

@@ -11,10 +11,13 @@ from shlex import quote
 
 from gpufleet import node_paths
 from gpufleet.remote import sandbox
+from gpufleet.settings.adapter_settings import Adapter
 from gpufleet.settings.serving_settings import Served, Vllm
 
 TOKEN = f"{node_paths.VLLM_CREDENTIALS}/hf-token"
 MODELS = node_paths.MODELS
+ADAPTER_COPIES = f"{MODELS}/adapters"
+"""Copies of adapters that lie at paths of the node, each in a folder named by its SHA-256."""
 DOWNLOADING = ".gpufleet-download-"
 """As in on_node/transfer/place_model.py."""
 # Where the Hub's client asks when no other endpoint is set.
@@ -45,15 +48,34 @@ class Checkpoint:
         return f"{self.directory}/.complete"
 
 
+@dataclass(frozen=True)
+class AdapterCopy:
+    """An adapter at a path of the node, and where its copy with a certain content lies."""
+
+    source: str
+    sha256: str
+    directory: str
+
+    @property
+    def mark(self) -> str:
+        """The file that marks a complete copy."""
+        return f"{self.directory}/.complete"
+
+
 def model_directory(model: Served) -> str:
     """
     Return where the model's files lie on the node.
 
     `/var/lib/vllm/models/<org>--<name>/<revision>` for a Hub model, a path as it is.
     """
-    if model.is_path:
-        return model.model
-    return f"{MODELS}/{model.model.replace('/', '--')}/{model.revision}"
+    return model.model if model.is_path else _hub_directory(model.model, str(model.revision))
+
+
+def adapter_directory(adapter: Adapter) -> str:
+    """Return where servers read an adapter: of one that is pinned, the path has its content."""
+    if not adapter.is_path:
+        return _hub_directory(adapter.source, str(adapter.revision))
+    return f"{ADAPTER_COPIES}/{adapter.sha256}" if adapter.sha256 else adapter.source
 
 
 def checkpoint(model: Served) -> Checkpoint | None:
@@ -61,6 +83,27 @@ def checkpoint(model: Served) -> Checkpoint | None:
     if model.is_path or model.revision is None:
         return None
     return Checkpoint(model.model, model.revision, model_directory(model))
+
+
+def checkpoints(model: Served) -> tuple[Checkpoint, ...]:
+    """Return what has to be downloaded for an entry: the model, adapters; not what has a path."""
+    return tuple(
+        Checkpoint(repository, revision, _hub_directory(repository, revision))
+        for repository, revision in model.hub_sources
+    )
+
+
+def adapter_copies(model: Served) -> tuple[AdapterCopy, ...]:
+    """Return the adapters of an entry that are copied from a path of the node."""
+    return tuple(
+        AdapterCopy(each.source, each.sha256, adapter_directory(each))
+        for each in model.adapters.values()
+        if each.sha256
+    )
+
+
+def _hub_directory(repository: str, revision: str) -> str:
+    return f"{MODELS}/{repository.replace('/', '--')}/{revision}"
 
 
 def listing_url(wanted: Checkpoint, vllm: Vllm) -> str:

@@ -92,7 +92,9 @@ def judge_models(settings: Mapping[str, NodeSettings]) -> tuple[str, ...]:
     `settings` are those of nodes with the flags that presets set. Raises `FleetError` for a model
     whose files hold code that is to run, unless its entry allows that.
     """
-    unlocked = {(model, served.model): served for model, served in _unlocked(settings.values())}
+    unlocked = {
+        (model, repository): served for model, repository, served in _unlocked(settings.values())
+    }
     if refused := tuple(
         f"serving.{model}: `trust-remote-code` runs code of {repository}, which no lock covers: "
         "write a lock with `gpufleet lock INVENTORY --models`, or set "
@@ -110,7 +112,8 @@ def judge_models(settings: Mapping[str, NodeSettings]) -> tuple[str, ...]:
     )
 
 
-def _unlocked(settings: Iterable[NodeSettings]) -> Iterator[tuple[str, Served]]:
+def _unlocked(settings: Iterable[NodeSettings]) -> Iterator[tuple[str, str, Served]]:
+    """Yield each entry, a repository that it downloads and no lock names, and its settings."""
     locks: dict[str, Models] = {}
     for each in settings:
         if each.vllm is None:
@@ -119,8 +122,9 @@ def _unlocked(settings: Iterable[NodeSettings]) -> Iterator[tuple[str, Served]]:
         if path not in locks:
             locks[path] = read_lock(Path(path))
         for model, served in each.serving.items():
-            if not served.is_path and (served.model, served.revision) not in locks[path]:
-                yield model, served
+            for repository, revision in served.hub_sources:
+                if (repository, revision) not in locks[path]:
+                    yield model, repository, served
 
 
 def _runs_code(served: Served) -> bool:

@@ -151,8 +151,8 @@ def _locks(node: NodeNeeds, index_url: str) -> Iterator[Locked]:
 def _models(settings: NodeSettings) -> Iterator[Model]:
     if vllm := settings.vllm:
         for served in settings.serving.values():
-            if served.revision:
-                yield Model(served.model, served.revision, vllm.hf_endpoint, vllm.hf_token_file)
+            for repository, revision in served.hub_sources:
+                yield Model(repository, revision, vllm.hf_endpoint, vllm.hf_token_file)
 
 
 def _programs(settings: NodeSettings) -> Iterator[PublishedProgram]:

@@ -250,7 +250,7 @@ def disk_space(node: Reading) -> Iterator[Problem]:
             f"{least // GIB} GiB for a release, {wanted // GIB} GiB for one beside it",
         )
     mounts = {releases}
-    downloads = any(not model.is_path for model in node.settings.serving.values())
+    downloads = any(model.hub_sources for model in node.settings.serving.values())
     for path, used, room in ((CACHE, vllm is not None, least), (MODELS, downloads, MODELS_ROOM)):
         key = _nearest(node, path)
         mount = node.get("system", "disks", key, "mount")

@@ -64,9 +64,9 @@ def _models(fleet: Fleet) -> Iterator[tuple[Path, Model]]:
         ours = {key: each for key, each in node.values.items() if key in NodeSettings.model_fields}
         written = parse_written(ours).vllm
         for served in node.settings.serving.values():
-            if served.revision:
+            for repository, revision in served.hub_sources:
                 endpoint = written.hf_endpoint if written else None
-                model = Model(served.model, served.revision, endpoint, vllm.hf_token_file)
+                model = Model(repository, revision, endpoint, vllm.hf_token_file)
                 yield fleet.root / vllm.models_lock, model
 
 

@@ -14,7 +14,7 @@ from gpufleet.artifacts.model_lock import judge_models
 from gpufleet.errors import FleetError
 from gpufleet.formatting import join_names
 from gpufleet.node.topology import Node, value_or
-from gpufleet.planning import planner, suspect_settings
+from gpufleet.planning import adapter_flags, planner, suspect_settings
 from gpufleet.planning.explanation import Change, candidate_rows, plan_changes
 from gpufleet.planning.flag_layers import (
     LayeredFlag,
@@ -258,6 +258,7 @@ def _placed(there: PlanInputs, *, judged: bool) -> Assessment:
         remarks = _all_remarks(
             lambda: kinds.remarks,
             lambda: disaggregation.remarks(pairs, layers),
+            lambda: adapter_flags.remarks(serving, models),
             lambda: judge_models(effective),
             lambda: suspect_settings.remarks(plan.stages, effective, there.nodes, documents),
             lambda: consistency.check_consistency(plan.stages, settings, there.nodes, locks),

@@ -22,11 +22,20 @@ from gpufleet.node.topology import value_or
 from gpufleet.planning.serving_options import config_overrides, draft_model
 from gpufleet.progress import Pace, wait_text
 from gpufleet.sanitize import printable
+from gpufleet.settings.adapter_settings import Adapter
 from gpufleet.settings.node_variables import NodeVars
 from gpufleet.settings.serving_settings import Served, Vllm
+from gpufleet.sizing import adapter_config
+from gpufleet.sizing.adapter_config import AdapterConfig, parse_adapter
 from gpufleet.sizing.architectures.description import Described, ModelFiles, describe
 from gpufleet.sizing.architectures.overrides import with_overrides
-from gpufleet.sizing.checkpoint_reader import CONFIG, Hub, read
+from gpufleet.sizing.checkpoint_reader import (
+    CONFIG,
+    Hub,
+    read,
+    read_adapter,
+    read_adapter_file,
+)
 from gpufleet.sizing.model_kinds import UNREAD, KindReading, read_kind
 
 # The Hub is asked for some kilobytes of each model; a fleet's plan waits no longer for it.
@@ -42,7 +51,11 @@ def model_directories(declared: Mapping[str, NodeVars]) -> dict[str, tuple[str, 
                 {
                     path
                     for each in node.settings.serving.values()
-                    for path in (each.model, draft_model(each) or "")
+                    for path in (
+                        each.model,
+                        draft_model(each) or "",
+                        *(adapter.source for adapter in each.adapters.values()),
+                    )
                     if path.startswith("/")
                 }
             )
@@ -51,15 +64,17 @@ def model_directories(declared: Mapping[str, NodeVars]) -> dict[str, tuple[str, 
     }
 
 
-def local_directory(model: str, folder: Path) -> Path | None:
+def local_directory(model: str, folder: Path, file: str = CONFIG) -> Path | None:
     """
     Return the directory below `folder` with a model's config.json; None: there is none.
+
+    Of an adapter it is `adapter_config.json`: `file`.
 
     Of `Qwen/Qwen3-32B` that is `folder/Qwen/Qwen3-32B` or `folder/Qwen3-32B`; of
     `/srv/models/qwen3-32b` it is `folder/srv/models/qwen3-32b` or `folder/qwen3-32b`.
     """
     places = (folder / model.lstrip("/"), folder / Path(model).name)
-    return next((each for each in places if (each / CONFIG).is_file()), None)
+    return next((each for each in places if (each / file).is_file()), None)
 
 
 @dataclass(frozen=True)
@@ -124,9 +139,33 @@ def _describe_one(
         found = describe(files)
     except FleetError as error:
         return KnownModel("; ".join(error.problems), kind)
+    adapters = {
+        name: _describe_adapter(adapter, vllm, documents, folder)
+        for name, adapter in served.adapters.items()
+    }
+    if adapters:
+        found = replace(found, adapters=adapters)
     if draft := draft_model(served):
         found = replace(found, draft=_describe_draft(draft, vllm, documents, folder))
     return KnownModel(found, kind)
+
+
+def _describe_adapter(
+    adapter: Adapter,
+    vllm: Vllm | None,
+    documents: Iterable[Mapping[str, Any]],
+    folder: Path | None,
+) -> AdapterConfig | str:
+    file = adapter_config.FILE
+    try:
+        if folder and (found := local_directory(adapter.source, folder, file)):
+            return read_adapter_file(found / file)
+        if not adapter.is_path:
+            return read_adapter(adapter.source, str(adapter.revision), _hub(vllm), SECONDS)
+    except FleetError as error:
+        return "; ".join(error.problems)
+    config = _node_file(adapter.source, "adapter_config", documents)
+    return config if isinstance(config, str) else parse_adapter(config)
 
 
 def _describe_draft(
@@ -153,11 +192,14 @@ def _read(
         return replace(read(str(found)), origin=model)
     if model.startswith("/"):
         return _read_from_nodes(model, documents)
-    hub = Hub(
+    return read(model, revision=revision, hub=_hub(vllm), seconds=SECONDS)
+
+
+def _hub(vllm: Vllm | None) -> Hub:
+    return Hub(
         endpoint=vllm.hf_endpoint if vllm else None,
         token_file=vllm.hf_token_file if vllm else None,
     )
-    return read(model, revision=revision, hub=hub, seconds=SECONDS)
 
 
 def _read_from_nodes(path: str, documents: Iterable[Mapping[str, Any]]) -> ModelFiles:
@@ -182,6 +224,23 @@ def _read_from_nodes(path: str, documents: Iterable[Mapping[str, Any]]) -> Model
         missing = config if isinstance(config, Mapping) else found
         why = str(missing.get("missing", "no object with keys"))
     raise FleetError(f"{path}: its config.json could not be read on any node ({why})")
+
+
+def _node_file(
+    path: str, key: str, documents: Iterable[Mapping[str, Any]]
+) -> Mapping[str, Any] | str:
+    """Return a parsed file of a directory of nodes, of the first that has it, or why none has."""
+    why = "no node was asked"
+    for document in documents:
+        models = value_or(document.get("models"))
+        found = models.get(path) if isinstance(models, Mapping) else None
+        if not isinstance(found, Mapping):
+            continue
+        content = found.get(key, found)
+        if isinstance(content, Mapping) and "missing" not in content:
+            return content
+        why = str(content.get("missing", "no object") if isinstance(content, Mapping) else "none")
+    return f"{path}: its {key}.json could not be read on any node ({why})"
 
 
 def _positive(count: Any) -> int | None:

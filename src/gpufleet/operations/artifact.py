@@ -18,7 +18,7 @@ from pyinfra.context import ctx_state
 
 from gpufleet import node_paths
 from gpufleet.artifacts.distribution import Kind
-from gpufleet.artifacts.model_files import DOWNLOAD_SECONDS, Checkpoint, checkpoint
+from gpufleet.artifacts.model_files import DOWNLOAD_SECONDS, Checkpoint, checkpoints
 from gpufleet.artifacts.model_lock import Files
 from gpufleet.artifacts.operator_files import release_of
 from gpufleet.artifacts.release import BUILD_SECONDS, Release
@@ -121,8 +121,7 @@ def model_artifact(wanted: Checkpoint, stages: Iterable[Stage]) -> Artifact | No
     needing = {
         each.node
         for each in stages
-        if (found := checkpoint(settings[each.node].serving[each.model]))
-        and found.directory == wanted.directory
+        if wanted in checkpoints(settings[each.node].serving[each.model])
     }
     return Artifact(
         what=wanted.repository,

@@ -10,7 +10,7 @@ from pyinfra.api import QuoteString, StringCommand, operation
 from pyinfra.context import ctx_state
 
 from gpufleet.artifacts import model_files, model_lock
-from gpufleet.artifacts.model_files import MODELS, Checkpoint
+from gpufleet.artifacts.model_files import MODELS, AdapterCopy, Checkpoint
 from gpufleet.artifacts.model_lock import Files
 from gpufleet.artifacts.operator_files import release_of
 from gpufleet.operations import progress_watch
@@ -93,6 +93,23 @@ def stage_missing_model(
         return
     yield from _download(node, download)
     yield StringCommand("rm", "-rf", QuoteString(artifact.coming))
+
+
+@operation()
+def copy_adapter(node: Converge, wanted: AdapterCopy) -> Generator[StringCommand]:
+    """Copy an adapter from a path of the node, if its weights have the hash that settings name."""
+    if node.snapshot().file(wanted.mark).exists:
+        host.noop(f"{wanted.source} is copied")
+        return
+    announce(f"copy the adapter {wanted.source} to {wanted.directory}")
+    yield _placing(
+        "copy",
+        source=wanted.source,
+        sha256=wanted.sha256,
+        directory=wanted.directory,
+        mark=wanted.mark,
+    )
+    node.forget()
 
 
 @operation()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from gpufleet.catalog import presets
 from gpufleet.errors import FleetError
 from gpufleet.node.topology import Node
+from gpufleet.planning import adapter_flags
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Argument, Served
 from gpufleet.versions import numbers
@@ -35,7 +36,7 @@ class LayeredFlag:
     name: str
     value: Argument
     layer: str
-    """`preset NAME`, `context`, `kind` or `yours`."""
+    """`preset NAME`, `context`, `kind`, `adapters` or `yours`."""
     because: str = ""
 
 
@@ -68,6 +69,7 @@ def resolve_flags(served: Served, subject: presets.Subject) -> tuple[LayeredFlag
     found: dict[str, LayeredFlag] = {}
     problems: list[str] = []
     own = {name.lstrip("-").replace("_", "-") for name in served.flags}
+    derived = adapter_flags.DERIVED if served.adapters else frozenset()
     for name in served.presets:
         preset = presets.load(name)
         for flag, choices in preset.flags.items():
@@ -83,7 +85,7 @@ def resolve_flags(served: Served, subject: presets.Subject) -> tuple[LayeredFlag
         problems += [
             f"preset {name} needs `flags.{need.flag}`: {need.what}"
             for need in preset.needs
-            if need.flag not in own
+            if need.flag not in own | derived
         ]
     if problems:
         raise FleetError(*problems)
@@ -123,9 +125,35 @@ def resolve_layers(
             )
         except FleetError as error:
             problems += (f"serving.{model}.presets: {problem}" for problem in error.problems)
+            continue
+        try:
+            found[model, vllm] = _with_adapters(found[model, vllm], served, description)
+        except FleetError as error:
+            problems += (f"serving.{model}.{problem}" for problem in error.problems)
     if problems:
         raise FleetError(*problems)
     return found
+
+
+def _with_adapters(
+    flags: tuple[LayeredFlag, ...], served: Served, description: Description | str | None
+) -> tuple[LayeredFlag, ...]:
+    """Add what `adapters` set. Raises `FleetError` with sentences that begin with a key."""
+    if not served.adapters:
+        return flags
+    added = adapter_flags.derive(served, {each.name: each.value for each in flags}, description)
+    return tuple(
+        sorted(
+            (
+                *(each for each in flags if each.name not in added),
+                *(
+                    LayeredFlag(name, value, adapter_flags.LAYER, because)
+                    for name, (value, because) in added.items()
+                ),
+            ),
+            key=lambda each: each.name,
+        )
+    )
 
 
 def apply_layers(
@@ -145,6 +173,7 @@ def apply_layers(
         name: layered(wanted)
         if any(
             served.presets
+            or served.adapters
             or any(each.layer == KIND for each in layers[model, vllm_version(wanted)])
             for model, served in wanted.serving.items()
         )

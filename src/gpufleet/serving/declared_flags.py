@@ -91,8 +91,8 @@ def _refused(
     except FleetError as error:
         yield from ((stage.model, problem, ()) for problem in error.problems)
         return
-    # What presets and `prefill` add may be what a flag is missing.
-    open_ended = bool(served.presets or served.prefill)
+    # What presets, `prefill` and `adapters` add may be what a flag is missing.
+    open_ended = bool(served.presets or served.prefill or served.adapters)
     for problem in check(release, begun.argv, begun.environment):
         if problem.refuses and not (open_ended and problem.kind is Kind.CONFLICT):
             sentence = problem_sentence(release, begun, problem, origins)

@@ -25,6 +25,7 @@ from gpufleet.artifacts.release import RELEASES
 from gpufleet.converge.desired import UNIT_DIRECTORY, File, started_line
 from gpufleet.errors import FleetError
 from gpufleet.flags.arguments import words
+from gpufleet.planning import adapter_flags
 from gpufleet.planning.flag_layers import KIND
 from gpufleet.planning.multinode import disaggregation, launch
 from gpufleet.planning.stage import Stage
@@ -241,7 +242,7 @@ def lines(stage: Stage, model: Served, vllm: Vllm) -> list[tuple[KeyPath, tuple[
     if stage.expert_parallel:
         planned[*own, "expert_parallel"] = ("enable-expert-parallel", True)
     for each in stage.flags:
-        setting = each.layer in ("context", KIND, disaggregation.LAYER)
+        setting = each.layer in ("context", KIND, adapter_flags.LAYER, disaggregation.LAYER)
         layer = each.layer if setting else "presets"
         value = each.value
         if stage.group and each.layer == disaggregation.LAYER and isinstance(value, dict):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from gpufleet import node_paths
-from gpufleet.artifacts.model_files import Checkpoint
+from gpufleet.artifacts.model_files import AdapterCopy, Checkpoint
 from gpufleet.artifacts.operator_files import read, release_of
 from gpufleet.artifacts.release import Release
 from gpufleet.converge.desired import (
@@ -215,8 +215,8 @@ def wait_seconds(stages: Iterable[Stage], settings: NodeSettings) -> int:
     return max((settings.serving[stage.model].start_seconds for stage in stages), default=0) + 300
 
 
-def mark_files(files: Iterable[Checkpoint]) -> tuple[str, ...]:
-    """Return the files that say whether each checkpoint is whole."""
+def mark_files(files: Iterable[Checkpoint | AdapterCopy]) -> tuple[str, ...]:
+    """Return the files that say whether each checkpoint, and each copy, is whole."""
     return tuple(sorted({found.mark for found in files}))
 
 

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpufleet.errors import FleetError, file_fault, json_fault
-from gpufleet.sizing import mistral_format
+from gpufleet.sizing import adapter_config, mistral_format
+from gpufleet.sizing.adapter_config import AdapterConfig
 from gpufleet.sizing.architectures.description import ModelFiles, Stored
 
 CONFIG = "config.json"
@@ -85,6 +86,29 @@ def read(
     return _run_within(
         seconds, lambda: _read_from_hub(model, revision, hub or Hub(), seconds), model
     )
+
+
+def read_adapter(
+    repository: str, revision: str, hub: Hub, seconds: float = SECONDS
+) -> AdapterConfig:
+    """Return what a LoRA adapter on the Hub is. Raises `FleetError` where that cannot be read."""
+    name = adapter_config.FILE
+
+    def ask() -> Path | None:
+        return _file_source(repository, revision, hub, name)(name)
+
+    if (found := _run_within(seconds, ask, repository)) is None:
+        raise FleetError(f"{repository}: has no {name} on the Hub: it is no LoRA adapter")
+    return read_adapter_file(found)
+
+
+def read_adapter_file(file: Path) -> AdapterConfig:
+    """Return what an `adapter_config.json` of this machine says; raises `FleetError` likewise."""
+    try:
+        text = file.read_bytes()
+    except OSError as error:
+        raise FleetError(f"{file}: cannot be read: {_first_line(error)}") from None
+    return adapter_config.parse_adapter(_parse_json(text, str(file)))
 
 
 # -- from a directory ------------------------------------------------------------------------------
@@ -155,6 +179,42 @@ def _read_local_header(file: Path) -> Stored:
 def _read_from_hub(model: str, revision: str | None, hub: Hub, seconds: float) -> ModelFiles:
     # The headers are worth having, the rest of the time: without them the index's total counts.
     headers_until = time.monotonic() + 0.8 * seconds
+    file = _file_source(model, revision, hub, CONFIG)
+    config = file(CONFIG)
+    if config is None and (params := file(mistral_format.PARAMS)) is not None:
+        return _in_mistrals_format(params, file(mistral_format.INDEX), model)
+    if config is None:
+        raise FleetError(
+            f"{model}: has no {CONFIG} on the Hub, which describes the model; GGUF files and "
+            "adapters have none: name the base model"
+        )
+    quantized, indexed = file(HF_QUANT_CONFIG), file(INDEX)
+    index = _parse_json(indexed.read_bytes(), str(indexed)) if indexed else None
+    # The snapshot's folder is named for the commit: every header is of the same one.
+    commit = config.parent.name
+    stored, notes = _read_headers(model, commit, index, hub, _token(hub), until=headers_until)
+    return ModelFiles(
+        config=_parse_json(config.read_bytes(), f"{model}: {CONFIG}"),
+        hf_quant_config=_parse_json(quantized.read_bytes(), f"{model}: {HF_QUANT_CONFIG}")
+        if quantized
+        else None,
+        stored=stored,
+        stored_bytes=_total_size(index),
+        modules=_read_modules(file(MODULES)),
+        origin=model,
+        notes=notes,
+    )
+
+
+def _file_source(
+    model: str, revision: str | None, hub: Hub, required: str
+) -> Callable[[str], Path | None]:
+    """
+    Return what fetches a file of `model` by its name; None: the model has no such file.
+
+    It raises `FleetError` where the Hub cannot be asked, for files that are not cached only if they
+    are `required`.
+    """
     import huggingface_hub
     from huggingface_hub import errors
     from huggingface_hub.utils import logging as hub_logging
@@ -178,7 +238,7 @@ def _read_from_hub(model: str, revision: str | None, hub: Hub, seconds: float) -
                 )
             )
         except errors.LocalEntryNotFoundError as error:
-            if name == CONFIG:
+            if name == required:
                 raise _hub_error(unreachable or error, model, revision, hub) from None
             return None
         except errors.EntryNotFoundError:
@@ -186,29 +246,7 @@ def _read_from_hub(model: str, revision: str | None, hub: Hub, seconds: float) -
         except (OSError, ValueError, errors.RevisionResolutionError) as error:
             raise _hub_error(error, model, revision, hub) from None
 
-    config = file(CONFIG)
-    if config is None and (params := file(mistral_format.PARAMS)) is not None:
-        return _in_mistrals_format(params, file(mistral_format.INDEX), model)
-    if config is None:
-        raise FleetError(
-            f"{model}: has no {CONFIG} on the Hub, which describes the model; GGUF files and "
-            "adapters have none: name the base model"
-        )
-    quantized, indexed = file(HF_QUANT_CONFIG), file(INDEX)
-    index = _parse_json(indexed.read_bytes(), str(indexed)) if indexed else None
-    # The snapshot's folder is named for the commit: every header is of the same one.
-    stored, notes = _read_headers(model, config.parent.name, index, hub, token, until=headers_until)
-    return ModelFiles(
-        config=_parse_json(config.read_bytes(), f"{model}: {CONFIG}"),
-        hf_quant_config=_parse_json(quantized.read_bytes(), f"{model}: {HF_QUANT_CONFIG}")
-        if quantized
-        else None,
-        stored=stored,
-        stored_bytes=_total_size(index),
-        modules=_read_modules(file(MODULES)),
-        origin=model,
-        notes=notes,
-    )
+    return file
 
 
 def _connection_error(

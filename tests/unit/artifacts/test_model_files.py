@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from gpufleet.artifacts.model_files import Checkpoint, checkpoint, download_script, listing_url
+from gpufleet.artifacts.model_files import (
+    Checkpoint,
+    adapter_copies,
+    adapter_directory,
+    checkpoint,
+    checkpoints,
+    download_script,
+    listing_url,
+)
 from gpufleet.settings.serving_settings import Served, Vllm
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -23,6 +31,37 @@ def test_a_model_of_the_hub_lies_under_its_name_and_revision() -> None:
 
 def test_a_model_at_a_path_is_not_downloaded() -> None:
     assert checkpoint(Served.model_validate({"model": "/srv/model"})) is None
+
+
+def test_adapters_of_the_hub_are_downloaded_as_models_are() -> None:
+    sql = {"source": "org/sql", "revision": REVISION[::-1]}
+    adapters = {"sql": sql, "bare": {"source": "/srv/bare"}}
+    for model in ({"model": "org/name", "revision": REVISION}, {"model": "/srv/model"}):
+        served = Served.model_validate({**model, "adapters": adapters})
+
+        *found, adapter = checkpoints(served)
+
+        own = checkpoint(served)
+        assert found == ([own] if own else [])
+        assert adapter.repository == "org/sql"
+        assert adapter.directory == f"/var/lib/vllm/models/org--sql/{REVISION[::-1]}"
+        assert adapter.directory == adapter_directory(served.adapters["sql"])
+
+
+def test_only_a_pinned_adapter_at_a_path_is_copied_and_its_place_has_its_hash() -> None:
+    adapters = {
+        "bare": {"source": "/srv/bare"},
+        "pinned": {"source": "/srv/pinned", "sha256": "ab" * 32},
+    }
+    served = Served.model_validate({"model": "/srv/model", "adapters": adapters})
+
+    (copied,) = adapter_copies(served)
+
+    assert checkpoints(served) == ()
+    assert (copied.source, copied.sha256) == ("/srv/pinned", "ab" * 32)
+    assert copied.directory == f"/var/lib/vllm/models/adapters/{'ab' * 32}"
+    assert copied.directory == adapter_directory(served.adapters["pinned"])
+    assert adapter_directory(served.adapters["bare"]) == "/srv/bare"
 
 
 def test_the_list_of_files_is_asked_of_the_endpoint_that_is_set() -> None:

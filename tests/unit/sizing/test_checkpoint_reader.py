@@ -244,6 +244,22 @@ def test_a_name_is_read_from_the_hub(tmp_path, hub):
     assert found.notes == ()
 
 
+def test_an_adapter_is_read_from_the_hub_by_its_config_alone(tmp_path, hub):
+    folder = tmp_path / "hub/lab/sql"
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text('{"r": 16, "base_model_name_or_path": "lab/tiny"}')
+    with served(tmp_path / "hub") as server:
+        found = checkpoint_reader.read_adapter("lab/sql", "main", hub(server))
+
+    assert (found.rank, found.base, found.problems) == (16, "lab/tiny", ())
+
+
+def test_a_model_is_no_adapter(tmp_path, hub):
+    checkpoint(tmp_path / "hub/lab/tiny")
+    with served(tmp_path / "hub") as server, pytest.raises(FleetError, match="no LoRA adapter"):
+        checkpoint_reader.read_adapter("lab/tiny", "main", hub(server))
+
+
 @pytest.mark.parametrize("ranges", [True, False], ids=["ranges", "no ranges"])
 def test_weights_are_not_downloaded(tmp_path, hub, ranges):
     """Three files of 50 MB: their headers come, the rest stays, even where ranges do nothing."""

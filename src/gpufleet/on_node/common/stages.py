@@ -92,7 +92,7 @@ def model(path: str) -> dict[str, Any]:
     Return what the files of a model at `path` say of it: `config`, `hf_quant_config`, `bytes`.
 
     `bytes` are those of its tensors; missing where there are no safetensors. `modules` is what
-    sentence-transformers say an embedder is made of.
+    sentence-transformers say an embedder is made of. `adapter_config` is of a LoRA adapter.
     """
     folder = linux_facts.ROOT + path
     if not os.path.isdir(folder):
@@ -100,6 +100,7 @@ def model(path: str) -> dict[str, Any]:
     return {
         "config": read(parsed, folder + "/config.json"),
         "hf_quant_config": read(parsed, folder + "/hf_quant_config.json"),
+        "adapter_config": read(parsed, folder + "/adapter_config.json"),
         "bytes": read(stored, folder),
         "modules": read(parsed, folder + "/modules.json"),
     }

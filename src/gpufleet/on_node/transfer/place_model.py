@@ -1,13 +1,17 @@
 """RUNS ON THE NODE, as root: puts a model that the service user has downloaded into its place.
 
+So it does with an adapter that lies at a path of the node.
+
 Takes (`PARAMETERS`) an `action`:
   begin   make the folder for a download; finish a placing that was interrupted
   place   put what was downloaded into its place, and mark it whole
+  copy    copy an adapter's two files, whose weights must have a hash, and mark the copy whole
   own     give a folder of models that belonged to the service user, and all in it, to root
 and
   directory   the model; of `own`: the folder of all models
   mark        of `begin` and `place`: the file in it that marks it as complete
   user        of `begin`: who downloads
+  source, sha256   of `copy`: the folder with the adapter, and the hash of its weights
   files       of `begin` and `place`: the hashes that its files must have
               (gpufleet.artifacts.model_lock); null: any
 Prints one JSON document {"schema": 1}; on a problem one sentence on stderr and status 1.
@@ -38,13 +42,15 @@ import sys
 from typing import Any, Callable, Dict, Optional, Tuple
 
 from gpufleet.on_node.transfer.manifest import RefusedError
-from gpufleet.on_node.transfer.model_hashes import hold_to_lock
+from gpufleet.on_node.transfer.model_hashes import hash_file, hold_to_lock
 from gpufleet.on_node.transfer.store import SYNC_SECONDS, open_folder
 
 PARAMETERS: Dict[str, Any] = globals().get("PARAMETERS") or {}
 
 PREFIX = ".gpufleet-download-"
 GONE = ".gpufleet-gone-"
+WEIGHTS = "adapter_model.safetensors"
+ADAPTER_FILES = ("adapter_config.json", WEIGHTS)
 BOOT = "/proc/sys/kernel/random/boot_id"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_NONBLOCK: opening a pipe would wait for its other end.
@@ -55,7 +61,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 def main() -> None:
     """Do what is asked; say a problem in one sentence."""
     try:
-        {"begin": begin, "place": place, "own": own}[PARAMETERS["action"]](PARAMETERS)
+        {"begin": begin, "place": place, "copy": copy, "own": own}[PARAMETERS["action"]](PARAMETERS)
     except RefusedError as refused:
         sys.exit(str(refused))
     except (OSError, subprocess.SubprocessError) as error:
@@ -113,6 +119,56 @@ def place(given: Dict[str, Any]) -> None:
             # A download that goes on from them would end here again.
             _remove(given["directory"], PREFIX + name)
             raise
+    _finish(given, parent, folder, files)
+
+
+def copy(given: Dict[str, Any]) -> None:
+    """Copy an adapter's two files to its place, unless its weights have another hash."""
+    if os.path.exists(given["mark"]):
+        return
+    parent, name = _parent(given["directory"])
+    _remove(given["directory"], PREFIX + name)
+    os.mkdir(PREFIX + name, 0o700, dir_fd=parent)
+    folder = os.open(PREFIX + name, _FOLDER, dir_fd=parent)
+    os.mkdir("files", 0o755, dir_fd=folder)
+    files = os.open("files", _FOLDER, dir_fd=folder)
+    os.fchmod(files, 0o755)
+    source = os.open(given["source"], _FOLDER)
+    try:
+        for each in ADAPTER_FILES:
+            _copy_file(source, files, each, given["source"])
+    finally:
+        os.close(source)
+    found = hash_file(files, WEIGHTS, "sha256")
+    if found != given["sha256"]:
+        _remove(given["directory"], PREFIX + name)
+        raise RefusedError(
+            "%s/%s has the SHA-256 %s, and `sha256` of the adapter is %s: put the right files "
+            "there, or write their hash" % (given["source"], WEIGHTS, found, given["sha256"])
+        )
+    _finish(given, parent, folder, files)
+
+
+def _copy_file(source: int, target: int, name: str, shown: str) -> None:
+    try:
+        given = os.open(name, _FILE, dir_fd=source)
+    except OSError as error:
+        raise RefusedError(
+            "%s/%s cannot be read (%s): an adapter has %s there, and no links"
+            % (shown, name, error.strerror, " and ".join(ADAPTER_FILES))
+        ) from None
+    if not stat.S_ISREG(os.fstat(given).st_mode):
+        os.close(given)
+        raise RefusedError("%s/%s is no file" % (shown, name))
+    new = os.open(name, _NEW, 0o644, dir_fd=target)
+    os.fchmod(new, 0o644)
+    with os.fdopen(given, "rb") as file, os.fdopen(new, "wb") as copied:
+        shutil.copyfileobj(file, copied, 1 << 20)
+
+
+def _finish(given: Dict[str, Any], parent: int, folder: int, files: int) -> None:
+    """Bring files to the disk, mark them whole, and put them into their place."""
+    name = os.path.basename(given["directory"])
     _sync(files)
     os.close(os.open(os.path.basename(given["mark"]), _NEW, 0o644, dir_fd=files))
     _sync(files)

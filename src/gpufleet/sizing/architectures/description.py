@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from gpufleet.sizing.adapter_config import AdapterConfig
 from gpufleet.sizing.architectures.components import Architecture
 from gpufleet.sizing.architectures.quantization import quantization
 from gpufleet.sizing.architectures.quantization_scheme import Quantization
@@ -33,6 +34,8 @@ class Description:
     """Sentences on unreadable parts of the files."""
     draft: Description | str | None = None
     """The draft model of `--speculative-config`, or a sentence that says why it is not known."""
+    adapters: Mapping[str, AdapterConfig | str] = field(default_factory=dict)
+    """LoRA adapters by their names in `adapters`, or a sentence that says why one is not known."""
 
 
 Described: TypeAlias = Description | str

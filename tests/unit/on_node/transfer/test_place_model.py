@@ -19,7 +19,12 @@ USER = pwd.getpwuid(os.getuid()).pw_name
 REVISION = "17b23a3e"
 
 
-def run(action: str, directory: Path, files: Mapping[str, tuple[str, str]] | None = None) -> str:
+def run(
+    action: str,
+    directory: Path,
+    files: Mapping[str, tuple[str, str]] | None = None,
+    **more: str,
+) -> str:
     """Return what it says when it refuses; "": it did it."""
     program = payload.program(
         "transfer/place_model",
@@ -28,6 +33,7 @@ def run(action: str, directory: Path, files: Mapping[str, tuple[str, str]] | Non
         mark=str(directory / ".complete"),
         user=USER,
         files=files,
+        **more,
     )
     done = subprocess.run(
         [sys.executable, "-I", "-"],
@@ -194,3 +200,88 @@ def test_a_download_is_held_to_the_lock_of_models(
     assert said in run("place", model, files)
     assert model.exists() is (said == "")
     assert not downloading.exists()
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    """Return a folder of the node with an adapter and what its training left there."""
+    source = tmp_path / "srv/sql"
+    source.mkdir(parents=True)
+    (source / "adapter_config.json").write_text("{}")
+    (source / "adapter_model.safetensors").write_bytes(WEIGHTS)
+    (source / "adapter_model.safetensors").chmod(0o600)
+    (source / "optimizer.pt").write_bytes(b"large")
+    (source / "checkpoint-100").mkdir()
+    return source
+
+
+WEIGHTS = b"weights"
+SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
+
+
+def copied(tmp_path: Path) -> Path:
+    (tmp_path / "models").mkdir(exist_ok=True)
+    return tmp_path / "models/adapters" / SHA256
+
+
+def test_of_an_adapter_two_files_are_copied_whole_and_readable(
+    tmp_path: Path, adapter: Path
+) -> None:
+    place = copied(tmp_path)
+
+    assert run("copy", place, source=str(adapter), sha256=SHA256) == ""
+
+    names = [".complete", "adapter_config.json", "adapter_model.safetensors"]
+    assert sorted(each.name for each in place.iterdir()) == names
+    assert (place / "adapter_model.safetensors").read_bytes() == WEIGHTS
+    assert {each.stat().st_mode & 0o777 for each in place.iterdir()} == {0o644}
+    assert [each.name for each in place.parent.iterdir()] == [SHA256]
+    # What is there is left alone, whatever became of its source.
+    (adapter / "adapter_model.safetensors").write_bytes(b"other")
+    assert run("copy", place, source=str(adapter), sha256=SHA256) == ""
+    assert (place / "adapter_model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_weights_with_another_hash_are_refused_and_leave_nothing(
+    tmp_path: Path, adapter: Path
+) -> None:
+    (adapter / "adapter_model.safetensors").write_bytes(b"other")
+    place = copied(tmp_path)
+
+    said = run("copy", place, source=str(adapter), sha256=SHA256)
+
+    assert hashlib.sha256(b"other").hexdigest() in said
+    assert f"`sha256` of the adapter is {SHA256}" in said
+    assert list(place.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+@pytest.mark.parametrize("kind", ["link", "pipe", "directory", "nothing"])
+def test_an_adapter_is_files_and_no_link_is_followed(
+    tmp_path: Path, adapter: Path, name: str, kind: str
+) -> None:
+    place, file = copied(tmp_path), adapter / name
+    file.unlink()
+    match kind:
+        case "link":
+            file.symlink_to("/etc/hostname")
+        case "pipe":
+            os.mkfifo(file)
+        case "directory":
+            file.mkdir()
+
+    said = run("copy", place, source=str(adapter), sha256=SHA256)
+
+    assert str(file) in said
+    assert not place.exists()
+
+
+def test_a_copy_that_was_interrupted_starts_over(tmp_path: Path, adapter: Path) -> None:
+    place = copied(tmp_path)
+    left = place.parent / f".gpufleet-download-{SHA256}/files"
+    left.mkdir(parents=True)
+    (left / "adapter_model.safetensors").write_bytes(b"half")
+
+    assert run("copy", place, source=str(adapter), sha256=SHA256) == ""
+
+    assert (place / "adapter_model.safetensors").read_bytes() == WEIGHTS

@@ -1,0 +1,122 @@
+"""Flags of `vllm serve` that follow from an entry's `adapters`.  Pure.
+
+Servers load the adapters when they start, from `--lora-modules NAME=PATH`: a client names an
+adapter, never a path, and a changed adapter is a changed flag.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from gpufleet.artifacts.model_files import adapter_directory
+from gpufleet.errors import FleetError
+from gpufleet.settings.serving_settings import Argument, Served
+from gpufleet.sizing.adapter_config import AdapterConfig
+from gpufleet.sizing.launch_rules.length_rules import LORA_RANKS
+
+if TYPE_CHECKING:
+    from gpufleet.sizing.architectures.description import Description
+
+LAYER = "adapters"
+MODULES = "lora-modules"
+_RANK = "max-lora-rank"
+_IN_A_BATCH = "max-loras"
+_IN_MEMORY = "max-cpu-loras"
+DERIVED = frozenset({"enable-lora", MODULES, _RANK})
+"""Flags that no preset asks the operator for beside `adapters`."""
+
+MOST_IN_A_BATCH = 4
+"""Adapters in one batch unless `max-loras` says another number: each takes memory on every GPU."""
+_RANKS = (1, *LORA_RANKS)
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
+
+
+def derive(
+    served: Served, flags: Mapping[str, Argument], description: Description | str | None
+) -> dict[str, tuple[Argument, str]]:
+    """
+    Return the flags that adapters add to those of presets and operators, each with its reason.
+
+    Raises `FleetError` with sentences that begin with a key below the entry.
+    """
+    known = _configs(served, description)
+    if problems := [*_unloadable(known), *_rank_problems(known, flags)]:
+        raise FleetError(*problems)
+    modules: list[Any] = [
+        f"{name}={adapter_directory(each)}" for name, each in sorted(served.adapters.items())
+    ]
+    found: dict[str, tuple[Argument, str]] = {
+        "enable-lora": (True, "there are adapters"),
+        MODULES: (modules, "loaded at the start, from paths that tell their content"),
+    }
+    if flags.get(_RANK) is None:
+        largest = _largest(known)
+        reason = f"the smallest that vLLM knows from {largest} up, the largest rank of the adapters"
+        found[_RANK] = (next(each for each in _RANKS if each >= largest), reason)
+    if flags.get(_IN_A_BATCH) is None:
+        found[_IN_A_BATCH] = (
+            min(len(modules), MOST_IN_A_BATCH),
+            f"one for each adapter, at most {MOST_IN_A_BATCH}: every place takes memory on the GPU",
+        )
+    in_a_batch = found[_IN_A_BATCH][0] if _IN_A_BATCH in found else flags[_IN_A_BATCH]
+    if flags.get(_IN_MEMORY) is None and isinstance(in_a_batch, int) and len(modules) > in_a_batch:
+        found[_IN_MEMORY] = (len(modules), "all of them: none is read from the disk again")
+    return found
+
+
+def remarks(
+    serving: Mapping[str, Served], models: Mapping[str, Description | str | None]
+) -> tuple[str, ...]:
+    """Return a sentence for each adapter that says that it was made for another model."""
+    return tuple(
+        f"serving.{model}.adapters.{name}: its adapter_config.json names {config.base} as the "
+        f"model that it was made for, and it is served with {served.model}: where these differ "
+        "in shape, servers refuse to start; where they differ in weights, its answers are worse"
+        for model, served in sorted(serving.items())
+        for name, config in _configs(served, models.get(model)).items()
+        if isinstance(config, AdapterConfig)
+        and not served.is_path
+        and _HUB_ID.fullmatch(config.base)
+        and config.base.lower() != served.model.lower()
+    )
+
+
+def _configs(
+    served: Served, description: Description | str | None
+) -> dict[str, AdapterConfig | str]:
+    if description is None or isinstance(description, str):
+        why = description or "the model was not read"
+        return dict.fromkeys(served.adapters, f"its model could not be read ({why})")
+    return {name: description.adapters.get(name, "not read") for name in served.adapters}
+
+
+def _unloadable(known: Mapping[str, AdapterConfig | str]) -> Iterator[str]:
+    for name, config in sorted(known.items()):
+        if isinstance(config, AdapterConfig):
+            yield from (f"adapters.{name}: {problem}" for problem in config.problems)
+
+
+def _rank_problems(
+    known: Mapping[str, AdapterConfig | str], flags: Mapping[str, Argument]
+) -> Iterator[str]:
+    own = flags.get(_RANK)
+    for name, config in sorted(known.items()):
+        if isinstance(config, str):
+            if own is None:
+                yield (
+                    f"adapters.{name}: its rank is not known: {config}; set `flags.{_RANK}` to at "
+                    "least the largest rank of the adapters, or make the file readable"
+                )
+        elif config.rank > _RANKS[-1]:
+            yield f"adapters.{name}: its rank is {config.rank}, and vLLM takes {_RANKS[-1]} at most"
+        elif isinstance(own, int) and config.rank > own:
+            yield (
+                f"flags.{_RANK}: is {own}, and the adapter {name} has rank {config.rank}: remove "
+                "it, and the smallest that fits is taken"
+            )
+
+
+def _largest(known: Mapping[str, AdapterConfig | str]) -> int:
+    return max(each.rank for each in known.values() if isinstance(each, AdapterConfig))

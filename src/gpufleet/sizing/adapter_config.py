@@ -1,0 +1,60 @@
+"""What an adapter's `adapter_config.json` says, as PEFT writes it and vLLM reads it.  Pure.
+
+Source: PEFTHelper of vllm/lora/peft_helper.py of 0.32.0, which reads the same keys and refuses the
+same features when a server starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+FILE = "adapter_config.json"
+_CLASSIFIERS = {"classifier", "score"}
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """A LoRA adapter, as far as a plan needs it."""
+
+    rank: int
+    """The largest of its modules."""
+    base: str = ""
+    """The model that it was trained from, in the words of whoever trained it; "": not said."""
+    problems: tuple[str, ...] = ()
+    """Why no vLLM loads it, as `its adapter_config.json has ...`."""
+
+
+def parse_adapter(config: Mapping[str, Any]) -> AdapterConfig:
+    """Return what an adapter's config says, or why no vLLM loads it."""
+    if problems := tuple(f"its {FILE} {problem}" for problem in _problems(config)):
+        return AdapterConfig(0, problems=problems)
+    patterns = config.get("rank_pattern") or {}
+    base = config.get("base_model_name_or_path")
+    return AdapterConfig(
+        max(config["r"], *patterns.values()) if patterns else config["r"],
+        base if isinstance(base, str) else "",
+    )
+
+
+def _problems(config: Mapping[str, Any]) -> Iterator[str]:
+    if (kind := config.get("peft_type", "LORA")) != "LORA":
+        yield f"has `peft_type` {kind!r}, and vLLM loads LORA only"
+        return
+    if not _is_rank(config.get("r")):
+        yield f"has no rank: `r` is {config.get('r')!r}, and has to be a number from 1 up"
+    patterns = config.get("rank_pattern") or {}
+    if not isinstance(patterns, Mapping) or not all(map(_is_rank, patterns.values())):
+        yield "has a `rank_pattern` whose values are not all numbers from 1 up"
+    saved = config.get("modules_to_save") or []
+    if not isinstance(saved, list) or set(map(str, saved)) - _CLASSIFIERS:
+        yield f"has `modules_to_save` {saved!r}: vLLM loads no whole modules; train without them"
+    if config.get("use_dora"):
+        yield "has `use_dora`, which vLLM does not serve: merge the adapter into its model"
+    if config.get("lora_bias") or config.get("bias", "none") != "none":
+        yield "has biases, which vLLM does not serve: merge the adapter into its model"
+
+
+def _is_rank(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
