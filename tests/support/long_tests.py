@@ -52,6 +52,7 @@ PARTS = {
     "tests/lab/test_monitoring.py": "alerts",
     "tests/lab/test_watchdog.py": "watchdog",
     "tests/lab/test_gateways.py": "gateways",
+    "tests/lab/test_adapters.py": "adapters",
     "tests/lab/test_air_gap.py": "air-gap",
     "tests/lab/test_argument_proof.py": "air-gap",
     "tests/lab/test_drift.py": "drift",

@@ -238,12 +238,7 @@ def gateway_targets(
     )
     if and_running:
         fleet = _single_flight(ctx_state.get(), _plan_of_run)
-        named = {(each.node, each.stage, each.number, each.model) for each in fronted}
-        fronted += tuple(
-            each
-            for each in servers.running(fleet.running)
-            if (each.node, each.stage, each.number, each.model) not in named
-        )
+        fronted = servers.planned_and_running(fronted, servers.running(fleet.running))
     return MonitoringTargets(host.name, declared, fronted, silent)
 
 

@@ -99,6 +99,8 @@ class Backend:
     targets: tuple[Target, ...] = ()
     api_key: str = field(default="", repr=False)
     """vLLM's own; "": its servers want none."""
+    adapters: tuple[str, ...] = ()
+    """LoRA adapters that all of its servers load, by their names in clients' requests."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +211,10 @@ def backends(
             if node.settings.vllm and node.settings.vllm.api_key_file:
                 key_of.setdefault(entry, (keys or {}).get(node.settings.vllm.api_key_file, ""))
     found: dict[str, list[Target]] = {entry: [] for entry in declared}
+    adapters = {entry: {*model.adapters} for entry, model in declared.items()}
     for each in servers:
+        if each.model in adapters:
+            adapters[each.model] &= {*each.adapters}
         there = nodes.get(each.node)
         address = prometheus.server_address(there, here=each.node == home) if there else None
         if address is not None and each.model in found:
@@ -221,6 +226,7 @@ def backends(
             declared[entry].served_name or entry,
             tuple(sorted(set(targets))),
             key_of.get(entry, ""),
+            tuple(sorted(adapters[entry])),
         )
         for entry, targets in sorted(found.items())
     )
@@ -295,6 +301,19 @@ def problems(nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
             )
     for entry in sorted({"v1", "v2"} & set(by_entry)):
         yield (f"serving.{entry}: the gateway's path /{entry} is for all models: rename the entry")
+    adapters = {
+        name: entry
+        for node in nodes.values()
+        for entry, served in node.settings.serving.items()
+        for name in served.adapters
+    }
+    front = nodes[home].settings.gateway
+    for client in front.clients if front else ():
+        for name in sorted(adapters.keys() & {*client.models}):
+            yield (
+                f"gateway.clients: {client.name} has the adapter {name} in `models`: write its "
+                f"model, {adapters[name]}, which includes its adapters"
+            )
     for name, node in sorted(nodes.items()):
         wanted = node.settings.firewall
         closed = wanted and wanted.clients and node.settings.serving and name != home
@@ -339,7 +358,8 @@ def config(
         secrets[CERTIFICATE] = certificate
     by_name: dict[str, list[str]] = {}
     for each in wanted:
-        by_name.setdefault(each.served_name, []).append(each.name)
+        for name in (each.served_name, *each.adapters):
+            by_name.setdefault(name, []).append(each.name)
     files = {
         "keys.map": _map((each.key_sha256.lower(), each.name) for each in gateway.clients),
         # ! is no entry's name: several entries answer to this one.
@@ -358,6 +378,7 @@ def config(
             form_model=FORM_MODEL,
             paths=PATHS,
             only=wanted[0].name if len(wanted) == 1 else "",
+            named=len(wanted) > 1 or any(each.adapters for each in wanted),
             place=_bound(gateway.listen, gateway.port),
             transparent=gateway.virtual_address is not None and gateway.listen not in _ANY,
             metrics_place=_bound(metrics_address, gateway.metrics_port),
@@ -432,8 +453,14 @@ def _lists(clients: Sequence[Client], wanted: Sequence[Backend]) -> Iterator[dic
 
 def _models(wanted: Iterable[Backend]) -> str:
     """Return what `GET /v1/models` answers, as OpenAI has it; a gateway knows no date."""
-    names = sorted({each.served_name for each in wanted})
-    data = [{"id": name, "object": "model", "created": 0, "owned_by": "vllm"} for name in names]
+    every = tuple(wanted)
+    parents: dict[str, str | None] = {each.served_name: None for each in every}
+    parents |= {name: each.served_name for each in every for name in each.adapters}
+    data = [
+        {"id": name, "object": "model", "created": 0, "owned_by": "vllm"}
+        | ({"parent": parent} if parent else {})
+        for name, parent in sorted(parents.items())
+    ]
     return json.dumps({"object": "list", "data": data})
 
 

@@ -24,9 +24,9 @@ from gpufleet.serving.readiness import Endpoint
 
 # Between two looks at a starting server. A look costs the node one short Python process.
 POLL_SECONDS = 3
-# One look: on_node/serving/endpoints.py's own deadlines (20 + 20 + 5 + 5 + 5 + 60 s); all
-# endpoints are asked at once, and only a frozen engine uses its whole budget.
-LOOK_SECONDS = 180
+# One look: on_node/serving/endpoints.py's own deadlines (20 + 20 + 5 + 5 + 5 + 60 + 60 s);
+# all endpoints are asked at once, and only a frozen engine uses its whole budget.
+LOOK_SECONDS = 240
 # A failed start of a tensor-parallel engine says some 200 lines of stack frames after the root.
 JOURNAL_LINES = 600
 
@@ -58,6 +58,7 @@ def verdicts(
             fingerprint=endpoint.fingerprint,
             keyed=endpoint.key_file is not None,
             restarts=restarts.get(endpoint.id, 0),
+            adapters=endpoint.adapters,
         )
         for endpoint in endpoints
     }

@@ -66,6 +66,12 @@ def derive(
     return found
 
 
+def module_names(modules: object) -> tuple[str, ...]:
+    """Return the names in the words of `--lora-modules`, as `derive` has them."""
+    words = modules if isinstance(modules, list) else []
+    return tuple(sorted(str(each).partition("=")[0] for each in words))
+
+
 def remarks(
     serving: Mapping[str, Served], models: Mapping[str, Description | str | None]
 ) -> tuple[str, ...]:

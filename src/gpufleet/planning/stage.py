@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 
 from gpufleet.formatting import join_names, ranges
 from gpufleet.node.cluster_network import Network
+from gpufleet.planning import adapter_flags
 from gpufleet.planning.flag_layers import LayeredFlag
 from gpufleet.settings.serving_settings import ModelKind
 
@@ -107,6 +108,18 @@ class Stage:
         return (self.port,)
 
     @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the declared adapters that its servers load."""
+        return next(
+            (
+                adapter_flags.module_names(each.value)
+                for each in self.flags
+                if (each.layer, each.name) == (adapter_flags.LAYER, adapter_flags.MODULES)
+            ),
+            (),
+        )
+
+    @property
     def servers(self) -> tuple[int, ...]:
         """Ports of `ports` that complete prompts."""
         return self.ports[:-1] if len(self.ports) > 1 else self.ports
@@ -154,6 +167,13 @@ class Running:
         name = "--data-parallel-size-local "
         local = (each.removeprefix(name) for each in self.arguments if each.startswith(name))
         return tuple(self.port + number for number in range(int(next(local, "1"))))
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the adapters that its servers load, as its unit has them."""
+        name = f"--{adapter_flags.MODULES} "
+        found = (each.removeprefix(name) for each in self.arguments if each.startswith(name))
+        return adapter_flags.module_names(next(found, "").split())
 
     @property
     def cluster_port(self) -> int:

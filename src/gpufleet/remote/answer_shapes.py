@@ -112,6 +112,7 @@ class Seen(TypedDict):
     without_key: NotRequired[dict[str, Count | None]]
     kind: NotRequired[str]
     completion_error: NotRequired[Http]
+    adapters: NotRequired[dict[str, Http]]
 
 
 class Exporter(TypedDict):

@@ -18,7 +18,7 @@ from gpufleet.errors import FleetError
 from gpufleet.failures.diagnosis import explain
 from gpufleet.failures.log_reader import LogLine
 
-_UNAUTHORIZED, _NOT_FOUND = 401, 404
+_OK, _UNAUTHORIZED, _NOT_FOUND = 200, 401, 404
 _ASKED = {
     "generate": "a completion of one token",
     "embed": "an embedding of one word",
@@ -107,6 +107,7 @@ def verdict(
     fingerprint: str | None = None,
     keyed: bool = True,
     restarts: int = 0,
+    adapters: Sequence[str] = (),
 ) -> Verdict:
     """
     Judge one stage.
@@ -114,7 +115,7 @@ def verdict(
     Takes `seen` from `on_node/serving/endpoints.py`; `fingerprint` is what the process must have
     been started with (None: not compared); `keyed`: a request without the API key must be refused;
     `restarts` is how often the unit may have restarted by itself (NRestarts): one that did so more
-    often has died.
+    often has died; `adapters` are listed, and each completes by its name.
     """
     if "error" in seen or "error" in seen.get("unit", {}):
         reason = seen.get("error") or seen.get("unit", {}).get("error")
@@ -158,7 +159,29 @@ def verdict(
             f"{unit}: /health is 200, but {asked.partition(' of ')[0]} fails: "
             f"{_short(seen['completion_error'])}{f': {cause}' if cause else ''}{_other_kind(seen)}",
         )
-    return Verdict(State.READY, f"{unit}: answers")
+    return _adapter_verdict(unit, seen, adapters) or Verdict(State.READY, f"{unit}: answers")
+
+
+def _adapter_verdict(unit: str, seen: Mapping[str, Any], adapters: Sequence[str]) -> Verdict | None:
+    """Judge a server that is ready otherwise by its adapters; None: all answer."""
+    if missing := sorted(set(adapters) - set(seen.get("models", []))):
+        return Verdict(
+            State.WRONG,
+            f"{unit}: does not serve the adapter{'s' * (len(missing) > 1)} {', '.join(missing)} "
+            "that the plan says: run deploys/vllm.py",
+        )
+    answers = seen.get("adapters", {})
+    for name in sorted(adapters):
+        answer = answers.get(name, {"error": "it was not asked"})
+        if answer.get("status") == _OK:
+            continue
+        late = "timed out" in str(answer.get("error", ""))
+        return Verdict(
+            State.BUSY if late else State.WRONG,
+            f"{unit}: a completion by the adapter {name} fails, and one by the model does not: "
+            f"{_short(answer)}",
+        )
+    return None
 
 
 def _progress(seen: Mapping[str, Any]) -> str:
@@ -236,6 +259,8 @@ class Endpoint:
     fingerprint: str
     peers: tuple[str, ...] = ()
     """The other nodes of its replica."""
+    adapters: tuple[str, ...] = ()
+    """LoRA adapters that it answers to, by name."""
 
     def parameters(self) -> dict[str, Any]:
         """Return the parameters that on_node/serving/endpoints.py takes for it."""

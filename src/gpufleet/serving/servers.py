@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpufleet.planning.stage import Running, Stage
 
@@ -20,23 +20,52 @@ class Server:
     model: str
     """Its entry in `serving`."""
     port: int
+    adapters: tuple[str, ...] = ()
+    """Names of the LoRA adapters that it loads."""
 
 
 def planned(stages: Iterable[Stage]) -> tuple[Server, ...]:
     """Return the servers of a plan's stages."""
-    return _servers((each.node, each.id, each.model, each.servers) for each in stages)
+    return _servers((each, each.servers) for each in stages)
 
 
 def running(found: Iterable[Running]) -> tuple[Server, ...]:
     """Return the servers of stages that have units on nodes."""
-    return _servers((each.node, each.id, each.model, each.servers) for each in found)
+    return _servers((each, each.servers) for each in found)
 
 
-def _servers(found: Iterable[tuple[str, str, str, tuple[int, ...]]]) -> tuple[Server, ...]:
+def planned_and_running(planned: Iterable[Server], running: Iterable[Server]) -> tuple[Server, ...]:
+    """
+    Return the servers of a plan, and until it is carried out those that run besides.
+
+    Of a server that is both, the adapters that it loads before and after.
+    """
+    runs = {_identity(each): each for each in running}
+    found = [
+        replace(each, adapters=tuple(sorted({*each.adapters} & {*before.adapters})))
+        if (before := runs.pop(_identity(each), None))
+        else each
+        for each in planned
+    ]
+    return (*found, *runs.values())
+
+
+def _identity(server: Server) -> tuple[str, str, int, str]:
+    return server.node, server.stage, server.number, server.model
+
+
+def _servers(found: Iterable[tuple[Stage | Running, tuple[int, ...]]]) -> tuple[Server, ...]:
     return tuple(
         sorted(
-            Server(node, stage, number if len(ports) > 1 else 0, model, port)
-            for node, stage, model, ports in found
+            Server(
+                stage.node,
+                stage.id,
+                number if len(ports) > 1 else 0,
+                stage.model,
+                port,
+                stage.adapters,
+            )
+            for stage, ports in found
             for number, port in enumerate(ports, start=1)
         )
     )

@@ -199,6 +199,7 @@ def endpoints(rendered: Mapping[Stage, UnitFile], settings: NodeSettings) -> tup
             start_seconds=settings.serving[stage.model].start_seconds,
             fingerprint=file.fingerprint,
             peers=tuple(node for node in stage.nodes if node != stage.node),
+            adapters=stage.adapters,
         )
         for stage, file in rendered.items()
         for port in stage.servers

@@ -49,6 +49,36 @@ def test_ready_is_a_completion_of_the_planned_model_and_a_refused_stranger() -> 
 
 
 @each_row(
+    ("change", "state", "says"),
+    [
+        ({}, State.READY, "answers"),
+        ({"models": ["tiny", "a"]}, State.WRONG, "does not serve the adapter b that the plan says"),
+        ({"models": ["tiny"]}, State.WRONG, "does not serve the adapters a, b that"),
+        (
+            {"adapters": {"a": {"status": 200}, "b": {"status": 500, "body": "no file"}}},
+            State.WRONG,
+            "a completion by the adapter b fails, and one by the model does not: HTTP 500 no file",
+        ),
+        ({"adapters": {"a": {"status": 200}}}, State.WRONG, "adapter b fails"),
+        (
+            {"adapters": {"a": {"error": "timed out"}, "b": {"status": 200}}},
+            State.BUSY,
+            "adapter a fails",
+        ),
+    ],
+)
+def test_each_adapter_of_the_plan_is_listed_and_answers(
+    change: dict[str, Any], state: State, says: str
+) -> None:
+    answers = {"a": {"status": 200}, "b": {"status": 200}}
+    seen = ANSWERS | {"models": ["tiny", "a", "b"], "adapters": answers} | change
+    found = verdict(seen, served_name="tiny", unit="vllm-tiny-0.service", adapters=("a", "b"))
+
+    assert found.state is state
+    assert says in found.text
+
+
+@each_row(
     ("change", "says"),
     [
         ({"completion_error": {"error": "refused"}}, "a completion fails: refused"),

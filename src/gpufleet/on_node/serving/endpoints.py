@@ -3,7 +3,8 @@
 Takes (JSON header `PARAMETERS`):
   stages   [{id, unit, url, served_name, key_file or null, guarded: bool, completion: bool}]; of a
              server that is guarded every path but a few asks for the key, not /v1 alone;
-             `completion`: it is asked the question for its kind of model, as questions.py has it
+             `completion`: it is asked the question for its kind of model, as questions.py has it,
+             and by the names of its LoRA `adapters`, if there are some, too
   metrics  [{id, unit, url, families: [name, ...], certificate_sha256, username, password,
              loopback_port}], the last four null where they have no meaning
   journal  lines of each unit's journal to bring back, from the unit's present start only, where not
@@ -180,8 +181,12 @@ def stage(
 
 def is_healthy(asked: dict[str, Any], seen: dict[str, Any]) -> bool:
     """Return whether a stage answers, and its unit has never restarted by itself."""
-    answers = asked["served_name"] in seen.get("models", ())
+    names = {asked["served_name"], *asked.get("adapters", ())}
+    answers = names <= set(seen.get("models", ()))
     completes = "completion" in seen or not asked.get("completion")
+    completes = completes and all(
+        answer.get("status") == 200 for answer in seen.get("adapters", {}).values()
+    )
     return answers and completes and seen["unit"].get("NRestarts", "0") == "0"
 
 
@@ -215,6 +220,8 @@ def endpoint(asked: dict[str, Any], unit: dict[str, str]) -> dict[str, Any]:
             seen["without_key"]["POST /invocations"] = said.get("status")
     if asked.get("completion"):
         seen.update(completion(asked, key))
+        if asked.get("adapters") and "completion" in seen:
+            seen["adapters"] = dict(adapters(asked, key, seen.get("models", ())))
     return seen
 
 
@@ -254,6 +261,37 @@ def completed(asked: dict[str, Any], key: str | None) -> dict[str, Any]:
         "completion": document["choices"][0].get("text"),
         "completion_tokens": (document.get("usage") or {}).get("completion_tokens"),
     }
+
+
+def adapters(asked: dict[str, Any], key: str | None, listed: Iterable[str]) -> Iterable[Any]:
+    """Yield each listed adapter with what it answers; all together have one request's deadline."""
+    end = time.monotonic() + COMPLETION_SECONDS
+    kind, known = questions.of_unit(asked["unit"])
+    for name in asked["adapters"]:
+        if name in listed:
+            left = end - time.monotonic()
+            answer: dict[str, Any] = {"error": "timed out"}
+            if left > 0:
+                answer = adapted(asked["url"], name, kind, known, left, key)
+            yield name, answer
+
+
+def adapted(
+    url: str, name: str, kind: str, known: Any, seconds: float, key: str | None
+) -> dict[str, Any]:
+    """Return whether a server answers by an adapter's name, as a model of its kind does."""
+    if kind == questions.GENERATE:
+        body = {"model": name, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
+        answer = request(url + "/v1/completions", seconds, key, body)
+        good = bool((parsed(answer) or {}).get("choices"))
+    else:
+        put = questions.question(kind, name)
+        answer = ask(url, seconds, key, put)
+        good = not questions.judge(kind, put, parsed(answer), known).problem
+    if answer.get("status") != 200:
+        return answer
+    # What it says has no use here; that it is an answer counts.
+    return {"status": 200 if good else 0}
 
 
 def metrics(asked: dict[str, Any], unit: dict[str, str] | None) -> dict[str, Any]:

@@ -248,6 +248,10 @@ class FleetActions:
         if not state.undoing and (kept := group_units.cordoned_by_people(looks)):
             raise FleetError(*kept)
         self._take_over(looks, patience)
+        before, after = self._adapters(group)
+        if before - after and not state.undoing and self.front.gateways:
+            # Gateways forget a name before a server does.
+            self._tell_gateways()
         why = f"upgrade {self.id}: {self.journal.state.what}"
         cordon = node_questions.cordon(self.by, why, upgrade=self.id)
         self._marks(dict.fromkeys(group.nodes, cordon), patience)
@@ -454,9 +458,19 @@ class FleetActions:
         return {"kept": sorted(drained)} if drained else {}
 
     def _update_gateways(self, group: Group) -> None:
-        """Update the gateways if replicas are added or removed: they only use listed ones."""
-        if (group.comes or group.goes) and self.front.gateways:
+        """Update the gateways if replicas or adapters are added or removed: they only use those
+        that are listed, and list an adapter once all servers of its model load it."""
+        before, after = self._adapters(group)
+        if (group.comes or group.goes or before != after) and self.front.gateways:
             self._tell_gateways()
+
+    def _adapters(self, group: Group) -> tuple[set[str], set[str]]:
+        """Return the adapters that the group's replicas load, by name: before, and after."""
+        runs, planned = (
+            {name for each in stages if each.id in group.replicas for name in each.adapters}
+            for stages in (self.found.running, self.found.plan.stages)
+        )
+        return runs, planned
 
     def soak(self, group: Group) -> Mapping[str, Any]:
         """Watch what the replicas do with requests for a while."""

@@ -86,6 +86,44 @@ def test_a_backend_is_an_entry_and_has_the_servers_that_can_be_reached() -> None
     assert "127.0.0.1:8000" in [each.place for each in there.targets]
 
 
+SQL = {"sql": {"source": "/srv/sql"}, "chat": {"source": "/srv/chat"}}
+
+
+def adapted() -> dict[str, Any]:
+    return {"vllm": VLLM, "serving": {"tiny": MODEL | {"adapters": SQL}}}
+
+
+def test_an_adapter_is_known_once_every_server_of_its_model_loads_it() -> None:
+    nodes = fleet(GATEWAY, *((f"gpu-0{n}", f"192.0.2.1{n}", adapted()) for n in (1, 2)))
+
+    def known(*loaded: tuple[str, ...]) -> tuple[str, ...]:
+        servers = [
+            Server(f"gpu-0{n}", f"tiny-{n}", 0, "tiny", 8000, names)
+            for n, names in enumerate(loaded, start=1)
+        ]
+        (found,) = backends(nodes, servers, "gw-01")
+        return found.adapters
+
+    assert known(("chat", "sql"), ("sql",)) == ("sql",)
+    assert known(("chat", "sql"), ()) == ()
+    assert known(("chat", "sql"), ("chat", "sql")) == ("chat", "sql")
+    # What a server loads, and nobody declares any more, is forgotten before it is unloaded.
+    assert known(("old", "sql"), ("old", "sql")) == ("sql",)
+    assert known() == ("chat", "sql")
+
+
+def test_a_client_is_given_models_and_an_adapter_is_its_models() -> None:
+    gateway = OPEN | {"clients": [CLIENT | {"models": ["sql"]}], "allow_unauthenticated": False}
+    nodes = fleet(
+        ("gw-01", "192.0.2.9", {"gpu_node": False, "gateway": gateway}),
+        ("gpu-01", "192.0.2.11", adapted()),
+    )
+
+    (said,) = problems(nodes, "gw-01")
+
+    assert said.startswith("gateway.clients: team has the adapter sql in `models`: write its model")
+
+
 def test_servers_of_silent_nodes_stay_and_no_others() -> None:
     """A node whose name begins as another's is not taken for it."""
     backends = (Backend("tiny", "tiny", (Target("gpu-01.tiny-0", "192.0.2.11", 8000),)),)
@@ -191,6 +229,8 @@ WATCHED = replace(TWO[0].targets[0], stage="tiny-0", watchdog_port=8406)
         pytest.param(OPEN, (), id="nothing"),
         pytest.param(OPEN, TWO[:1], id="one"),
         pytest.param(OPEN, TWO, id="two"),
+        pytest.param(OPEN, (replace(TWO[0], adapters=("a:b.c", "sql")),), id="one-adapters"),
+        pytest.param(OPEN, (replace(TWO[0], adapters=("sql",)), TWO[1]), id="two-adapters"),
         pytest.param(OPEN, (replace(TWO[0], targets=(WATCHED,)),), id="watched"),
         pytest.param(OPEN, (TWO[0], replace(TWO[0], name="twin")), id="same-name"),
         pytest.param(OPEN, (replace(TWO[0], targets=()),), id="no-server"),

@@ -7,6 +7,7 @@ import hashlib
 import http.client
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +277,46 @@ def test_a_client_has_its_rate_and_its_models(tmp_path: Path, servers: tuple[Vll
             for key in ("n", "w")
         }
         assert lists == {"n": ["tiny"], "w": ["org/big", "tiny"]}
+
+
+def test_an_adapter_goes_to_its_model_and_belongs_to_those_who_may_use_it(
+    tmp_path: Path, servers: tuple[Vllm, Vllm]
+) -> None:
+    first, second = servers
+    second.model = "org/big"
+    clients = client("narrow", "n", models=("tiny",)), client("wide", "w")
+    tiny = replace(backend("tiny", first), adapters=("sql",))
+    big = replace(backend("big", second, served_name="org/big"), adapters=("chat",))
+    with running(tmp_path, tiny, big, clients=clients) as gateway:
+
+        def ask(key: str, model: str) -> int:
+            body = json.dumps({"model": model}).encode()
+            status, said = gateway.ask(body=body, Authorization=f"Bearer {key}")
+            return int(said["port"]) if status == 200 else status
+
+        assert [ask("w", "sql"), ask("w", "chat")] == [first.port, second.port]
+        assert [ask("n", "sql"), ask("n", "chat")] == [first.port, 403]
+        assert ask("w", "other") == 404
+        headers = {"Authorization": "Bearer n"}
+        _, listed = gateway.ask("/v1/models", method="GET", **headers)
+        assert [(each["id"], each.get("parent")) for each in listed["data"]] == [
+            ("sql", "tiny"),
+            ("tiny", None),
+        ]
+
+
+def test_with_one_model_a_name_that_not_all_servers_know_reaches_none(
+    tmp_path: Path, servers: tuple[Vllm, Vllm]
+) -> None:
+    with running(tmp_path, replace(backend("tiny", *servers), adapters=("sql",))) as gateway:
+
+        def ask(body: bytes) -> int:
+            return int(gateway.ask(body=body)[0])
+
+        assert ask(b'{"model": "sql"}') == ask(b'{"model": "tiny"}') == 200
+        assert ask(b'{"model": "new"}') == ask(b'{"model": "../../etc"}') == 404
+        # Who names none means the one that there is.
+        assert ask(b'{"prompt": "a"}') == ask(b"no JSON") == 200
 
 
 @pytest.mark.parametrize(
