@@ -75,7 +75,7 @@ def module_names(modules: object) -> tuple[str, ...]:
 def remarks(
     serving: Mapping[str, Served], models: Mapping[str, Description | str | None]
 ) -> tuple[str, ...]:
-    """Return a sentence for each adapter that says that it was made for another model."""
+    """Return a sentence for each adapter whose config names another model."""
     return tuple(
         f"serving.{model}.adapters.{name}: its adapter_config.json names {config.base} as the "
         f"model that it was made for, and it is served with {served.model}: where these differ "

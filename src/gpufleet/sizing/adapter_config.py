@@ -21,7 +21,7 @@ class AdapterConfig:
     rank: int
     """The largest of its modules."""
     base: str = ""
-    """The model that it was trained from, in the words of whoever trained it; "": not said."""
+    """The model that it was trained from, as free text; "": not said."""
     problems: tuple[str, ...] = ()
     """Why no vLLM loads it, as `its adapter_config.json has ...`."""
 

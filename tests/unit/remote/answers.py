@@ -80,8 +80,9 @@ SEEN = {
     "started": "abc",
     "journal": ["INFO one", "ERROR two"],
     "health": {"status": 200, "body": ""},
-    "models": ["tiny"],
+    "models": ["tiny", "sql"],
     "without_key": {"GET /v1/models": 401, "POST /invocations": 401},
+    "adapters": {"sql": {"status": 200}},
 }
 DEAD = {
     **SEEN,
@@ -454,7 +455,12 @@ def _schema(said: Document) -> object:
 PROBE = json.loads((ROOT / "src/gpufleet/catalog/data/nodes/a100x2-pcie.json").read_text())
 CONFIG = json.loads((ROOT / "tests/data/models/Qwen--Qwen3-32B.json").read_text())["config"]
 ABSENT = {"missing": "absent"}
-PROBE["models"] = {"/srv/q": {"config": CONFIG, "hf_quant_config": ABSENT, "bytes": ABSENT}}
+PROBE["models"] = {
+    "/srv/q": {
+        "config": CONFIG,
+        **dict.fromkeys(("hf_quant_config", "adapter_config", "bytes"), ABSENT),
+    }
+}
 PROBE["stages"] = [
     {
         "unit": "vllm-q-0.service",
