@@ -153,6 +153,7 @@ class UnitReady(TypedDict):
     served_name: NotRequired[str | None]
     fingerprint: NotRequired[str | None]
     keyed: NotRequired[bool]
+    adapters: NotRequired[Names]
     restarts: NotRequired[Count]
     seen: NotRequired[Seen | Unseen]
 

@@ -142,6 +142,7 @@ READY = {
             "served_name": "tiny",
             "fingerprint": "abc",
             "keyed": True,
+            "adapters": ["sql"],
             "restarts": 0,
             "seen": DEAD,
         },

@@ -49,6 +49,7 @@ class Server:
             status.API_KEY
         )
         self.guarded = status.is_guarded(server)
+        self.adapters = status.adapters(server)
         self.fingerprint = systemd.fingerprint(self.text)
 
 
@@ -169,6 +170,7 @@ def wait_for_unit(unit: str, seconds: float, lines: int) -> Dict[str, Any]:
         "served_name": server.served_name if server.url else None,
         "fingerprint": server.fingerprint,
         "keyed": server.key_file is not None,
+        "adapters": server.adapters,
         "restarts": restarts,
         **({} if done else {"seen": redacted_answer(server, seen, lines)}),
     }
@@ -187,6 +189,7 @@ def look(server: Server) -> Dict[str, Any]:
             "key_file": server.key_file and linux_facts.ROOT + server.key_file,
             "guarded": server.guarded,
             "completion": True,
+            "adapters": server.adapters,
         }
     )
 
@@ -200,7 +203,10 @@ def is_ready(server: Server, seen: Dict[str, Any]) -> bool:
     if server.url is None:
         return True
     refused = set((seen.get("without_key") or {}).values()) <= {endpoints.UNAUTHORIZED}
-    return refused and "completion" in seen and server.served_name in seen.get("models", ())
+    listed = {server.served_name, *server.adapters} <= set(seen.get("models", ()))
+    answers = seen.get("adapters", {})
+    adapted = all(answers.get(name, {}).get("status") == 200 for name in server.adapters)
+    return refused and "completion" in seen and listed and adapted
 
 
 def has_died(properties: Dict[str, str], restarts: int) -> bool:

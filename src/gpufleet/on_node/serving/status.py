@@ -209,6 +209,19 @@ def hide_secrets(said: Any, hide: Callable[[str], str]) -> Any:
 # --- what the unit's file says
 
 
+def adapters(server: list[str]) -> list[str]:
+    """Return the names of the adapters that a server loads: `--lora-modules NAME=PATH ...`."""
+    found: list[str] = []
+    if "--lora-modules" in server:
+        for word in server[server.index("--lora-modules") + 1 :]:
+            name, equals, _ = word.partition("=")
+            if word.startswith("-"):
+                break
+            if equals and not word.startswith("{"):
+                found.append(name)
+    return found
+
+
 def endpoint(server: list[str], port: int) -> str | None:
     """Return where a server answers on this node; None: it does not."""
     if not server or "--headless" in server:

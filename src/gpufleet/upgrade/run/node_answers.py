@@ -385,6 +385,7 @@ def _why(said: Mapping[str, Any]) -> str:
         unit=said["unit"],
         fingerprint=said.get("fingerprint"),
         keyed=bool(said.get("keyed")),
+        adapters=said.get("adapters", ()),
         restarts=int(said.get("restarts") or 0),
     )
     if found.state in {readiness.State.WAITING, readiness.State.READY}:

@@ -7,11 +7,13 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gpufleet.on_node.serving import endpoints
+from gpufleet.on_node.change import wait
+from gpufleet.on_node.serving import endpoints, status
 
 KEY = "k"
 
@@ -81,6 +83,42 @@ def test_all_adapters_together_take_the_time_of_one(
         "sql": True,
         "bad": True,
     }
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ("--port 8000 --lora-modules chat=/a sql=/b --seed 1 x=/y", ["chat", "sql"]),
+        ("--lora-modules a:b.c=/a", ["a:b.c"]),
+        ('--lora-modules {"name":"a=b"}', []),
+        ("--lora-modules", []),
+        ("--port 8000", []),
+    ],
+)
+def test_a_servers_adapters_are_those_of_its_command_line(words: str, names: list[str]) -> None:
+    assert status.adapters(words.split()) == names
+
+
+def test_an_upgrade_waits_for_every_adapter_of_the_unit() -> None:
+    server = SimpleNamespace(
+        url="http://127.0.0.1:1", fingerprint="f", served_name="tiny", adapters=["sql"]
+    )
+    seen: dict[str, Any] = {
+        "unit": {"ActiveState": "active"},
+        "started": "f",
+        "models": ["tiny", "sql"],
+        "completion": "a",
+        "adapters": {"sql": {"status": 200}},
+    }
+
+    assert wait.is_ready(server, seen)  # type: ignore[arg-type]
+    for wrong in (
+        {"models": ["tiny"]},
+        {"adapters": {}},
+        {"adapters": {"sql": {"status": 500}}},
+        {"adapters": {"sql": {"error": "timed out"}}},
+    ):
+        assert not wait.is_ready(server, seen | wrong)  # type: ignore[arg-type]
 
 
 def test_a_server_is_well_if_all_its_adapters_are() -> None:
