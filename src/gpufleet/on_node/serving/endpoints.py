@@ -266,27 +266,25 @@ def completed(asked: dict[str, Any], key: str | None) -> dict[str, Any]:
 def adapters(asked: dict[str, Any], key: str | None, listed: Iterable[str]) -> Iterable[Any]:
     """Yield each listed adapter with what it answers; all together have one request's deadline."""
     end = time.monotonic() + COMPLETION_SECONDS
-    kind, known = questions.of_unit(asked["unit"])
     for name in asked["adapters"]:
         if name in listed:
             left = end - time.monotonic()
             answer: dict[str, Any] = {"error": "timed out"}
             if left > 0:
-                answer = adapted(asked["url"], name, kind, known, left, key)
+                answer = adapted(asked, name, key, left)
             yield name, answer
 
 
-def adapted(
-    url: str, name: str, kind: str, known: Any, seconds: float, key: str | None
-) -> dict[str, Any]:
+def adapted(asked: dict[str, Any], name: str, key: str | None, seconds: float) -> dict[str, Any]:
     """Return whether a server answers by an adapter's name, as a model of its kind does."""
+    kind, known = questions.of_unit(asked["unit"])
     if kind == questions.GENERATE:
         body = {"model": name, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
-        answer = request(url + "/v1/completions", seconds, key, body)
+        answer = request(asked["url"] + "/v1/completions", seconds, key, body)
         good = bool((parsed(answer) or {}).get("choices"))
     else:
         put = questions.question(kind, name)
-        answer = ask(url, seconds, key, put)
+        answer = ask(asked["url"], seconds, key, put)
         good = not questions.judge(kind, put, parsed(answer), known).problem
     if answer.get("status") != 200:
         return answer

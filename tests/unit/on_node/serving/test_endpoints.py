@@ -56,7 +56,7 @@ def server() -> Iterator[str]:
 
 
 def ask(url: str, *names: str, listed: tuple[str, ...] | None = None) -> dict[str, Any]:
-    asked = {"url": url, "adapters": names}
+    asked = {"unit": "vllm-none-0.service", "url": url, "adapters": names}
     return dict(endpoints.adapters(asked, KEY, names if listed is None else listed))
 
 
