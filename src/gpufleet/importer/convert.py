@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from gpufleet.flags.schema import Schema
@@ -29,6 +30,15 @@ from gpufleet.importer.server import Launch, Note, ProxyName
 _MODEL = re.compile(r"/\S+|[\w.-]+/[\w.-]+")
 _SERVED = re.compile(r"[\w.:/-]+")
 _NAME_LENGTH = 40  # settings.ModelName
+# What `--task` of older releases says, and `--convert embed`.
+_TASKS = {
+    "classify": "classify",
+    "embed": "embed",
+    "embedding": "embed",
+    "reward": "reward",
+    "score": "rerank",
+    "transcription": "transcribe",
+}
 
 
 @dataclass(frozen=True)
@@ -127,6 +137,7 @@ def _server(launch: Launch, schema: Schema, key: str) -> Findings:
     written = model
     model, line = _on_the_node(model, line, launch, found)
     FlagSettings(schema, found, launch.port).take(line)
+    _kind(found, line.words)
     _left_behind(launch, schema, found)
     _model(found, model, written)
     if found.flags:
@@ -139,6 +150,26 @@ def _server(launch: Launch, schema: Schema, key: str) -> Findings:
         found.served["port"] = launch.port
         found.say(f"port {launch.port} is the first replica's; others take the next", at=LAST)
     return found
+
+
+def _kind(found: Findings, words: Sequence[str]) -> None:
+    """Set `kind` where the command line says what the model is asked for; else its files do."""
+    task = ""
+    for word, after in pairwise((*words, "")):
+        name, equals, value = word.partition("=")
+        if name == "--task":
+            task = value if equals else after
+    convert = str(found.flags.get("convert"))
+    if kind := _TASKS.get(task) or _TASKS.get(convert if convert != "classify" else ""):
+        found.served["kind"] = kind
+    elif convert == "classify":
+        found.served["kind"] = None
+        found.say(
+            "`kind` must be rerank or classify: `--convert classify` makes a model that scores "
+            "documents (rerank) or names labels (classify)",
+            decide=True,
+            at=LAST,
+        )
 
 
 def _left_behind(launch: Launch, schema: Schema, found: Findings) -> None:

@@ -24,6 +24,7 @@ _ORDER = (
     "model",
     "revision",
     "served_name",
+    "kind",
     "replicas",
     "context",
     "tensor_parallel",

@@ -412,6 +412,44 @@ def test_a_flag_becomes_a_setting_or_is_told_about(flags: str, kept: dict[str, A
     assert accepted(found.settings).serving
 
 
+POOLING = {"runner": "pooling"}
+
+
+@each_row(
+    ("flags", "kind", "kept"),
+    [
+        ("--task embed", "embed", {**POOLING, "convert": "embed"}),
+        ("--task=score", "rerank", {**POOLING, "convert": "classify"}),
+        ("--task classify", "classify", {**POOLING, "convert": "classify"}),
+        ("--task reward", "reward", POOLING),
+        ("--task transcription", "transcribe", {"runner": "generate"}),
+        ("--runner pooling --convert embed", "embed", {**POOLING, "convert": "embed"}),
+        # Their files say which: an embedder, or one that classifies.
+        ("--runner pooling", "by the files", POOLING),
+        ("--task generate", "by the files", {"runner": "generate"}),
+        ("", "by the files", None),
+    ],
+)
+def test_what_a_model_is_asked_for_is_its_kind(
+    flags: str, kind: str, kept: dict[str, Any] | None
+) -> None:
+    found = imported(f"vllm serve /m {flags}")
+    (one,) = found.settings["serving"].values()
+
+    assert (one.get("kind", "by the files"), one.get("flags")) == (kind, kept)
+    assert accepted(found.settings).serving
+    assert found.decided
+
+
+def test_a_kind_that_the_flags_leave_open_is_to_be_decided() -> None:
+    found = imported("vllm serve /m --runner pooling --convert classify")
+    (one,) = found.settings["serving"].values()
+
+    assert (one["kind"], one["flags"]) == (None, {**POOLING, "convert": "classify"})
+    (open_one,) = (str(note) for note in found.notes if note.decide)
+    assert "`kind` must be rerank or classify" in open_one
+
+
 def test_the_release_decides_how_flags_are_written() -> None:
     """The same line, for a release that still has the flag."""
     launches = read("vllm serve /m --swap-space 4", "-", "m").launches
