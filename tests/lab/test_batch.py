@@ -74,14 +74,13 @@ class Batch:
     def answered(self) -> int:
         return self.output.read_bytes().count(b"\n") if self.output.exists() else 0
 
-    def ids(self) -> list[str]:
-        return sorted(
-            json.loads(each)["custom_id"] for each in self.output.read_text().splitlines()
-        )
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(each) for each in self.output.read_text().splitlines()]
 
     def all_once(self) -> None:
-        assert self.ids() == sorted(f"id {number}" for number in range(LINES))
         found = self.lines()
+        ids = sorted(each["custom_id"] for each in found)
+        assert ids == sorted(f"id {number}" for number in range(LINES))
         assert {each["response"]["status_code"] for each in found} == {200}
         assert all(each["response"]["body"]["choices"] for each in found)
 

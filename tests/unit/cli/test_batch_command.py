@@ -14,7 +14,7 @@ from gpufleet.batch.batch_input import CheckedInput, Line
 from gpufleet.batch.batch_output import BatchOutput
 from gpufleet.batch.replies import Reply, Totals, judge, output_line
 from gpufleet.cli.batch_command import summary_lines
-from gpufleet.cli.batch_session import Summary, Wanted
+from gpufleet.cli.batch_session import Session, Summary, Wanted
 from gpufleet.errors import FleetError
 
 INVENTORY = """
@@ -110,6 +110,30 @@ def test_a_summary_names_failures_by_their_kind() -> None:
         "failed: 2 with 400",
         "failed: 1 with timeout",
     ]
+
+
+@pytest.mark.parametrize(
+    ("typed", "settings", "most"),
+    [(None, "", 500), (7, "", 7), (None, ", source_connections: 90", 45), (9999, "", 500)],
+)
+def test_no_more_requests_are_under_way_than_a_gateway_takes_of_one_address(
+    project: Path, typed: int | None, settings: str, most: int
+) -> None:
+    file = project / "group_vars/gateway.yml"
+    file.write_text(file.read_text().replace("max_body_mib: 1", f"max_body_mib: 1{settings}"))
+    wanted = Wanted("llama", Path("i"), Path("o"), None, None, None, None, 0.5, typed, 9, False)
+
+    assert Session(str(project / "inventories/prod.py"), wanted)._most == most
+
+
+def test_a_gateway_that_listens_on_its_own_node_only_is_refused(project: Path) -> None:
+    file = project / "group_vars/gateway.yml"
+    file.write_text(file.read_text().replace("max_body_mib", "listen: 127.0.0.1, max_body_mib"))
+
+    done = run(project, "llama", "in.jsonl", "-o", "out.jsonl")
+
+    assert done.returncode == 2
+    assert "lb-01: its gateway listens on this node only (`gateway.listen`)" in done.stderr
 
 
 def test_a_replica_and_a_gateway_exclude_each_other() -> None:
