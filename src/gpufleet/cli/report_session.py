@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -34,6 +34,7 @@ from gpufleet.fleet.measured_rates import ModelRate
 from gpufleet.formatting import node_ranges
 from gpufleet.inventory.loader import Fleet
 from gpufleet.node.topology import node_from_probe
+from gpufleet.paths import PROJECT
 from gpufleet.planning.stage import Running
 from gpufleet.preflight import look_questions
 from gpufleet.preflight.rehearsal_lines import GitState
@@ -124,6 +125,7 @@ class _Reading:
             *(f"the plan: {each}" for each in plan.unknown),
             *(f"{e.server}: {e.proof}" for e in certificates if e.status == "UNKNOWN"),
             *_unread_versions(nodes),
+            *_unread_drift(document.drift, {each.name for each in nodes if each.silent}),
             *self.unknown,
         ]
         known = document.model_copy(update={"unknown": tuple(dict.fromkeys(unknown))})
@@ -227,8 +229,8 @@ class _Reading:
             except FleetError as error:
                 self.unknown += (f"what deploys would change: {each}" for each in error.problems)
             else:
-                return fleet_parts.drifts(whole.nodes, whole.refused, whole=True)
-        return fleet_parts.drifts(told, (), whole=False)
+                return fleet_parts.drifts(whole.nodes, whole.refused, self.inventory, whole=True)
+        return fleet_parts.drifts(told, (), self.inventory, whole=False)
 
     def _upgrades(self) -> tuple[Upgrade, ...]:
         found = []
@@ -280,7 +282,7 @@ class _Reading:
             vllm = each.settings.vllm
             paths |= {Path(e).resolve() for e in (*named, *([vllm.models_lock] if vllm else []))}
         for path in sorted(paths):
-            shown = str(path.relative_to(root) if path.is_relative_to(root) else path)
+            shown = _shown(path, root)
             try:
                 yield shown, hashlib.sha256(path.read_bytes()).hexdigest()
             except FileNotFoundError:
@@ -302,6 +304,15 @@ class _Reading:
         return found
 
 
+def _shown(path: Path, root: Path) -> str:
+    """Return a file below the project, or one that gpufleet brings, by names that others have."""
+    if path.is_relative_to(root):
+        return str(path.relative_to(root))
+    if path.is_relative_to(PROJECT):
+        return f"gpufleet's {path.relative_to(PROJECT)}"
+    return str(path)
+
+
 def _unread_versions(nodes: Iterable[Node]) -> Iterator[str]:
     parts: dict[str, list[str]] = {}
     for node in nodes:
@@ -310,6 +321,12 @@ def _unread_versions(nodes: Iterable[Node]) -> Iterator[str]:
                 parts.setdefault(each.part, []).append(node.name)
     for part, names in parts.items():
         yield f"{node_ranges(names)}: the version of {part} could not be read"
+
+
+def _unread_drift(found: Drift, silent: Collection[str]) -> Iterator[str]:
+    for node in found.nodes:
+        if node.node not in silent:
+            yield from (f"{node.node}: drift: {why}" for why in node.unread)
 
 
 def _is_lock(at: tuple[Any, ...]) -> bool:

@@ -190,7 +190,9 @@ def findings(found: Diagnosis) -> Iterator[Finding]:
         )
 
 
-def drifts(nodes: Mapping[str, drift.NodeDrift], refused: Sequence[str], *, whole: bool) -> Drift:
+def drifts(
+    nodes: Mapping[str, drift.NodeDrift], refused: Sequence[str], inventory: str, *, whole: bool
+) -> Drift:
     """Return how far nodes have moved; `whole`: deploys were compared too."""
     return Drift(
         whole=whole,
@@ -203,7 +205,7 @@ def drifts(nodes: Mapping[str, drift.NodeDrift], refused: Sequence[str], *, whol
                         matters=str(one.matters),
                         what=one.what,
                         source=one.source,
-                        remedy=one.remedy,
+                        remedy=one.remedy.replace("INVENTORY", inventory),
                     )
                     for one in each.moved
                 ),

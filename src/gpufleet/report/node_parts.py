@@ -11,7 +11,7 @@ from gpufleet.checks.probe_facts import Reading
 from gpufleet.errors import FleetError
 from gpufleet.fleet.fleet_plan import running_stages
 from gpufleet.gpu_software.driver_activation import matches_lock
-from gpufleet.gpu_software.lock_from_nodes import installed_versions
+from gpufleet.gpu_software.lock_from_nodes import installed_versions, modules_flavour
 from gpufleet.node import interconnect
 from gpufleet.node.interconnect import Interconnect
 from gpufleet.node.topology import node_from_probe, value_or
@@ -119,19 +119,21 @@ def _versions(
 ) -> Iterator[Version]:
     """Yield the parts that decide what runs; what cannot be read is not known."""
     lock = settings.gpu_lock
-    driver = loaded_version(Reading("", document))
+    driver = loaded_version(Reading("", document)) or _found(document["driver"]["module"])
     locked = lock.driver if lock else ""
     yield _version(
         "driver", driver, locked, matches_lock(driver, locked) if driver and locked else None
     )
     cuda = value_or(document["driver"].get("cuda"))
     most = f"{cuda // 1000}.{cuda % 1000 // 10}" if isinstance(cuda, int) else None
-    yield _version("newest CUDA that the driver runs", most)
+    yield _version("newest CUDA that the driver runs", "" if driver == "" else most)
+    modules = modules_flavour(document)
+    wanted = lock.modules if lock else ""
+    yield _version("kernel modules", "" if driver == "" else modules, wanted)
     yield from _packaged(document, settings)
     if release:
-        there = document["system"]["releases"]
-        absent = isinstance(there, Mapping) and there.get("missing") == "absent"
-        there = () if absent else value_or(there)
+        releases = document["system"]["releases"]
+        there = () if _found(releases) == "" else value_or(releases)
         found = None if there is None else ", ".join(sorted(map(str, there)))
         agrees = None if there is None else release in there
         yield _version("vLLM that is installed", found, release, agrees)
@@ -145,8 +147,6 @@ def _packaged(document: Mapping[str, Any], settings: NodeSettings) -> Iterator[V
     lock = settings.gpu_lock
     known = value_or(document["system"]["packages"]) is not None
     found = installed_versions(document, settings) if known else {}
-    modules = found.get("modules")
-    yield _version("kernel modules", modules if known else None, lock.modules if lock else "")
     toolkit, wanted = found.get("toolkit", {}), lock.toolkit if lock else None
     yield _version(
         "CUDA toolkit",
@@ -165,6 +165,13 @@ def _packaged(document: Mapping[str, Any], settings: NodeSettings) -> Iterator[V
 def _words(parts: Iterable[str | None]) -> str:
     found = " ".join(filter(None, parts))
     return "" if found == "none" else found
+
+
+def _found(value: Any) -> str | None:
+    """Return a fact of the probe as text: None if it is not known, "" if there is no such thing."""
+    if isinstance(value, Mapping) and "missing" in value:
+        return "" if value["missing"] == "absent" else None
+    return str(value)
 
 
 def _version(

@@ -88,7 +88,8 @@ def test_a_silent_fleet_is_a_page_that_says_so_a_manifest_and_status_1(silent: P
     assert all(each["silent"] for each in found["nodes"])
     assert found["plan"]["unknown"]
     assert any("20261101T100000Z-00ff" in each for each in found["unknown"])
-    assert {"inventories/prod.py", "group_vars/gpu.yml"} <= set(found["files"])
+    named = {"inventories/prod.py", "group_vars/gpu.yml", "gpufleet's locks/uv.txt"}
+    assert named <= set(found["files"])
     manifest = json.loads((silent / "fleet.json").read_text())
     assert manifest["nodes"]["gpu-01"] is None
     page = (silent / "r.html").read_text()

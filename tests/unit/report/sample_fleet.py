@@ -177,10 +177,19 @@ def _document() -> Document:
             "drift": fleet_parts.drifts(
                 {
                     "gpu-01": NodeDrift(),
-                    "gpu-02": NodeDrift((Deviation("deploys/vllm.py", "write /etc/x"),)),
+                    "gpu-02": NodeDrift(
+                        (
+                            Deviation(
+                                "deploys/vllm.py",
+                                "write /etc/x",
+                                remedy="pyinfra INVENTORY deploys/vllm.py",
+                            ),
+                        )
+                    ),
                     SILENT: NodeDrift((), (Unread("check: probe", "no answer"),)),
                 },
                 (),
+                "inventories/prod.py",
                 whole=True,
             ),
             "upgrades": tuple(fleet_parts.upgrades([upgrade()])),

@@ -57,6 +57,23 @@ def test_packages_that_cannot_be_read_are_not_known_and_not_absent() -> None:
     assert found["driver"][0] == "570.124.06"
 
 
+def test_no_driver_is_absent_and_one_that_cannot_be_read_is_not_known() -> None:
+    for missing, found in (("absent", ""), ("timeout", None)):
+        document = probe("gpu-01", 1)
+        for key in ("module", "proc", "version", "cuda"):
+            document["driver"][key] = {"missing": missing}
+        told = versions(node(document))
+        assert told["driver"][0] == found
+        assert told["newest CUDA that the driver runs"][0] == found
+        assert told["kernel modules"][0] == found
+
+
+def test_no_release_of_vllm_is_absent() -> None:
+    document = probe("gpu-02", 2)
+    document["system"]["releases"] = {"missing": "absent"}
+    assert versions(node(document))["vLLM that is installed"][::2] == ("", False)
+
+
 def test_a_node_without_a_probe_is_silent_with_the_reason() -> None:
     assert node("no answer within 20 s").silent == "no answer within 20 s"
 
