@@ -4,7 +4,7 @@ The kind of each model, and the flags that vLLM needs for it.  Pure.
 What an operator declares counts (`serving.<model>.kind`), then flags that leave one choice, then
 the model's files, then what runs. A kind that the model cannot be is refused. Where none of these
 says anything, the model is taken for one that completes text, as every model was before kinds, and
-a remark says so.
+a remark says so of files that could be read.
 """
 
 from __future__ import annotations
@@ -191,6 +191,8 @@ def _decoder(kind: ModelKind, reading: KindReading) -> str:
 
 
 def _not_known(model: str, reading: KindReading) -> str:
+    if reading == UNREAD:
+        return ""  # the plan says of every model that its files were not read
     return (
         f"serving.{model}.kind: not known: {reading.why}; it is asked to complete text: declare "
         f"{' or '.join(f'`{each}`' for each in sorted(reading.possible))} as its `kind`"

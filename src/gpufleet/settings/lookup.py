@@ -60,6 +60,7 @@ _UNITS_BY_NAME = {
     "data_parallel": "engines",
     "failures": "groups",
     "gpu": "NVML index",
+    "cosine": "ratio",
     "headroom": "ratio",
     "keep": "replicas",
     "min_p": "ratio",

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt
 
-from gpufleet.settings.base import Seconds, Setting
+from gpufleet.settings.base import Seconds, Setting, form
 
 
 def _size(value: Any) -> Any:
@@ -97,7 +97,7 @@ class Golden(Setting):
     A model that does not complete text gets them as its input: a reranker as documents.
     """
 
-    free_text: ClassVar = frozenset({"prompts", "query"})
+    free_text: ClassVar = frozenset({"prompts"})
 
     prompts: Annotated[
         tuple[str, ...],
@@ -110,7 +110,8 @@ class Golden(Setting):
     )
     query: Annotated[
         str,
-        Field(min_length=1, description="What a reranker orders the prompts by"),
+        form(r".*\S.*", "a question, which a reranker orders the prompts by"),
+        Field(description="What a reranker orders the prompts by"),
     ] = "What is the capital of France?"
     max_tokens: Annotated[
         int, Field(ge=1, le=512, description="Tokens of each answer to compare")

@@ -104,6 +104,10 @@ def test_what_runs_stays_what_it_is_while_its_files_cannot_be_read() -> None:
     assert (found.kind, found.remark) == ("embed", "")
 
 
+def test_files_that_cannot_be_read_are_said_once_by_the_plan_itself() -> None:
+    assert resolve_kind("m", served(), UNREAD).remark == ""
+
+
 def node(**model: Any) -> NodeSettings:
     vllm = {"version": "0.32.0", "lock": "locks/v.txt", "listen": "127.0.0.1"}
     return NodeSettings.model_validate({"vllm": vllm, "serving": {"m": {"model": "/m", **model}}})
