@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import gevent
 
 from gpufleet.remote.query import Answer
 from gpufleet.upgrade.run.connections import Nodes
 from gpufleet.upgrade.run.node_questions import NodeQuestion
+
+Questions: TypeAlias = Mapping[tuple[str, str], NodeQuestion]
+"""By the name of the question and the node."""
 
 
 @dataclass(frozen=True)
@@ -23,24 +27,42 @@ class Timed:
 
 
 def ask_bounded(
-    nodes: Nodes, questions: Mapping[tuple[str, str], NodeQuestion], seconds: float
+    nodes: Nodes,
+    questions: Questions,
+    seconds: float,
+    *,
+    connect_seconds: float | None = None,
+    then: Callable[[str, str, Answer], Questions] = lambda *_: {},
 ) -> dict[tuple[str, str], Timed]:
     """
     Put questions to nodes, all at once; keys are pairs of a name of the question and a node.
 
-    Takes at most `seconds`. A question without an answer by then has a sentence.
+    Takes at most `seconds`. A question without an answer by then has a sentence, and so has every
+    question of a node that takes longer than `connect_seconds` to connect. `then` returns what is
+    asked because of an answer, of the same node, by the same deadline.
     """
-
-    def one(node: str, question: NodeQuestion) -> Timed:
-        sent = time.time()
-        answer = nodes.ask({node: question})[node]
-        return Timed(sent, time.time(), answer)
-
-    jobs = {key: gevent.spawn(one, key[1], each) for key, each in questions.items()}
-    gevent.joinall(list(jobs.values()), timeout=seconds)
     late = Timed(0, 0, f"no answer within {seconds:.0f} s")
-    found = {
-        key: job.value if job.successful() and job.value else late for key, job in jobs.items()
+    found = dict.fromkeys(questions, late)
+    doors = {
+        name: gevent.spawn(nodes.reach, name, connect_seconds)
+        for name in {node for _, node in questions}
+        if connect_seconds is not None
     }
-    gevent.killall(list(jobs.values()), block=False)
+
+    def put(key: tuple[str, str], question: NodeQuestion) -> None:
+        _, node = key
+        found[key] = late
+        sent = time.time()
+        answer: Answer = doors[node].get() if node in doors else ""
+        answer = answer or nodes.ask({node: question})[node]
+        found[key] = Timed(sent, time.time(), answer)
+        jobs.extend(gevent.spawn(put, each, more) for each, more in then(*key, answer).items())
+
+    jobs = [gevent.spawn(put, key, each) for key, each in questions.items()]
+    end = time.monotonic() + seconds
+    while left := [each for each in jobs if not each.ready()]:
+        gevent.joinall(left, timeout=max(0, end - time.monotonic()), count=1)
+        if time.monotonic() >= end:
+            break
+    gevent.killall([*jobs, *doors.values()], block=False)
     return found

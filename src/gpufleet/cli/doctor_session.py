@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpufleet.artifacts.operator_files import read as read_file
-from gpufleet.cli.bounded_questions import ask_bounded
+from gpufleet.cli.bounded_questions import Questions, ask_bounded
 from gpufleet.doctor import fleet_problems, journal_causes
 from gpufleet.doctor.fleet_diagnosis import Diagnosis
 from gpufleet.doctor.node_evidence import NodeEvidence, node_evidence
@@ -30,7 +30,7 @@ from gpufleet.redact import find_secrets
 from gpufleet.remote import payload
 from gpufleet.remote.query import Answer
 from gpufleet.serving import credentials
-from gpufleet.serving.status import FleetStatus, fleet_status
+from gpufleet.serving.status import fleet_status
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.upgrade.gates import baseline
 from gpufleet.upgrade.gates.baseline import Alerts
@@ -40,6 +40,8 @@ from gpufleet.upgrade.run.node_questions import NodeQuestion
 
 JOURNAL_LINES = 1500
 """Of a replica: a start with its traceback on eight ranks is some 1,000."""
+CONNECT_SHARE = 1 / 3
+"""Of the seconds: a node that has not connected by then does not keep the others waiting."""
 ABOUT = ("instance", "model_name", "model", "gateway", "node")
 """Labels that say what an alert is about."""
 
@@ -50,6 +52,7 @@ class _Answers:
     probes: Mapping[str, Answer]
     gateways: Mapping[str, haproxy.GatewayState | str]
     alerts: Alerts
+    journals: Mapping[str, Answer]
 
 
 @dataclass(frozen=True)
@@ -118,16 +121,16 @@ def _secrets(settings: NodeSettings) -> Iterator[str]:
 
 def look(inventory_file: str, seconds: float) -> FleetLook:
     """
-    Look at all nodes of an inventory, in two rounds of at most so many seconds.
+    Look at all nodes of an inventory, for at most so many seconds.
 
     Raises `FleetError`.
     """
     declared = read(inventory_file)
     with open_nodes(inventory_file) as nodes:
-        answers = _first_look(nodes, declared, seconds)
-        status = fleet_status(answers.status, declared.gpu_nodes)
-        now = time.time()
-        evidence = _evidence(nodes, declared, status, now, seconds)
+        answers = _ask(nodes, declared, seconds)
+    now = time.time()
+    status = fleet_status(answers.status, declared.gpu_nodes)
+    evidence = {name: _evidence(name, each) for name, each in answers.journals.items()}
     report = check_nodes(answers.probes, declared.gpu_nodes)
     sights = Sights(
         status,
@@ -151,8 +154,20 @@ def look(inventory_file: str, seconds: float) -> FleetLook:
     return FleetLook(inventory_file, declared, sights, now)
 
 
-def _first_look(nodes: Nodes, declared: Fleet, seconds: float) -> _Answers:
+def _evidence(node: str, answer: Answer) -> NodeEvidence:
+    """Return what a node logged; an answer that is none is unread, in words."""
+    try:
+        return node_evidence(node, answer)
+    except FleetError as error:
+        return NodeEvidence(node, unread=error.problems)
+
+
+def _ask(nodes: Nodes, declared: Fleet, seconds: float) -> _Answers:
     """Ask everything at once; what has not answered in time has a sentence."""
+
+    def then(what: str, node: str, answer: Answer) -> Questions:
+        return _journals(node, answer, seconds) if what == "status" else {}
+
     status = payload.program("serving/status", completion=False)
     drains = payload.program("network/gateway_drains", do="show", servers=[])
     homes = wave_silences.alertmanagers(declared.nodes)
@@ -176,7 +191,8 @@ def _first_look(nodes: Nodes, declared: Fleet, seconds: float) -> _Answers:
             if (program := baseline.program(name, [], home))
         },
     }
-    said = {key: each.answer for key, each in ask_bounded(nodes, asked, seconds).items()}
+    found = ask_bounded(nodes, asked, seconds, connect_seconds=seconds * CONNECT_SHARE, then=then)
+    said = {key: each.answer for key, each in found.items()}
 
     def of(what: str) -> dict[str, Answer]:
         return {name: answer for (kind, name), answer in said.items() if kind == what}
@@ -189,32 +205,24 @@ def _first_look(nodes: Nodes, declared: Fleet, seconds: float) -> _Answers:
             for name, each in of("gateway").items()
         },
         baseline.read_answers(of("alerts"), [], time.time(), homes).alerts,
+        of("journals"),
     )
 
 
-def _evidence(
-    nodes: Nodes, declared: Fleet, status: FleetStatus, now: float, seconds: float
-) -> dict[str, NodeEvidence]:
-    """Return what nodes logged, of replicas that are not well; silent nodes are not asked again."""
-    wanted = fleet_problems.wanted_journals(status, now)
-    asked = {
-        ("journals", name): NodeQuestion(
-            payload.program(
-                "doctor/failure_evidence",
-                stages=list(wanted.get(name, ())),
-                lines=JOURNAL_LINES,
-                seconds=fleet_problems.RECENT_SECONDS,
-            ),
-            seconds,
-            "the query of journals",
-        )
-        for name in declared.gpu_nodes
-        if name not in status.silent
-    }
-    found = {}
-    for (_, name), said in ask_bounded(nodes, asked, seconds).items():
-        try:
-            found[name] = node_evidence(name, said.answer)
-        except FleetError as error:
-            found[name] = NodeEvidence(name, unread=error.problems)
-    return found
+def _journals(node: str, answer: Answer, seconds: float) -> Questions:
+    """
+    Return the question for what a node logged, from what its own status says.
+
+    Of a replica over nodes one node does not know whether it serves: its journal is always read.
+    A node that is silent is not asked again.
+    """
+    status = fleet_status({node: answer}, {}, whole=False)
+    if status.silent:
+        return {}
+    program = payload.program(
+        "doctor/failure_evidence",
+        stages=list(fleet_problems.wanted_journals(status, time.time()).get(node, ())),
+        lines=JOURNAL_LINES,
+        seconds=fleet_problems.RECENT_SECONDS,
+    )
+    return {("journals", node): NodeQuestion(program, seconds, "the query of journals")}

@@ -15,6 +15,7 @@ from dataclasses import replace
 from gpufleet.checks.finding import Finding, Severity
 from gpufleet.doctor.fleet_diagnosis import Diagnosis, Impact, Problem, worst_first
 from gpufleet.doctor.gateway_problems import gateway_problems
+from gpufleet.doctor.journal_causes import is_killed_for_memory
 from gpufleet.doctor.node_problems import failed_checks, kernel_subject, marks_of, node_problems
 from gpufleet.doctor.sights import LogCause, Sights
 from gpufleet.errors import FleetError
@@ -119,6 +120,12 @@ def _replica(sights: Sights, replica: ReplicaStatus, now: float, inventory: str)
     if last:
         evidence.append(f"ended {format_duration(now - last.when)} ago: {last.cause}")
     evidence += _changes(sights, nodes, began)
+    differs = list(_differs(sights, replica.id, nodes))
+    do = (log.do if log else "") or _look(replica, inventory)
+    if differs:
+        do = f"{_undo(replica.id)}\n{do}"
+    elif not (log and log.cause):
+        do += f"\n`gpufleet drift {inventory} --limit {nodes[0]}` names what is not as declared"
     if serves:
         what = f"{replica.id} serves again, and ended within the last hour"
     else:
@@ -127,9 +134,9 @@ def _replica(sights: Sights, replica: ReplicaStatus, now: float, inventory: str)
         replica.id,
         what + ("; it is drained" if drained else ""),
         _impact(sights.status, replica, drained=drained),
-        tuple(dict.fromkeys(evidence)),
+        tuple(dict.fromkeys([*evidence, *differs])),
         log.cause if log else last.cause if last else "",
-        (log.do if log else "") or _look(replica, inventory),
+        do,
         "docs/alerts/vllm-down.md",
         began,
         (replica.id, replica.model, *nodes),
@@ -157,6 +164,8 @@ def _because(
             return subject
     for rank in replica.ranks:
         for each in sights.kernels.get(rank.node, ()):
+            if each.component == "host" and _is_of_another_unit(each.line, replica.id):
+                continue
             early = None if began is None or each.at is None else began - each.at
             if early is not None and -CLOCK_SECONDS <= early <= KERNEL_SECONDS:
                 return kernel_subject(rank.node)
@@ -168,6 +177,29 @@ def _uses(rank: RankStatus, found: Finding) -> bool:
     if found.severity is not Severity.BLOCK or found.node != rank.node:
         return False
     return found.gpu is None or found.gpu.uuid in rank.gpus or found.gpu.index in rank.indices
+
+
+def _is_of_another_unit(line: str, replica: str) -> bool:
+    """Return whether the kernel killed a process for memory, and of another unit than this."""
+    return line.startswith("oom-kill:") and not is_killed_for_memory(line, replica)
+
+
+def _differs(sights: Sights, replica: str, nodes: Iterable[str]) -> Iterator[str]:
+    """Yield what of a replica's unit is not as gpufleet wrote it."""
+    for node in nodes:
+        known = sights.evidence.get(node)
+        unit = known.units.get(replica) if known else None
+        if unit and unit.drop_ins:
+            yield f"{node}: its unit reads what gpufleet did not write: {', '.join(unit.drop_ins)}"
+        if unit and unit.reload:
+            yield f"{node}: its unit's file was changed, and systemd has not read it since"
+
+
+def _undo(replica: str) -> str:
+    return (
+        f"`systemctl cat vllm-{replica}` shows what was added to the unit; move it into settings, "
+        f"or remove it and type `systemctl daemon-reload && systemctl restart vllm-{replica}`"
+    )
 
 
 def _look(replica: ReplicaStatus, inventory: str) -> str:

@@ -29,20 +29,38 @@ def of_replicas(
     """Return the causes that the journals of replicas have, by replica; the earliest first."""
     found = {}
     for each in status.replicas:
+        # Of a replica over nodes the journals come also where it serves.
+        if each.health is Health.SERVES and not any(rank.restarts for rank in each.ranks):
+            continue
         journals = {
             rank.node: (rank.rank, lines)
             for rank in each.ranks
             if (known := evidence.get(rank.node)) and (lines := known.stages.get(each.id))
         }
         if journals:
-            found[each.id] = tuple(_of_replica(each, journals, report, inventory))
+            facts = _facts(journals, report, _signal(each, evidence))
+            found[each.id] = tuple(_of_replica(each, journals, facts, inventory))
     return found
+
+
+def _signal(replica: ReplicaStatus, evidence: Mapping[str, NodeEvidence]) -> str | None:
+    """Return what ended a replica's process on one of its nodes; None: not known."""
+    known = [evidence[rank.node] for rank in replica.ranks if rank.node in evidence]
+    if any(is_killed_for_memory(line.text, replica.id) for each in known for line in each.kernel):
+        return "SIGKILL"
+    said = [each.units[replica.id].signal for each in known if replica.id in each.units]
+    return next(filter(None, said), None if None in said or not said else "")
+
+
+def is_killed_for_memory(line: str, replica: str) -> bool:
+    """Return whether a kernel's line says that a process of a replica's unit was killed."""
+    return line.startswith("oom-kill:") and f"/vllm-{replica}.service," in f"{line},"
 
 
 def _of_replica(
     replica: ReplicaStatus,
     journals: Mapping[str, tuple[int, Sequence[JournalLine]]],
-    report: Report,
+    facts: Evidence,
     inventory: str,
 ) -> Iterator[LogCause]:
     places = {
@@ -55,7 +73,7 @@ def _of_replica(
     }
     findings = explain(
         (line for place, lines in kept.items() for line in log_lines(place, lines)),
-        _facts(journals, report),
+        facts,
     )
     yield from _causes(findings, inventory, replica.id)
 
@@ -90,8 +108,8 @@ def log_lines(place: str, lines: Iterable[JournalLine]) -> Iterator[LogLine]:
             yield LogLine(place, number, f"{moment} {text}")
 
 
-def _facts(nodes: Iterable[str], report: Report) -> Evidence:
-    """Return what the node check found, for rules whose line has several causes."""
+def _facts(nodes: Iterable[str], report: Report, signal: str | None) -> Evidence:
+    """Return what is known beside a replica's journals, for rules of several causes."""
     checks: dict[str, bool] = {}
     names: list[str] = []
     for node in nodes:
@@ -102,15 +120,29 @@ def _facts(nodes: Iterable[str], report: Report) -> Evidence:
         gpus = report.facts.get(node, {}).get("gpus")
         if isinstance(gpus, list):
             names += [str(gpu.get("name")) for gpu in gpus if isinstance(gpu, Mapping)]
-    return Evidence(checks=checks, gpus=tuple(names) if names else None)
+    return Evidence(checks=checks, gpus=tuple(names) if names else None, signal=signal)
 
 
 def _causes(findings: Findings, inventory: str, replica: str) -> Iterator[LogCause]:
     for each in findings.causes:
         yield _cause(each, inventory, replica)
-    if findings.unknown and (place := findings.unknown.exception or findings.unknown.first_error):
+    if not findings.causes and (known := _told_apart(findings)):
+        yield _cause(known, inventory, replica)
+    elif findings.unknown and (place := findings.unknown.exception or findings.unknown.first_error):
         at = place.stamp.moment.replace(tzinfo=UTC).timestamp() if place.stamp else None
         yield LogCause("", "", printable(place.text), place.source, at=at)
+
+
+def _told_apart(findings: Findings) -> Finding | None:
+    """Return what only follows, and of which evidence shows why: a worker ended by a signal."""
+    return next(
+        (
+            each
+            for each in findings.consequences
+            if len(each.causes) == 1 and each.causes[0] in [tell.advice for tell in each.rule.tells]
+        ),
+        None,
+    )
 
 
 def _cause(found: Finding, inventory: str, replica: str) -> LogCause:

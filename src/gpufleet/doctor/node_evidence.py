@@ -24,6 +24,18 @@ class JournalLine:
 
 
 @dataclass(frozen=True)
+class UnitDifference:
+    """What of a stage's unit gpufleet did not write, and what ended it last."""
+
+    drop_ins: tuple[str, ...] = ()
+    """Paths."""
+    reload: bool = False
+    """Its file was changed, and systemd has not read it since."""
+    signal: str | None = None
+    """That ended its main process: SIGKILL; "": it ended by itself; None: not known."""
+
+
+@dataclass(frozen=True)
 class NodeEvidence:
     """What one node has."""
 
@@ -32,6 +44,8 @@ class NodeEvidence:
     """Seconds since 1970."""
     stages: Mapping[str, tuple[JournalLine, ...]] = field(default_factory=dict)
     """Journals of stages, by id."""
+    units: Mapping[str, UnitDifference] = field(default_factory=dict)
+    """Of the same stages, where they could be read."""
     kernel: tuple[JournalLine, ...] = ()
     changes: tuple[tuple[float, str], ...] = ()
     """When, in seconds since 1970, and what was changed; oldest first."""
@@ -60,6 +74,11 @@ def node_evidence(node: str, answer: Mapping[str, Any] | str) -> NodeEvidence:
             node,
             float(boot) if isinstance(boot, int | float) else None,
             {str(name): _lines(lines) for name, lines in answer["stages"].items()},
+            {
+                str(name): _unit(said)
+                for name, said in answer["units"].items()
+                if "missing" not in said
+            },
             _lines(answer["kernel"]),
             ()
             if isinstance(answer["changes"], Mapping)
@@ -76,11 +95,25 @@ def _lines(said: Any) -> tuple[JournalLine, ...]:
     )
 
 
+def _unit(said: Mapping[str, Any]) -> UnitDifference:
+    signal = said["signal"]
+    return UnitDifference(
+        tuple(map(str, said["drop_ins"])),
+        bool(said["reload"]),
+        f"SIG{signal}" if signal else signal,
+    )
+
+
 def _unread(node: str, answer: Mapping[str, Any]) -> Iterator[str]:
     parts = {
         "the kernel's log": answer["kernel"],
         "the log of package changes": answer["changes"],
         **{f"the journal of {name}": lines for name, lines in answer["stages"].items()},
+        **{
+            f"the unit of {name}": said
+            for name, said in answer["units"].items()
+            if "missing" in said
+        },
     }
     for part, said in parts.items():
         # A container has no kernel log of its own, a fresh node no changes: nothing is hidden.

@@ -430,10 +430,17 @@ class UnitJournal(Document):
     clocks: dict[str, Number] | Missing
 
 
+class UnitDifference(TypedDict):
+    drop_ins: list[str]
+    reload: bool
+    signal: str | None
+
+
 class FailureEvidence(Document):
     clock: Number
     boot: Time | Missing
     stages: dict[str, JournalLines | Missing]
+    units: dict[str, UnitDifference | Missing]
     kernel: JournalLines | Missing
     changes: list[Annotated[tuple[Time, str], Row]] | Missing
 

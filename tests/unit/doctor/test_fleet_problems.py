@@ -9,7 +9,7 @@ import pytest
 from gpufleet.checks.finding import Action, Finding, GpuId, Report, Severity, Step
 from gpufleet.doctor.fleet_diagnosis import Impact, Problem, worst_first
 from gpufleet.doctor.fleet_problems import concerning, diagnose, wanted_journals
-from gpufleet.doctor.node_evidence import NodeEvidence
+from gpufleet.doctor.node_evidence import NodeEvidence, UnitDifference
 from gpufleet.doctor.sights import Alert, LogCause, Sights
 from gpufleet.errors import FleetError
 from gpufleet.network.haproxy import GatewayState, ServerState
@@ -154,7 +154,34 @@ def test_a_line_of_the_log_is_the_cause_and_says_what_to_do():
 def test_without_a_known_line_the_logs_are_what_to_look_at():
     said = found(sights(DOWN, OTHER)).problems[0]
     assert said.cause == ""
-    assert said.do == "`gpufleet logs inventories/prod.py llama-0 --lines 300`"
+    logs, drift = said.do.splitlines()
+    assert logs == "`gpufleet logs inventories/prod.py llama-0 --lines 300`"
+    assert drift.startswith("`gpufleet drift inventories/prod.py --limit gpu-01`")
+
+
+def test_what_was_added_to_a_unit_is_named_with_what_undoes_it():
+    unit = UnitDifference(("/run/systemd/system/vllm-llama-0.service.d/x.conf",), reload=True)
+    evidence = {"gpu-01": NodeEvidence("gpu-01", units={"llama-0": unit, "llama-1": unit})}
+    said = found(sights(DOWN, OTHER, evidence=evidence, logs={"llama-0": [OUT_OF_MEMORY]}))
+    assert [each for each in said.problems[0].evidence if each.startswith("gpu-01: its unit")] == [
+        "gpu-01: its unit reads what gpufleet did not write: "
+        "/run/systemd/system/vllm-llama-0.service.d/x.conf",
+        "gpu-01: its unit's file was changed, and systemd has not read it since",
+    ]
+    first, second = said.problems[0].do.splitlines()
+    assert first.startswith("`systemctl cat vllm-llama-0`")
+    assert second == OUT_OF_MEMORY.do
+
+
+def test_a_process_that_the_kernel_killed_explains_its_own_unit_alone():
+    def because(unit):
+        line = f"oom-kill:constraint=CONSTRAINT_MEMCG,task_memcg=/system.slice/{unit},task=python3"
+        kernels = {"gpu-01": [replace(HUNG, line=line, at=NOW - 500)]}
+        said = found(sights(DOWN, OTHER, kernels=kernels)).problems
+        return next(each.because for each in said if each.subject == "llama-0")
+
+    assert because("vllm-llama-0.service") == "kernel of gpu-01"
+    assert because("vllm-llama-01.service") == because("backup.service") == ""
 
 
 def test_what_was_changed_before_it_began_is_evidence_and_what_came_later_is_not():

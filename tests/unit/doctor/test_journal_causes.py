@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from gpufleet.checks.finding import Finding, Report, Severity
 from gpufleet.doctor.journal_causes import last_lives, of_kernel, of_replicas
-from gpufleet.doctor.node_evidence import JournalLine, NodeEvidence
+from gpufleet.doctor.node_evidence import JournalLine, NodeEvidence, UnitDifference
 from gpufleet.serving.rank_status import Health, RankStatus
 from gpufleet.serving.status import FleetStatus, ReplicaStatus
+from tests.support.rows import each_row
 
 AT = 1_795_290_000.0
 FULL = (
@@ -14,6 +15,7 @@ FULL = (
     "No available memory for the cache blocks."
 )
 DERIVED = "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above."
+DIED = "(EngineCore pid=9) ERROR 11-21 10:00:00 [m.py:1] Worker proc W0 died unexpectedly"
 PORT = "OSError: [Errno 98] Address already in use"
 
 
@@ -79,6 +81,36 @@ def test_a_line_of_several_causes_is_told_by_the_check_of_the_node():
     assert both.cause.startswith("One of: (1) ")
     assert "Another process holds memory" in told.cause
     assert "One of" not in told.cause
+
+
+@each_row(
+    ("signal", "kernel", "says"),
+    [
+        ("SIGKILL", "", "A worker was killed"),
+        ("SIGSEGV", "", "crashed in native code"),
+        ("", "oom-kill:constraint=CONSTRAINT_NONE,task_memcg=/a/vllm-llama-0.service", "killed"),
+        ("", "oom-kill:constraint=CONSTRAINT_NONE,task_memcg=/a/vllm-llama-1.service", ""),
+        ("", "", ""),
+        (None, "", ""),
+    ],
+)
+def test_what_ended_the_process_tells_why_a_worker_died(signal, kernel, says):
+    evidence = NodeEvidence(
+        "gpu-01",
+        stages={"llama-0": journal("*Starting vLLM", DIED)},
+        units={"llama-0": UnitDifference(signal=signal)},
+        kernel=journal(kernel),
+    )
+    found = of_replicas(status("gpu-01"), {"gpu-01": evidence}, Report((), {}, ("gpu-01",)), "i")
+    (cause,) = (each.cause for each in found["llama-0"])
+    assert says in cause
+    assert bool(says) == bool(cause)
+
+
+def test_a_replica_over_nodes_that_serves_is_not_explained():
+    evidence = {n: NodeEvidence(n, stages={"llama-0": journal(FULL)}) for n in ("a", "b")}
+    seen = status("a", "b", health=Health.SERVES)
+    assert of_replicas(seen, evidence, Report((), {}, ("a", "b")), "i") == {}
 
 
 def test_an_error_that_no_rule_has_is_shown_and_is_no_cause():

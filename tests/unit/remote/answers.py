@@ -220,6 +220,10 @@ EVIDENCE = {
     "clock": AT,
     "boot": AT - 3600,
     "stages": {"tiny-0": [[1_000_000, 7, 6, "one"]], "wide-0": {"missing": "timeout"}},
+    "units": {
+        "tiny-0": {"drop_ins": ["/run/a.conf"], "reload": False, "signal": "KILL"},
+        "wide-0": {"missing": "timeout"},
+    },
     "kernel": [[1_000_000, None, 3, "EXT4-fs error"]],
     "changes": [[AT - 60, "deploy: vllm"]],
 }

@@ -9,10 +9,13 @@ Prints one JSON document:
   clock    the node's time, in seconds since 1970
   boot     when the kernel was started, in seconds since 1970
   stages   {id: [[microseconds since 1970, PID, priority, message], ...]}, oldest first
-  kernel   the same of the kernel's log: warnings and worse, and what is about GPUs
+  units    {id: {"drop_ins": [paths of drop-ins that gpufleet did not write], "reload": whether the
+           unit's file was changed since systemd read it, "signal": what ended its main process
+           last, as KILL; "" if it ended by itself; null: not known}}
+  kernel   the same as stages of the kernel's log: warnings and worse, and what is about GPUs
   changes  [[seconds since 1970, what], ...], oldest first: deploys that ended, packages that were
            installed, upgraded or removed; equal times and packages of one moment are one entry
-Each of `boot`, a stage, `kernel` and `changes` is {"missing": reason} if it cannot be read.
+Each of `boot`, a stage, a unit, `kernel` and `changes` is {"missing": reason} if it cannot be read.
 
 It reads; it changes nothing. Secrets are replaced as in on_node/common/unit_journal.py.
 """
@@ -27,7 +30,10 @@ import time
 from typing import Any, Iterator, List
 
 from gpufleet.on_node.common import kernel_messages, linux_facts, unit_journal
-from gpufleet.on_node.common.answers import read
+from gpufleet.on_node.common.answers import CannotRead, read
+from gpufleet.on_node.common.commands import refused, run
+from gpufleet.on_node.common.systemctl import properties
+from gpufleet.on_node.serving import status
 
 PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 
@@ -46,6 +52,7 @@ CONCERNS = re.compile(
 DPKG = re.compile(r"^([\d-]+ [\d:]+) (install|upgrade|remove|purge) ([^: ]+)\S* (\S+) (\S+)")
 DNF = re.compile(r"^(\S+) \S+ (Installed|Upgraded|Erased|Removed|Downgraded): (\S+)")
 MOST_CHANGES = 50
+MOST_DROP_INS = 10
 NAMED = 6  # packages of one moment that are named
 
 
@@ -57,6 +64,7 @@ def main() -> None:
         "clock": time.time(),
         "boot": read(boot),
         "stages": {each: read(stage_lines, each) for each in wanted},
+        "units": {each: read(unit, each) for each in wanted},
         "kernel": read(kernel_lines),
         "changes": read(changes),
     }
@@ -87,6 +95,29 @@ def stage_lines(stage: str) -> List[List[Any]]:
     )
     hide = unit_journal.hiding(unit_journal.secrets(unit_journal.unit_text(unit)))
     return unit_journal.fitting([unit_journal.line(each, hide) for each in entries])
+
+
+def unit(stage: str) -> dict[str, Any]:
+    """Return what is not as gpufleet wrote it of a stage's unit, and what ended it last."""
+    if not re.fullmatch(r"[\w.-]+", stage):
+        raise CannotRead("absent", detail="no such unit")
+    name = "vllm-%s.service" % stage
+    output = run(
+        "systemctl", "show", "--property=DropInPaths,NeedDaemonReload", "--", name, seconds=10
+    )
+    if output.status != 0:
+        raise refused("systemctl", output)
+    known = properties(output.out)
+    ends = [each for each in status.events(name) if each["what"] == "exited"]
+    return {
+        "drop_ins": [
+            path
+            for path in known.get("DropInPaths", "").split()
+            if not os.path.basename(path).startswith("gpufleet-")
+        ][:MOST_DROP_INS],
+        "reload": known.get("NeedDaemonReload") == "yes",
+        "signal": ends[-1].get("signal", "") if ends else None,
+    }
 
 
 def kernel_lines() -> List[List[Any]]:

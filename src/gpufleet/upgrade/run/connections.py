@@ -57,6 +57,11 @@ class Nodes:
         jobs = [gevent.spawn(self._connect, name) for name in self._hosts]
         gevent.joinall(jobs, timeout=CONNECT_SECONDS + 2)
 
+    def reach(self, name: str, seconds: float) -> str:
+        """Connect to a node within `seconds`; return a sentence if that fails, else ""."""
+        said = self._connect(name, seconds)
+        return said if isinstance(said, str) else ""
+
     def ask(self, wanted: Mapping[str, NodeQuestion]) -> dict[str, Answer]:
         """Put each node its question; return {node: document or sentence}."""
         jobs = {
@@ -143,7 +148,7 @@ class Nodes:
         answers = self.ask(dict.fromkeys(self._hosts, look))
         return any(not isinstance(said, str) for said in answers.values())
 
-    def _connect(self, name: str) -> Answer:
+    def _connect(self, name: str, seconds: float = CONNECT_SECONDS) -> Answer:
         with self._doors[name]:
             if self._hosts[name].connected:
                 return {}
@@ -152,7 +157,7 @@ class Nodes:
                 self._state,
                 [host],
                 lambda _: _NOTHING,
-                CONNECT_SECONDS,
+                seconds,
                 "the connection",
                 aloud=False,
             )[name]
