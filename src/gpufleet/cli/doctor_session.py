@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gpufleet.artifacts.operator_files import read as read_file
 from gpufleet.cli.bounded_questions import Questions, ask_bounded
-from gpufleet.doctor import fleet_problems, journal_causes
+from gpufleet.doctor import fleet_problems, journal_causes, replica_speed
 from gpufleet.doctor.fleet_diagnosis import Diagnosis
 from gpufleet.doctor.node_evidence import NodeEvidence, node_evidence
 from gpufleet.doctor.sights import Alert, Sights
@@ -31,6 +31,7 @@ from gpufleet.remote import payload
 from gpufleet.remote.query import Answer
 from gpufleet.serving import credentials
 from gpufleet.serving.status import fleet_status
+from gpufleet.settings.monitoring_settings import Objectives
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.upgrade.gates import baseline
 from gpufleet.upgrade.gates.baseline import Alerts
@@ -53,6 +54,7 @@ class _Answers:
     gateways: Mapping[str, haproxy.GatewayState | str]
     alerts: Alerts
     journals: Mapping[str, Answer]
+    speeds: Mapping[str, Answer]
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,8 @@ def look(inventory_file: str, seconds: float) -> FleetLook:
         evidence,
         journal_causes.of_replicas(status, evidence, report, inventory_file),
         {name: journal_causes.of_kernel(each, inventory_file) for name, each in evidence.items()},
+        replica_speed.replica_speeds(answers.speeds),
+        _objectives(declared),
         [
             Alert(
                 each.name,
@@ -152,6 +156,15 @@ def look(inventory_file: str, seconds: float) -> FleetLook:
         answers.alerts.problems,
     )
     return FleetLook(inventory_file, declared, sights, now)
+
+
+def _objectives(declared: Fleet) -> dict[str, Objectives]:
+    """Return what was promised of each model."""
+    return {
+        model: served.objectives
+        for each in declared.gpu_nodes.values()
+        for model, served in each.settings.serving.items()
+    }
 
 
 def _evidence(node: str, answer: Answer) -> NodeEvidence:
@@ -169,6 +182,11 @@ def _ask(nodes: Nodes, declared: Fleet, seconds: float) -> _Answers:
         return _journals(node, answer, seconds) if what == "status" else {}
 
     status = payload.program("serving/status", completion=False)
+    speeds = payload.program(
+        "doctor/replica_metrics",
+        families=list(replica_speed.FAMILIES),
+        apart=replica_speed.APART_SECONDS,
+    )
     drains = payload.program("network/gateway_drains", do="show", servers=[])
     homes = wave_silences.alertmanagers(declared.nodes)
     gateways = [name for name, each in declared.nodes.items() if each.settings.gateway]
@@ -180,6 +198,10 @@ def _ask(nodes: Nodes, declared: Fleet, seconds: float) -> _Answers:
         **{
             ("probe", name): question
             for name, question in observe.survey_questions(declared, seconds).items()
+        },
+        **{
+            ("speeds", name): NodeQuestion(speeds, seconds, "the look at metrics")
+            for name in declared.gpu_nodes
         },
         **{
             ("gateway", name): NodeQuestion(drains, seconds, "the gateway's state")
@@ -206,6 +228,7 @@ def _ask(nodes: Nodes, declared: Fleet, seconds: float) -> _Answers:
         },
         baseline.read_answers(of("alerts"), [], time.time(), homes).alerts,
         of("journals"),
+        of("speeds"),
     )
 
 

@@ -18,6 +18,7 @@ from gpufleet.doctor.gateway_problems import gateway_problems
 from gpufleet.doctor.journal_causes import is_killed_for_memory
 from gpufleet.doctor.node_problems import failed_checks, kernel_subject, marks_of, node_problems
 from gpufleet.doctor.sights import LogCause, Sights
+from gpufleet.doctor.slow_replicas import slow_problems, unknown_speeds
 from gpufleet.errors import FleetError
 from gpufleet.formatting import count_of, format_duration, suggestion
 from gpufleet.serving.rank_status import Health, RankStatus
@@ -44,15 +45,20 @@ def diagnose(sights: Sights, now: float, inventory: str = "INVENTORY") -> Diagno
         *_missing(sights, inventory),
         *gateway_problems(sights, inventory),
         *marks_of(sights, now, inventory),
+        *slow_problems(sights, inventory),
     ]
-    causes = {each.because for each in problems}
+    causes = {each.because for each in problems if each.impact >= Impact.DEGRADED}
     problems += [
         replace(each, impact=Impact.DEGRADED) if each.subject in causes else each
         for each in node_problems(sights, inventory)
     ]
     named = {name for each in problems for name in (each.subject, *each.names)}
     problems += _alerts(sights, named)
-    unseen = (*sights.unseen, *(text for each in sights.evidence.values() for text in each.unread))
+    unseen = (
+        *sights.unseen,
+        *unknown_speeds(sights),
+        *(text for each in sights.evidence.values() for text in each.unread),
+    )
     return Diagnosis(worst_first(problems), _serving(sights.status), tuple(dict.fromkeys(unseen)))
 
 

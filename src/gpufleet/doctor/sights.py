@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 
 from gpufleet.checks.finding import Report
 from gpufleet.doctor.node_evidence import NodeEvidence
+from gpufleet.doctor.replica_speed import ReplicaSpeed
 from gpufleet.network.haproxy import GatewayState
 from gpufleet.serving.rank_status import iso
 from gpufleet.serving.status import FleetStatus
+from gpufleet.settings.monitoring_settings import Objectives
 
 
 @dataclass(frozen=True)
@@ -60,5 +62,9 @@ class Sights:
     """Of each replica, the earliest first: causes alone, not what follows from them."""
     kernels: Mapping[str, Sequence[LogCause]] = field(default_factory=dict)
     """Of each node."""
+    speeds: Mapping[str, ReplicaSpeed | str] = field(default_factory=dict)
+    """Of each replica; a sentence: it could not be read."""
+    objectives: Mapping[str, Objectives] = field(default_factory=dict)
+    """Of each model that is declared."""
     alerts: Sequence[Alert] = ()
     unseen: tuple[str, ...] = ()

@@ -29,6 +29,7 @@ FORMS: Mapping[str, Any] = {
     "converge/sysctl": shapes.KernelSettings,
     "converge/validate_config": shapes.Problem,
     "doctor/failure_evidence": shapes.FailureEvidence,
+    "doctor/replica_metrics": shapes.ReplicaMetrics,
     "gpu_software/driver_reload": shapes.DriverChange,
     "gpu_software/driver_reload look": shapes.DriverLook | shapes.Failed,
     "gpu_software/kernel_modules": shapes.KernelModules | shapes.Failed,

@@ -445,6 +445,19 @@ class FailureEvidence(Document):
     changes: list[Annotated[tuple[Time, str], Row]] | Missing
 
 
+class MetricsText(TypedDict):
+    text: str
+
+
+class ReplicaCounts(TypedDict):
+    seconds: Number
+    servers: dict[str, Annotated[tuple[MetricsText | Unseen, MetricsText | Unseen], Row]]
+
+
+class ReplicaMetrics(Document):
+    replicas: dict[str, ReplicaCounts | Missing] | Missing
+
+
 # Replicas over nodes
 
 

@@ -18,6 +18,7 @@ from gpufleet.converge import content_diff, snapshot
 from gpufleet.converge.desired import File
 from gpufleet.doctor.journal_causes import of_kernel
 from gpufleet.doctor.node_evidence import node_evidence
+from gpufleet.doctor.replica_speed import replica_speeds
 from gpufleet.errors import FleetError
 from gpufleet.flags import schema
 from gpufleet.fleet import assessment, deploy_lock, fleet_plan, node_records
@@ -226,6 +227,22 @@ EVIDENCE = {
     },
     "kernel": [[1_000_000, None, 3, "EXT4-fs error"]],
     "changes": [[AT - 60, "deploy: vllm"]],
+}
+SPEEDS = {
+    "schema": 1,
+    "replicas": {
+        "tiny-0": {
+            "seconds": 3.0,
+            "servers": {
+                "http://127.0.0.1:8000": [
+                    {"text": 'vllm:num_requests_running{engine="0"} 1.0'},
+                    {"text": 'vllm:num_requests_running{engine="0"} 2.0'},
+                ]
+            },
+        },
+        "wide-0": {"missing": "timeout", "seconds": 11},
+        "wide-1": {"seconds": 3.0, "servers": {"http://x": [{"error": "refused"}, {"text": ""}]}},
+    },
 }
 SILENCE = {
     "id": "1",
@@ -609,6 +626,7 @@ ROWS = (
     ),
     Row("flags/schema", FLAGS, _schema),
     Row("doctor/failure_evidence", EVIDENCE, _evidence),
+    Row("doctor/replica_metrics", SPEEDS, lambda said: replica_speeds(_documents(said))),
     Row("gpu_software/driver_reload look", DRIVER, _driver),
     Row(
         "gpu_software/driver_reload reload",

@@ -1,0 +1,164 @@
+"""How fast replicas are at present, from two looks at their /metrics.  Pure.
+
+The names are those of `monitoring/metrics/vllm_metrics.py`, the same in all releases since 0.18.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpufleet.errors import FleetError
+from gpufleet.remote.answer_forms import reading
+from gpufleet.serving.rank_status import reason
+
+ITL, TTFT = "vllm:inter_token_latency_seconds", "vllm:time_to_first_token_seconds"
+PROMPTS = "vllm:request_prompt_tokens"
+PREEMPTED = "vllm:num_preemptions_total"
+RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+KV_USE = "vllm:kv_cache_usage_perc"
+"""A share from 0 to 1, despite its name."""
+_BUCKETS = tuple(f"{each}_bucket" for each in (ITL, TTFT, PROMPTS))
+# With a brace: a longer name, as `..._by_reason`, is another metric.
+FAMILIES = tuple(f"{each}{{" for each in (*_BUCKETS, PREEMPTED, RUNNING, WAITING, KV_USE))
+
+APART_SECONDS = 3
+"""Between the two looks: a server at its limit makes hundreds of tokens in that time."""
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Observations between two looks: how many at or below each bound, the last one infinite."""
+
+    counts: Mapping[float, float]
+
+    @property
+    def total(self) -> float:
+        """How many there were."""
+        return max(self.counts.values(), default=0.0)
+
+    def quantile(self, share: float) -> float:
+        """Return the bound at or below which this share is; infinite: above all bounds."""
+        return next(at for at, count in self.counts.items() if count >= share * self.total)
+
+    def share_above(self, value: float) -> float:
+        """Return the share that is above the bound that is at or next above a value."""
+        if not self.total:
+            return 0.0
+        below = next(count for at, count in self.counts.items() if at >= value)
+        return 1 - below / self.total
+
+    @property
+    def mean_bound(self) -> float:
+        """Return the mean of the bounds, each taken at the middle of its bucket."""
+        sums, before, low = 0.0, 0.0, 0.0
+        for at, count in self.counts.items():
+            middle = low if math.isinf(at) else (low + at) / 2
+            sums, before, low = sums + middle * (count - before), count, at
+        return sums / self.total
+
+
+@dataclass(frozen=True)
+class ReplicaSpeed:
+    """What one replica did between two looks."""
+
+    itl: Histogram
+    ttft: Histogram
+    prompts: Histogram
+    """Tokens of the prompts of requests that ended."""
+    preempted: float
+    """Requests that were taken out of the batch because the KV cache was full."""
+    running: float
+    waiting: float
+    kv_use: float
+    """From 0 to 1, of the fullest engine."""
+    missing: tuple[str, ...] = field(default=())
+    """Metrics that this release does not have."""
+
+
+def replica_speeds(answers: Mapping[str, Mapping[str, Any] | str]) -> dict[str, ReplicaSpeed | str]:
+    """Return how fast each replica is, by id; a sentence: it could not be read."""
+    servers: dict[str, list[Any]] = defaultdict(list)
+    found: dict[str, ReplicaSpeed | str] = {}
+    for node, answer in answers.items():
+        # Without an answer of a node none of its replicas is known; status names the node.
+        if isinstance(answer, str):
+            continue
+        try:
+            with reading(node):
+                if "missing" in answer["replicas"]:
+                    continue
+                for replica, said in answer["replicas"].items():
+                    if "missing" in said:
+                        found[replica] = f"{node}: {reason(said)}"
+                    else:
+                        servers[replica] += said["servers"].values()
+        except FleetError as error:
+            found.update(dict.fromkeys(answer.get("replicas", ()), str(error)))
+    for replica, pairs in servers.items():
+        if pairs and replica not in found:
+            try:
+                found[replica] = _speed(pairs)
+            except (KeyError, TypeError, ValueError) as error:
+                found[replica] = f"its /metrics are invalid: {error}"
+    return found
+
+
+def _speed(pairs: list[Any]) -> ReplicaSpeed | str:
+    looks = []
+    for first, last in pairs:
+        for each in (first, last):
+            if "error" in each:
+                return f"/metrics: {each['error']}"
+        looks.append((_series(first["text"]), _series(last["text"])))
+    names = {name for _, last in looks for name in last}
+    wanted = (*_BUCKETS, PREEMPTED, RUNNING, WAITING, KV_USE)
+
+    def grown(name: str) -> Histogram:
+        counts: dict[float, float] = defaultdict(float)
+        for first, last in looks:
+            for labels, value in last.get(name, {}).items():
+                # Since a restart between the looks it counts from 0.
+                before = first.get(name, {}).get(labels, 0.0)
+                counts[float(dict(labels)["le"])] += value - (before if before <= value else 0)
+        return Histogram(dict(sorted(counts.items())))
+
+    def now(name: str) -> list[float]:
+        return [value for _, last in looks for value in last.get(name, {}).values()]
+
+    preempted = sum(
+        max(0.0, value - first.get(PREEMPTED, {}).get(labels, 0.0))
+        for first, last in looks
+        for labels, value in last.get(PREEMPTED, {}).items()
+    )
+    return ReplicaSpeed(
+        grown(_BUCKETS[0]),
+        grown(_BUCKETS[1]),
+        grown(_BUCKETS[2]),
+        preempted,
+        sum(now(RUNNING)),
+        sum(now(WAITING)),
+        max(now(KV_USE), default=0.0),
+        tuple(each for each in wanted if each not in names),
+    )
+
+
+def _series(text: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
+    """Return the samples by name and labels. Raises `ValueError`."""
+    found: dict[str, dict[tuple[tuple[str, str], ...], float]] = defaultdict(dict)
+    for name, labels, value in _samples(text):
+        if not math.isfinite(value):
+            raise ValueError(f"{name} is {value}")
+        found[name][tuple(sorted(labels.items()))] = value
+    return found
+
+
+def _samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    for family in text_string_to_metric_families(text + "\n"):
+        for sample in family.samples:
+            yield sample.name, sample.labels, sample.value

@@ -1,0 +1,191 @@
+"""Which replicas are slow, and why: objectives, queues, KV cache, hardware, siblings.  Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from statistics import median
+
+from gpufleet.checks.finding import Finding
+from gpufleet.doctor.fleet_diagnosis import Impact, Problem
+from gpufleet.doctor.node_problems import failed_checks
+from gpufleet.doctor.replica_speed import ReplicaSpeed
+from gpufleet.doctor.sights import Sights
+from gpufleet.serving.rank_status import Health, RankStatus
+from gpufleet.serving.status import ReplicaStatus
+
+LEAST_TOKENS = 200
+"""A p99 of fewer is the slowest one or two of them."""
+LEAST_REQUESTS = 20
+FULL = 0.9
+"""Of the KV cache: from there on vLLM preempts."""
+LONG_TOKENS = 8000
+"""A prompt that fills vLLM's default batch of 8,192 tokens: others wait for it."""
+LONG_SHARE = 0.05
+STRAGGLES = 1.5
+"""Times the siblings' time between tokens: boards of one kind differ by some per cent (ours)."""
+LIKE_LOAD = 2.0
+"""Siblings count that run at most so many times as many requests."""
+OF_SPEED = frozenset(
+    {"hardware-slowdown", "software-throttle", "temperature", "power-limit", "locked-clocks"}
+    | {"pcie-width", "pcie-generation", "pcie-replays", "nvlink-links", "nvlink-width"}
+    | {"foreign-processes", "gpu-outlier"}
+)
+"""Checks of what makes a GPU slower, and ends nothing."""
+
+
+def slow_problems(sights: Sights, inventory: str) -> Iterator[Problem]:
+    """Yield replicas that serve and are slower than promised, or than their siblings."""
+    serving = [each for each in sights.status.replicas if each.health is Health.SERVES]
+    siblings: dict[str, list[tuple[str, ReplicaSpeed]]] = defaultdict(list)
+    for each in serving:
+        speed = sights.speeds.get(each.id)
+        if isinstance(speed, ReplicaSpeed):
+            siblings[each.model].append((each.id, speed))
+    for each in serving:
+        speed = sights.speeds.get(each.id)
+        if not isinstance(speed, ReplicaSpeed):
+            continue
+        missed = [*_missed(sights, each.model, speed)]
+        others = [other for name, other in siblings[each.model] if name != each.id]
+        behind = _straggles(speed, others)
+        if missed or behind:
+            yield _problem(sights, each, missed, behind, inventory)
+
+
+def unknown_speeds(sights: Sights) -> Iterator[str]:
+    """Yield a sentence for each replica with an objective whose speed could not be read."""
+    for each in sights.status.replicas:
+        objectives = sights.objectives.get(each.model)
+        promised = objectives and (objectives.itl_p99_seconds or objectives.ttft_p99_seconds)
+        speed = sights.speeds.get(each.id, "its node did not answer in time")
+        if each.health is not Health.SERVES or not promised:
+            continue
+        if isinstance(speed, str):
+            yield f"{each.id}: whether it is slow is not known: {speed}"
+        elif speed.missing:
+            yield (
+                f"{each.id}: whether it is slow is not known: its /metrics have no "
+                f"{', '.join(speed.missing)}"
+            )
+
+
+def _missed(sights: Sights, model: str, speed: ReplicaSpeed) -> Iterator[str]:
+    """Yield a sentence for each objective that is missed at present."""
+    objectives = sights.objectives.get(model)
+    if objectives is None:
+        return
+    for name, histogram, promised, least in (
+        ("ITL", speed.itl, objectives.itl_p99_seconds, LEAST_TOKENS),
+        ("TTFT", speed.ttft, objectives.ttft_p99_seconds, LEAST_REQUESTS),
+    ):
+        if promised is None or histogram.total < least:
+            continue
+        # The bound below is surely exceeded: within a bucket nothing is known.
+        above = [at for at in histogram.counts if at < histogram.quantile(0.99)]
+        low = max(above, default=0.0)
+        if low >= promised:
+            yield f"p99 {name} is above {_time(low)}, the objective is {_time(promised)}"
+
+
+def _straggles(speed: ReplicaSpeed, others: Iterable[ReplicaSpeed]) -> str:
+    """Return a sentence where a replica is slower than its siblings under a load like its own."""
+    if speed.itl.total < LEAST_TOKENS:
+        return ""
+    alike = [
+        other.itl.mean_bound
+        for other in others
+        if other.itl.total >= LEAST_TOKENS
+        and speed.running <= LIKE_LOAD * other.running
+        and other.running <= LIKE_LOAD * speed.running
+    ]
+    if not alike or (own := speed.itl.mean_bound) < STRAGGLES * (theirs := median(alike)):
+        return ""
+    return f"a token takes {_time(own)}, of its siblings with as many requests {_time(theirs)}"
+
+
+def _problem(
+    sights: Sights,
+    replica: ReplicaStatus,
+    missed: list[str],
+    behind: str,
+    inventory: str,
+) -> Problem:
+    speed = sights.speeds[replica.id]
+    assert isinstance(speed, ReplicaSpeed)
+    nodes = tuple(dict.fromkeys(rank.node for rank in replica.ranks))
+    because = _because(sights, replica)
+    causes = [*_load_causes(replica.model, speed)] if missed else []
+    if behind and not because:
+        causes.append(
+            (
+                "this replica alone is slow: its GPUs, its PCIe or network path, or another "
+                "program on its node",
+                f"`gpufleet check {inventory} --limit {nodes[0]}`; compare clocks and power with a "
+                "sibling's node (`nvidia-smi -q -d CLOCK,POWER`)",
+            )
+        )
+    evidence = [
+        *missed,
+        *([behind] if behind else []),
+        f"{speed.running:.0f} requests run, {speed.waiting:.0f} wait, "
+        f"the KV cache is {speed.kv_use:.0%} full, {speed.preempted:.0f} preempted",
+    ]
+    return Problem(
+        f"{replica.id} (slow)",
+        f"{replica.id} serves, and is slow",
+        Impact.RISK,
+        tuple(evidence),
+        "; ".join(cause for cause, _ in causes),
+        "\n".join(do for _, do in causes)
+        or ("" if because else f"`gpufleet measure {inventory}` shows what it carries"),
+        "docs/operate/doctor.md",
+        names=(replica.id, replica.model, *nodes),
+        because=because,
+    )
+
+
+def _load_causes(model: str, speed: ReplicaSpeed) -> Iterator[tuple[str, str]]:
+    """Yield what the load itself shows, each with the setting to change."""
+    flags = f"serving.{model}.flags"
+    if speed.preempted or (speed.kv_use >= FULL and speed.waiting):
+        yield (
+            "the KV cache is too small for the requests that run at once",
+            f"Lower max-num-seqs ({flags}), raise serving.{model}.replicas, or lower "
+            f"serving.{model}.context.",
+        )
+    elif speed.waiting:
+        yield (
+            "more requests come than it takes at once, and its KV cache has room",
+            f"Raise serving.{model}.replicas; where ITL has room, raise max-num-seqs ({flags}).",
+        )
+    if (share := speed.prompts.share_above(LONG_TOKENS)) > LONG_SHARE:
+        yield (
+            f"{share:.0%} of the prompts have over {LONG_TOKENS:,} tokens; others wait for them",
+            f"Lower max-num-batched-tokens ({flags}), or serve long prompts by a model entry of "
+            "their own.",
+        )
+
+
+def _because(sights: Sights, replica: ReplicaStatus) -> str:
+    """Return the subject of the check that shows why its GPUs are slow; "": none does."""
+    for subject, findings in failed_checks(sights):
+        if any(_slows(rank, each) for each in findings for rank in replica.ranks):
+            return subject
+    return ""
+
+
+def _slows(rank: RankStatus, found: Finding) -> bool:
+    """Return whether a finding says that a GPU of a rank is slower than it could be."""
+    return (
+        found.check in OF_SPEED
+        and found.node == rank.node
+        and (found.gpu is None or found.gpu.uuid in rank.gpus or found.gpu.index in rank.indices)
+    )
+
+
+def _time(seconds: float) -> str:
+    if math.isinf(seconds):
+        return "the last bound"
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
