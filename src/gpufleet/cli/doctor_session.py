@@ -9,9 +9,9 @@ import io
 import os
 import tarfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpufleet.artifacts.operator_files import read as read_file
@@ -54,6 +54,7 @@ class _Answers:
     gateways: Mapping[str, haproxy.GatewayState | str]
     alerts: Alerts
     journals: Mapping[str, Answer]
+    gateway_logs: Mapping[str, Answer]
     speeds: Mapping[str, Answer]
 
 
@@ -133,13 +134,20 @@ def look(inventory_file: str, seconds: float) -> FleetLook:
     now = time.time()
     status = fleet_status(answers.status, declared.gpu_nodes)
     evidence = {name: _evidence(name, each) for name, each in answers.journals.items()}
+    for name, each in answers.gateway_logs.items():
+        log = _evidence(name, each)
+        known = evidence.get(name, log)
+        evidence[name] = replace(known, stages={**known.stages, **log.stages})
     report = check_nodes(answers.probes, declared.gpu_nodes)
     sights = Sights(
         status,
         report,
         answers.gateways,
         evidence,
-        journal_causes.of_replicas(status, evidence, report, inventory_file),
+        {
+            **journal_causes.of_replicas(status, evidence, report, inventory_file),
+            **journal_causes.of_gateways(evidence, inventory_file),
+        },
         {name: journal_causes.of_kernel(each, inventory_file) for name, each in evidence.items()},
         replica_speed.replica_speeds(answers.speeds),
         _objectives(declared),
@@ -179,7 +187,9 @@ def _ask(nodes: Nodes, declared: Fleet, seconds: float) -> _Answers:
     """Ask everything at once; what has not answered in time has a sentence."""
 
     def then(what: str, node: str, answer: Answer) -> Questions:
-        return _journals(node, answer, seconds) if what == "status" else {}
+        if what == "status":
+            return _journals(node, answer, seconds)
+        return _gateway_log(node, answer, seconds) if what == "gateway" else {}
 
     status = payload.program("serving/status", completion=False)
     speeds = payload.program(
@@ -200,7 +210,7 @@ def _ask(nodes: Nodes, declared: Fleet, seconds: float) -> _Answers:
             for name, question in observe.survey_questions(declared, seconds).items()
         },
         **{
-            ("speeds", name): NodeQuestion(speeds, seconds, "the look at metrics")
+            ("speeds", name): NodeQuestion(speeds, seconds, "the query of metrics")
             for name in declared.gpu_nodes
         },
         **{
@@ -228,6 +238,7 @@ def _ask(nodes: Nodes, declared: Fleet, seconds: float) -> _Answers:
         },
         baseline.read_answers(of("alerts"), [], time.time(), homes).alerts,
         of("journals"),
+        of("gateway logs"),
         of("speeds"),
     )
 
@@ -242,10 +253,23 @@ def _journals(node: str, answer: Answer, seconds: float) -> Questions:
     status = fleet_status({node: answer}, {}, whole=False)
     if status.silent:
         return {}
+    stages = fleet_problems.wanted_journals(status, time.time()).get(node, ())
+    return {("journals", node): _log_question(stages, seconds)}
+
+
+def _gateway_log(node: str, answer: Answer, seconds: float) -> Questions:
+    """Return the question for what a gateway logged: nothing of one that runs."""
+    if isinstance(answer, str):
+        return {}
+    stages = () if answer.get("runs") is True else (journal_causes.GATEWAY,)
+    return {("gateway logs", node): _log_question(stages, seconds)}
+
+
+def _log_question(stages: Iterable[str], seconds: float) -> NodeQuestion:
     program = payload.program(
         "doctor/failure_evidence",
-        stages=list(fleet_problems.wanted_journals(status, time.time()).get(node, ())),
+        stages=list(stages),
         lines=JOURNAL_LINES,
         seconds=fleet_problems.RECENT_SECONDS,
     )
-    return {("journals", node): NodeQuestion(program, seconds, "the query of journals")}
+    return NodeQuestion(program, seconds, "the query of journals")

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from gpufleet.checks.finding import Finding, Severity
 from gpufleet.doctor.fleet_diagnosis import Diagnosis, Impact, Problem, worst_first
-from gpufleet.doctor.gateway_problems import gateway_problems
+from gpufleet.doctor.gateway_problems import certificate_problems, gateway_problems
 from gpufleet.doctor.journal_causes import is_killed_for_memory
 from gpufleet.doctor.node_problems import failed_checks, kernel_subject, marks_of, node_problems
 from gpufleet.doctor.sights import LogCause, Sights
@@ -44,6 +44,7 @@ def diagnose(sights: Sights, now: float, inventory: str = "INVENTORY") -> Diagno
         *_replicas(sights, now, inventory),
         *_missing(sights, inventory),
         *gateway_problems(sights, inventory),
+        *certificate_problems(sights, now),
         *marks_of(sights, now, inventory),
         *slow_problems(sights, inventory),
     ]

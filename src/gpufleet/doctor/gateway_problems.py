@@ -7,10 +7,13 @@ from collections.abc import Collection, Iterator
 
 from gpufleet.doctor.fleet_diagnosis import Impact, Problem
 from gpufleet.doctor.sights import Sights
+from gpufleet.formatting import format_duration
 from gpufleet.network.haproxy import ServerState
-from gpufleet.serving.rank_status import Health
+from gpufleet.serving.rank_status import Health, iso
 from gpufleet.serving.status import FleetStatus
 
+SOON_SECONDS = 7 * 86400.0
+_DEPLOYS = {"gateway": "gateway", "exporter": "node", "litellm": "litellm"}
 _UP = ("UP", "no check")
 """HAProxy's words for a server that gets requests."""
 
@@ -37,11 +40,16 @@ def gateway_problems(sights: Sights, inventory: str) -> Iterator[Problem]:
             )
             continue
         if not state.runs:
+            log = next(iter(sights.logs.get(subject, ())), None)
+            again = f"`systemctl start gpufleet-gateway` on {node}"
+            look = f"`journalctl -u gpufleet-gateway -n 50` on {node} says why it ended"
             yield Problem(
                 subject,
                 f"{subject}: {state.error or 'HAProxy does not run'}",
                 Impact.OUTAGE if alone else Impact.DEGRADED,
-                do=f"`journalctl -u gpufleet-gateway -n 50` on {node}",
+                (log.quote,) if log else (),
+                log.cause if log else "",
+                log.do if log and log.cause else f"{again}\n{look}",
                 page="docs/alerts/gateway-down.md",
                 names=(node,),
             )
@@ -75,6 +83,35 @@ def gateway_problems(sights: Sights, inventory: str) -> Iterator[Problem]:
                     names=(node, model),
                     because=_down_of(sights.status, model),
                 )
+
+
+def certificate_problems(sights: Sights, now: float) -> Iterator[Problem]:
+    """Yield certificates on nodes that have ended, or soon do."""
+    for node, evidence in sorted(sights.evidence.items()):
+        for each in evidence.certificates:
+            left = each.ends - now
+            if left > SOON_SECONDS:
+                continue
+            ended = left <= 0
+            yield Problem(
+                f"certificate {each.path} on {node}",
+                f"the {each.use}'s certificate on {node} "
+                + (
+                    f"ended {format_duration(-left)} ago"
+                    if ended
+                    else f"ends in {format_duration(left)}"
+                ),
+                # Clients that check it are refused; one server's traffic is another's scrape.
+                Impact.OUTAGE if ended and each.use != "exporter" else Impact.RISK,
+                (f"{node}: {each.path} ends at {iso(each.ends)}",),
+                "clients that verify certificates refuse it" if ended else "",
+                f"Renew the file that settings name, then `gpufleet deploy {_DEPLOYS[each.use]}`"
+                if each.use in _DEPLOYS
+                else "Renew the file that settings name, and deploy again.",
+                "docs/alerts/certificate-ends-soon.md",
+                each.ends if ended else None,
+                (node,),
+            )
 
 
 def _served(server: ServerState, well: Collection[tuple[str, str]]) -> tuple[str, ...]:

@@ -19,6 +19,8 @@ from gpufleet.serving.status import FleetStatus, ReplicaStatus
 
 LIVES = 2
 """Of a unit: one that starts again has not yet come to what ended the life before."""
+GATEWAY = "gateway"
+"""In place of a replica's id: the gateway of a node. Ids of replicas end with a number."""
 OF_HOSTS = frozenset({"host", "rdma"})
 """Components of rules about the kernel's lines; of GPUs the node check judges the same lines."""
 
@@ -76,6 +78,19 @@ def _of_replica(
         facts,
     )
     yield from _causes(findings, inventory, replica.id)
+
+
+def of_gateways(
+    evidence: Mapping[str, NodeEvidence], inventory: str
+) -> dict[str, tuple[LogCause, ...]]:
+    """Return the causes that the journals of gateways have, by `gateway NODE`."""
+    found = {}
+    for node, each in evidence.items():
+        if lines := each.stages.get(GATEWAY):
+            place = f"gateway on {node}"
+            findings = explain(log_lines(place, last_lives(lines, 1)))
+            found[f"{GATEWAY} {node}"] = tuple(_causes(findings, inventory, "REPLICA"))
+    return found
 
 
 def of_kernel(evidence: NodeEvidence, inventory: str) -> tuple[LogCause, ...]:

@@ -36,6 +36,17 @@ class UnitDifference:
 
 
 @dataclass(frozen=True)
+class Certificate:
+    """A certificate that gpufleet placed on a node."""
+
+    path: str
+    use: str
+    """gateway, exporter or litellm."""
+    ends: float
+    """Seconds since 1970."""
+
+
+@dataclass(frozen=True)
 class NodeEvidence:
     """What one node has."""
 
@@ -49,6 +60,7 @@ class NodeEvidence:
     kernel: tuple[JournalLine, ...] = ()
     changes: tuple[tuple[float, str], ...] = ()
     """When, in seconds since 1970, and what was changed; oldest first."""
+    certificates: tuple[Certificate, ...] = ()
     unread: tuple[str, ...] = ()
     """A sentence for each part that could not be read."""
 
@@ -83,6 +95,12 @@ def node_evidence(node: str, answer: Mapping[str, Any] | str) -> NodeEvidence:
             ()
             if isinstance(answer["changes"], Mapping)
             else tuple((float(at), str(what)) for at, what in answer["changes"]),
+            ()
+            if isinstance(answer["certificates"], Mapping)
+            else tuple(
+                Certificate(str(path), str(use), float(end))
+                for path, use, end in answer["certificates"]
+            ),
             tuple(_unread(node, answer)),
         )
 
@@ -108,6 +126,7 @@ def _unread(node: str, answer: Mapping[str, Any]) -> Iterator[str]:
     parts = {
         "the kernel's log": answer["kernel"],
         "the log of package changes": answer["changes"],
+        "the ends of its certificates": answer["certificates"],
         **{f"the journal of {name}": lines for name, lines in answer["stages"].items()},
         **{
             f"the unit of {name}": said

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from statistics import median
 
 from gpufleet.checks.finding import Finding
@@ -51,7 +52,7 @@ def slow_problems(sights: Sights, inventory: str) -> Iterator[Problem]:
         others = [other for name, other in siblings[each.model] if name != each.id]
         behind = _straggles(speed, others)
         if missed or behind:
-            yield _problem(sights, each, missed, behind, inventory)
+            yield _problem(sights, each, _Slowness(speed, missed, behind), inventory)
 
 
 def unknown_speeds(sights: Sights) -> Iterator[str]:
@@ -105,15 +106,17 @@ def _straggles(speed: ReplicaSpeed, others: Iterable[ReplicaSpeed]) -> str:
     return f"a token takes {_time(own)}, of its siblings with as many requests {_time(theirs)}"
 
 
-def _problem(
-    sights: Sights,
-    replica: ReplicaStatus,
-    missed: list[str],
-    behind: str,
-    inventory: str,
-) -> Problem:
-    speed = sights.speeds[replica.id]
-    assert isinstance(speed, ReplicaSpeed)
+@dataclass(frozen=True)
+class _Slowness:
+    speed: ReplicaSpeed
+    missed: list[str]
+    """A sentence for each objective."""
+    behind: str
+    """Its siblings; "": it is not."""
+
+
+def _problem(sights: Sights, replica: ReplicaStatus, slow: _Slowness, inventory: str) -> Problem:
+    speed, missed, behind = slow.speed, slow.missed, slow.behind
     nodes = tuple(dict.fromkeys(rank.node for rank in replica.ranks))
     because = _because(sights, replica)
     causes = [*_load_causes(replica.model, speed)] if missed else []

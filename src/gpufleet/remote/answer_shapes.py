@@ -443,6 +443,7 @@ class FailureEvidence(Document):
     units: dict[str, UnitDifference | Missing]
     kernel: JournalLines | Missing
     changes: list[Annotated[tuple[Time, str], Row]] | Missing
+    certificates: list[Annotated[tuple[str, str, Time], Row]] | Missing
 
 
 class MetricsText(TypedDict):

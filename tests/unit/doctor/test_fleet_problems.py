@@ -9,7 +9,7 @@ import pytest
 from gpufleet.checks.finding import Action, Finding, GpuId, Report, Severity, Step
 from gpufleet.doctor.fleet_diagnosis import Impact, Problem, worst_first
 from gpufleet.doctor.fleet_problems import concerning, diagnose, wanted_journals
-from gpufleet.doctor.node_evidence import NodeEvidence, UnitDifference
+from gpufleet.doctor.node_evidence import Certificate, NodeEvidence, UnitDifference
 from gpufleet.doctor.sights import Alert, LogCause, Sights
 from gpufleet.errors import FleetError
 from gpufleet.network.haproxy import GatewayState, ServerState
@@ -328,3 +328,24 @@ def test_problems_that_name_each_other_as_cause_end():
         Problem("b", "", Impact.RISK, because="a"),
     )
     assert len(worst_first([one, two])) == 2
+
+
+def test_a_certificate_that_ended_is_an_outage_and_one_that_ends_this_week_a_risk():
+    def impact(seconds, use="gateway"):
+        evidence = NodeEvidence("lb-01", certificates=(Certificate("/x", use, NOW + seconds),))
+        return [e.impact for e in found(sights(replica(), evidence={"lb-01": evidence})).problems]
+
+    assert impact(-60) == [Impact.OUTAGE]
+    assert impact(-60, "exporter") == impact(3600) == [Impact.RISK]
+    assert impact(30 * 86400) == []
+
+
+def test_a_gateway_that_stopped_is_explained_by_its_own_log():
+    gateways = {"lb-01": GatewayState()}
+    log = replace(OUT_OF_MEMORY, cause="an error in its configuration", do="deploy it again")
+    bare, told = (
+        found(sights(replica(), gateways=gateways, logs=logs)).problems[0]
+        for logs in ({}, {"gateway lb-01": [log]})
+    )
+    assert "systemctl start gpufleet-gateway" in bare.do
+    assert (told.cause, told.do) == (log.cause, log.do)

@@ -227,6 +227,7 @@ EVIDENCE = {
     },
     "kernel": [[1_000_000, None, 3, "EXT4-fs error"]],
     "changes": [[AT - 60, "deploy: vllm"]],
+    "certificates": [["/etc/gpufleet/gateway/tls.pem", "gateway", AT + 60]],
 }
 SPEEDS = {
     "schema": 1,

@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: what was logged before something failed, and what was changed.
 
 Takes (JSON header `PARAMETERS`):
-  stages   ids of the stages whose journals are wanted: llama-0
+  stages   ids of the stages whose journals are wanted: llama-0; gateway: that of the gateway
   lines    at most so many of each, the last ones
   seconds  how far back to look
 Prints one JSON document:
@@ -15,7 +15,9 @@ Prints one JSON document:
   kernel   the same as stages of the kernel's log: warnings and worse, and what is about GPUs
   changes  [[seconds since 1970, what], ...], oldest first: deploys that ended, packages that were
            installed, upgraded or removed; equal times and packages of one moment are one entry
-Each of `boot`, a stage, a unit, `kernel` and `changes` is {"missing": reason} if it cannot be read.
+  certificates   [[path, use, end in seconds since 1970], ...] of those that gpufleet placed here
+Each of `boot`, a stage, a unit, `kernel`, `changes` and `certificates` is {"missing": reason} if it
+cannot be read.
 
 It reads; it changes nothing. Secrets are replaced as in on_node/common/unit_journal.py.
 """
@@ -37,7 +39,10 @@ from gpufleet.on_node.serving import status
 
 PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 
+GATEWAY, GATEWAY_UNIT = "gateway", "gpufleet-gateway.service"
 DEPLOYS = "/var/lib/gpufleet/deploys"
+TEXTFILES = "/var/lib/gpufleet/textfile"
+CERTIFICATE = re.compile(r'\{path="([^"]*)",use="([^"]*)"\} (\d+)$', re.MULTILINE)
 # Written by dpkg and dnf. What they rotate away is a month old.
 PACKAGE_LOGS = ("/var/log/dpkg.log", "/var/log/dnf.rpm.log")
 LOG_BYTES = 1 << 20  # the end of a log: some 10,000 packages
@@ -67,6 +72,7 @@ def main() -> None:
         "units": {each: read(unit, each) for each in wanted},
         "kernel": read(kernel_lines),
         "changes": read(changes),
+        "certificates": read(certificates),
     }
     sys.stdout.write(json.dumps(document, separators=(",", ":")) + "\n")
 
@@ -82,11 +88,16 @@ def boot() -> float:
     return float(next(row.split()[1] for row in text.splitlines() if row.startswith("btime ")))
 
 
+def unit_of(stage: str) -> str:
+    """Return the name of a stage's unit; raises `CannotRead` for an id that is none."""
+    if not re.fullmatch(r"[\w.-]+", stage):
+        raise CannotRead("absent", detail="no such unit")
+    return GATEWAY_UNIT if stage == GATEWAY else "vllm-%s.service" % stage
+
+
 def stage_lines(stage: str) -> List[List[Any]]:
     """Return what a stage's unit wrote, and systemd of it."""
-    if not re.fullmatch(r"[\w.-]+", stage):
-        return []
-    unit = "vllm-%s.service" % stage
+    unit = unit_of(stage)
     entries = unit_journal.journal(
         "--lines=%d" % max(1, int(PARAMETERS.get("lines", 1))),
         "--since=@%d" % since(),
@@ -99,9 +110,7 @@ def stage_lines(stage: str) -> List[List[Any]]:
 
 def unit(stage: str) -> dict[str, Any]:
     """Return what is not as gpufleet wrote it of a stage's unit, and what ended it last."""
-    if not re.fullmatch(r"[\w.-]+", stage):
-        raise CannotRead("absent", detail="no such unit")
-    name = "vllm-%s.service" % stage
+    name = unit_of(stage)
     output = run(
         "systemctl", "show", "--property=DropInPaths,NeedDaemonReload", "--", name, seconds=10
     )
@@ -151,6 +160,18 @@ def deploys() -> Iterator[List[Any]]:
         said = read(lambda name=name: float(linux_facts.line(DEPLOYS + "/" + name)))
         if isinstance(said, float) and not name.endswith(".tmp"):
             yield [said, "deploy: " + name]
+
+
+def certificates() -> List[List[Any]]:
+    """Return when certificates end, from the files that roles place beside them."""
+    folder = linux_facts.ROOT + TEXTFILES
+    if not os.path.isdir(folder):
+        return []
+    found = []
+    for name in sorted(os.listdir(folder)):
+        if name.startswith("certificate-") and name.endswith(".prom"):
+            found += CERTIFICATE.findall(linux_facts.line(TEXTFILES + "/" + name))
+    return [[path, use, float(end)] for path, use, end in found[:MOST_CHANGES]]
 
 
 def packages() -> Iterator[List[Any]]:

@@ -8,8 +8,10 @@ import time
 
 import pytest
 
+from gpufleet.monitoring import certificate_ends
 from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.doctor import failure_evidence
+from gpufleet.on_node.serving import status
 
 KEY = "f3a9c1d2e4b5a697"
 
@@ -114,4 +116,29 @@ def read_again(node):
 
 
 def test_a_stage_of_a_strange_name_is_asked_of_no_program(node):
-    assert node([entry("x")], stages=["../x --root=/"])["stages"] == {"../x --root=/": []}
+    name = "../x --root=/"
+    said = node([entry("x")], stages=[name])
+    assert (said["stages"][name]["missing"], said["units"][name]["missing"]) == ("absent", "absent")
+
+
+def test_of_a_unit_what_gpufleet_did_not_write_and_what_ended_it_last(node):
+    program = node.root / "usr/bin/systemctl"
+    paths = "/etc/systemd/system/vllm-.service.d/gpufleet-gpu-devices.conf /run/x/50-mine.conf"
+    program.write_text(f"#!/bin/sh\necho 'DropInPaths={paths}'\necho NeedDaemonReload=yes\n")
+    program.chmod(0o755)
+    exited = next(key for key, what in status.WHAT.items() if what == "exited")
+    killed = {**entry("Main process exited"), "MESSAGE_ID": exited, "EXIT_CODE": "killed"}
+    said = node([{**killed, "EXIT_STATUS": "9"}])["units"]["llama-0"]
+    assert said == {"drop_ins": ["/run/x/50-mine.conf"], "reload": True, "signal": "KILL"}
+    by_itself = {**killed, "EXIT_CODE": "exited", "EXIT_STATUS": "1"}
+    assert node([killed, by_itself])["units"]["llama-0"]["signal"] == ""
+    assert node([])["units"]["llama-0"]["signal"] is None
+
+
+def test_the_ends_of_certificates_are_those_that_roles_wrote_down(node):
+    folder = node.root / "var/lib/gpufleet/textfile"
+    folder.mkdir(parents=True)
+    text = certificate_ends.end_text("/etc/gpufleet/gateway/tls.pem", "gateway", 1_795_290_000)
+    (folder / "certificate-gateway.prom").write_text(text)
+    (folder / "facts.prom").write_text("x 1\n")
+    assert node([])["certificates"] == [["/etc/gpufleet/gateway/tls.pem", "gateway", 1795290000]]
