@@ -6,17 +6,26 @@ Failures that are played on a node with real vLLM servers, and how `gpufleet doc
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shlex
+import tarfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
+from lab import fake_kernel_log
 from tests.lab.conftest import Fleet, standing
 from tests.lab.group_faults import wait
 from tests.support.checkout import own_lab
@@ -25,10 +34,21 @@ from tests.support.measured import note
 LAB_ID = own_lab("gfdo")
 NODE, UNIT = "gpu-01", "vllm-tiny-0.service"
 DROP_IN = f"/run/systemd/system/{UNIT}.d/50-broken.conf"
+GATEWAY = "mon-02"
+PORT = 8443
 PAGE = "measured/doctor.md"
+CANARY = "canary-7d1f4e9b"
 # A start with two cores to its first error: imports alone take 20 s beside another server.
 FAILS_SECONDS = 180
+SERVES_SECONDS = 300
 NAMED_SECONDS = 10
+# Longer than a deploy of the gateway: an expired certificate is refused.
+VALID_SECONDS = 150
+HOME = "/etc/gpufleet/gateway"
+OOM = (
+    "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,"
+    f"task_memcg=/system.slice/{UNIT},task=python,pid=4242,uid=999"
+)
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -53,8 +73,15 @@ class Failure:
     """The server goes on: only the node is broken."""
     fault: str = ""
     """A fault of the simulated hardware."""
+    node: str = NODE
+    """Where it is broken."""
+    subject: str = "tiny-0"
+    """What the subject of the problem begins with."""
+    fix: str = ""
+    """What doctor says to type, as typed on the node; the server or the gateway is well then."""
 
 
+UNDO = f"rm {DROP_IN}; systemctl daemon-reload && systemctl restart --no-block $UNIT"
 CONFIG = "cp $MODEL/config.json /root/config.json"
 BACK = "cp /root/config.json $MODEL/config.json"
 
@@ -71,8 +98,29 @@ def edited(what: str) -> dict[str, str]:
     }
 
 
+INVENTORY = '''\
+"""The lab's nodes, and the one without GPUs as the gateway in front of them."""
+
+from gpufleet import inventory
+from lab.inventory import MONITORING, groups, state
+
+_groups = groups()
+_groups["gateway"] = _groups.pop(MONITORING)
+_gpu = [name for name in _groups if name != "gateway"]
+
+globals().update(
+    inventory.load(__file__, groups=_groups, children={"gpu": _gpu}, also=[state().dir])
+)
+'''
+
 FAILURES = (
-    Failure("a flag that vLLM does not know", "does not know", "flags", "--no-such-flag 1"),
+    Failure(
+        "a flag that vLLM does not know",
+        "does not know",
+        "flags",
+        "--no-such-flag 1",
+        fix=UNDO,
+    ),
     Failure(
         "max-model-len beyond the model's",
         "longer than",
@@ -99,6 +147,7 @@ FAILURES = (
         "\"import socket,time; s=socket.socket(); s.setsockopt(1,2,1); s.bind(('0.0.0.0',$PORT));"
         ' s.listen(); time.sleep(9999)"',
         after="systemctl stop thief; systemctl reset-failed thief 2>/dev/null || true",
+        fix="kill $(ss -ltnpH sport = :$PORT | grep -o 'pid=[0-9]*' | head -1 | cut -d= -f2)",
     ),
     Failure(
         "the model's config is gone",
@@ -153,8 +202,43 @@ FAILURES = (
         before="mv /etc/vllm/credentials/api-key /root/api-key",
         after="mv /root/api-key /etc/vllm/credentials/api-key",
     ),
-    Failure("it was stopped by hand", "stopped", "systemctl start", before="systemctl stop $UNIT"),
+    Failure(
+        "it was stopped by hand",
+        "stopped",
+        "systemctl start",
+        before="systemctl stop $UNIT",
+        fix="systemctl start $UNIT",
+    ),
     Failure("the server was killed", "KILL", "logs", before="systemctl kill -s KILL $UNIT"),
+    Failure(
+        "the kernel killed it for memory",
+        "memory",
+        "memory",
+        before="systemctl kill -s KILL $UNIT",
+        subject="kernel of",
+    ),
+    Failure(
+        "the gateway was stopped",
+        "does not",
+        "systemctl start gpufleet-gateway",
+        before="systemctl stop gpufleet-gateway",
+        after="systemctl start gpufleet-gateway",
+        node=GATEWAY,
+        subject=f"gateway {GATEWAY}",
+        fix="systemctl start gpufleet-gateway",
+    ),
+    Failure(
+        "an error in HAProxy's configuration",
+        "configuration has an error",
+        "gpufleet deploy gateway",
+        before=f"cd {HOME} && cp haproxy.cfg /root/ && sed -i '1i nosuchword' haproxy.cfg; "
+        "systemctl restart gpufleet-gateway || true",
+        after=f"cp /root/haproxy.cfg {HOME}/; systemctl reset-failed gpufleet-gateway; "
+        "systemctl restart gpufleet-gateway",
+        node=GATEWAY,
+        subject=f"gateway {GATEWAY}",
+        fix="deploys/gateway.py",
+    ),
     *(
         Failure(f"hardware: {fault}", says, do, fault=fault, serves=True)
         for fault, says, do in (
@@ -173,6 +257,12 @@ FAILURES = (
             ("mismatch", "different versions", "modprobe"),
             ("fabric-unhealthy", "bandwidth is degraded", "nvidia-fabricmanager"),
             ("xid-48", "Xid 48", "stop"),
+            ("xid-79", "fallen off the bus", "stop"),
+            ("clock-unsynced", "clock", "chrony"),
+            ("acs-on", "ACS", ""),
+            ("power-capped", "power", "nvidia-smi"),
+            ("no-uvm", "uvm", "modprobe"),
+            ("clocks-locked", "clock", "nvidia-smi"),
         )
     ),
 )
@@ -180,16 +270,46 @@ FAILURES = (
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """One node with two replicas of a model."""
-    with standing(LAB_ID, {NODE: "h100x8"}, tmp_path_factory.mktemp("doctor")) as found:
-        path = found.project / "group_vars/lab.yml"
-        data = yaml.safe_load(path.read_text())
+    """One node with two replicas of a model, and a gateway in front of them."""
+    profiles = {NODE: "h100x8", GATEWAY: "none"}
+    with standing(LAB_ID, profiles, tmp_path_factory.mktemp("doctor")) as found:
+        (found.project / "inventories/lab.py").write_text(INVENTORY)
+        variables = found.project / "group_vars"
+        data = yaml.safe_load((variables / "lab.yml").read_text())
         del data["dcgm"]
         data["gpus"] = {"reserved": list(range(4, 8))}
-        path.write_text(yaml.safe_dump(data))
-        run = found.pyinfra("-y", seconds=1200)
-        assert run.status == 0, run.output
+        (variables / "lab.yml").write_text(yaml.safe_dump(data))
+        (variables / "monitoring.yml").unlink()
+        declare_gateway(found, days=30)
+        for deploy in ("deploys/vllm.py", "deploys/gateway.py"):
+            run = found.pyinfra("-y", deploy=deploy, seconds=1200)
+            assert run.status == 0, run.output
         yield found
+
+
+def declare_gateway(fleet: Fleet, **valid: float) -> None:
+    """Declare the gateway with a certificate that is valid for so long."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "gateway")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(**valid))
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    (fleet.project / "tls.pem").write_bytes(certificate.public_bytes(pem))
+    (fleet.project / "tls-key.pem").write_bytes(key.private_bytes(pem, *plain))
+    (fleet.project / "tls-key.pem").chmod(0o600)
+    tls = {
+        f"{each}_file": str(fleet.project / f"{name}.pem")
+        for each, name in (("certificate", "tls"), ("key", "tls-key"))
+    }
+    clients = [{"name": "load", "key_sha256": hashlib.sha256(CANARY.encode()).hexdigest()}]
+    text = {"gpu_node": False, "gateway": {"port": PORT, "tls": tls, "clients": clients}}
+    (fleet.project / "group_vars/gateway.yml").write_text(yaml.safe_dump(text))
 
 
 def doctor(fleet: Fleet) -> tuple[dict[str, Any], float]:
@@ -200,18 +320,38 @@ def doctor(fleet: Fleet) -> tuple[dict[str, Any], float]:
     return json.loads(run.stdout), time.monotonic() - begun
 
 
-def shell(fleet: Fleet, commands: str) -> None:
+def shell(fleet: Fleet, commands: str, node: str = NODE) -> None:
     unit = fleet.ssh(NODE, f"cat /etc/systemd/system/{UNIT}")
     model = re.search(r"^    (/var/lib/vllm/models/\S+)", unit, re.MULTILINE)
     port = re.search(r"--port (\d+)", unit)
     assert model
     assert port
-    fleet.ssh(NODE, f"export MODEL={model[1]} PORT={port[1]} UNIT={UNIT}\n{commands}")
+    fleet.ssh(node, f"export MODEL={model[1]} PORT={port[1]} UNIT={UNIT}\n{commands}")
+
+
+def add_to_unit(fleet: Fleet, lines: str) -> None:
+    fleet.ssh(
+        NODE,
+        f"mkdir -p $(dirname {DROP_IN}) && cat > {DROP_IN} && systemctl daemon-reload",
+        stdin=f"[Service]\n{lines}\n",
+    )
+
+
+def kernel_says(fleet: Fleet, text: str) -> None:
+    """Have the simulated kernel log of the GPU node say something, now."""
+    root = fleet.lab.root(NODE)
+    machine = root / fake_kernel_log.MACHINE
+    uptime = time.clock_gettime(time.CLOCK_BOOTTIME) - float((machine / "booted_at").read_text())
+    with (machine / "kernel.log").open("a") as log:
+        log.write(f"{uptime:.3f}\t{text}\n")
+    fake_kernel_log.write(root)
 
 
 def break_it(fleet: Fleet, failure: Failure) -> None:
+    if failure.subject.startswith("kernel"):
+        kernel_says(fleet, OOM)
     if failure.before:
-        shell(fleet, failure.before)
+        shell(fleet, failure.before, failure.node)
     lines = failure.unit
     if failure.flags:
         unit = fleet.ssh(NODE, f"cat /etc/systemd/system/{UNIT}")
@@ -219,27 +359,66 @@ def break_it(fleet: Fleet, failure: Failure) -> None:
         command, _, _ = rest.partition("\n\n")
         lines += f"\nExecStart=\nExecStart={command} \\\n    {failure.flags}"
     if lines:
-        fleet.ssh(
-            NODE,
-            f"mkdir -p $(dirname {DROP_IN}) && cat > {DROP_IN} && systemctl daemon-reload",
-            stdin=f"[Service]\n{lines}\n",
-        )
+        add_to_unit(fleet, lines)
     if failure.fault:
         fleet.lab.fault(NODE, failure.fault)
-    elif not failure.before.endswith("$UNIT"):
+    elif failure.node == NODE and not failure.before.endswith("$UNIT"):
         fleet.ssh(NODE, f"systemctl restart --no-block {UNIT}")
 
 
 def mend(fleet: Fleet, failure: Failure) -> None:
-    if failure.fault:
+    if failure.fault or failure.subject.startswith("kernel"):
         fleet.lab.clear(NODE)
-        return
     if failure.after:
-        shell(fleet, failure.after)
+        shell(fleet, failure.after, failure.node)
+    if failure.fault or failure.node != NODE:
+        return
     # A server that starts ends by SIGTERM only after its deadline.
     fleet.ssh(NODE, f"rm -f {DROP_IN}; systemctl daemon-reload; systemctl stop --no-block {UNIT}")
     fleet.ssh(NODE, f"systemctl kill -s KILL {UNIT} || true; systemctl stop {UNIT}")
     fleet.ssh(NODE, f"systemctl reset-failed {UNIT} || true")
+
+
+def fixed(fleet: Fleet, failure: Failure) -> str:
+    """Type what doctor said; return what became of it, for the table."""
+    if failure.fault:
+        fleet.lab.clear(NODE)
+        wait(lambda: not about(doctor(fleet)[0], failure), 60, f"{failure.name}: it is gone")
+        return "gone after the simulated repair"
+    if not failure.fix:
+        return "not typed"
+    if failure.fix.startswith("deploys/"):
+        run = fleet.pyinfra("-y", deploy=failure.fix)
+        assert run.status == 0, run.output
+    else:
+        shell(fleet, failure.fix, failure.node)
+    if failure.node == NODE:
+        wait(lambda: is_well(fleet), SERVES_SECONDS, f"{failure.name}: it serves again")
+    wait(lambda: not about(doctor(fleet)[0], failure), 60, f"{failure.name}: it is gone")
+    return "works"
+
+
+def is_well(fleet: Fleet) -> bool:
+    look = f"curl -sf -m 5 http://127.0.0.1:$(grep -o -- '--port [0-9]*' /etc/systemd/system/{UNIT}"
+    return "ok" in fleet.ssh(NODE, f"{look} | cut -d' ' -f2)/health && echo ok || true")
+
+
+def about(found: dict[str, Any], failure: Failure) -> list[dict[str, Any]]:
+    """Return the problems that a failure may be named by."""
+    begins = "check " if failure.fault else failure.subject
+    hurts = "risk", "degraded", "outage", "notice"
+    return [
+        each
+        for each in found["problems"]
+        if each["subject"].startswith(begins)
+        and each["impact"] in hurts
+        and failure.says.lower() in told(each).lower()
+        and failure.do.lower() in str(each["do"]).lower()
+    ]
+
+
+def told(problem: dict[str, Any]) -> str:
+    return f"{problem['what']} {problem['cause']} {' '.join(problem['evidence'])}"
 
 
 def has_failed(fleet: Fleet) -> bool:
@@ -253,35 +432,151 @@ def has_failed(fleet: Fleet) -> bool:
 def test_a_failure_is_named_with_its_cause_and_what_to_do(fleet: Fleet, failure: Failure) -> None:
     break_it(fleet, failure)
     try:
-        if not failure.serves:
+        if not failure.serves and failure.node == NODE:
             wait(lambda: has_failed(fleet), FAILS_SECONDS, f"{failure.name}: it fails")
         found, seconds = doctor(fleet)
+        named = about(found, failure)
+        assert named, json.dumps(found, indent=1)
+        became = fixed(fleet, failure)
     finally:
         mend(fleet, failure)
-    about = [
-        each
-        for each in found["problems"]
-        if (each["subject"].startswith("check ") if failure.serves else each["subject"] == "tiny-0")
-    ]
-    assert about, found
-    texts = [f"{each['what']} {each['cause']} {' '.join(each['evidence'])}" for each in about]
-    assert any(
-        failure.says.lower() in text.lower() and failure.do.lower() in str(each["do"]).lower()
-        for text, each in zip(texts, about, strict=True)
-    ), json.dumps(about, indent=1)
     note(
         PAGE,
         failure.name,
-        about[0]["cause"] or about[0]["what"],
-        str(about[0]["do"] or "").partition("\n")[0],
+        named[0]["cause"] or named[0]["what"],
+        str(named[0]["do"] or ""),
         f"{seconds:.1f} s",
+        became,
     )
     assert seconds < NAMED_SECONDS
 
 
+def test_a_certificate_that_ended_is_named_and_a_deploy_of_another_one_helps(fleet: Fleet) -> None:
+    declare_gateway(fleet, seconds=VALID_SECONDS)
+    ends = time.time() + VALID_SECONDS
+    assert fleet.pyinfra("-y", deploy="deploys/gateway.py").status == 0
+    wait(lambda: time.time() > ends, VALID_SECONDS + 5, "it ends")
+    failure = Failure("the certificate ended", "ended", "deploy gateway", subject="certificate")
+    found, seconds = doctor(fleet)
+    (named,) = about(found, failure)
+    assert named["impact"] == "outage"
+    declare_gateway(fleet, days=30)
+    assert fleet.pyinfra("-y", deploy="deploys/gateway.py").status == 0
+    assert about(doctor(fleet)[0], failure) == []
+    note(PAGE, failure.name, named["cause"], named["do"], f"{seconds:.1f} s", "works")
+
+
+def test_a_gateway_that_does_not_reach_a_server_is_named(fleet: Fleet) -> None:
+    unit = fleet.ssh(NODE, "cat /etc/systemd/system/vllm-tiny-1.service")
+    port = re.search(r"--port (\d+)", unit)
+    assert port
+    rule = f"OUTPUT -p tcp -d {fleet.address(NODE)} --dport {port[1]} -j DROP"
+    failure = Failure(
+        "the network between gateway and server is cut", "sends nothing to", "gpufleet reach",
+        subject=f"gateway {GATEWAY}",
+    )  # fmt: skip
+    seconds = 0.0
+
+    def is_named() -> bool:
+        nonlocal seconds, named
+        found, seconds = doctor(fleet)
+        named = about(found, failure)
+        return bool(named)
+
+    named: list[dict[str, Any]] = []
+    fleet.ssh(GATEWAY, f"iptables -I {rule}")
+    try:
+        # Three checks of HAProxy have to fail.
+        wait(is_named, 90, "it is named")
+    finally:
+        fleet.ssh(GATEWAY, f"iptables -D {rule}")
+    wait(lambda: not about(doctor(fleet)[0], failure), 90, "it is gone")
+    note(PAGE, failure.name, named[0]["cause"], named[0]["do"], f"{seconds:.1f} s", "works")
+
+
+STOPPED = Failure("tiny-1 stopped", "stopped", "systemctl start", subject="tiny-1")
+GATEWAY_DOWN = Failure("", "does not", "systemctl start", subject=f"gateway {GATEWAY}")
+LOST = Failure("", "fallen off the bus", "dmesg", fault="gpu-lost")
+KILLED = Failure("", "memory", "memory", subject="kernel of")
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [(LOST, STOPPED), (GATEWAY_DOWN, STOPPED), (KILLED, STOPPED)],
+    ids=["GPU and server", "gateway and server", "kernel and server"],
+)
+def test_two_failures_at_once_are_both_named_and_causes_stand_before_effects(
+    fleet: Fleet, pair: tuple[Failure, Failure]
+) -> None:
+    fleet.ssh(NODE, "systemctl stop vllm-tiny-1")
+    try:
+        if GATEWAY_DOWN in pair:
+            fleet.ssh(GATEWAY, "systemctl stop gpufleet-gateway")
+        if LOST in pair:
+            fleet.lab.fault(NODE, "gpu-lost")
+        if KILLED in pair:
+            kernel_says(fleet, OOM)
+            fleet.ssh(NODE, f"systemctl kill -s KILL {UNIT}")
+            wait(lambda: has_failed(fleet), 60, "it was killed")
+        found, seconds = doctor(fleet)
+    finally:
+        fleet.lab.clear(NODE)
+        fleet.ssh(NODE, "systemctl start --no-block vllm-tiny-1")
+        fleet.ssh(GATEWAY, "systemctl start gpufleet-gateway")
+    named = [about(found, each) for each in pair]
+    assert all(named), json.dumps(found, indent=1)
+    order = [each["subject"] for each in found["problems"]]
+    for each in found["problems"]:
+        if each["because"]:
+            assert order.index(each["because"]) < order.index(each["subject"])
+    if KILLED in pair:
+        (killed,) = (each for each in found["problems"] if each["subject"] == "tiny-0")
+        assert killed["because"] == f"kernel of {NODE}"
+    what = " and ".join(problems[0]["what"] for problems in named)
+    do = "; ".join(str(problems[0]["do"]) for problems in named)
+    note(PAGE, f"two at once: {what}", "both", do, f"{seconds:.1f} s", "not typed")
+
+
+def test_a_bundle_has_no_secret_of_the_node(fleet: Fleet, tmp_path: Path) -> None:
+    """Canaries in the journal, the unit, its environment and a model's address."""
+    add_to_unit(
+        fleet,
+        f"Environment=DB_PASSWORD={CANARY}-environment\n"
+        f"ExecStartPre=/bin/echo marker with {CANARY}-environment\n"
+        f"ExecStartPre=/bin/echo Authorization: Bearer {CANARY}-journal\n"
+        f"ExecStartPre=/bin/echo --model https://user:{CANARY}-model@hub.example/m\n"
+        f"ExecStartPre=/bin/echo --api-key {CANARY}-unit\n"
+        f"ExecStartPre=/bin/false",
+    )
+    keys = [fleet.ssh(NODE, "cat /etc/vllm/credentials/api-key").strip(), fleet.hf_token]
+    fleet.ssh(NODE, f"systemctl restart --no-block {UNIT}")
+    file = tmp_path / "doctor.tar.gz"
+    try:
+        wait(lambda: has_failed(fleet), 60, "it fails")
+        run = fleet.gpufleet("doctor", fleet.inventory, "--bundle", str(file))
+        assert run.status == 1, run.output
+    finally:
+        mend(fleet, Failure("", "", ""))
+    with tarfile.open(file) as archive:
+        texts = {
+            each.name: archive.extractfile(each).read().decode()  # type: ignore[union-attr]
+            for each in archive
+        }
+    journal = next(text for name, text in texts.items() if name.endswith("tiny-0.log"))
+    assert "marker with" in journal
+    leaks = [
+        (name, secret)
+        for name, text in {**texts, "screen": run.output}.items()
+        for secret in (CANARY, *keys)
+        if secret in text
+    ]
+    assert leaks == []
+
+
 def test_a_fleet_that_was_mended_has_no_problem(fleet: Fleet) -> None:
-    run = fleet.pyinfra("-y", seconds=1200)
-    assert run.status == 0, run.output
+    for deploy in ("deploys/vllm.py", "deploys/gateway.py"):
+        run = fleet.pyinfra("-y", deploy=deploy, seconds=1200)
+        assert run.status == 0, run.output
     found, _ = doctor(fleet)
     left = [each for each in found["problems"] if each["impact"] in ("outage", "degraded")]
     assert left == []

@@ -33,7 +33,7 @@ from typing import Any, Iterator, List
 
 from gpufleet.on_node.common import kernel_messages, linux_facts, unit_journal
 from gpufleet.on_node.common.answers import CannotRead, read
-from gpufleet.on_node.common.commands import refused, run
+from gpufleet.on_node.common.commands import run
 from gpufleet.on_node.common.systemctl import properties
 from gpufleet.on_node.serving import status
 
@@ -104,19 +104,41 @@ def stage_lines(stage: str) -> List[List[Any]]:
         "--unit=" + unit,
         fields=unit_journal.FIELDS,
     )
-    hide = unit_journal.hiding(unit_journal.secrets(unit_journal.unit_text(unit)))
+    text = "\n".join([unit_journal.unit_text(unit), *map(small_text, drop_ins(unit))])
+    hide = unit_journal.hiding(unit_journal.secrets(text))
     return unit_journal.fitting([unit_journal.line(each, hide) for each in entries])
+
+
+def drop_ins(name: str) -> List[str]:
+    """
+    Return the paths of what is added to a unit.
+
+    Raises `CannotRead`: whose secrets are not known, of that nothing is printed.
+    """
+    return shown(name).get("DropInPaths", "").split()
+
+
+def shown(name: str) -> dict[str, str]:
+    """Return what systemd says of a unit's files."""
+    wanted = "--property=DropInPaths,NeedDaemonReload"
+    return properties(run("systemctl", "show", wanted, "--", name, seconds=10).out)
+
+
+def small_text(path: str) -> str:
+    """Return a drop-in's text; "" if it cannot be read."""
+    try:
+        with open(linux_facts.ROOT + path, encoding="utf-8", errors="replace") as file:
+            return file.read(unit_journal.SECRET_BYTES)
+    except OSError:
+        return ""
 
 
 def unit(stage: str) -> dict[str, Any]:
     """Return what is not as gpufleet wrote it of a stage's unit, and what ended it last."""
     name = unit_of(stage)
-    output = run(
-        "systemctl", "show", "--property=DropInPaths,NeedDaemonReload", "--", name, seconds=10
-    )
-    if output.status != 0:
-        raise refused("systemctl", output)
-    known = properties(output.out)
+    known = shown(name)
+    if not known:
+        raise CannotRead("error", detail="systemctl show prints nothing")
     ends = [each for each in status.events(name) if each["what"] == "exited"]
     return {
         "drop_ins": [

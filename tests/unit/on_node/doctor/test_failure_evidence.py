@@ -28,6 +28,10 @@ def node(tmp_path, monkeypatch, capfd):
         "[Service]\nLoadCredential=api-key:/etc/vllm/key\n"
     )
 
+    program = tmp_path / "usr/bin/systemctl"
+    program.write_text("#!/bin/sh\necho DropInPaths=\n")
+    program.chmod(0o755)
+
     def look(entries, **parameters):
         program = tmp_path / "usr/bin/journalctl"
         # journalctl prints the newest first, as it is asked to.
@@ -133,6 +137,16 @@ def test_of_a_unit_what_gpufleet_did_not_write_and_what_ended_it_last(node):
     by_itself = {**killed, "EXIT_CODE": "exited", "EXIT_STATUS": "1"}
     assert node([killed, by_itself])["units"]["llama-0"]["signal"] == ""
     assert node([])["units"]["llama-0"]["signal"] is None
+
+
+def test_a_secret_of_a_drop_in_leaves_the_node_no_more_than_one_of_the_unit(node):
+    (node.root / "run").mkdir()
+    (node.root / "run/mine.conf").write_text("[Service]\nEnvironment=DB_PASSWORD=canary-4711\n")
+    program = node.root / "usr/bin/systemctl"
+    program.write_text("#!/bin/sh\necho DropInPaths=/run/mine.conf\n")
+    program.chmod(0o755)
+    said = node([entry("connecting with canary-4711")])
+    assert [text for *_, text in said["stages"]["llama-0"]] == ["connecting with <DB_PASSWORD>"]
 
 
 def test_the_ends_of_certificates_are_those_that_roles_wrote_down(node):
