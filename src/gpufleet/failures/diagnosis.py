@@ -26,6 +26,10 @@ with different delays, and clocks of nodes differ (ours)."""
 EARLIEST = datetime.min.replace(tzinfo=UTC)
 LATEST = datetime.max.replace(tzinfo=UTC)
 
+_KV = re.compile(
+    r"max seq len \((\d{1,12})\).{0,40}?([\d.]{1,12}) GiB .{0,10}KV cache is needed"
+    r".{0,80}?\(([\d.]{1,12}) GiB\)(?:.{0,80} maximum model length is (\d{1,12}))?"
+)
 _XID = re.compile(r"Xid \(.{1,40}\): (\d{1,4}),")
 
 
@@ -207,6 +211,10 @@ def _detail(text: str) -> str:
     if found := _XID.search(text):
         number = int(found[1])
         return f"Xid {number}: {xid_table.KINDS.get(number, xid_table.UNKNOWN).meaning}"
+    if found := _KV.search(text):
+        length, needs, has, fits = found.groups()
+        more = f": {int(fits):,} tokens fit" if fits else ""
+        return f"a context of {int(length):,} tokens needs {needs} GiB, {has} GiB are there{more}"
     return ""
 
 

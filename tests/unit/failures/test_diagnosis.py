@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
+import re
 from collections.abc import Iterable
 
 from hypothesis import given
@@ -326,3 +328,18 @@ def test_there_is_a_cause_whenever_a_failure_was_found() -> None:
         found = explain(log(*chosen.sample(plain, 4)))
         assert found.causes
         assert found.unknown is None
+
+
+def test_a_context_that_does_not_fit_is_told_with_the_numbers_of_the_line() -> None:
+    logs = json.loads((ROOT / "tests/data/start_up_logs.json").read_text())
+    rows = logs["logs"] if isinstance(logs, dict) else logs
+    lines = [line for row in rows if "KV cache is" in (line := row["lines"].get("refused", ""))]
+    assert len(lines) > 10
+    for line in lines:
+        found = explain(log(f"ValueError: {line}")).causes[0]
+        length, needs, has, *fits = re.findall(r"\d[\d.]*\d|\d", line)
+        said = found.detail.replace(",", "")
+        assert said.startswith(
+            f"a context of {length} tokens needs {needs} GiB {has} GiB are there"
+        ), line
+        assert not fits or said.endswith(f": {fits[0]} tokens fit"), line
