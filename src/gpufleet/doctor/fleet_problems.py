@@ -20,7 +20,7 @@ from gpufleet.doctor.node_problems import failed_checks, kernel_subject, marks_o
 from gpufleet.doctor.sights import LogCause, Sights
 from gpufleet.doctor.slow_replicas import slow_problems, unknown_speeds
 from gpufleet.errors import FleetError
-from gpufleet.formatting import count_of, format_duration, suggestion
+from gpufleet.formatting import count_of, format_duration, join_names, suggestion
 from gpufleet.serving.rank_status import Health, RankStatus
 from gpufleet.serving.status import FleetStatus, ReplicaStatus
 
@@ -34,6 +34,7 @@ CLOCK_SECONDS = 60.0
 """A cause may be logged so much later than what it ended, as in `diagnosis.SKEW`."""
 OF_NODES = frozenset({"driver", "cuda", "nccl", "rdma", "host"})
 """Components of rules whose cause may lie in the node."""
+STOPPED = "it was stopped, by hand or by a deploy that did not end"
 MOST_SENTENCES = 4
 """Of a replica: one for each of eight ranks says no more."""
 
@@ -120,6 +121,9 @@ def _replica(sights: Sights, replica: ReplicaStatus, now: float, inventory: str)
         last = None
     since = [rank.since for rank in replica.ranks if not rank.health.good and rank.since]
     log = next(iter(sights.logs.get(replica.id, ())), None)
+    stopped = [rank.node for rank in replica.ranks if rank.stopped]
+    if stopped:
+        log = last = None  # of earlier ends: it would run, had it not been stopped
     began = log.at if log and log.at else last.when if last else min(since, default=None)
     evidence = list(replica.why[:MOST_SENTENCES])
     if log:
@@ -129,7 +133,9 @@ def _replica(sights: Sights, replica: ReplicaStatus, now: float, inventory: str)
     evidence += _changes(sights, nodes, began)
     differs = list(_differs(sights, replica.id, nodes))
     do = (log.do if log else "") or _look(replica, inventory)
-    if differs:
+    if stopped:
+        do = f"`systemctl start vllm-{replica.id}` on {join_names(stopped)}"
+    elif differs:
         do = f"{_undo(replica.id)}\n{do}"
     elif not (log and log.cause):
         do += f"\n`gpufleet drift {inventory} --limit {nodes[0]}` names what is not as declared"
@@ -142,12 +148,12 @@ def _replica(sights: Sights, replica: ReplicaStatus, now: float, inventory: str)
         what + ("; it is drained" if drained else ""),
         _impact(sights.status, replica, drained=drained),
         tuple(dict.fromkeys([*evidence, *differs])),
-        log.cause if log else last.cause if last else "",
+        STOPPED if stopped else log.cause if log else last.cause if last else "",
         do,
         "docs/alerts/vllm-down.md",
         began,
         (replica.id, replica.model, *nodes),
-        "" if serves else _because(sights, replica, log, began),
+        "" if serves or stopped else _because(sights, replica, log, began),
     )
 
 

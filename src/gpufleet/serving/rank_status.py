@@ -86,6 +86,8 @@ class RankStatus:
     counter: int | None = None
     formed: float | None = None
     """When its incarnation began, in seconds since 1970."""
+    stopped: bool = False
+    """Whether its unit was stopped, by people or a deploy, and not started since."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain values; times as ISO 8601 in UTC."""
@@ -157,6 +159,7 @@ def rank_status(node: str, stage: Mapping[str, Any], answer: Mapping[str, Any]) 
         incarnation=str(incarnation.get("id", "")),
         counter=incarnation.get("counter"),
         formed=_seconds(incarnation.get("since")),
+        stopped=_is_stopped(seen.get("unit", {})),
     )
 
 
@@ -167,7 +170,7 @@ def _judge(stage: Mapping[str, Any], clock: float) -> tuple[Health, str]:
     properties = seen.get("unit", {})
     if properties.get("ActiveState") == "deactivating":
         return Health.DOWN, f"{unit} is being stopped"
-    if (properties.get("ActiveState"), properties.get("Result")) == ("inactive", "success"):
+    if _is_stopped(properties):
         again = f"`systemctl start {unit}` there, or run deploys/vllm.py"
         return Health.DOWN, f"{unit} is stopped, and was not started since: {again}"
     if "Permission denied" in seen.get("key_error", ""):
@@ -199,6 +202,10 @@ def _judge(stage: Mapping[str, Any], clock: float) -> tuple[Health, str]:
         if ill:
             return Health.STARTS, f"{unit}: no /health yet of {', '.join(ill)}"
     return health, "" if health is Health.SERVES else why
+
+
+def _is_stopped(unit: Mapping[str, Any]) -> bool:
+    return (unit.get("ActiveState"), unit.get("Result")) == ("inactive", "success")
 
 
 def _health_answer(seen: Mapping[str, Any]) -> str:

@@ -330,6 +330,16 @@ def test_problems_that_name_each_other_as_cause_end():
     assert len(worst_first([one, two])) == 2
 
 
+def test_a_stopped_server_is_to_be_started_whatever_ended_it_before():
+    last = LastRestart(NOW - 600, "exit status 243")
+    down = replace(DOWN, ranks=(replace(DOWN.ranks[0], stopped=True, last_restart=last),))
+    seen = sights(down, OTHER, findings=[LOST], logs={"llama-0": [OUT_OF_MEMORY]})
+    (said,) = (each for each in found(seen).problems if each.subject == "llama-0")
+    assert "stopped, by hand" in said.cause
+    assert said.do == "`systemctl start vllm-llama-0` on gpu-01"
+    assert said.because == ""
+
+
 def test_a_certificate_that_ended_is_an_outage_and_one_that_ends_this_week_a_risk():
     def impact(seconds, use="gateway"):
         evidence = NodeEvidence("lb-01", certificates=(Certificate("/x", use, NOW + seconds),))
