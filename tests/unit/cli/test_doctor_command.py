@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,3 +78,36 @@ def test_all_that_is_no_log_is_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(FleetError) as error:
         run(tmp_path, tmp_path / "none", "-", "-")
     assert len(error.value.problems) == 3
+
+
+def test_a_node_that_does_not_connect_is_named_after_a_third_of_the_time(tmp_path: Path) -> None:
+    """It takes connections and never says a word, as a machine whose disk hangs."""
+    for name, text in {
+        "inventories/prod.py": (
+            "from gpufleet import inventory\n"
+            "globals().update(inventory.load(__file__, groups={'gpu': ['gpu-01']}))\n"
+        ),
+        "group_vars/all.yml": "gpus: {}\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        (tmp_path / "host_vars").mkdir()
+        (tmp_path / "host_vars/gpu-01.yml").write_text(
+            f"ssh_hostname: 127.0.0.1\nssh_port: {port}\nssh_user: nobody\n"
+        )
+        done = subprocess.run(
+            [
+                Path(sys.executable).with_name("gpufleet"),
+                *("doctor", "inventories/prod.py", "--json", "--seconds", "6"),
+            ],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+    assert done.returncode == 1, done.stderr
+    problems = json.loads(done.stdout)["problems"]
+    assert ["within 2 s" in each["what"] for each in problems] == [True], problems

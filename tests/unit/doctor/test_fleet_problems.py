@@ -359,3 +359,32 @@ def test_a_gateway_that_stopped_is_explained_by_its_own_log():
     )
     assert "systemctl start gpufleet-gateway" in bare.do
     assert (told.cause, told.do) == (log.cause, log.do)
+
+
+def test_four_failures_at_once_are_all_named_and_each_cause_stands_before_its_effect():
+    killed = replace(HUNG, line="oom-kill:task_memcg=/system.slice/vllm-qwen-0.service,task=x")
+    last = LastRestart(NOW - 600, "killed by signal KILL")
+    qwen = replica("qwen-0", "gpu-02", Health.STARTS, last_restart=last, gpus=("GPU-7",))
+    gone = replica("phi-0", "gpu-03", Health.UNKNOWN)
+    ended = NodeEvidence("lb-01", certificates=(Certificate("/x", "gateway", NOW - 60),))
+    said = found(
+        sights(
+            DOWN,
+            OTHER,
+            qwen,
+            gone,
+            findings=[LOST],
+            silent={"gpu-03": "no answer within 7 s"},
+            kernels={"gpu-02": [killed]},
+            evidence={"lb-01": ended},
+        )
+    ).problems
+    order = [each.subject for each in said]
+    because = {each.subject: each.because for each in said if each.because}
+    assert because == {
+        "llama-0": "check gpu-answers on gpu-01",
+        "qwen-0": "kernel of gpu-02",
+        "phi-0": "gpu-03",
+    }
+    assert all(order.index(cause) < order.index(effect) for effect, cause in because.items())
+    assert sorted(order) == sorted([*because, *because.values(), "certificate /x on lb-01"])
