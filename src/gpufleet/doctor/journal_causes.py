@@ -55,7 +55,7 @@ def _signal(replica: ReplicaStatus, evidence: Mapping[str, NodeEvidence]) -> str
 
 
 def is_killed_for_memory(line: str, replica: str) -> bool:
-    """Return whether a kernel's line says that a process of a replica's unit was killed."""
+    """Return whether a kernel's line reports that a process of a replica's unit was killed."""
     return line.startswith("oom-kill:") and f"/vllm-{replica}.service," in f"{line},"
 
 

@@ -52,8 +52,8 @@ class Histogram:
         return 1 - below / self.total
 
     @property
-    def mean_bound(self) -> float:
-        """Return the mean of the bounds, each taken at the middle of its bucket."""
+    def mean(self) -> float:
+        """Return the mean, each observation taken at the middle of its bucket."""
         sums, before, low = 0.0, 0.0, 0.0
         for at, count in self.counts.items():
             middle = low if math.isinf(at) else (low + at) / 2

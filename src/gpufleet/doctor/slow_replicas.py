@@ -95,13 +95,13 @@ def _straggles(speed: ReplicaSpeed, others: Iterable[ReplicaSpeed]) -> str:
     if speed.itl.total < LEAST_TOKENS:
         return ""
     alike = [
-        other.itl.mean_bound
+        other.itl.mean
         for other in others
         if other.itl.total >= LEAST_TOKENS
         and speed.running <= LIKE_LOAD * other.running
         and other.running <= LIKE_LOAD * speed.running
     ]
-    if not alike or (own := speed.itl.mean_bound) < STRAGGLES * (theirs := median(alike)):
+    if not alike or (own := speed.itl.mean) < STRAGGLES * (theirs := median(alike)):
         return ""
     return f"a token takes {_time(own)}, of its siblings with as many requests {_time(theirs)}"
 
@@ -180,7 +180,7 @@ def _because(sights: Sights, replica: ReplicaStatus) -> str:
 
 
 def _slows(rank: RankStatus, found: Finding) -> bool:
-    """Return whether a finding says that a GPU of a rank is slower than it could be."""
+    """Return whether a finding reports that a GPU of a rank is slower than it could be."""
     return (
         found.check in OF_SPEED
         and found.node == rank.node

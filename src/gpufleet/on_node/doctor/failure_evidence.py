@@ -119,7 +119,7 @@ def drop_ins(name: str) -> List[str]:
 
 
 def shown(name: str) -> dict[str, str]:
-    """Return what systemd says of a unit's files."""
+    """Return what systemd reports about a unit's files."""
     wanted = "--property=DropInPaths,NeedDaemonReload"
     return properties(run("systemctl", "show", wanted, "--", name, seconds=10).out)
 
