@@ -30,7 +30,7 @@ from gpufleet.importer.server import Launch, Note, ProxyName
 _MODEL = re.compile(r"/\S+|[\w.-]+/[\w.-]+")
 _SERVED = re.compile(r"[\w.:/-]+")
 _NAME_LENGTH = 40  # settings.ModelName
-# What `--task` of older releases says, and `--convert embed`.
+# Kinds by the `--task` of older releases.
 _TASKS = {
     "classify": "classify",
     "embed": "embed",
@@ -159,8 +159,9 @@ def _kind(found: Findings, words: Sequence[str]) -> None:
         name, equals, value = word.partition("=")
         if name == "--task":
             task = value if equals else after
-    convert = str(found.flags.get("convert"))
-    if kind := _TASKS.get(task) or _TASKS.get(convert if convert != "classify" else ""):
+    convert = found.flags.get("convert")
+    kind = _TASKS.get(task) or ("embed" if convert == "embed" else None)
+    if kind:
         found.served["kind"] = kind
     elif convert == "classify":
         found.served["kind"] = None
