@@ -192,7 +192,7 @@ def _decoder(kind: ModelKind, reading: KindReading) -> str:
 
 def _not_known(model: str, reading: KindReading) -> str:
     if reading == UNREAD:
-        return ""  # the plan says of every model that its files were not read
+        return ""  # the plan already reports every model whose files were not read
     return (
         f"serving.{model}.kind: not known: {reading.why}; it is asked to complete text: declare "
         f"{' or '.join(f'`{each}`' for each in sorted(reading.possible))} as its `kind`"
