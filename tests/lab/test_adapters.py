@@ -6,6 +6,7 @@ and no name that a client thinks of is a path. Long.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 import time
@@ -90,6 +91,14 @@ class AdapterFleet(OneRelease):
         folder = self.state.dir / package_mirror.MODELS / f"lab/tiny-{name}"
         tiny_adapter.write(folder, name)
         return {"source": f"lab/tiny-{name}", "revision": fake_hub.revision_of(folder)}
+
+    def adapter_at_a_path(self, name: str) -> dict[str, str]:
+        """Return an adapter that lies at a path of every node, with its hash."""
+        source = f"srv/adapters/{name}"
+        for node in NODES:
+            folder = tiny_adapter.write(self.lab.root(node) / source, name)
+        weights = (folder / "adapter_model.safetensors").read_bytes()
+        return {"source": f"/{source}", "sha256": hashlib.sha256(weights).hexdigest()}
 
     def server(self, node: str) -> str:
         return f"http://{self.address(node)}:{SERVER_PORT}/v1"
@@ -205,7 +214,7 @@ def test_an_upgrade_changes_adds_and_removes_adapters_and_loses_no_request(
     fleet: AdapterFleet,
 ) -> None:
     before = fleet.ask("sql")[1]
-    changed = {"sql": fleet.adapter("other"), "chat": fleet.adapter("chat")}
+    changed = {"sql": fleet.adapter("other"), "chat": fleet.adapter_at_a_path("chat")}
     fleet.declare_model(adapters=changed)
     with fleet.load("adapters", rate=1.0) as load, fleet.asking("sql") as asked:
         run = fleet.upgrade()
@@ -218,6 +227,9 @@ def test_an_upgrade_changes_adds_and_removes_adapters_and_loses_no_request(
     assert fleet.models() == {"tiny": None, "sql": "tiny", "chat": "tiny"}
     texts = {name: fleet.ask(name)[1] for name in ("tiny", "sql", "chat")}
     assert len({*texts.values(), before}) == 4, (texts, before)
+    for node in NODES:
+        copied = fleet.ssh(node, "stat -c '%U %a' /var/lib/vllm/models/adapters/*/adapter_*")
+        assert copied.splitlines() == ["root 644"] * 2
 
     # The deploy's own order: the gateway forgets a name before a server does.
     fleet.declare_model(adapters={"sql": changed["sql"]})
