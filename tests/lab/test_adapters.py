@@ -197,7 +197,7 @@ def test_no_name_of_a_client_is_a_path(fleet: AdapterFleet) -> None:
     for node in NODES:
         fleet.ssh(node, f"mkdir -p {CANARY} && cat > {CANARY}/adapter_config.json", stdin="{}")
         fleet.ssh(node, "cat > /run/canary.py", stdin=WATCH)
-        fleet.ssh(node, "systemd-run -q --unit canary python3 /run/canary.py")
+        fleet.ssh(node, "systemd-run -qG --unit canary python3 /run/canary.py")
         fleet.ssh(node, "until test -e /run/canary.opened; do sleep 0.1; done")
     for url in ("", *map(fleet.server, NODES)):
         answered = {trick: fleet.ask(trick, url)[0] for trick in TRICKS}
