@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import operator
+import re
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -122,14 +123,14 @@ def test_status_and_verify_ask_each_by_its_kind(kinds: KindsFleet) -> None:
     assert {name.rpartition("-")[0] for name in said} == set(REPLICAS)
 
     run = kinds.pyinfra("-y", deploy="deploys/verify.py", seconds=600)
-    # The nodes have no DCGM here: that is all that may be missing.
-    assert "fails" not in run.output, run.output
+    # Each problem of a stage begins with its unit; there may be some of exporters.
+    assert not re.search(r"vllm-\w+-\d+\.service: ", run.output), run.output
 
 
 def test_a_vector_that_is_not_the_models_is_refused(kinds: KindsFleet) -> None:
     """What a server answers is compared with what the model's files on its node say."""
     node = NODES[0]
-    [unit] = kinds.ssh(node, "ls /etc/systemd/system/ | grep vllm-embed").split()
+    unit = kinds.ssh(node, "ls /etc/systemd/system/ | grep 'vllm-embed.*service$'").split()[0]
     named = "sed -n 's/^RequiresMountsFor=//p' /etc/systemd/system/" + unit
     pooling = kinds.ssh(node, named).strip() + "/1_Pooling/config.json"
     right = kinds.ssh(node, f"cat {pooling}")
