@@ -52,15 +52,15 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsFleet]:
 class Batch:
     """A file of requests, its output, and the command over them."""
 
-    def __init__(self, fleet: TlsFleet, name: str, count: int = LINES) -> None:
+    def __init__(self, fleet: TlsFleet, name: str, tokens: int = 16) -> None:
         self.fleet = fleet
         self.input, self.output = (fleet.project / f"{name}-{end}.jsonl" for end in ("in", "out"))
         self.key = fleet.project / "batch-key"
         self.key.write_text(fleet.key_of_clients)
         self.output.unlink(missing_ok=True)
         with self.input.open("w") as file:
-            for number in range(count):
-                file.write(json.dumps(line(number)) + "\n")
+            for number in range(LINES):
+                file.write(json.dumps(line(number, tokens)) + "\n")
 
     def start(self, *options: str) -> subprocess.Popen[str]:
         gpufleet = str(Path(sys.executable).with_name("gpufleet"))
@@ -85,9 +85,10 @@ class Batch:
         assert all(each["response"]["body"]["choices"] for each in found)
 
 
-def line(number: int) -> dict[str, Any]:
+def line(number: int, tokens: int = 16) -> dict[str, Any]:
     """Return a line of the input; every fourth is a chat."""
-    body: dict[str, Any] = {"model": "tiny", "max_tokens": 16, "temperature": 0}
+    body: dict[str, Any] = {"model": "tiny", "max_tokens": tokens, "temperature": 0}
+    body["ignore_eos"] = True
     url = "/v1/completions"
     if number % 4:
         body["prompt"] = f"prompt {number}"
@@ -191,13 +192,14 @@ def test_a_batch_goes_on_through_the_waves_of_an_upgrade(fleet: TlsFleet) -> Non
     """Both replicas are drained, restarted and put back, one after the other."""
     before = set(fleet.pids().values())
     fleet.declare_model(flags={**UNI_FLAGS, "max-num-seqs": 12})
-    batch = Batch(fleet, "upgrade")
-    # One at a time, so that it lasts as long as the waves.
+    # One at a time and long ones, so that it lasts longer than the waves.
+    batch = Batch(fleet, "upgrade", tokens=300)
     process = batch.start("--concurrency", "1")
     until(lambda: batch.answered() >= 5, "five answers", 300)
     upgraded = fleet.upgrade()
     at_its_end = batch.answered()
     assert upgraded.returncode == 0, upgraded.stdout[-3000:]
+    assert 5 < at_its_end < LINES, "it has to be under way through all waves"
     found = finish(process)
 
     batch.all_once()
