@@ -236,9 +236,14 @@ def clocks(stage: str) -> dict[str, float]:
 
 
 def unit_text(unit: str) -> str:
-    """Return a unit's file; "" if it cannot be read."""
-    text = read(lambda: linux_facts.line(stages.UNITS + "/" + unit))
-    return "" if is_missing(text) else str(text)
+    """Return a unit's file and what was added to it; "" if neither can be read."""
+    paths = [stages.UNITS + "/" + unit]
+    for folder in (stages.UNITS, "/run/systemd/system"):
+        names = read(linux_facts.names, "%s/%s.d" % (folder, unit))
+        if not is_missing(names):
+            paths += ["%s/%s.d/%s" % (folder, unit, name) for name in sorted(names)]
+    texts = [read(linux_facts.line, path) for path in paths]
+    return "\n".join(str(text) for text in texts if not is_missing(text))
 
 
 def secrets(text: str) -> dict[str, str]:

@@ -104,33 +104,14 @@ def stage_lines(stage: str) -> List[List[Any]]:
         "--unit=" + unit,
         fields=unit_journal.FIELDS,
     )
-    text = "\n".join([unit_journal.unit_text(unit), *map(small_text, drop_ins(unit))])
-    hide = unit_journal.hiding(unit_journal.secrets(text))
+    hide = unit_journal.hiding(unit_journal.secrets(unit_journal.unit_text(unit)))
     return unit_journal.fitting([unit_journal.line(each, hide) for each in entries])
-
-
-def drop_ins(name: str) -> List[str]:
-    """
-    Return the paths of what is added to a unit.
-
-    Raises `CannotRead`: whose secrets are not known, of that nothing is printed.
-    """
-    return shown(name).get("DropInPaths", "").split()
 
 
 def shown(name: str) -> dict[str, str]:
     """Return what systemd reports about a unit's files."""
     wanted = "--property=DropInPaths,NeedDaemonReload"
     return properties(run("systemctl", "show", wanted, "--", name, seconds=10).out)
-
-
-def small_text(path: str) -> str:
-    """Return a drop-in's text; "" if it cannot be read."""
-    try:
-        with open(linux_facts.ROOT + path, encoding="utf-8", errors="replace") as file:
-            return file.read(unit_journal.SECRET_BYTES)
-    except OSError:
-        return ""
 
 
 def unit(stage: str) -> dict[str, Any]:

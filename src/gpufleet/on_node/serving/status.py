@@ -142,7 +142,7 @@ def stage(unit: str) -> dict[str, Any]:
     served_name = value(server, "--served-model-name") or ""
     place = endpoint(server, said["port"])
     others = [endpoint(server, port) for port in engines(server, said["port"])]
-    known = unit_journal.hiding(unit_journal.secrets(text))
+    known = unit_journal.hiding(unit_journal.secrets(unit_journal.unit_text(unit)))
 
     def hide(said: str) -> str:
         return known(said)[:CHARACTERS]

@@ -140,11 +140,9 @@ def test_of_a_unit_what_gpufleet_did_not_write_and_what_ended_it_last(node):
 
 
 def test_a_secret_of_a_drop_in_leaves_the_node_no_more_than_one_of_the_unit(node):
-    (node.root / "run").mkdir()
-    (node.root / "run/mine.conf").write_text("[Service]\nEnvironment=DB_PASSWORD=canary-4711\n")
-    program = node.root / "usr/bin/systemctl"
-    program.write_text("#!/bin/sh\necho DropInPaths=/run/mine.conf\n")
-    program.chmod(0o755)
+    folder = node.root / "run/systemd/system/vllm-llama-0.service.d"
+    folder.mkdir(parents=True)
+    (folder / "mine.conf").write_text("[Service]\nEnvironment=DB_PASSWORD=canary-4711\n")
     said = node([entry("connecting with canary-4711")])
     assert [text for *_, text in said["stages"]["llama-0"]] == ["connecting with <DB_PASSWORD>"]
 
