@@ -13,6 +13,7 @@ from gpufleet.cli.common_options import json_option, print_json
 from gpufleet.cli.fleet_inputs import use_gevent
 from gpufleet.errors import FleetError, file_fault
 from gpufleet.inventory.pyinfra_command import default_inventory
+from gpufleet.redact import hide_secrets
 from gpufleet.sanitize import printable
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def _of_fleet(names: tuple[str, ...], bundle: Path | None, seconds: float, *, as
         print_json(found.as_json())
     else:
         for line in diagnosis_lines(found, seen.now):
-            click.echo(printable(line))
+            click.echo(printable(hide_secrets(line, ())))
     return found.status
 
 
