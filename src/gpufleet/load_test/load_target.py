@@ -116,16 +116,14 @@ def replica_target(
     """
     Return one replica's own server: the one that is named, or the model's first that serves.
 
-    `place` is the node that the load comes from; None: this machine.
+    One that is named may be drained: then no other client asks it. `place` is the node that the
+    load comes from; None: this machine.
     """
-    ready = _ready(model, declared)
+    ready = _ready(model, declared) if wanted is None else _servers(model, declared)
     names = list(dict.fromkeys(each.stage for each in ready))
     if wanted is not None and wanted not in names:
-        why = declared.out.get(wanted)
         raise FleetError(
-            f"{wanted} gets no requests: {why}"
-            if why
-            else f"{model} has no replica {wanted!r} that serves{suggestion(wanted, names)}"
+            f"{model} has no replica {wanted!r} that serves{suggestion(wanted, names)}"
         )
     server = next(each for each in ready if wanted in (None, each.stage))
     vllm = declared.settings[server.node].vllm
@@ -281,7 +279,7 @@ def served_name(model: str, declared: Declared) -> str:
 
 def _ready(model: str, declared: Declared) -> list[servers.Server]:
     """Return a model's servers that get requests, by replica."""
-    every = [each for each in servers.running(declared.running) if each.model == model]
+    every = _servers(model, declared)
     found = [each for each in every if each.stage not in declared.out]
     if not found:
         why = join_names([f"{name}: {said}" for name, said in sorted(declared.out.items())
@@ -290,6 +288,12 @@ def _ready(model: str, declared: Declared) -> list[servers.Server]:
             f"no replica of {model} gets requests" + (f" ({why})" if why else "")
             + ": deploy it first, or `gpufleet status` says what keeps it"
         )  # fmt: skip
+    return found
+
+
+def _servers(model: str, declared: Declared) -> list[servers.Server]:
+    """Return all servers of a model, by replica."""
+    found = [each for each in servers.running(declared.running) if each.model == model]
     return sorted(found, key=lambda each: (each.stage, each.node, each.port))
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
+import time
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import gevent
 from pyinfra import host, logger
 from pyinfra.api import FunctionCommand, Host, State, StringCommand, operation
 from pyinfra.context import ctx_host, ctx_state
@@ -39,6 +41,8 @@ LOOK_SECONDS = 30
 
 # A reload takes a second; on a node that is busy, some.
 LOAD_SECONDS = 60
+START_SECONDS = 15
+"""Until a HAProxy that ended is there again: its unit waits a second before each start."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,8 @@ def reload_haproxy(running: Converge, fingerprint: str, *, if_it_runs: bool = Fa
             logger.warning("%s%s does not run: %s", host.print_prefix, UNIT, found.error)
         host.noop("it does not run")
         return
+    if executing and not found.runs:
+        found = _after_restart(found)
     if executing and found.error:
         yield from refuse((f"{UNIT}: {found.error}",))
         return
@@ -117,6 +123,19 @@ def reload_haproxy(running: Converge, fingerprint: str, *, if_it_runs: bool = Fa
         return
     announce(f"reload {UNIT}")
     yield FunctionCommand(_load, (fingerprint,), {})
+
+
+def _after_restart(found: GatewayState) -> GatewayState:
+    """
+    Return the state of a HAProxy that systemd starts again after it ended; at the latest its last.
+
+    One that ended by its old configuration comes back with the new one by itself (`Restart=`).
+    """
+    until = time.monotonic() + START_SECONDS
+    while not found.runs and time.monotonic() < until:
+        gevent.sleep(1)
+        found = gateway_state("show")
+    return found
 
 
 def _load(state: State, host: Host, fingerprint: str) -> bool:  # noqa: ARG001  # pyinfra's

@@ -118,7 +118,8 @@ def test_all_that_is_in_the_way_is_said_at_once(nodes: Nodes, ann: subprocess.Po
     assert "has gpu-01: a deploy would restart" in problems[0]
     assert "ann@laptop is deploying there" in problems[1]
     assert (
-        "it is being deployed: /var/lib/gpufleet/change/lock.json is no JSON object" in problems[2]
+        "it is being deployed: /var/lib/gpufleet/change/lock.json is not a JSON object"
+        in problems[2]
     )
 
 

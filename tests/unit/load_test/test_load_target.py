@@ -88,6 +88,15 @@ def test_replicas_that_get_no_requests_do_not_count() -> None:
     assert replica_target("tiny", None, fleet).replicas == ("tiny-1",)
 
 
+def test_a_drained_replica_is_measured_where_it_is_named() -> None:
+    """A setting is tried so: no client's request is beside the load."""
+    fleet = changed(out={"tiny-0": "drained by ada", "tiny-1": "drained by ada"})
+
+    assert replica_target("tiny", "tiny-0", fleet).replicas == ("tiny-0",)
+    with pytest.raises(FleetError, match="no replica of tiny gets requests"):
+        replica_target("tiny", None, fleet)
+
+
 def test_of_how_many_replicas_some_serve_is_what_is_declared_or_has_units() -> None:
     """Two are declared and run. A third that a plan will remove still has its part of the load."""
     drained = changed(out={"tiny-0": "drained by ada"})
@@ -138,10 +147,6 @@ def test_a_node_that_has_other_work_is_said(place: str, words: list[str]) -> Non
         (lambda: choose_model(FLEET, "tini"), "did you mean 'tiny'?"),
         (lambda: choose_model(changed(settings={}), None), "`serving` is empty"),
         (lambda: replica_target("tiny", "tiny-7", FLEET), "no replica 'tiny-7' that serves"),
-        (
-            lambda: replica_target("tiny", "tiny-0", changed(out={"tiny-0": "drained by ada"})),
-            "tiny-0 gets no requests: drained by ada",
-        ),
         (lambda: replica_target("tiny", None, changed(running=())), "deploy it first"),
         (
             lambda: replica_target("tiny", "tiny-0", changed(settings={"a": node(listen="::1")})),
