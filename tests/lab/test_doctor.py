@@ -449,6 +449,17 @@ def test_a_certificate_that_ended_is_named_and_a_deploy_of_another_one_helps(fle
     note(PAGE, failure.name, named["cause"], named["do"], f"{seconds:.1f} s", "works")
 
 
+def test_a_gateway_that_ended_by_its_configuration_is_started_by_its_deploy(fleet: Fleet) -> None:
+    broken = next(each for each in FAILURES if each.name == "an error in HAProxy's configuration")
+    break_it(fleet, broken)
+    try:
+        run = fleet.pyinfra("-y", deploy="deploys/gateway.py")
+        assert run.status == 0, run.output
+        assert about(doctor(fleet)[0], broken) == []
+    finally:
+        mend(fleet, broken)
+
+
 def test_a_gateway_that_does_not_reach_a_server_is_named(fleet: Fleet) -> None:
     unit = fleet.ssh(NODE, "cat /etc/systemd/system/vllm-tiny-1.service")
     port = re.search(r"--port (\d+)", unit)
