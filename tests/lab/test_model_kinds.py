@@ -153,9 +153,10 @@ def test_an_upgrade_of_an_embedder_compares_vectors_and_is_rolled_back(kinds: Ki
     kinds.set_flag("embed", SEQUENCES, 4)
     done = kinds.upgrade()
     assert done.returncode == 0, done.stdout
-    golden = [entry for entry in kinds.noted("judged") if entry["gate"] == "golden"]
+    judged = [entry["said"] for entry in kinds.noted("judged")]
+    golden = [said for said in judged if said["gate"] == "golden"]
     assert len(golden) == REPLICAS["embed"]
-    assert all(entry["passed"] for entry in golden), golden
+    assert all(said["passed"] for said in golden), golden
     assert seqs(kinds) == ["4"] * REPLICAS["embed"]
 
     process = kinds.begin("rollback")
