@@ -281,8 +281,8 @@ def test_the_hub_s_client_downloads_from_the_bundle_alone(
 
     assert done.returncode == 0, done.stderr
     state = Path(fleet.written["vllm"]["hf_token_file"]).parents[1]
-    for origin in fake_hub._files(state / package_mirror.MODELS / MODEL):
-        assert (tmp_path / "tiny" / origin.name).read_bytes() == origin.read_bytes()
+    for name, origin in fake_hub._files(state / package_mirror.MODELS / MODEL).items():
+        assert (tmp_path / "tiny" / name).read_bytes() == origin.read_bytes()
 
 
 def test_the_mirror_s_settings_are_content_with_the_bundle(fleet: Fleet):

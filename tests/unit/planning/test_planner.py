@@ -369,6 +369,7 @@ def test_a_plan_is_json_with_a_schema():
                 "id": "m-0",
                 "unit": "vllm-m-0.service",
                 "model": "m",
+                "kind": "generate",
                 "replica": 0,
                 "node": "gpu-01",
                 "gpus": [0, 1],

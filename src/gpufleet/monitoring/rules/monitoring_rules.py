@@ -112,8 +112,7 @@ ALERTS: tuple[Alert, ...] = (
         "alertmanager_config_last_reload_successful == 0",
         AlertSeverity.TICKET,
         300,
-        "{{ $labels.instance }}: Alertmanager refuses its configuration and goes on with the old "
-        "one",
+        "{{ $labels.instance }}: Alertmanager refuses its configuration and keeps the old one",
         "amtool check-config on the node says why; it would not start again as it is.",
         needs=_ALERTMANAGER,
     ),

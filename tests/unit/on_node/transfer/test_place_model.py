@@ -179,7 +179,7 @@ def sha256(content: bytes) -> tuple[str, str]:
         ({"config.json": git(b"{}"), "sub/a": sha256(b"a")}, ""),
         ({"config.json": git(b"{ }"), "sub/a": sha256(b"a")}, "config.json has the git hash"),
         ({"config.json": git(b"{}"), "sub/a": sha256(b"b")}, "sub/a has the sha256 hash"),
-        ({"config.json": git(b"{}")}, "sub/a is not in the lock"),
+        ({"config.json": git(b"{}")}, "sub/a is not in the model lock"),
         (
             {"config.json": git(b"{}"), "sub/a": sha256(b"a"), "tokenizer.json": git(b"")},
             "tokenizer.json is missing",

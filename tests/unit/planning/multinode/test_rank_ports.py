@@ -129,7 +129,7 @@ def test_the_ports_of_what_runs_are_those_of_its_units():
     lines = ("--replica a-0", "--node n1=10.1.0.1", "--node n2=10.1.0.2", "--port 29516")
     behind = ("-- /opt/vllm/releases/x/bin/vllm serve", "/srv/m", "--port 8000")
     ranks = [
-        Running("a", 0, node, ("u",), 8000, rank, "x", (*lines, *behind), 5600)
+        Running("a", 0, node, ("u",), 8000, rank, "x", (*lines, *behind), side_channel=5600)
         for rank, node in enumerate(("n1", "n2"))
     ]
     alone = Running("b", 1, "n1", ("u",), 8001, 0, "x", ("/srv/m", "--port 8001"))
