@@ -72,3 +72,20 @@ def hide_secrets(text: str, secrets: Iterable[str]) -> str:
         if len(secret) > 3:  # a shorter one is a word that sentences may need
             text = text.replace(secret, HIDDEN)
     return _VALUE.sub(HIDDEN, text)
+
+
+def hide_in_value(value: Any, secrets: Iterable[str]) -> Any:
+    """
+    Return a JSON value whose texts are as `hide_secrets` returns them, at any depth.
+
+    >>> hide_in_value({"line": ["--api-key sk-1", 5]}, ["sk-1"])
+    {'line': ['--api-key (not shown)', 5]}
+    """
+    hidden = tuple(secrets)
+    if isinstance(value, str):
+        return hide_secrets(value, hidden)
+    if isinstance(value, Mapping):
+        return {name: hide_in_value(below, hidden) for name, below in value.items()}
+    if isinstance(value, list | tuple):
+        return [hide_in_value(below, hidden) for below in value]
+    return value

@@ -13,7 +13,7 @@ from gpufleet.cli.common_options import json_option, print_json
 from gpufleet.cli.fleet_inputs import use_gevent
 from gpufleet.errors import FleetError, file_fault
 from gpufleet.inventory.pyinfra_command import default_inventory
-from gpufleet.redact import hide_secrets
+from gpufleet.redact import hide_in_value, hide_secrets
 from gpufleet.sanitize import printable
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _of_fleet(names: tuple[str, ...], bundle: Path | None, seconds: float, *, as
         seen.write_bundle(bundle)
         click.echo(f"written: {bundle}", err=True)
     if as_json:
-        print_json(found.as_json())
+        print_json(hide_in_value(found.as_json(), ()))
     else:
         for line in diagnosis_lines(found, seen.now):
             click.echo(printable(hide_secrets(line, ())))
