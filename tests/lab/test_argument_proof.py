@@ -122,11 +122,11 @@ def test_what_a_stage_runs_with_was_accepted_and_is_written_beside_its_release(
     before = fleet.pids()
     arguments(fleet, **{"max-num-seqs": 7})
     foretold = fleet.pyinfra("--dry", "--json")
-    assert any("accept its flags" in name for name in foretold.changed)
+    assert any("accepts its flags" in name for name in foretold.changed)
     assert fleet.pids() == before
     run = fleet.pyinfra("-y", "--json")
     assert run.status == 0, run.output
-    assert any("accept its flags" in name for name in run.changed)
+    assert any("accepts its flags" in name for name in run.changed)
     again = fleet.pyinfra("-y", "--json")
     assert again.changed == {}
 

@@ -197,7 +197,7 @@ def test_a_restart_is_refused_on_both_nodes_and_what_runs_runs_on(pair: Fleet, f
         assert run.status != 0
         assert said in run.output
         assert more in run.output
-        assert run.output.count("tiny-0 is left as it is on all of its nodes") == 2
+        assert run.output.count("tiny-0 stays unchanged on all of its nodes") == 2
         assert pair.pids() == pids
         assert files(pair) == units
     finally:
