@@ -295,7 +295,7 @@ def test_what_cannot_be_put_back_is_said(system: Debian) -> None:
 
     run = transact(driver(system, "600.1.1-1"), system.root)
     assert run.status == 1
-    assert "could not be put back" in run.err
+    assert "could not be restored" in run.err
     assert "drv-kernel" in run.err
     system.publish("vendor", deb("drv-kernel", "600.1.2-1"))
     system.publish("vendor", deb("drv-lib", "600.1.2-1"), deb("drv-fabric", "600.1.2-1"))
