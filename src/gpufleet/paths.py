@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import sys
@@ -76,3 +77,15 @@ def write_whole(file: Path, text: str) -> None:
         with suppress(OSError):
             new.unlink()
         raise FleetError(f"{file} cannot be written: {error.strerror}") from None
+
+
+def lock_file(path: Path, descriptor: int) -> None:
+    """Lock an open file until it is closed; close it, and raise `FleetError`, if another has it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise FleetError(
+            f"{path}: in use by another process on this machine: wait for it, or stop it (`fuser` "
+            "shows it)"
+        ) from None

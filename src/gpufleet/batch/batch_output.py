@@ -8,7 +8,6 @@ the last second may be missing: these lines are asked again.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import Any
 from gpufleet.batch.batch_input import CheckedInput, id_hash
 from gpufleet.batch.replies import Totals
 from gpufleet.errors import FleetError, file_fault
+from gpufleet.paths import lock_file
 
 _SCHEMA = 1
 _PIECE = 1 << 20
@@ -107,14 +107,7 @@ class BatchOutput:
         """Lock the state file, and write it or compare it; return its descriptor."""
         place = state_file(self.path)
         lock = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            raise FleetError(
-                f"{self.path}: another `gpufleet batch` writes it: wait for it, or stop it (`fuser "
-                f"{place}` shows it)"
-            ) from None
+        lock_file(place, lock)
         wanted = {"schema": _SCHEMA, "input_sha256": of.sha256, "model": model}
         text = os.pread(lock, _PIECE, 0)
         has_answers = self.path.exists() and self.path.stat().st_size > 0

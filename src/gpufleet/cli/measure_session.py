@@ -84,7 +84,7 @@ class Session:
         contract = load_target.contract_of(model, fleet.declared, wanted.share)
         target, notes = self.fleet.target(
             model,
-            fleet.declared,
+            load_target.with_drained(fleet.declared, wanted.replica),
             replica=wanted.replica,
             gateway=wanted.gateway,
             key_file=wanted.key_file,

@@ -162,10 +162,11 @@ def _describe_adapter(
             return read_adapter_file(found / file)
         if not adapter.is_path:
             return read_adapter(adapter.source, str(adapter.revision), _hub(vllm), SECONDS)
+        return parse_adapter(
+            _on_nodes(adapter.source, "adapter_config", documents)["adapter_config"]
+        )
     except FleetError as error:
         return "; ".join(error.problems)
-    config = _node_file(adapter.source, "adapter_config", documents)
-    return config if isinstance(config, str) else parse_adapter(config)
 
 
 def _describe_draft(
@@ -204,43 +205,36 @@ def _hub(vllm: Vllm | None) -> Hub:
 
 def _read_from_nodes(path: str, documents: Iterable[Mapping[str, Any]]) -> ModelFiles:
     """Raises `FleetError` where no node could say what lies there."""
+    found = _on_nodes(path, "config", documents)
+    quantized = value_or(found.get("hf_quant_config"))
+    modules = value_or(found.get("modules"))
+    return ModelFiles(
+        found["config"],
+        quantized if isinstance(quantized, Mapping) else None,
+        stored_bytes=_positive(value_or(found.get("bytes"))),
+        modules=modules if isinstance(modules, list) else None,
+        origin=path,
+    )
+
+
+def _on_nodes(path: str, key: str, documents: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """
+    Return what the first node that could parse the file `key` of a directory has of that directory.
+
+    Raises `FleetError` where none could.
+    """
     why = "no node was asked"
     for document in documents:
         models = value_or(document.get("models"))
         found = models.get(path) if isinstance(models, Mapping) else None
         if not isinstance(found, Mapping):
             continue
-        config = found.get("config")
-        if isinstance(config, Mapping) and "missing" not in config:
-            quantized = value_or(found.get("hf_quant_config"))
-            modules = value_or(found.get("modules"))
-            return ModelFiles(
-                config,
-                quantized if isinstance(quantized, Mapping) else None,
-                stored_bytes=_positive(value_or(found.get("bytes"))),
-                modules=modules if isinstance(modules, list) else None,
-                origin=path,
-            )
-        missing = config if isinstance(config, Mapping) else found
-        why = str(missing.get("missing", "no object with keys"))
-    raise FleetError(f"{path}: its config.json could not be read on any node ({why})")
-
-
-def _node_file(
-    path: str, key: str, documents: Iterable[Mapping[str, Any]]
-) -> Mapping[str, Any] | str:
-    """Return a parsed file of a directory of nodes, of the first that has it, or why none has."""
-    why = "no node was asked"
-    for document in documents:
-        models = value_or(document.get("models"))
-        found = models.get(path) if isinstance(models, Mapping) else None
-        if not isinstance(found, Mapping):
-            continue
-        content = found.get(key, found)
+        content = found.get(key)
         if isinstance(content, Mapping) and "missing" not in content:
-            return content
-        why = str(content.get("missing", "no object") if isinstance(content, Mapping) else "none")
-    return f"{path}: its {key}.json could not be read on any node ({why})"
+            return found
+        missing = content if isinstance(content, Mapping) else found
+        why = str(missing.get("missing", "no object with keys"))
+    raise FleetError(f"{path}: its {key}.json could not be read on any node ({why})")
 
 
 def _positive(count: Any) -> int | None:

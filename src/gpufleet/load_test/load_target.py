@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpufleet.errors import FleetError
 from gpufleet.formatting import join_names, suggestion
@@ -110,20 +110,32 @@ def served_as(model: str, declared: Declared) -> Served:
     return next(each.serving[model] for each in declared.settings.values() if model in each.serving)
 
 
+def with_drained(declared: Declared, replica: str | None) -> Declared:
+    """
+    Return it with one replica that may be drained: a load test has that one for itself.
+
+    A guest that stays must not have this: a drain means it, too.
+    """
+    out = {name: why for name, why in declared.out.items() if name != replica}
+    return replace(declared, out=out)
+
+
 def replica_target(
     model: str, wanted: str | None, declared: Declared, place: str | None = None
 ) -> Target:
     """
     Return one replica's own server: the one that is named, or the model's first that serves.
 
-    One that is named may be drained: then no other client asks it. `place` is the node that the
-    load comes from; None: this machine.
+    `place` is the node that the load comes from; None: this machine.
     """
-    ready = _ready(model, declared) if wanted is None else _servers(model, declared)
+    ready = _ready(model, declared)
     names = list(dict.fromkeys(each.stage for each in ready))
     if wanted is not None and wanted not in names:
+        why = declared.out.get(wanted)
         raise FleetError(
-            f"{model} has no replica {wanted!r} that serves{suggestion(wanted, names)}"
+            f"{wanted} gets no requests: {why}"
+            if why
+            else f"{model} has no replica {wanted!r} that serves{suggestion(wanted, names)}"
         )
     server = next(each for each in ready if wanted in (None, each.stage))
     vllm = declared.settings[server.node].vllm
@@ -279,7 +291,7 @@ def served_name(model: str, declared: Declared) -> str:
 
 def _ready(model: str, declared: Declared) -> list[servers.Server]:
     """Return a model's servers that get requests, by replica."""
-    every = _servers(model, declared)
+    every = [each for each in servers.running(declared.running) if each.model == model]
     found = [each for each in every if each.stage not in declared.out]
     if not found:
         why = join_names([f"{name}: {said}" for name, said in sorted(declared.out.items())
@@ -288,12 +300,6 @@ def _ready(model: str, declared: Declared) -> list[servers.Server]:
             f"no replica of {model} gets requests" + (f" ({why})" if why else "")
             + ": deploy it first, or `gpufleet status` says what keeps it"
         )  # fmt: skip
-    return found
-
-
-def _servers(model: str, declared: Declared) -> list[servers.Server]:
-    """Return all servers of a model, by replica."""
-    found = [each for each in servers.running(declared.running) if each.model == model]
     return sorted(found, key=lambda each: (each.stage, each.node, each.port))
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from gpufleet.errors import FleetError, answer_fault
+from gpufleet.on_node.common.answers import OTHER_FORM
 from gpufleet.remote import answer_shapes as shapes
 from gpufleet.sanitize import printable
 
@@ -103,14 +104,6 @@ def reading(node: str) -> Generator[None]:
     """Turn what a reader raises for a malformed answer into a `FleetError` that names the node."""
     try:
         yield
-    except (
-        AttributeError,
-        IndexError,
-        KeyError,
-        OverflowError,
-        RecursionError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except OTHER_FORM as error:
         why = printable(answer_fault(error))
         raise FleetError(f"{node}: its answer is invalid: {why}") from error

@@ -119,7 +119,7 @@ def test_an_output_that_was_changed_by_hand_is_refused(
 
 def test_one_process_writes_an_output(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
-    with closing(opened(path)), pytest.raises(FleetError, match="another `gpufleet batch` writes"):
+    with closing(opened(path)), pytest.raises(FleetError, match="in use by another process"):
         opened(path)
     opened(path).close()
 

@@ -148,7 +148,7 @@ def test_models_are_served_as_what_their_files_say(fleet):
 
 
 def test_a_kind_that_a_model_cannot_be_stops_the_plan_and_no_look(fleet):
-    """Whoever verifies or repairs what runs is not stopped by what the next deploy refuses."""
+    """`deploys/verify.py` and repairs are not stopped by what the next deploy refuses."""
     documents, settings = fleet
     of_kinds(documents, settings, {"e": bert()}, kind="generate")
     with pytest.raises(FleetError, match=r"serving\.e\.kind: generate: its class is BertModel"):

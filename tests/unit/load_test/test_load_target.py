@@ -17,6 +17,7 @@ from gpufleet.load_test.load_target import (
     key_problem,
     place_remarks,
     replica_target,
+    with_drained,
 )
 from gpufleet.load_test.outcomes import Contract
 from gpufleet.settings.node_settings import NodeSettings
@@ -92,9 +93,10 @@ def test_a_drained_replica_is_measured_where_it_is_named() -> None:
     """A setting is tried so: no client's request is beside the load."""
     fleet = changed(out={"tiny-0": "drained by ada", "tiny-1": "drained by ada"})
 
-    assert replica_target("tiny", "tiny-0", fleet).replicas == ("tiny-0",)
-    with pytest.raises(FleetError, match="no replica of tiny gets requests"):
-        replica_target("tiny", None, fleet)
+    assert replica_target("tiny", "tiny-0", with_drained(fleet, "tiny-0")).replicas == ("tiny-0",)
+    for replica in ("tiny-0", "tiny-1"):
+        with pytest.raises(FleetError, match="drained by ada"):
+            replica_target("tiny", replica, with_drained(fleet, None))
 
 
 def test_of_how_many_replicas_some_serve_is_what_is_declared_or_has_units() -> None:

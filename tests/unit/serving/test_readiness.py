@@ -29,7 +29,6 @@ ANSWERS: dict[str, Any] = {
     "models": ["tiny"],
     "without_key": {"GET /v1/models": 401, "POST /invocations": 401},
     "completion": "9",
-    "completion_tokens": 1,
 }
 
 

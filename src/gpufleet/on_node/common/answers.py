@@ -42,6 +42,17 @@ ERRNO_REASONS = {
     errno.EOPNOTSUPP: "not_supported",
 }
 
+# What reading an answer of another form raises; OverflowError: a whole number beyond any float.
+OTHER_FORM = (
+    AttributeError,
+    IndexError,
+    KeyError,
+    OverflowError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
 
 class CannotRead(Exception):  # noqa: N818  # an answer, not an error
     """A value cannot be read, for a reason that is known where it was asked for."""

@@ -219,48 +219,23 @@ def endpoint(asked: dict[str, Any], unit: dict[str, str]) -> dict[str, Any]:
             said = request(asked["url"] + "/invocations", HEALTH_SECONDS, body={})
             seen["without_key"]["POST /invocations"] = said.get("status")
     if asked.get("completion"):
-        seen.update(completion(asked, key))
+        seen.update(answer_as(asked, asked["served_name"], key, COMPLETION_SECONDS))
         if asked.get("adapters") and "completion" in seen:
             seen["adapters"] = dict(adapters(asked, key, seen.get("models", ())))
     return seen
 
 
-def completion(asked: dict[str, Any], key: str | None) -> dict[str, Any]:
-    """Return what a server answers to the question for its kind of model, or why that is none."""
+def answer_as(asked: dict[str, Any], name: str, key: str | None, seconds: float) -> dict[str, Any]:
+    """Return what a server answers by a name to the question for its kind, or why that is none."""
     kind, known = questions.of_unit(asked["unit"])
-    if kind == questions.GENERATE:
-        return completed(asked, key)
-    seen: dict[str, Any] = {"kind": kind}
-    put = questions.question(kind, asked["served_name"])
-    answer = ask(asked["url"], COMPLETION_SECONDS, key, put)
+    put = questions.question(kind, name)
+    answer = ask(asked["url"], seconds, key, put)
     if answer.get("status") != 200:
-        return {**seen, "completion_error": answer}
+        return {"kind": kind, "completion_error": answer}
     judged = questions.judge(kind, put, parsed(answer), known)
     if judged.problem:
-        return {**seen, "completion_error": {"error": judged.problem}}
-    return {**seen, "completion": judged.text}
-
-
-def completed(asked: dict[str, Any], key: str | None) -> dict[str, Any]:
-    """Return the text with which a server completes a prompt, or why there is none."""
-    answer = request(
-        asked["url"] + "/v1/completions",
-        COMPLETION_SECONDS,
-        key,
-        {
-            "model": asked["served_name"],
-            "prompt": asked.get("prompt", "Hello"),
-            "max_tokens": asked.get("max_tokens", 1),
-            "temperature": 0,
-        },
-    )
-    document = parsed(answer)
-    if document is None:
-        return {"completion_error": answer}
-    return {
-        "completion": document["choices"][0].get("text"),
-        "completion_tokens": (document.get("usage") or {}).get("completion_tokens"),
-    }
+        return {"kind": kind, "completion_error": {"error": judged.problem}}
+    return {"kind": kind, "completion": judged.text}
 
 
 def adapters(asked: dict[str, Any], key: str | None, listed: Iterable[str]) -> Iterable[Any]:
@@ -269,27 +244,11 @@ def adapters(asked: dict[str, Any], key: str | None, listed: Iterable[str]) -> I
     for name in asked["adapters"]:
         if name in listed:
             left = end - time.monotonic()
-            answer: dict[str, Any] = {"error": "timed out"}
+            said: dict[str, Any] = {"completion_error": {"error": "timed out"}}
             if left > 0:
-                answer = adapted(asked, name, key, left)
-            yield name, answer
-
-
-def adapted(asked: dict[str, Any], name: str, key: str | None, seconds: float) -> dict[str, Any]:
-    """Return whether a server answers by an adapter's name, as a model of its kind does."""
-    kind, known = questions.of_unit(asked["unit"])
-    if kind == questions.GENERATE:
-        body = {"model": name, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
-        answer = request(asked["url"] + "/v1/completions", seconds, key, body)
-        good = bool((parsed(answer) or {}).get("choices"))
-    else:
-        put = questions.question(kind, name)
-        answer = ask(asked["url"], seconds, key, put)
-        good = not questions.judge(kind, put, parsed(answer), known).problem
-    if answer.get("status") != 200:
-        return answer
-    # What it says has no use here; that it is an answer counts.
-    return {"status": 200 if good else 0}
+                said = answer_as(asked, name, key, left)
+            # What it says has no use here; that it is an answer counts.
+            yield name, said.get("completion_error", {"status": 200})
 
 
 def metrics(asked: dict[str, Any], unit: dict[str, str] | None) -> dict[str, Any]:

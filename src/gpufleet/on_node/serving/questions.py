@@ -25,6 +25,7 @@ import struct
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 from gpufleet.on_node.common import linux_facts, stages
+from gpufleet.on_node.common.answers import OTHER_FORM
 from gpufleet.on_node.serving import unit_command
 
 GENERATE = "generate"
@@ -43,16 +44,6 @@ LENGTH_ERROR = 1e-3
 RATE, TONE_HZ = 16000, 440  # of the second of sound
 BOUNDARY = "gpufleet-5e1f8c0b7a3d4926"
 TEXT = "Hello"
-# What reading an answer of another form raises; OverflowError: a whole number beyond any float.
-_OTHER_FORM = (
-    AttributeError,
-    IndexError,
-    KeyError,
-    OverflowError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
 QUERY, DOCUMENTS = "What is the capital of France?", ("Paris.", "A bicycle has two wheels.")
 
 
@@ -179,7 +170,8 @@ def question(
             form(fields, "tone.wav", tone()),
             (("Content-Type", "multipart/form-data; boundary=" + BOUNDARY),),
         )
-    return Question("/v1/completions", {"model": name, "prompt": text, "max_tokens": 1})
+    body = {"model": name, "prompt": text, "max_tokens": 1, "temperature": 0}
+    return Question("/v1/completions", body)
 
 
 def form(fields: "dict[str, str]", file_name: str, content: bytes) -> bytes:
@@ -224,7 +216,7 @@ def judge(kind: str, put: Question, document: Any, known: Expected) -> Judged:
             return words(document["text"])
         if kind == GENERATE:
             return words(document["choices"][0]["text"])
-    except _OTHER_FORM as error:
+    except OTHER_FORM as error:
         why = "%s: %s" % (type(error).__name__, error)
         return Judged(problem="its answer has another form (%s)" % why)
     return Judged(problem="its unit says `Kind=%s`, which this gpufleet does not know" % kind)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from gpufleet.errors import FleetError, answer_fault, file_fault, json_fault
+from gpufleet.paths import lock_file
 from gpufleet.upgrade.run.journal_entry import WORDS, Entry
 from gpufleet.upgrade.run.upgrade_state import apply, fold
 
@@ -84,7 +85,7 @@ class Journal:
                 f"{path}: cannot be written ({error.strerror}), and every step must be recorded "
                 "first: set another directory with --journal"
             ) from None
-        _lock_file(path, file)
+        lock_file(path, file)
         return cls(path, file, ())
 
     @classmethod
@@ -98,7 +99,7 @@ class Journal:
             file = os.open(path, os.O_RDWR | os.O_APPEND)
         except OSError as error:
             raise FleetError(f"{path}: cannot be opened: {error.strerror}") from None
-        _lock_file(path, file)
+        lock_file(path, file)
         whole, entries = _read(path)
         os.ftruncate(file, whole)
         os.fsync(file)
@@ -228,17 +229,6 @@ def _no_entry(path: Path, number: int, why: str) -> str:
         f"{path}:{number}: is not an entry of a journal ({why}): it was changed by hand, or by "
         "another release of gpufleet; `gpufleet status` shows the nodes' state"
     )
-
-
-def _lock_file(path: Path, file: int) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(file)
-        raise FleetError(
-            f"{path}: in use by another process on this machine: wait for it, or stop it (`fuser` "
-            "shows it)"
-        ) from None
 
 
 def _write(file: int, data: bytes) -> None:

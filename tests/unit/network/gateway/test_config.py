@@ -107,7 +107,7 @@ def test_an_adapter_is_known_once_every_server_of_its_model_loads_it() -> None:
     assert known(("chat", "sql"), ("sql",)) == ("sql",)
     assert known(("chat", "sql"), ()) == ()
     assert known(("chat", "sql"), ("chat", "sql")) == ("chat", "sql")
-    # What a server loads, and nobody declares any more, is forgotten before it is unloaded.
+    # An adapter that is loaded and not declared any more is forgotten before it is unloaded.
     assert known(("old", "sql"), ("old", "sql")) == ("sql",)
     assert known() == ("chat", "sql")
 

@@ -120,11 +120,13 @@ def test_speech_is_asked_with_a_form_that_others_read() -> None:
     assert crossings == pytest.approx(questions.TONE_HZ, abs=1)
 
 
-def test_the_watchdogs_question_to_a_model_of_text_is_what_it_was() -> None:
+def test_a_model_of_text_is_asked_for_one_token() -> None:
     put = questions.question("generate", "tiny")
     sent = http.request("http://127.0.0.1:8000", put.path, put.body, put.headers)
     assert sent.startswith(b"POST /v1/completions HTTP/1.0\r\n")
-    assert sent.endswith(b'\r\n\r\n{"model": "tiny", "prompt": "Hello", "max_tokens": 1}')
+    assert sent.endswith(
+        b'\r\n\r\n{"model": "tiny", "prompt": "Hello", "max_tokens": 1, "temperature": 0}'
+    )
 
 
 # -- what runs, and what its files say
