@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gpufleet.errors import FleetError
 from gpufleet.redact import HIDDEN
+from gpufleet.report import fleet_parts
 from gpufleet.report.fleet_document import Document, cleaned, form_text, read_form
 from gpufleet.report.fleet_manifest import manifest_of
 from gpufleet.report.fleet_page import fleet_page
 from tests.support.hostile import SAID_BY_LIBRARIES, TEXTS, WRONG, as_bytes, changed
-from tests.unit.report.sample_fleet import document
+from tests.unit.report.sample_fleet import document, upgrade
 from tests.unit.report.test_fleet_page import with_texts
 
 CANARY = "canary7391"
@@ -84,3 +87,15 @@ def test_a_secret_that_is_a_word_of_the_form_changes_no_such_word() -> None:
 def test_lone_surrogates_of_nodes_are_written_as_escapes() -> None:
     told: Any = document(unknown=("a\ud800b",))
     assert "a\\\\ud800b" in form_text(cleaned(told, []))
+
+
+def test_the_last_ten_upgrades_are_shown_and_the_newest_first() -> None:
+    one = upgrade()
+    every = [
+        replace(one, id=f"u-{number:02}", started=one.started + number) for number in range(12)
+    ]
+    random.Random(5).shuffle(every)
+
+    shown = [each.id for each in fleet_parts.upgrades(every)]
+
+    assert shown == [f"u-{number:02}" for number in range(11, 1, -1)]
