@@ -163,7 +163,7 @@ def _nodes(
 
 def plan_table(plan: FleetPlan, nodes: Mapping[str, Node]) -> Table:
     """Return one line a stage of each block of nodes that hold the same: where it runs, on what."""
-    from gpufleet.planning.gpu_totals import equal_nodes
+    from gpufleet.planning.gpu_totals import equal_nodes, gpus_text
 
     table = new_table("nodes", "model", "replicas", "GPUs", "NVLink island", "TP", "port")
     for block in equal_nodes(plan, nodes.values()):
@@ -173,7 +173,7 @@ def plan_table(plan: FleetPlan, nodes: Mapping[str, Node]) -> Table:
                 block.names if stage is block.stages[0] else "",
                 stage.model if stage.kind == "generate" else f"{stage.model} ({stage.kind})",
                 ranges(replicas),
-                ranges(stage.gpus),
+                gpus_text(stage),
                 _island(stage, block.nodes[0]),
                 str(stage.tensor_parallel),
                 ranges(stage.ports) or "-",

@@ -178,7 +178,8 @@ def _checked_candidates(
         found += (check(each) for each in _divisions(served, description, kind, island + 1, node))
         found = _keep_fewest_nodes(found, served, kind, nodes)
         fitting = [each for each in found if each.fits]
-    if not fitting and served.span_nodes and served.pipeline_parallel is None:
+    deeper = served.span_nodes and served.pipeline_parallel is None and served.gpu_share is None
+    if not fitting and deeper:
         for deep in _pipelines(
             served, description, kind, nodes, node if served.allow_pcie else island
         ):
@@ -249,7 +250,7 @@ def _divisions(
     served: Served, description: Description, kind: Kind, least: int, most: int
 ) -> Iterator[Division]:
     """Yield the divisions on one node whose groups have `least` to `most` GPUs, smallest first."""
-    own = served.tensor_parallel
+    own = served.tensor_parallel if served.gpu_share is None else 1
     tensors = [own] if own is not None else powers_of_two(1, most)
     experts = description.architecture.experts > 0
     for tensor in tensors:
@@ -349,6 +350,8 @@ def _choose(
     if len(fitting) == 1:
         own = served.tensor_parallel is not None
         why = "`tensor_parallel` is set, and it fits" if own else "the only one that fits"
+        if served.gpu_share is not None:
+            why = f"it fits into `gpu_share: {served.gpu_share:g}`"
     return [
         replace(each, chosen=True, reason=why)
         if each is best

@@ -15,6 +15,7 @@ from typing import Any
 from gpufleet.formatting import node_ranges, ranges
 from gpufleet.node.topology import Node
 from gpufleet.planning.candidates import GIB, CandidateSet
+from gpufleet.planning.gpu_shares import MOST, thousandths
 from gpufleet.planning.gpu_totals import Block, equal_nodes, replica_names
 from gpufleet.planning.planner import FleetPlan
 from gpufleet.planning.stage import Running, Stage
@@ -148,12 +149,17 @@ def draw_block(block: Block) -> list[str]:
         gpu-[01-02]
           GPU 0  llama-[0-1]  rank 0  port 8000  NV18
           GPU 1  llama-[0-1]  rank 1  port 8000  NV18
-          GPU 2  free
+          GPU 2  chat-[0-1] 0.6 port 8001, embed-[0-1] 0.2 port 8002, free 0.15
+          GPU 3  free
     """
     node = block.nodes[0]
     serving: dict[int, tuple[Stage, str, int]] = {}
+    shared: dict[int, list[tuple[Stage, str]]] = defaultdict(list)
     for stage, replicas in zip(block.stages, block.replicas, strict=True):
         name = replica_names(stage.model, replicas)
+        if stage.gpu_share is not None:
+            shared[stage.gpus[0]].append((stage, name))
+            continue
         for rank, gpu in enumerate(stage.gpus, stage.node_rank * len(stage.gpus)):
             serving[gpu] = (stage, name, rank)
     lines = [block.names]
@@ -167,9 +173,20 @@ def draw_block(block: Block) -> list[str]:
                 f"  GPU {gpu}  {name:{width}}  rank {rank}{_port_text(stage)}"
                 f"{_link_text(node, stage, gpu)}"
             )
+        elif gpu in shared:
+            lines.append(f"  GPU {gpu}  {_shares(shared[gpu])}")
         else:
             lines.append(f"  GPU {gpu}  free")
     return lines
+
+
+def _shares(found: Iterable[tuple[Stage, str]]) -> str:
+    """Return the shares of one GPU, largest first, and what another share could have."""
+    every = [(thousandths(stage.gpu_share or 0), name, stage) for stage, name in found]
+    every.sort(key=lambda each: (-each[0], each[1]))
+    said = [f"{name} {share / 1000:g}{_port_text(stage)}" for share, name, stage in every]
+    free = MOST - sum(share for share, _, _ in every)
+    return ", ".join(" ".join(each.split()) for each in [*said, f"free {free / 1000:g}"])
 
 
 def _port_text(stage: Stage) -> str:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from gpufleet.catalog import presets
 from gpufleet.errors import FleetError
-from gpufleet.node.topology import Node
-from gpufleet.planning import adapter_flags
+from gpufleet.node.topology import Gpu, Node
+from gpufleet.planning import adapter_flags, gpu_shares
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Argument, Served
 from gpufleet.versions import numbers
@@ -36,7 +36,7 @@ class LayeredFlag:
     name: str
     value: Argument
     layer: str
-    """`preset NAME`, `context`, `kind`, `adapters` or `yours`."""
+    """`preset NAME`, `context`, `kind`, `adapters`, `gpu_share` or `yours`."""
     because: str = ""
 
 
@@ -73,7 +73,7 @@ def resolve_flags(served: Served, subject: presets.Subject) -> tuple[LayeredFlag
     for name in served.presets:
         preset = presets.load(name)
         for flag, choices in preset.flags.items():
-            if flag in own:
+            if flag in own or (flag == gpu_shares.UTILIZATION and served.gpu_share is not None):
                 continue
             try:
                 choice = presets.choose(name, choices, subject)
@@ -128,6 +128,17 @@ def resolve_layers(
             continue
         try:
             found[model, vllm] = _with_adapters(found[model, vllm], served, description)
+            found[model, vllm] = _with_share(
+                found[model, vllm],
+                served,
+                [
+                    gpu
+                    for node in on
+                    for gpu in node.gpus
+                    if gpu.index not in settings[node.name].gpus.reserved
+                ],
+                numbers(vllm),
+            )
         except FleetError as error:
             problems += (f"serving.{model}.{problem}" for problem in error.problems)
     if problems:
@@ -156,6 +167,18 @@ def _with_adapters(
     )
 
 
+def _with_share(
+    flags: tuple[LayeredFlag, ...], served: Served, gpus: Iterable[Gpu], vllm: tuple[int, ...]
+) -> tuple[LayeredFlag, ...]:
+    """Add what `gpu_share` sets. Raises `FleetError` with sentences that begin with a key."""
+    derived = gpu_shares.derive(served, {each.name: each.value for each in flags}, gpus, vllm)
+    if derived is None:
+        return flags
+    value, because = derived
+    added = LayeredFlag(gpu_shares.UTILIZATION, value, gpu_shares.LAYER, because)
+    return tuple(sorted((*flags, added), key=lambda each: each.name))
+
+
 def apply_layers(
     settings: Mapping[str, NodeSettings],
     layers: Mapping[tuple[str, str], tuple[LayeredFlag, ...]],
@@ -174,6 +197,7 @@ def apply_layers(
         if any(
             served.presets
             or served.adapters
+            or served.gpu_share is not None
             or any(each.layer == KIND for each in layers[model, vllm_version(wanted)])
             for model, served in wanted.serving.items()
         )

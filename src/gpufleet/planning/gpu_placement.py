@@ -250,8 +250,10 @@ class NodeCapacity:
     """One node, and which of its GPUs no stage has yet."""
 
     __slots__ = (
+        "_held_shares",
         "_indices",
         "_needed",
+        "_shares",
         "_uuids",
         "free",
         "groups",
@@ -285,6 +287,10 @@ class NodeCapacity:
         self.held: dict[tuple[str, int], Mask] = {}
         """Where replicas run that are still to be placed: others get these GPUs last."""
         self._needed: set[tuple[str, int]] = set()
+        # In thousandths of a GPU (planning/gpu_shares.py): of replicas that are placed, by GPU, and
+        # of those that are held.
+        self._shares: dict[int, dict[tuple[str, int], int]] = {}
+        self._held_shares: dict[tuple[str, int], int] = {}
         self._uuids: dict[int, str] = {}
         self._indices: dict[str, int] = {}
 
@@ -308,15 +314,24 @@ class NodeCapacity:
         self.free &= ~taken
         self.open &= ~taken
 
-    def hold(self, replica: tuple[str, int], gpus: Iterable[int], *, needed: bool) -> None:
-        """Mark the GPUs of a running replica that may stay; `needed`: it cannot move elsewhere."""
+    def hold(
+        self, replica: tuple[str, int], gpus: Iterable[int], *, needed: bool, share: int = 0
+    ) -> None:
+        """
+        Mark the GPUs of a running replica that may stay; `needed`: it cannot move elsewhere.
+
+        `share` is in thousandths of the GPU; 0: it has whole ones.
+        """
         if needed:
             self._needed.add(replica)
+        if share:
+            self._held_shares[replica] = share
         self.held[replica] = mask(gpus)
         self.open &= ~self.held[replica]
 
     def release(self, replica: tuple[str, int]) -> None:
         """Remove the mark of `hold`."""
+        self._held_shares.pop(replica, None)
         if self.held.pop(replica, None) is not None:
             self.open = self.free
             for gpus in self.held.values():
@@ -328,7 +343,15 @@ class NodeCapacity:
         if found or not displace:
             return found
         # As few as possible: those that need not go elsewhere, the smallest, of one model the last.
-        cheapest = sorted(
+        allowed = self.open
+        for _, gpus in self._cheapest_first():
+            allowed |= gpus & self.free
+            if found := self.layout.group(allowed, division, pcie=pcie):
+                return found
+        return ()
+
+    def _cheapest_first(self) -> list[tuple[tuple[str, int], Mask]]:
+        return sorted(
             self.held.items(),
             key=lambda held: (
                 held[0] in self._needed,
@@ -337,12 +360,6 @@ class NodeCapacity:
                 -held[0][1],
             ),
         )
-        allowed = self.open
-        for _, gpus in cheapest:
-            allowed |= gpus & self.free
-            if found := self.layout.group(allowed, division, pcie=pcie):
-                return found
-        return ()
 
     def displaced(self, gpus: tuple[int, ...]) -> list[tuple[str, int]]:
         """Return the replicas that run on some of `gpus`."""
@@ -351,9 +368,59 @@ class NodeCapacity:
 
     def cost(self, gpus: tuple[int, ...]) -> tuple[int, int]:
         """Return how many replicas on `gpus` would go elsewhere, and how many would stop."""
-        found = self.displaced(gpus)
-        needed = sum(replica in self._needed for replica in found)
-        return needed, len(found) - needed
+        return self.cost_of(self.displaced(gpus))
+
+    def cost_of(self, displaced: Collection[tuple[str, int]]) -> tuple[int, int]:
+        """Return how many of these replicas would go elsewhere, and how many would stop."""
+        needed = sum(replica in self._needed for replica in displaced)
+        return needed, len(displaced) - needed
+
+    # Shares of a GPU
+
+    def take_share(self, replica: tuple[str, int], gpu: int, share: int) -> None:
+        """Assign a share of a GPU, in thousandths: no whole replica gets that GPU any more."""
+        self.take((gpu,))
+        self._shares.setdefault(gpu, {})[replica] = share
+
+    def shares_on(self, gpu: int) -> Mapping[tuple[str, int], int]:
+        """Return the shares of a GPU that are assigned, by replica, in thousandths."""
+        return self._shares.get(gpu, {})
+
+    def share_used(self, gpu: int) -> int:
+        """Return what shares have of a GPU, those that are held there too."""
+        held = (replica for replica, gpus in self.held.items() if gpus >> gpu & 1)
+        return sum(self.shares_on(gpu).values()) + sum(
+            self._held_shares.get(replica, 0) for replica in held
+        )
+
+    def shares_of(self, held: Iterable[tuple[str, int]]) -> int:
+        """Return what held replicas have of GPUs, in thousandths."""
+        return sum(self._held_shares.get(each, 1000 * self.held[each].bit_count()) for each in held)
+
+    def has_share(self, gpu: int, share: int, model: str, most: int) -> bool:
+        """Return whether a share of a model may be assigned, whatever is held there."""
+        taken = self.shares_on(gpu)
+        return (
+            bool(taken or self.free >> gpu & 1)
+            and sum(taken.values()) + share <= most
+            and all(name != model for name, _ in taken)
+        )
+
+    def displaced_by_share(
+        self, gpu: int, share: int, model: str, most: int
+    ) -> list[tuple[str, int]] | None:
+        """Return which held replicas a share of a model makes way on a GPU; None: no room."""
+        if not self.has_share(gpu, share, model, most):
+            return None
+        held = [replica for replica, gpus in self._cheapest_first() if gpus >> gpu & 1]
+        whole = [replica for replica in held if replica not in self._held_shares]
+        shared = [replica for replica in held if replica in self._held_shares]
+        found = whole + [replica for replica in shared if replica[0] == model]
+        left = most - share - sum(self.shares_on(gpu).values())
+        staying = [replica for replica in shared if replica not in found]
+        while staying and sum(self._held_shares[each] for each in staying) > left:
+            found.append(staying.pop(0))
+        return found
 
 
 Part = tuple[NodeCapacity, tuple[int, ...]]
@@ -463,6 +530,10 @@ class Picker:
         return *room.cost(gpus), rank, self._on[room.name], -room.free.bit_count(), room.order
 
     def _rank(self, room: NodeCapacity) -> int:
-        """Return the place of the first group in `prefer` that the node is in."""
-        groups = enumerate(self._prefer)
-        return next((at for at, group in groups if group in room.groups), len(self._prefer))
+        return group_rank(room, self._prefer)
+
+
+def group_rank(room: NodeCapacity, prefer: Sequence[str]) -> int:
+    """Return the place of the first group in `prefer` that the node is in."""
+    groups = enumerate(prefer)
+    return next((at for at, group in groups if group in room.groups), len(prefer))

@@ -128,6 +128,12 @@ def replica_names(model: str, numbers: Collection[int]) -> str:
     return f"{model}-[{ranges(numbers)}]" if len(numbers) > 1 else f"{model}-{ranges(numbers)}"
 
 
+def gpus_text(stage: Stage) -> str:
+    """Return a stage's GPUs on its node, and its share of one: `0-3`, `0 (0.2)`."""
+    share = "" if stage.gpu_share is None else f" ({stage.gpu_share:g})"
+    return f"{ranges(stage.gpus)}{share}"
+
+
 def _part(stage: Stage) -> tuple[Any, ...]:
     """Return what a node does of a replica, but for the replica's number."""
     return (
@@ -140,4 +146,5 @@ def _part(stage: Stage) -> tuple[Any, ...]:
         stage.expert_parallel,
         stage.node_rank,
         len(stage.nodes),
+        stage.gpu_share or 1,
     )

@@ -18,7 +18,8 @@ The rules, in the order in which they decide:
 7. A new replica goes to a node of the first group in its model's `prefer` that has room; of these
    to the one with the fewest replicas of its model so far, then the most free GPUs, then the first
    name; on the node to the GPUs that `planning/gpu_placement.py` says.
-8. A GPU serves one stage, a port on a node one user (`endpoints.py`).
+8. A GPU serves one stage, or shares of several models (`planning/gpu_shares.py`), placed behind
+   all whole GPUs; a port on a node has one user (`ports.py`).
 
 Replicas are placed one after another and each choice looks only at those before it. So asking for
 one more replica moves none of that model. It may move models that are placed later, when they had
@@ -96,6 +97,7 @@ class FleetPlan:
                     "node": stage.node,
                     "gpus": list(stage.gpus),
                     "gpu_uuids": list(stage.gpu_uuids),
+                    **({"gpu_share": stage.gpu_share} if stage.gpu_share else {}),
                     "port": stage.port,
                     "ports": list(stage.ports),
                     "tensor_parallel": stage.tensor_parallel,

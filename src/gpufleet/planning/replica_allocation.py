@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 from gpufleet.formatting import count_of, join_names
 from gpufleet.node.cordon import uncordon_command
 from gpufleet.node.topology import Node
-from gpufleet.planning import candidates, node_removal, suggestions
+from gpufleet.planning import candidates, gpu_shares, node_removal, suggestions
 from gpufleet.planning.candidates import Candidate, CandidateSet, Sizer, Verdict
 from gpufleet.planning.gpu_placement import NodeCapacity, Part, Picker, mask
+from gpufleet.planning.gpu_shares import SharePicker
 from gpufleet.planning.parallelism import Division, Kind
 from gpufleet.planning.ports import Endpoint
 from gpufleet.planning.stage import Balancing, ReplicaMove, Running, Stage
@@ -26,6 +27,10 @@ from gpufleet.settings.serving_settings import Served
 
 if TYPE_CHECKING:
     from gpufleet.sizing.architectures.description import Description
+
+
+_NODES_NAMED = 4
+"""Nodes of which a refusal says what each GPU has."""
 
 
 @dataclass(eq=False)
@@ -38,6 +43,7 @@ class Replica:
     parts: list[Part]
     endpoint: Endpoint
     balancing: Balancing = "internal"
+    gpu_share: float | None = None
 
     @property
     def id(self) -> str:
@@ -61,6 +67,7 @@ class Replica:
                 node_rank=rank,
                 nodes=nodes,
                 balancing=self.balancing,
+                gpu_share=self.gpu_share,
             )
 
 
@@ -125,9 +132,16 @@ class ModelAllocation:
         return 1 if self.served.replicas == "fit" else self.served.replicas
 
     @property
-    def width(self) -> int:
-        """The GPUs of the largest group, as models are ordered by it."""
-        return max(division.unit * division.units for division in self.divisions.values())
+    def share(self) -> int:
+        """The part of one GPU that a replica has, in thousandths; 0: it has whole ones."""
+        return gpu_shares.thousandths(self.served.gpu_share or 0)
+
+    @property
+    def width(self) -> float:
+        """The GPUs of the largest group, or the share of one, as models are ordered by it."""
+        return self.served.gpu_share or max(
+            division.unit * division.units for division in self.divisions.values()
+        )
 
     def may_stay(self, number: int) -> list[Part] | str:
         """
@@ -186,7 +200,10 @@ class ModelAllocation:
         """Assign GPUs to a replica."""
         for room, gpus in parts:
             room.release((self.name, number))
-            room.take(gpus)
+            if self.share:
+                room.take_share((self.name, number), gpus[0], self.share)
+            else:
+                room.take(gpus)
             self.on[room.name] += 1
         ran = self.running.get(number, ())
         stays = [(each.node, each.gpu_uuids) for each in ran] and number not in self.why
@@ -207,6 +224,7 @@ class ModelAllocation:
             parts,
             endpoint,
             "internal" if by_ray else self.served.data_parallel_balancing,
+            self.served.gpu_share,
         )
         endpoint.width = max(1, *(len(stage.ports) for stage in replica.stages()))
         self.placed[number] = replica
@@ -215,7 +233,12 @@ class ModelAllocation:
         """Keep a running replica where it is, if its GPUs are still free."""
         parts = self.keeping.pop(number)
         for room, gpus in parts:
-            if mask(gpus) & ~room.free:
+            if self.share:
+                if not room.has_share(gpus[0], self.share, self.name, gpu_shares.MOST):
+                    why = f"GPU {gpus[0]} on {room.name} has no room for its share any more"
+                    self.give_up(number, parts, why)
+                    return
+            elif mask(gpus) & ~room.free:
                 self.give_up(number, parts, f"its GPUs on {room.name} serve another replica")
                 return
         self.put(number, self.divisions[parts[0][0].kind], parts)
@@ -226,6 +249,13 @@ class ModelAllocation:
         for room, _ in parts:
             room.release((self.name, number))
         self._lowest = min(self._lowest, number)
+
+    def displaced(self, room: NodeCapacity, gpus: tuple[int, ...]) -> list[tuple[str, int]]:
+        """Return the held replicas for which a new one on these GPUs leaves no room."""
+        if self.share:
+            most = gpu_shares.MOST
+            return room.displaced_by_share(gpus[0], self.share, self.name, most) or []
+        return room.displaced(gpus)
 
     def next_number(self) -> int:
         """The lowest that no replica has, nor one that runs and may stay."""
@@ -258,6 +288,12 @@ class ModelAllocation:
         judged = [each for each in self.considered.values() if each.candidates]
         if description is None or isinstance(description, str) or not judged:
             why = f" ({description})" if isinstance(description, str) else ""
+            if self.share:
+                return (
+                    f"serving.{self.name}: its memory is unknown{why}, so whether it fits into "
+                    f"`gpu_share: {self.served.gpu_share:g}` is not known: set `tensor_parallel: "
+                    "1` beside it, and the plan does not check it, or remove `gpu_share`"
+                )
             return (
                 f"serving.{self.name}: its memory is unknown{why}, so the number of GPUs cannot "
                 "be planned: set `tensor_parallel` to that number"
@@ -295,6 +331,8 @@ class ModelAllocation:
             return str(
                 SizeRefusal(self.name, self.served, self.description, considered, sizer=self.sizer)
             )
+        if self.share:
+            return self._share_shortfall()
         nodes = join_names(room.name for room in self.rooms)
         width = min(division.unit for division in self.divisions.values())
         total = sum(len(room.layout.gpus) for room in self.rooms)
@@ -314,6 +352,34 @@ class ModelAllocation:
             f"{count} fit on {nodes} ({_gpus(total)}{others}{apart}): {lower}, or "
             f"{narrower if max(d.gpus for d in self.divisions.values()) > 1 else ''}add nodes"
             f"{self._cordoned()}"
+        )
+
+    def _share_shortfall(self) -> str:
+        """Return why not all shares fit: what the GPUs have, and what to change."""
+        here = "; ".join(
+            f"{room.name}: {gpu_shares.shares_text(room)}" for room in self.rooms[:_NODES_NAMED]
+        )
+        more = len(self.rooms) - _NODES_NAMED
+        others = f"; and {count_of(more, 'more node')}" if more > 0 else ""
+        count, left = len(self.placed), max(map(self._largest_share, self.rooms), default=0)
+        lower = [f"lower `gpu_share` to {left / 1000:g}"] if left else []
+        lower += [f"lower `replicas` to {count}"] if count else ["lower another model's share"]
+        return (
+            f"serving.{self.name}: {count_of(self.required, 'replica')} of {self._size(1)} "
+            f"declared, {count} fit ({here}{others}): the shares of a GPU add up to "
+            f"{gpu_shares.MOST / 1000:g} at most, and it has one replica of a model and none with "
+            f"whole GPUs beside them: {', or '.join([*lower, 'add nodes'])}{self._cordoned()}"
+        )
+
+    def _largest_share(self, room: NodeCapacity) -> int:
+        """Return the largest share that a GPU of a node has left for one more of its replicas."""
+        return max(
+            (
+                gpu_shares.MOST - sum(room.shares_on(gpu).values())
+                for gpu in room.layout.gpus
+                if room.has_share(gpu, 0, self.name, gpu_shares.MOST)
+            ),
+            default=0,
         )
 
     def _cordoned(self) -> str:
@@ -346,7 +412,7 @@ class ModelAllocation:
         replicas = [replica for _, replica in sorted(self.placed.items())]
         sizes = Counter(replica.division.gpus for replica in replicas)
         how_many = (
-            f"{count_of(len(replicas), 'replica')} of {_gpus(next(iter(sizes)))}"
+            f"{count_of(len(replicas), 'replica')} of {self._size(next(iter(sizes)))}"
             if len(sizes) == 1
             else f"{count_of(len(replicas), 'replica')}, "
             + ", ".join(f"{count} of {_gpus(gpus)}" for gpus, count in sorted(sizes.items()))
@@ -372,6 +438,10 @@ class ModelAllocation:
         clauses += self._excluded_nodes()
         yield "; ".join(clauses)
         yield from dict.fromkeys(self._chosen_divisions())
+
+    def _size(self, gpus: int) -> str:
+        share = self.served.gpu_share
+        return _gpus(gpus) if share is None else f"{share:g} of a GPU"
 
     def _crossing(self, replicas: Iterable[Replica]) -> Iterator[str]:
         """Yield what joins the nodes of groups that are wider than a node."""
@@ -487,18 +557,33 @@ def _hold_running(allocation: ModelAllocation) -> None:
             continue
         allocation.keeping[number] = parts
         for room, gpus in parts:
-            room.hold((allocation.name, number), gpus, needed=allocation.served.replicas != "fit")
+            room.hold(
+                (allocation.name, number),
+                gpus,
+                needed=allocation.served.replicas != "fit",
+                share=allocation.share,
+            )
 
 
-def _picker(allocation: ModelAllocation, *, displace: bool = False) -> Picker:
+def _picker(allocation: ModelAllocation, *, displace: bool = False) -> Picker | SharePicker:
+    rooms = (
+        (room, allocation.divisions[room.kind])
+        for room in allocation.rooms
+        if room.kind in allocation.divisions
+        and room.kind not in allocation.apart
+        and room.node.cordon is None
+    )
+    if allocation.share:
+        return SharePicker(
+            allocation.name,
+            allocation.share,
+            rooms,
+            allocation.on,
+            displace=displace,
+            prefer=allocation.served.prefer,
+        )
     return Picker(
-        (
-            (room, allocation.divisions[room.kind])
-            for room in allocation.rooms
-            if room.kind in allocation.divisions
-            and room.kind not in allocation.apart
-            and room.node.cordon is None
-        ),
+        rooms,
         allocation.on,
         pcie=allocation.served.allow_pcie,
         displace=displace,
@@ -507,7 +592,9 @@ def _picker(allocation: ModelAllocation, *, displace: bool = False) -> Picker:
 
 
 def _add_replica(
-    allocation: ModelAllocation, picker: Picker, by_name: Mapping[str, ModelAllocation]
+    allocation: ModelAllocation,
+    picker: Picker | SharePicker,
+    by_name: Mapping[str, ModelAllocation],
 ) -> bool:
     """Place one more replica; what runs on its GPUs makes way. False without room."""
     found = picker.next()
@@ -515,7 +602,7 @@ def _add_replica(
         return False
     division, parts = found
     for room, gpus in parts:
-        for model, number in room.displaced(gpus):
+        for model, number in allocation.displaced(room, gpus):
             other = by_name[model]
             held = other.keeping.pop(number)
             why = f"{allocation.name}-{allocation.next_number()} needs its GPUs on {room.name}"

@@ -9,6 +9,7 @@ from typing import Any
 from gpufleet.catalog.gpu_models import cuda_total_gib
 from gpufleet.flags.normalize import human_readable
 from gpufleet.planning.flag_layers import requested_context
+from gpufleet.planning.gpu_shares import UTILIZATION, utilization
 from gpufleet.planning.parallelism import Division, Kind
 from gpufleet.settings.serving_settings import Served
 from gpufleet.sizing.lora_memory import Lora
@@ -31,7 +32,8 @@ def sizing_options(served: Served, kind: Kind, division: Division) -> Options:
         redundant_experts=_redundant_experts(flags),
         decode_context_parallel=_integer(flags.get("decode-context-parallel-size")) or 1,
         max_model_len=_context_length(requested_context(served)),
-        gpu_memory_utilization=_fraction(flags.get("gpu-memory-utilization")),
+        gpu_memory_utilization=_utilization(served, kind),
+        gpu_share=served.gpu_share or 1.0,
         kv_cache_dtype=str(flags.get("kv-cache-dtype") or "auto"),
         quantization=_text(flags.get("quantization")),
         dtype=str(flags.get("dtype") or "auto"),
@@ -55,6 +57,13 @@ def sizing_options(served: Served, kind: Kind, division: Division) -> Options:
         compute_capability=kind.compute_capability,
         device="cpu" if kind.device == "cpu" else "cuda",
     )
+
+
+def _utilization(served: Served, kind: Kind) -> float | None:
+    if served.gpu_share is None:
+        return _fraction(served.flags.get(UTILIZATION))
+    eager = served.flags.get("enforce-eager") is True
+    return utilization(served.gpu_share, memory_gib(kind), numbers(kind.vllm), enforce_eager=eager)
 
 
 def _redundant_experts(flags: Mapping[str, Any]) -> int | None:

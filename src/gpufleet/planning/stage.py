@@ -72,6 +72,8 @@ class Stage:
     """What its model is asked for."""
     balancing: Balancing = "internal"
     """How requests are balanced over the engines of a replica that spans nodes."""
+    gpu_share: float | None = None
+    """The part of its GPU's memory that it has; None: it has whole GPUs."""
 
     @property
     def id(self) -> str:

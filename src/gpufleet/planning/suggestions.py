@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpufleet.planning.candidates import (
@@ -13,8 +13,9 @@ from gpufleet.planning.candidates import (
     evaluate_divisions,
     powers_of_two,
 )
+from gpufleet.planning.gpu_shares import UTILIZATION
 from gpufleet.planning.parallelism import Kind
-from gpufleet.settings.serving_settings import Served
+from gpufleet.settings.serving_settings import MOST_OF_A_GPU, Served
 
 if TYPE_CHECKING:
     from gpufleet.sizing.architectures.description import Description
@@ -45,7 +46,9 @@ def remedies(
 
     found = [each for each in _single_changes(served, evaluate({}).candidates) if is_enough(each)]
     wider: dict[str, Any] = {}
-    if served.tensor_parallel is not None:
+    if served.gpu_share is not None:
+        found = [*_larger_share(served.gpu_share, is_enough), *found]
+    elif served.tensor_parallel is not None:
         free = evaluate({"tensor_parallel": None})
         tensor = (
             free.chosen.division.tensor_parallel
@@ -69,6 +72,15 @@ def remedies(
         words = " and ".join(_yaml(key, value) for key, value in changes.items())
         first.setdefault(tuple(changes), words)
     return tuple(first.values())
+
+
+def _larger_share(
+    share: float, is_enough: Callable[[Mapping[str, Any]], bool]
+) -> list[dict[str, Any]]:
+    """Return the least share in hundredths that is enough, or a whole GPU if no share is."""
+    every = (number / 100 for number in range(int(share * 100) + 1, int(MOST_OF_A_GPU * 100) + 1))
+    changes = ({"gpu_share": each} for each in (*every, None))
+    return [found] if (found := next(filter(is_enough, changes), None)) else []
 
 
 def _single_changes(served: Served, judged: tuple[Candidate, ...]) -> Iterator[dict[str, Any]]:
@@ -114,10 +126,15 @@ def _apply_changes(served: Served, changes: Mapping[str, Any]) -> Served:
         if key.startswith("flags.")
     }
     settings = {key: value for key, value in changes.items() if not key.startswith("flags.")}
-    return served.model_copy(update={**settings, "flags": {**served.flags, **flags}})
+    kept = dict(served.flags)
+    if "gpu_share" in settings:
+        kept.pop(UTILIZATION, None)  # it follows from the share
+    return served.model_copy(update={**settings, "flags": {**kept, **flags}})
 
 
 def _yaml(key: str, value: Any) -> str:
     if key.startswith("flags."):
         return f"`{key.removeprefix('flags.')}: {value}` in `flags`"
+    if value is None:
+        return f"no `{key}`"
     return f"`{key}: {str(value).lower() if isinstance(value, bool) else value}`"

@@ -13,7 +13,7 @@ from gpufleet.fleet.fleet_plan import Assessment
 from gpufleet.fleet.measured_rates import ModelRate
 from gpufleet.formatting import ranges
 from gpufleet.planning.explanation import Action, candidate_rows
-from gpufleet.planning.gpu_totals import equal_nodes, replica_names
+from gpufleet.planning.gpu_totals import equal_nodes, gpus_text, replica_names
 from gpufleet.preflight.tls_lines import TlsServer, certificate_verdict, read_certificate
 from gpufleet.remote.query import Answer
 from gpufleet.report.fleet_document import (
@@ -107,7 +107,7 @@ def _rows(found: Assessment) -> Iterator[PlanRow]:
                 nodes=block.names,
                 model=stage.model,
                 replicas=replica_names(stage.model, numbers),
-                gpus=ranges(stage.gpus),
+                gpus=gpus_text(stage),
                 tensor_parallel=stage.tensor_parallel,
                 pipeline_parallel=stage.pipeline_parallel,
                 data_parallel=stage.data_parallel,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
@@ -115,6 +115,19 @@ REFUSED_ARGUMENTS = {
     "ssl-certfile": "endpoints are plain HTTP: put TLS in front of them",
     "ssl-keyfile": "endpoints are plain HTTP: put TLS in front of them",
     "uds": "endpoints are TCP ports",
+}
+
+
+LEAST_SHARE = 0.01
+MOST_OF_A_GPU = 0.95
+"""What the shares of one GPU may add up to. The rest is in no server's budget: what the driver and
+exporters hold (checks allow others 4 %), and what a server allocates after it measured."""
+
+# Flags that divide a replica over GPUs, or that are the share said in another way.
+_NOT_WITH_A_SHARE = {
+    "gpu-memory-utilization": "it follows from `gpu_share`",
+    "prefill-context-parallel-size": "a share is of one GPU",
+    "decode-context-parallel-size": "a share is of one GPU",
 }
 
 
@@ -350,6 +363,15 @@ class Served(Setting):
         tuple[str, ...],
         Field(description="Presets of flags, the last one wins: `gpufleet presets`"),
     ] = ()
+    gpu_share: Annotated[
+        float | None,
+        Field(
+            ge=LEAST_SHARE,
+            le=MOST_OF_A_GPU,
+            description="Fraction of one GPU's memory, beside other models with `gpu_share`; "
+            "null: whole GPUs",
+        ),
+    ] = None
     tensor_parallel: Annotated[
         PositiveInt | None,
         Field(description="GPUs that share each layer (tensor parallel); null: planned"),
@@ -468,6 +490,7 @@ class Served(Setting):
             if not re.fullmatch(r"[a-z0-9]+([-.][A-Za-z0-9_]+)*", name)
         ]
         mistakes += flag_mistakes(self.adapters, names)
+        mistakes += self._share_mistakes(names)
         if self.adapters and self.prefill:
             mistakes.append(
                 "`adapters` beside `prefill`: the entry that computes the prompts would need them, "
@@ -492,3 +515,22 @@ class Served(Setting):
         if mistakes:
             raise ValueError("; ".join(mistakes))
         return self
+
+    def _share_mistakes(self, names: Collection[str]) -> Iterator[str]:
+        """Yield what cannot be beside `gpu_share`; `names` are those of `flags`."""
+        if self.gpu_share is None:
+            return
+        for key in ("tensor_parallel", "pipeline_parallel", "data_parallel"):
+            if (number := getattr(self, key) or 1) > 1:
+                yield (
+                    f"`gpu_share` beside `{key}: {number}`: a share is of one GPU: remove "
+                    "`gpu_share`, and the replica gets whole GPUs, or remove the other"
+                )
+        if self.prefill:
+            yield (
+                "`gpu_share` beside `prefill`: buffers that hand over the KV cache are not "
+                "counted in a share: remove one of both"
+            )
+        for name, why in _NOT_WITH_A_SHARE.items():
+            if name in names:
+                yield f"`gpu_share` beside `flags.{name}`: {why}: remove the flag"

@@ -365,7 +365,8 @@ def _beyond_budget(options: Options, chosen: Defaults, stages: list[StageMemory]
     """Return what may fail although the budget holds: what lies outside of it."""
     if options.device == "cpu":
         return []
-    total = options.gpu_memory_gib * GIB
+    total = options.gpu_memory_gib * options.gpu_share * GIB
+    of = "" if options.gpu_share == 1 else f", {options.gpu_share:g} of the GPU"
     worst = max(stages, key=lambda stage: stage.weights + stage.start.budget.bytes)
     start = worst.start
     graphs = start.cuda_graphs
@@ -376,10 +377,10 @@ def _beyond_budget(options: Options, chosen: Defaults, stages: list[StageMemory]
         if given + estimate.high > total:
             return [
                 "--kv-cache-memory-bytes is used without checking the rest: with it the GPU "
-                f"needs about {gib(taken)} of {gib(total)}, and vLLM does not check that"
+                f"needs about {gib(taken)} of {gib(total)}{of}, and vLLM does not check that"
             ]
         return []
-    left = total * (1 - chosen.gpu_memory_utilization)
+    left = total - options.gpu_memory_gib * GIB * chosen.gpu_memory_utilization
     if left < CONTEXT:
         return [
             f"--gpu-memory-utilization {chosen.gpu_memory_utilization:g} leaves {gib(left)} for "
@@ -390,8 +391,8 @@ def _beyond_budget(options: Options, chosen: Defaults, stages: list[StageMemory]
         share = f"--gpu-memory-utilization {chosen.gpu_memory_utilization:g}"
         return [
             f"this release takes the CUDA graphs, about {gib(graphs.bytes)}, from outside its "
-            f"budget, where {share} leaves {gib(left)}: it may run out of memory while it captures "
-            "them"
+            f"budget, where {share} leaves {gib(left)}{of}: it may run out of memory while it "
+            "captures them"
         ]
     return []
 

@@ -32,6 +32,8 @@ class Options:
     """None: what the model's config says."""
     gpu_memory_utilization: float | None = None
     """None: the release's default."""
+    gpu_share: float = 1.0
+    """The part of the GPU's memory that all of the process may take, the budget's outside too."""
     kv_cache_dtype: str = "auto"
     quantization: str | None = None
     """None: the checkpoint's own."""

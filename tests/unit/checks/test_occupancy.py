@@ -115,6 +115,13 @@ def test_our_own_units_are_at_home(document, judged):
     assert judged(found).troubles == set()
 
 
+def test_servers_that_share_a_gpu_are_no_strangers_to_each_other(document, judged):
+    units = [f"vllm-{name}-0.service" for name in ("chat", "embed", "rerank")]
+    beside = [process(100 + at, "VLLM::EngineCore", unit) for at, unit in enumerate(units)]
+
+    assert judged(with_processes(document("h100x8"), beside)).troubles == set()
+
+
 @pytest.mark.parametrize(
     ("computing", "words"),
     [

@@ -78,6 +78,19 @@ def test_who_gets_a_gpu_is_grouped_with_who_gives_it_up_and_with_nobody_else():
     assert (found[0].comes, found[0].goes) == (("big-0",), ())
 
 
+def test_servers_that_share_a_gpu_are_grouped_if_both_change_and_left_alone_if_they_do_not():
+    """One that stops while another starts there would free memory that the other measures."""
+    names = ("chat-0", "embed-0", "rerank-0")
+    running = [runs(name, "a", "GPU-0", port=8000 + at) for at, name in enumerate(names)]
+    planned = plan(*(stage(name, "a", "GPU-0", port=8000 + at) for at, name in enumerate(names)))
+
+    both = grouped(planned, running, {"chat-0": "+ --seed 1", "embed-0": "+ --seed 1"})
+    one = grouped(planned, running, {"chat-0": "+ --seed 1"})
+
+    assert [each.id for each in both] == ["chat-0+embed-0"]
+    assert [each.id for each in one] == ["chat-0"]
+
+
 def test_who_gets_a_port_is_grouped_with_who_gives_it_up():
     running = [runs("old-0", "a", "GPU-0", port=8000)]
     planned = plan(stage("new-0", "a", "GPU-1", port=8000))

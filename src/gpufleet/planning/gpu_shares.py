@@ -1,0 +1,184 @@
+"""
+Several models on one GPU: what a share is for vLLM, and which GPU a share gets.  Pure.
+
+`gpu_share` is a fraction of one GPU's memory for all that a replica's process has there. A GPU that
+has shares has no whole replica, its shares add up to `MOST_OF_A_GPU` at most, and it has one
+replica of a model, so that replicas are spread over GPUs. Shares are counted in thousandths.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from gpufleet.catalog.gpu_models import cuda_total_gib
+from gpufleet.errors import FleetError
+from gpufleet.formatting import join_names
+from gpufleet.node.topology import Gpu
+from gpufleet.planning.gpu_placement import NodeCapacity, Part, group_rank
+from gpufleet.planning.parallelism import Division
+from gpufleet.settings.serving_settings import MOST_OF_A_GPU, Argument, Served
+
+LAYER = "gpu_share"
+UTILIZATION = "gpu-memory-utilization"
+
+CONTEXT_GIB = 0.6
+"""What a process has on the GPU before vLLM measures it, outside of its budget: 0.45 to 0.6 GiB in
+most start-up logs (sizing/fit.py)."""
+GRAPHS_GIB = 1.0
+"""Room for CUDA graphs outside of the budget, in releases that may take them from there; sizing
+compares it with what the model's graphs take."""
+_GRAPHS_ALWAYS_IN_BUDGET = (0, 29)
+"""Up to 0.19 they come on top of the budget; up to 0.28 they do with the second model runner
+(sizing/startup_memory.py)."""
+
+
+# What vLLM is told
+
+
+def utilization(
+    share: float, total_gib: float, vllm: tuple[int, ...], *, enforce_eager: bool
+) -> float:
+    """
+    Return `--gpu-memory-utilization` for a share of a GPU with `total_gib` by CUDA.
+
+    vLLM's budget is that fraction of all of the GPU's memory, also if others are on it. The CUDA
+    context is not in the budget, nor are the CUDA graphs of older releases: both come off the
+    share.
+
+    >>> utilization(0.2, 79.19, (0, 32, 0), enforce_eager=False)
+    0.192
+    >>> utilization(0.2, 79.19, (0, 28, 0), enforce_eager=False)
+    0.179
+    """
+    graphs = 0.0 if enforce_eager or vllm >= _GRAPHS_ALWAYS_IN_BUDGET else GRAPHS_GIB
+    found = share - (CONTEXT_GIB + graphs) / total_gib
+    # Rounded down, to not exceed the share. What is left of a tiny share, sizing refuses.
+    return max(1, math.floor(found * 1000 + 1e-6)) / 1000
+
+
+def derive(
+    served: Served, flags: Mapping[str, Argument], gpus: Iterable[Gpu], vllm: tuple[int, ...]
+) -> tuple[float, str] | None:
+    """
+    Return the value of `--gpu-memory-utilization` with its reason; None without a share or GPUs.
+
+    `gpus` are those of all nodes that declare the model. Raises `FleetError` if they differ.
+    """
+    if served.gpu_share is None:
+        return None
+    totals: dict[float, set[str]] = defaultdict(set)
+    for gpu in gpus:
+        totals[cuda_total_gib(gpu.name, gpu.memory_mib << 20)].add(gpu.name)
+    if len(totals) > 1:
+        kinds = [f"{join_names(names)} ({total:g} GiB)" for total, names in sorted(totals.items())]
+        raise FleetError(
+            f"gpu_share: {served.gpu_share:g} is a fraction of one GPU's memory, and the nodes "
+            f"that declare it have {join_names(kinds)}: declare it on nodes with one kind of GPU, "
+            "and another entry with its own share on the others"
+        )
+    eager = flags.get("enforce-eager") is True
+    for total in totals:
+        return (
+            utilization(served.gpu_share, total, vllm, enforce_eager=eager),
+            f"{served.gpu_share:g} of {total:g} GiB, without what is outside of vLLM's budget",
+        )
+    return None
+
+
+def start_seconds(served: Iterable[Served]) -> int:
+    """
+    Return how long starts together may take until all answer.
+
+    Those that share a GPU start one after the other.
+    """
+    alone, shared = 0, 0
+    for each in served:
+        if each.gpu_share is None:
+            alone = max(alone, each.start_seconds)
+        else:
+            shared += each.start_seconds
+    return max(alone, shared)
+
+
+# Where a share is placed
+
+
+def thousandths(share: float) -> int:
+    """
+    Return a share as the plan counts it.
+
+    >>> thousandths(0.1), thousandths(0.3)
+    (100, 300)
+    """
+    return math.ceil(share * 1000 - 1e-6)
+
+
+MOST = thousandths(MOST_OF_A_GPU)
+
+
+class SharePicker:
+    """
+    Picks the GPU of one model's next replica: on the node that the model prefers, of these on the
+    one with the fewest of its replicas, then on a GPU that has shares and leaves the least room
+    behind; only then on a free one, of the node with the most of them.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        share: int,
+        rooms: Iterable[tuple[NodeCapacity, Division]],
+        on: Counter[str],
+        *,
+        displace: bool = False,
+        prefer: Sequence[str] = (),
+    ) -> None:
+        """Take the rooms with the division that a replica has there; `on` is kept up to date."""
+        self._model = model
+        self._share = share
+        self._rooms = tuple(rooms)
+        self._on = on
+        self._displace = displace
+        self._prefer = prefer
+
+    def next(self) -> tuple[Division, list[Part]] | None:
+        """Return the next replica's part, or None without room. Taking it is the caller's."""
+        found = min(self._places(), default=None)
+        if found is None:
+            return None
+        room, division = self._rooms[found[-2]]
+        return division, [(room, (found[-1],))]
+
+    def _places(self) -> Iterator[tuple[int, ...]]:
+        for at, (room, division) in enumerate(self._rooms):
+            rank, on = group_rank(room, self._prefer), self._on[room.name]
+            fresh = room.layout.group(room.open, division, pcie=False)
+            for gpu in room.layout.gpus:
+                displaced = room.displaced_by_share(gpu, self._share, self._model, MOST)
+                if displaced is None or (displaced and not self._displace):
+                    continue
+                used = room.share_used(gpu)
+                if not (used or displaced or gpu in fresh):
+                    continue
+                free = 0 if used else room.open.bit_count()
+                cost = (*room.cost_of(displaced), room.shares_of(displaced))
+                yield (*cost, rank, on, not used, -free, -used, room.order, at, gpu)
+
+
+def shares_text(room: NodeCapacity) -> str:
+    """Return what the GPUs of a node have: `GPU 0: chat 0.6, embed 0.2; GPU 1: free`."""
+    return "; ".join(
+        f"GPU {gpu}: {', '.join(_names(room.shares_on(gpu))) or _whole(room, gpu)}"
+        for gpu in room.layout.gpus
+    )
+
+
+def _names(shares: Mapping[tuple[str, int], int]) -> Iterator[str]:
+    for (model, _), share in sorted(shares.items(), key=lambda each: (-each[1], each[0])):
+        yield f"{model} {share / 1000:g}"
+
+
+def _whole(room: NodeCapacity, gpu: int) -> str:
+    return "free" if room.free >> gpu & 1 else "a whole replica"
