@@ -40,7 +40,9 @@ def prepare_vllm(here: NodePlan) -> None:
         next_files(
             found.rendered.values() if found else (),
             (unit for unit in running if unit not in planned),
-            vllm_node.restart_files(found.secrets) if found else (),
+            vllm_node.restart_files(found.secrets, shares=vllm_node.shares_a_gpu(found.rendered))
+            if found
+            else (),
         )
     )
     there.files(name="units to switch to")
@@ -73,7 +75,9 @@ def prepared(here: NodePlan, wanted: Vllm, *, apart: bool = False) -> Prepared:
     }
 
     ground = Converge(
-        vllm_node.required_state(wanted, build, secrets, apart=apart),
+        vllm_node.required_state(
+            wanted, build, secrets, apart=apart, shares=vllm_node.shares_a_gpu(here.stages)
+        ),
         watch=(build.mark, *vllm_node.mark_files([*files, *copies])),
         probed=False,
     )

@@ -12,7 +12,7 @@ from gpufleet.operations.converge import Converge
 from gpufleet.remote import payload
 from gpufleet.serving import watchdog_unit
 from gpufleet.serving.credentials import API_KEY_FILE
-from gpufleet.serving.vllm_node import local_address
+from gpufleet.serving.unit import local_address
 
 
 @deploy("watchdog")

@@ -25,7 +25,7 @@ from gpufleet.artifacts.release import RELEASES
 from gpufleet.converge.desired import UNIT_DIRECTORY, File, started_line
 from gpufleet.errors import FleetError
 from gpufleet.flags.arguments import words
-from gpufleet.planning import adapter_flags
+from gpufleet.planning import adapter_flags, gpu_shares
 from gpufleet.planning.flag_layers import KIND
 from gpufleet.planning.multinode import disaggregation, launch
 from gpufleet.planning.stage import Stage
@@ -46,8 +46,14 @@ VARIABLES = node_paths.VARIABLES
 """Where `templates/vllm/vllm-variables.sh` lies on nodes whose stages have variables by files."""
 GUARD = f"{node_paths.GUARD}/gpufleet_guard.py"
 """Where `on_node/serving/guard.py` lies on nodes: servers that have a key load it."""
+GPU_TURN_PROGRAM = "serving/gpu_turn"
+"""What lies at `node_paths.GPU_TURN` on nodes whose stages share GPUs."""
 MIDDLEWARE = "gpufleet_guard.Guard"
 """The middleware's name for `--middleware`."""
+
+
+# Layers of flags that are settings of an entry.
+_SETTINGS = ("context", KIND, adapter_flags.LAYER, disaggregation.LAYER, gpu_shares.LAYER)
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,7 @@ def render_unit(
         | ({"rank": payload.archive("rank/rank")} if stage.group else {})
         | ({"variables": read_template("vllm/vllm-variables.sh", templates)} if secret else {})
         | ({"guard": payload.source("serving/guard")} if vllm.api_key_file is not None else {})
+        | ({"turn": payload.archive(GPU_TURN_PROGRAM)} if stage.gpu_share is not None else {})
         | {f"credential {name}": digest for name, digest in hashes.items()},
         templates,
         stage=stage,
@@ -120,11 +127,25 @@ def render_unit(
         program=RANK if stage.group else f"{RELEASES}/{release}/bin/vllm serve",
         credentials=sorted(hashes),
         stop_seconds=stop_seconds(model),
-        launcher=f"{VARIABLES} {LAUNCHER}" if secret else LAUNCHER,
+        launcher=" ".join([*([VARIABLES] if secret else []), LAUNCHER, *_turn(stage, model, vllm)]),
         release_directory=f"{RELEASES}/{release}",
         model_directory=systemd_quote(directory, command=False),
         protect_home="read-only" if _is_in_a_home(directory) else "yes",
     )
+
+
+def _turn(stage: Stage, model: Served, vllm: Vllm) -> tuple[str, ...]:
+    """Return what makes a server that shares its GPU wait for its turn to start."""
+    if stage.gpu_share is None:
+        return ()
+    url = f"http://{local_address(vllm.listen)}:{stage.port}"
+    folder = f"{node_paths.GPU_TURNS}/{stage.gpu_uuids[0]}"
+    return node_paths.GPU_TURN, folder, stage.id, url, str(model.start_seconds)
+
+
+def local_address(listen: str) -> str:
+    """Return the address at which the node reaches an endpoint that listens on `listen`."""
+    return "127.0.0.1" if listen in {"0.0.0.0", "::"} else listen  # noqa: S104
 
 
 def stop_seconds(model: Served) -> int:
@@ -242,7 +263,7 @@ def lines(stage: Stage, model: Served, vllm: Vllm) -> list[tuple[KeyPath, tuple[
     if stage.expert_parallel:
         planned[*own, "expert_parallel"] = ("enable-expert-parallel", True)
     for each in stage.flags:
-        setting = each.layer in ("context", KIND, adapter_flags.LAYER, disaggregation.LAYER)
+        setting = each.layer in _SETTINGS
         layer = each.layer if setting else "presets"
         value = each.value
         if stage.group and each.layer == disaggregation.LAYER and isinstance(value, dict):

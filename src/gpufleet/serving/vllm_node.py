@@ -23,6 +23,7 @@ from gpufleet.converge.desired import (
     Value,
 )
 from gpufleet.errors import FleetError
+from gpufleet.planning.gpu_shares import start_seconds
 from gpufleet.planning.stage import Stage
 from gpufleet.remote import payload
 from gpufleet.serving import flag_check, unit
@@ -84,9 +85,18 @@ def system_problems(
 
 
 def required_state(
-    wanted: Vllm, build: Release, secrets: Mapping[str, bytes], *, apart: bool = False
+    wanted: Vllm,
+    build: Release,
+    secrets: Mapping[str, bytes],
+    *,
+    apart: bool = False,
+    shares: bool = False,
 ) -> DesiredState:
-    """Return what a node needs before it can hold a release; `apart`: without what units read."""
+    """
+    Return what a node needs before it can hold a release; `apart`: without what units read.
+
+    `shares`: some of its stages share a GPU.
+    """
     user = wanted.user
     used = {name: each for name, each in secrets.items() if name in NOT_FOR_UNITS}
     return DesiredState(
@@ -112,19 +122,26 @@ def required_state(
         File(build.lock_path, build.lock),
         File(build.uv_lock_path, build.uv_lock),
         *(_secret(name, content) for name, content in used.items()),
-        *(() if apart else restart_files(secrets)),
+        *(() if apart else restart_files(secrets, shares=shares)),
     )
 
 
-def restart_files(secrets: Mapping[str, bytes]) -> tuple[File, ...]:
+def shares_a_gpu(stages: Iterable[Stage]) -> bool:
+    """Return whether some of these stages share a GPU with others, or may."""
+    return any(stage.gpu_share is not None for stage in stages)
+
+
+def restart_files(secrets: Mapping[str, bytes], *, shares: bool = False) -> tuple[File, ...]:
     """Return the files that units read when they start; their fingerprints cover them."""
     has_variables = any(name.startswith(f"{VARIABLE}.") for name in secrets)
     variables = File(unit.VARIABLES, read_template("vllm/vllm-variables.sh").encode(), mode=0o755)
+    turn = File(node_paths.GPU_TURN, payload.archive(unit.GPU_TURN_PROGRAM), mode=0o755)
     return (
         File(unit.LAUNCHER, read_template("vllm/vllm-serve.sh").encode(), mode=0o755),
         *([variables] if has_variables else []),
         File(unit.RANK, payload.archive("rank/rank"), mode=0o755),
         File(unit.GUARD, payload.source("serving/guard").encode()),
+        *([turn] if shares else []),
         *(_secret(name, each) for name, each in secrets.items() if name not in NOT_FOR_UNITS),
     )
 
@@ -193,10 +210,10 @@ def endpoints(rendered: Mapping[Stage, UnitFile], settings: NodeSettings) -> tup
         Endpoint(
             id=stage.id if port == stage.port else f"{stage.id} on port {port}",
             unit=stage.unit,
-            url=f"http://{local_address(wanted.listen)}:{port}",
+            url=f"http://{unit.local_address(wanted.listen)}:{port}",
             served_name=unit.served_name(stage, settings.serving[stage.model]),
             key_file=API_KEY_FILE if wanted.api_key_file else None,
-            start_seconds=settings.serving[stage.model].start_seconds,
+            start_seconds=_start_seconds(stage, rendered, settings),
             fingerprint=file.fingerprint,
             peers=tuple(node for node in stage.nodes if node != stage.node),
             adapters=stage.adapters,
@@ -206,14 +223,16 @@ def endpoints(rendered: Mapping[Stage, UnitFile], settings: NodeSettings) -> tup
     )
 
 
-def local_address(listen: str) -> str:
-    """Return the address at which the node reaches an endpoint that listens on `listen`."""
-    return "127.0.0.1" if listen in {"0.0.0.0", "::"} else listen  # noqa: S104
+def _start_seconds(stage: Stage, stages: Iterable[Stage], settings: NodeSettings) -> int:
+    """Return the deadline of a stage's start; one that shares its GPU may be the last there."""
+    together = [each for each in stages if each.gpus == stage.gpus] if stage.gpu_share else [stage]
+    return start_seconds(settings.serving[each.model] for each in together)
 
 
 def wait_seconds(stages: Iterable[Stage], settings: NodeSettings) -> int:
     """Return the seconds after which waiting for all endpoints ends, whatever else happens."""
-    return max((settings.serving[stage.model].start_seconds for stage in stages), default=0) + 300
+    every = tuple(stages)
+    return max((_start_seconds(stage, every, settings) for stage in every), default=0) + 300
 
 
 def mark_files(files: Iterable[Checkpoint | AdapterCopy]) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,8 @@ from hypothesis import strategies as st
 
 from gpufleet import node_paths
 from gpufleet.errors import FleetError
+from gpufleet.on_node.common import stages
+from gpufleet.on_node.serving import unit_command
 from gpufleet.planning.stage import Stage
 from gpufleet.serving import unit, unit_environment
 from gpufleet.serving.unit import (
@@ -574,3 +577,40 @@ def test_the_launcher_refuses_an_empty_key(tmp_path):
 
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "the API key is empty" in refused.stderr
+
+
+# -- shares of a GPU
+
+
+def shared(**changes):
+    stage = replace(STAGE, gpus=(2,), gpu_uuids=("GPU-5f1c",), tensor_parallel=1, gpu_share=0.2)
+    return render_unit(
+        stage,
+        model(gpu_share=0.2, start_seconds=900),
+        vllm(**changes),
+        release="r",
+        credentials=KEY,
+    )
+
+
+def test_a_server_that_shares_its_gpu_waits_for_its_turn():
+    lines = shared().content.splitlines()
+
+    assert (
+        f"ExecStart={LAUNCHER} /usr/local/libexec/gpufleet/vllm-gpu-turn "
+        "/var/lib/vllm/gpu-turns/GPU-5f1c llama-0 http://127.0.0.1:8000 900 \\"
+    ) in lines
+    assert "    /opt/vllm/releases/r/bin/vllm serve \\" in lines
+    assert "StateDirectory=vllm/llama-0 vllm/gpu-turns" in lines
+    assert "http://10.0.0.1:8000" in shared(listen="10.0.0.1").content
+
+
+def test_a_node_reads_its_release_and_arguments_as_of_any_other():
+    found = stages.started_release(shared().content)
+
+    stage = replace(STAGE, gpus=(2,), gpu_uuids=("GPU-5f1c",), tensor_parallel=1, gpu_share=0.2)
+    served = model(gpu_share=0.2, start_seconds=900)
+    assert found["release"] == "r"
+    assert found["arguments"] == unit.argument_lines(stage, served, vllm(), release="r")
+    words = unit_command.serve(unit_command.command(shared().content))
+    assert words == list(vllm_arguments(stage, served, vllm()))

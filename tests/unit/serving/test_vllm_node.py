@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpufleet import node_paths
 from gpufleet.artifacts.release import Release
 from gpufleet.converge.desired import Directory, File
 from gpufleet.serving.credentials import NOT_FOR_UNITS
@@ -38,3 +39,12 @@ def test_what_units_read_when_they_start_is_placed_with_them() -> None:
     modes = {name: each.mode for name, each in names.items() if not each.secret}
     assert modes.pop("gpufleet_guard.py") == 0o644  # the server imports it
     assert set(modes.values()) == {0o755}
+
+
+def test_what_servers_of_one_gpu_wait_with_is_only_where_some_are() -> None:
+    found = {each.path for each in restart_files(SECRETS, shares=True)} - {
+        each.path for each in restart_files(SECRETS)
+    }
+    assert found == {node_paths.GPU_TURN}
+    there = {each.path for each in required_state(VLLM, BUILD, {}).values_of(File)}
+    assert node_paths.GPU_TURN not in there

@@ -20,6 +20,7 @@ from gpufleet.fleet import assessment, fleet_plan
 from gpufleet.fleet.fleet_plan import Assessment
 from gpufleet.inventory.loader import Fleet
 from gpufleet.monitoring.rules import files
+from gpufleet.planning.gpu_shares import start_seconds
 from gpufleet.serving.unit import stop_seconds
 from gpufleet.settings.serving_settings import Served
 from gpufleet.settings.upgrade_settings import Golden, Upgrade
@@ -382,7 +383,7 @@ class FleetActions:
         looks = self._look(group, GONE_SECONDS)
         old = back != bool(self.back_to)
         wanted = group_units.expected_units(group, looks, self.kept_upgrade, old=old)
-        seconds = max((self._settings_of(r).start_seconds for r in group.replicas), default=0)
+        seconds = start_seconds(map(self._settings_of, group.replicas))
         asked = {
             name: node_questions.wait_ready(each, seconds) for name, each in wanted.items() if each
         }
