@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from gpufleet.inventory.loader import read
 from tests.support.checkout import ROOT
 from tests.support.fleet_folder import write_models
 from tests.support.rows import each_row
+from tests.unit.sizing.architectures.test_encoders import XLM
 
 EXAMPLES = ROOT / "examples"
 FLEETS = sorted(EXAMPLES.glob("*/inventories/*.py"))
@@ -20,6 +22,11 @@ MODELS = (
     *("meta-llama/Meta-Llama-3.1-70B", "meta-llama/Meta-Llama-3.1-405B"),
     *("google/gemma-3-27b-it", "openai/gpt-oss-120b"),
 )
+# Both are XLM-R Large.
+ENCODERS = {
+    "BAAI/bge-m3": "XLMRobertaModel",
+    "BAAI/bge-reranker-v2-m3": "XLMRobertaForSequenceClassification",
+}
 # Those of examples/explained have none of their own.
 EXPLAINED = {"gpu_h100": "h100x8", "gpu_a100": "a100x4-pcie"}
 
@@ -28,7 +35,11 @@ EXPLAINED = {"gpu_h100": "h100x8", "gpu_a100": "a100x4-pcie"}
 def models(tmp_path_factory) -> Path:
     """The models' configs, also by their last name alone, as the paths of examples have them."""
     folder = write_models(tmp_path_factory.mktemp("models"), *MODELS)
-    for name in MODELS:
+    for name, architecture in ENCODERS.items():
+        (folder / name).mkdir(parents=True)
+        config = {**XLM, "architectures": [architecture], "id2label": {"0": "LABEL_0"}}
+        (folder / name / "config.json").write_text(json.dumps(config))
+    for name in (*MODELS, *ENCODERS):
         (folder / name.rpartition("/")[2]).symlink_to(folder / name)
     return folder
 
@@ -42,6 +53,18 @@ def test_an_example_has_no_mistake_and_its_models_fit_its_hardware(inventory, mo
     assert found.problems == ()
     assert found.totals
     assert found.totals.planned
+
+
+def test_three_models_share_one_gpu(models):
+    """The flags that vLLM gets leave each its share, and the plan names what is left."""
+    fleet = read(EXAMPLES / "shared-gpu/inventories/box.py")
+    [node] = fleet.nodes.values()
+    found = validate(fleet, models_folder=models, secret_files=False)
+
+    assert found.problems == ()
+    assert found.totals
+    assert found.totals.planned == 1
+    assert sum(each.gpu_share or 0 for each in node.settings.serving.values()) <= 0.95
 
 
 def test_fourteen_mixed_nodes_with_seven_models_are_declared_in_forty_lines(models):
