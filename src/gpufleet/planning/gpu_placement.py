@@ -255,6 +255,7 @@ class NodeCapacity:
         "_needed",
         "_shares",
         "_uuids",
+        "changes",
         "free",
         "groups",
         "held",
@@ -291,6 +292,8 @@ class NodeCapacity:
         # of those that are held.
         self._shares: dict[int, dict[tuple[str, int], int]] = {}
         self._held_shares: dict[tuple[str, int], int] = {}
+        self.changes = 0
+        """How often GPUs were assigned, held or released so far."""
         self._uuids: dict[int, str] = {}
         self._indices: dict[str, int] = {}
 
@@ -310,6 +313,7 @@ class NodeCapacity:
 
     def take(self, gpus: Iterable[int]) -> None:
         """Assign GPUs to a stage."""
+        self.changes += 1
         taken = mask(gpus)
         self.free &= ~taken
         self.open &= ~taken
@@ -322,6 +326,7 @@ class NodeCapacity:
 
         `share` is in thousandths of the GPU; 0: it has whole ones.
         """
+        self.changes += 1
         if needed:
             self._needed.add(replica)
         if share:
@@ -331,6 +336,7 @@ class NodeCapacity:
 
     def release(self, replica: tuple[str, int]) -> None:
         """Remove the mark of `hold`."""
+        self.changes += 1
         self._held_shares.pop(replica, None)
         if self.held.pop(replica, None) is not None:
             self.open = self.free

@@ -142,29 +142,42 @@ class SharePicker:
         self._on = on
         self._displace = displace
         self._prefer = prefer
+        # By node: what the answer was worked out for, and the answer. Nodes that nothing has
+        # changed are not looked at again.
+        self._known: dict[int, tuple[tuple[int, int], tuple[int, ...] | None]] = {}
 
     def next(self) -> tuple[Division, list[Part]] | None:
         """Return the next replica's part, or None without room. Taking it is the caller's."""
-        found = min(self._places(), default=None)
-        if found is None:
+        best = min(filter(None, map(self._best, range(len(self._rooms)))), default=None)
+        if best is None:
             return None
-        room, division = self._rooms[found[-2]]
-        return division, [(room, (found[-1],))]
+        *_, at, gpu = best
+        room, division = self._rooms[at]
+        return division, [(room, (gpu,))]
 
-    def _places(self) -> Iterator[tuple[int, ...]]:
-        for at, (room, division) in enumerate(self._rooms):
-            rank, on = group_rank(room, self._prefer), self._on[room.name]
-            fresh = room.layout.group(room.open, division, pcie=False)
-            for gpu in room.layout.gpus:
-                displaced = room.displaced_by_share(gpu, self._share, self._model, MOST)
-                if displaced is None or (displaced and not self._displace):
-                    continue
-                used = room.share_used(gpu)
-                if not (used or displaced or gpu in fresh):
-                    continue
-                free = 0 if used else room.open.bit_count()
-                cost = (*room.cost_of(displaced), room.shares_of(displaced))
-                yield (*cost, rank, on, not used, -free, -used, room.order, at, gpu)
+    def _best(self, at: int) -> tuple[int, ...] | None:
+        """Return a node's best GPU with its place in the order; None: it has no room."""
+        room = self._rooms[at][0]
+        seen = room.changes, self._on[room.name]
+        known = self._known.get(at)
+        if known is None or known[0] != seen:
+            known = self._known[at] = seen, min(self._places(at), default=None)
+        return known[1]
+
+    def _places(self, at: int) -> Iterator[tuple[int, ...]]:
+        room, division = self._rooms[at]
+        rank, on = group_rank(room, self._prefer), self._on[room.name]
+        fresh = room.layout.group(room.open, division, pcie=False)
+        for gpu in room.layout.gpus:
+            displaced = room.displaced_by_share(gpu, self._share, self._model, MOST)
+            if displaced is None or (displaced and not self._displace):
+                continue
+            used = room.share_used(gpu)
+            if not (used or displaced or gpu in fresh):
+                continue
+            free = 0 if used else room.open.bit_count()
+            cost = (*room.cost_of(displaced), room.shares_of(displaced))
+            yield (*cost, rank, on, not used, -free, -used, room.order, at, gpu)
 
 
 def shares_text(room: NodeCapacity) -> str:

@@ -526,11 +526,6 @@ class Served(Setting):
                     f"`gpu_share` beside `{key}: {number}`: a share is of one GPU: remove "
                     "`gpu_share`, and the replica gets whole GPUs, or remove the other"
                 )
-        if self.prefill:
-            yield (
-                "`gpu_share` beside `prefill`: buffers that hand over the KV cache are not "
-                "counted in a share: remove one of both"
-            )
         for name, why in _NOT_WITH_A_SHARE.items():
             if name in names:
                 yield f"`gpu_share` beside `flags.{name}`: {why}: remove the flag"

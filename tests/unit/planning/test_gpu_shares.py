@@ -371,7 +371,6 @@ BESIDE = {
     "tensor": ({"tensor_parallel": 2}, "`gpu_share` beside `tensor_parallel: 2`"),
     "pipeline": ({"pipeline_parallel": 2}, "`gpu_share` beside `pipeline_parallel: 2`"),
     "data": ({"data_parallel": 2}, "`gpu_share` beside `data_parallel: 2`"),
-    "prefill": ({"prefill": "other"}, "`gpu_share` beside `prefill`"),
     "utilization": (
         {"flags": {"gpu-memory-utilization": 0.5}},
         "`gpu_share` beside `flags.gpu-memory-utilization`: it follows",
@@ -395,3 +394,16 @@ def test_what_contradicts_a_share_is_refused(changes, sentence):
         Served.model_validate({"model": "/srv/m", "gpu_share": 0.2, **changes})
 
     assert sentence in str(refused.value)
+
+
+@each_row("shares", [{"one"}, {"two"}, {"one", "two"}])
+def test_an_entry_that_hands_its_cache_over_has_no_share(shares):
+    models = {
+        name: {**EMBED, "gpu_share": 0.2 if name in shares else None} for name in ("one", "two")
+    }
+    models["one"]["prefill"] = "two"
+    with pytest.raises(FleetError) as refused:
+        fleet(models)
+
+    found = {name for name in models if f"serving.{name}.gpu_share: hands" in str(refused.value)}
+    assert found == shares

@@ -325,6 +325,11 @@ def _entry_problems(
     """Yield what keeps one entry from handing anything over."""
     key = f"serving.{entry.name}"
     yield from _transfer_flag_problems(key, entry.served.flags)
+    if entry.served.gpu_share is not None:
+        yield (
+            f"{key}.gpu_share: hands KV caches over, and the buffers for that are not counted in a "
+            "share: remove `gpu_share`, or `prefill` of the pair"
+        )
     if cpus := [
         node for node, vllm in zip(entry.nodes, entry.vllm, strict=True) if vllm.device == "cpu"
     ]:
