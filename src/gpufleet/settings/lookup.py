@@ -38,6 +38,7 @@ _UNITS = (
     ("_percent", "percent"),
     ("_ratio", "ratio"),
     ("_penalty", "ratio"),
+    ("_share", "fraction of one GPU"),
     ("_port", "TCP port"),
     ("_tokens", "tokens"),
     ("_parallel", "GPUs"),
