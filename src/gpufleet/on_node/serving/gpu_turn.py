@@ -86,6 +86,8 @@ class Server:
 
     def watch(self, url: str, seconds: int) -> None:
         """Return when the next server may start."""
+        # Whatever a look hangs in, the kernel ends this process, and with it the turn.
+        signal.alarm(seconds + 2 * int(ANSWER_SECONDS))
         until = time.monotonic() + seconds
         while lives(self.folder, self.name):
             if answers(url):
@@ -105,9 +107,9 @@ class Server:
         """End it, for it measured while others freed memory, and wait until it has ended."""
         why = "%s ended while this server measured the GPU's free memory: it starts again"
         say(why % ", ".join(gone))
+        signal.alarm(END_SECONDS)
         os.kill(self.pid, signal.SIGTERM)
-        until = time.monotonic() + END_SECONDS
-        while lives(self.folder, self.name) and time.monotonic() < until:
+        while lives(self.folder, self.name):
             time.sleep(POLL_SECONDS)
 
 

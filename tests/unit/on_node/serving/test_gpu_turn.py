@@ -31,6 +31,13 @@ def note(text):
 note("begins %s %d" % (name, os.getpid()))
 while not os.path.exists(folder + "/" + name + ".go"):
     time.sleep(0.02)
+while name.startswith("dripping"):  # a server that answers for ever, a byte at a time
+    import socket
+    listening = socket.create_server(("127.0.0.1", port))
+    taken, _ = listening.accept()
+    while True:
+        taken.send(b"H")
+        time.sleep(0.5)
 class Health(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
@@ -175,6 +182,18 @@ def test_a_server_that_never_answers_holds_the_others_up_for_its_deadline_only(g
 
     assert "does not answer after 1 s" in gpu.said("chat-0")
     assert first.poll() is None
+
+
+def test_a_server_whose_answer_never_ends_holds_the_others_up_for_its_deadline_only(
+    gpu: Gpu,
+) -> None:
+    gpu.start("dripping-0", seconds=1)
+    gpu.go("dripping-0")
+    gpu.begun("dripping-0")
+    gpu.start("embed-0")
+    gpu.waits("embed-0")
+
+    gpu.begun("embed-0")
 
 
 def test_a_server_that_measured_while_a_neighbour_ended_is_ended(gpu: Gpu) -> None:
