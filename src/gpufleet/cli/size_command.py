@@ -308,7 +308,7 @@ def version(text: str) -> tuple[int, ...]:
 def _options(given: dict[str, Any]) -> Options:
     from gpufleet.catalog.gpu_models import card
     from gpufleet.sizing.lora_memory import Lora
-    from gpufleet.sizing.options import Options, is_pooling, modalities_off
+    from gpufleet.sizing.options import Options, is_pooling, modalities_off, video_frames
 
     speculative = given["speculative_config"] or {}
     tokens = speculative.get("num_speculative_tokens", given["num_speculative_tokens"])
@@ -354,6 +354,7 @@ def _options(given: dict[str, Any]) -> Options:
         pooling=is_pooling(given["runner"], given["convert"]),
         language_model_only=given["language_model_only"],
         modalities_off=modalities_off(given["limit_mm_per_prompt"] or {}),
+        video_frames=video_frames(given["limit_mm_per_prompt"] or {}),
         cpu_offload_gib=given["cpu_offload_gb"],
         hybrid_manager=not given["disable_hybrid_kv_cache_manager"],
         compute_capability=capability,

@@ -13,7 +13,13 @@ from gpufleet.planning.gpu_shares import UTILIZATION, utilization
 from gpufleet.planning.parallelism import Division, Kind
 from gpufleet.settings.serving_settings import Served
 from gpufleet.sizing.lora_memory import Lora
-from gpufleet.sizing.options import AUTO_LENGTH, Options, is_pooling, modalities_off
+from gpufleet.sizing.options import (
+    AUTO_LENGTH,
+    Options,
+    is_pooling,
+    modalities_off,
+    video_frames,
+)
 from gpufleet.versions import numbers
 
 
@@ -53,8 +59,10 @@ def sizing_options(served: Served, kind: Kind, division: Division) -> Options:
         pooling=is_pooling(flags.get("runner"), flags.get("convert") or flags.get("task")),
         language_model_only=flags.get("language-model-only") is True,
         modalities_off=modalities_off(read_object(flags.get("limit-mm-per-prompt"))),
+        video_frames=video_frames(read_object(flags.get("limit-mm-per-prompt"))),
         hybrid_manager=flags.get("disable-hybrid-kv-cache-manager") is not True,
         compute_capability=kind.compute_capability,
+        gpu=kind.gpu or None,
         device="cpu" if kind.device == "cpu" else "cuda",
     )
 

@@ -23,6 +23,7 @@ from gpufleet.sizing.architectures.max_length import text_part
 from gpufleet.sizing.dummy_run import GIB
 from gpufleet.sizing.fit_suggestions import SmallCache, explain, gib, rounded_down, suggest
 from gpufleet.sizing.launch_rules.rules import Choice, refusals
+from gpufleet.sizing.media_items import whole_item_tokens
 from gpufleet.sizing.not_counted import counted, not_counted
 from gpufleet.sizing.options import AUTO_LENGTH, NEWEST, Confidence, Options, Sizing, check_options
 from gpufleet.sizing.served_parts import as_served, is_text_only
@@ -350,6 +351,7 @@ def _refusals(description: Description, options: Options) -> tuple[str, ...]:
         # One that is given is compared with the other's default.
         max_num_seqs=chosen.max_num_seqs,
         max_num_batched_tokens=chosen.max_num_batched_tokens,
+        whole_item=whole_item_tokens(description, options),
     )
     found = refusals(
         description.architecture,

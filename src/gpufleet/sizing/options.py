@@ -59,6 +59,8 @@ class Options:
     language_model_only: bool = False
     modalities_off: frozenset[str] = frozenset()
     """Those that `--limit-mm-per-prompt` sets to 0: "image", "video", "audio"."""
+    video_frames: int | None = None
+    """`num_frames` of videos in `--limit-mm-per-prompt`; None: the model's own limit."""
     hybrid_manager: bool = True
     compute_capability: tuple[int, int] | None = None
     """(9, 0) is Hopper; None: unknown, and what depends on it is not judged."""
@@ -203,3 +205,10 @@ def modalities_off(limits: Mapping[str, Any]) -> frozenset[str]:
         for name, limit in limits.items()
         if (limit.get("count") if isinstance(limit, Mapping) else limit) == 0
     )
+
+
+def video_frames(limits: Mapping[str, Any]) -> int | None:
+    """Return `num_frames` of videos in `--limit-mm-per-prompt`; None: it is not given."""
+    limit = limits.get("video")
+    frames = limit.get("num_frames") if isinstance(limit, Mapping) else None
+    return frames if isinstance(frames, int) and frames > 0 else None

@@ -93,6 +93,7 @@ CHOICES = st.builds(
     max_num_seqs=st.sampled_from([None, 256, 4096]),
     max_num_batched_tokens=st.sampled_from([None, 1024, 8192]),
     chunked_prefill=st.booleans(),
+    whole_item=st.sampled_from([None, 2496]),
 )
 GPUS = st.sampled_from([None, (10, 0), (12, 0), HOPPER, ADA, AMPERE, TURING, VOLTA])
 RELEASES = st.sampled_from([*vllm_support.releases(), (0, 15, 1), (0, 40, 0)])

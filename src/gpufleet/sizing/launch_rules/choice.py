@@ -31,6 +31,8 @@ class Choice:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     chunked_prefill: bool = True
+    whole_item: int | None = None
+    """Tokens of the largest image or clip that one step has to hold; None: none has to."""
 
 
 @dataclass(frozen=True)

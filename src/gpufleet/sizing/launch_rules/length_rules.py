@@ -39,7 +39,7 @@ def _how_to_lengthen(case: LaunchCase) -> str:
 
 
 def check_batched_tokens(case: LaunchCase) -> Iterator[Refused]:
-    """Refuse batched tokens below the sequences or the length."""
+    """Refuse batched tokens below the sequences, an image or clip, or the length."""
     tokens, sequences = case.choice.max_num_batched_tokens, case.choice.max_num_seqs
     if tokens is None:
         return
@@ -52,6 +52,18 @@ def check_batched_tokens(case: LaunchCase) -> Iterator[Refused]:
             f"--max-num-batched-tokens {tokens} is less than --max-num-seqs {sequences}",
             rule,
             sequences,
+        )
+    item = case.choice.whole_item
+    if item is not None and tokens < item:
+        yield Refused(
+            "batched-tokens-below-item",
+            "max_num_batched_tokens",
+            tokens,
+            f"--max-num-batched-tokens {tokens}, given or the release's default, is less than the "
+            f"{item} tokens of one clip, which {case.model} reads in one step",
+            "vllm/v1/core/encoder_cache_manager.py: compute_mm_encoder_budget",
+            item,
+            "take no clips: `limit-mm-per-prompt` with video 0",
         )
     length = case.choice.max_model_len or case.architecture.default_length(case.vllm)
     if not case.choice.chunked_prefill and tokens < length:

@@ -1,0 +1,48 @@
+"""
+Images and clips that a model has to read in one step.  Pure.
+
+A model whose image tokens see each other in both directions cannot read half of an image: vLLM
+switches chunked input of media off for it (check_and_update_config in vllm/platforms/cuda.py), and
+ends at its start where the largest item has more tokens than a step (compute_mm_encoder_budget in
+vllm/v1/core/encoder_cache_manager.py).
+"""
+
+from __future__ import annotations
+
+from gpufleet.sizing.architectures.description import Description
+from gpufleet.sizing.architectures.max_length import text_part
+from gpufleet.sizing.options import Options
+from gpufleet.sizing.served_parts import is_text_only
+
+_FRAMES, _FRAME_TOKENS = 32, 70 + 2 + 6
+"""Of a clip: _VIDEO_MAX_FRAMES, and what a frame takes with its marks and its time
+(get_mm_max_tokens_per_item in vllm/model_executor/models/gemma4_mm.py). An image takes less."""
+_WHOLE_SINCE = (0, 20)
+"""The first release that knows by Gemma 4's config whether its image tokens see each other
+(Gemma4ModelArchConfigConvertor). 0.19 serves the model, and reads images in parts."""
+_FRAMES_LIMITED_SINCE = (0, 21)
+"""`num_frames` of `--limit-mm-per-prompt` counts."""
+_DEFAULT_RAISED_SINCE = (0, 22)
+"""The default of `--max-num-batched-tokens` is raised to the largest item
+(_get_min_mm_batched_tokens in vllm/engine/arg_utils.py)."""
+
+
+def whole_item_tokens(description: Description, options: Options) -> int | None:
+    """
+    Return the tokens of the largest item that one step has to hold.
+
+    None: nothing is refused for it, or it is not known of the model.
+    """
+    if options.device != "cuda" or options.vllm < _WHOLE_SINCE:
+        return None
+    if options.max_num_batched_tokens is None and options.vllm >= _DEFAULT_RAISED_SINCE:
+        return None
+    config = description.config or {}
+    if config.get("model_type") != "gemma4" or "video" in options.modalities_off:
+        return None
+    if text_part(config).get("use_bidirectional_attention") != "vision":
+        return None
+    if not description.architecture.multimodal or is_text_only(description, options):
+        return None
+    frames = options.video_frames if options.vllm >= _FRAMES_LIMITED_SINCE else None
+    return min(_FRAMES, frames or _FRAMES) * _FRAME_TOKENS
