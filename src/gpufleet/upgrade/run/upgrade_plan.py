@@ -10,7 +10,7 @@ from gpufleet.fleet.drift import NODE
 from gpufleet.formatting import join_names
 from gpufleet.inventory.loader import Fleet
 from gpufleet.settings.upgrade_settings import Upgrade
-from gpufleet.upgrade.plan import spare_replica
+from gpufleet.upgrade.plan import handover_partners, spare_replica
 from gpufleet.upgrade.plan.declare_version import Edit
 from gpufleet.upgrade.plan.replica_load import ReplicaLoad
 from gpufleet.upgrade.plan.wave import Group
@@ -62,10 +62,11 @@ def plan_now(
     if problems := api_key_change.find_problems(nodes, front, differs, settings):
         raise FleetError(*problems)
     loads = _loads(nodes, wanted, found)
-    alone = tuple(
-        spare_replica.remarks(
+    alone = (
+        *spare_replica.remarks(
             differs, found.found, found.documents, wanted.declared.gpu_nodes, before
-        )
+        ),
+        *handover_partners.remarks(differs, settings),
     )
     try:
         plan = plan_waves(
