@@ -7,7 +7,11 @@ holds from the release whose source was read to have it first.
 
 from __future__ import annotations
 
+import json
+import math
+import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +63,9 @@ class Settings:
     def key(self, name: str, key: str) -> Any:
         """Return one member of a JSON flag that is given; None if it is not there."""
         value = self.value(name)
+        if isinstance(value, str):  # 0.8.2 reads `--speculative-config` only after its parser
+            with suppress(ValueError, RecursionError):
+                value = json.loads(value)
         return value.get(key) if isinstance(value, dict) else None
 
 
@@ -101,6 +108,7 @@ _EXECUTOR, _ASYNC = "--distributed-executor-backend", "--async-scheduling"
 _SPEC, _COMPILE = "--speculative-config", "--compilation-config"
 _SEQS, _TOKENS, _LENGTH = "--max-num-seqs", "--max-num-batched-tokens", "--max-model-len"
 _GRPC_PORT = "--grpc-port"
+_GROUP, _OF_GROUP = "--offload-group-size", "--offload-num-in-group"
 _PARTIAL, _LONG_PARTIAL = "--max-num-partial-prefills", "--max-long-partial-prefills"
 _BY_BATCH = "num_speculative_tokens_per_batch_size"
 
@@ -154,6 +162,73 @@ def _ngram_of_no_length(s: Settings) -> bool:
         and s.value("--spec-tokens") is None
         and all(length is None for length in lengths)
     )
+
+
+def _ngram_upside_down(s: Settings) -> bool:
+    least, most = (s.key(_SPEC, f"prompt_lookup_{end}") for end in ("min", "max"))
+    return (
+        s.key(_SPEC, "method") in ("ngram", "[ngram]")
+        and isinstance(least, int)
+        and isinstance(most, int)
+        and least > most
+    )
+
+
+def _draft_divided_otherwise(s: Settings) -> bool:
+    ranks = s.key(_SPEC, "draft_tensor_parallel_size")
+    return (
+        isinstance(s.key(_SPEC, "model"), str)
+        and isinstance(ranks, int)
+        and ranks not in (1, s.number(_TP))
+    )
+
+
+def _suffix_out_of_bounds(s: Settings) -> bool:
+    """Return whether a number of suffix decoding lies outside of its bounds."""
+    bounds = (
+        ("max_tree_depth", 1.0, math.inf),
+        ("max_cached_requests", 0.0, math.inf),
+        ("max_spec_factor", 0.0, math.inf),
+        ("min_token_prob", 0.0, 1.0),
+    )
+    given = [(s.key(_SPEC, f"suffix_decoding_{key}"), low, high) for key, low, high in bounds]
+    return s.key(_SPEC, "method") == "suffix" and any(
+        isinstance(value, int | float) and not low <= value <= high for value, low, high in given
+    )
+
+
+def _adapters_beside_drafts(s: Settings) -> bool:
+    """Return whether a step has fewer tokens than all requests with their drafts."""
+    drafts = s.key(_SPEC, "num_speculative_tokens")
+    return (
+        s.on("--enable-lora")
+        and isinstance(drafts, int)
+        and s.has(_TOKENS)
+        and s.has(_SEQS)
+        and 0 < s.number(_TOKENS, 0) < s.number(_SEQS, 0) * (drafts + 1)
+    )
+
+
+def _offload_is_grouped(s: Settings) -> bool:
+    return s.number(_GROUP, 0) > 0 or s.value("--offload-backend") == "prefetch"
+
+
+def _is_no_cpu_list(cpus: str) -> bool:
+    """
+    Return whether numactl could not read a list of processors.
+
+    >>> [_is_no_cpu_list(each) for each in ("0-3,8", "3-0", "a")]
+    [False, True, True]
+    """
+    if not re.fullmatch(r"[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*", cpus):
+        return True
+    spans = [part.split("-") for part in cpus.split(",") if "-" in part]
+    return any(int(first) > int(last) for first, last in spans)
+
+
+def _listed(s: Settings, name: str) -> list[Any]:
+    given = s.value(name)
+    return list(given) if isinstance(given, list | tuple) else []
 
 
 def _several_partial_prefills(s: Settings) -> bool:
@@ -697,6 +772,90 @@ RULES = (
         "`--max-loras` has to be at least 1",
         "config/lora.py LoRAConfig.__post_init__",
         until="0.11.1",
+    ),
+    Conflict(
+        (_SPEC,),
+        "0.8.2",
+        _ngram_upside_down,
+        "`prompt_lookup_min` of `--speculative-config` cannot be more than `prompt_lookup_max`",
+        "config/speculative.py SpeculativeConfig.__post_init__",
+    ),
+    Conflict(
+        (_SPEC, _TP),
+        "0.8.2",
+        _draft_divided_otherwise,
+        "`draft_tensor_parallel_size` of `--speculative-config` must be 1, or that of the model",
+        "config/speculative.py SpeculativeConfig",
+    ),
+    Conflict(
+        (_SPEC,),
+        "0.11.1",
+        _suffix_out_of_bounds,
+        "suffix decoding needs a `suffix_decoding_max_tree_depth` of at least 1, a "
+        "`suffix_decoding_min_token_prob` from 0 to 1, and other numbers of at least 0",
+        "config/speculative.py SpeculativeConfig._validate_suffix_decoding",
+    ),
+    Conflict(
+        ("--enable-lora",),
+        "0.11.1",
+        _adapters_beside_drafts,
+        "with adapters and speculative decoding `--max-num-batched-tokens` cannot be less than "
+        "`--max-num-seqs` times one more than `num_speculative_tokens`",
+        "engine/arg_utils.py create_engine_config",
+    ),
+    Conflict(
+        (_HEADLESS,),
+        "0.9.0",
+        lambda s: s.has(_LOCAL) and s.number(_LOCAL) < 1,
+        "`--headless` starts ranks alone: `--data-parallel-size-local` must be at least 1",
+        "entrypoints/cli/serve.py run_headless",
+    ),
+    Conflict(
+        (_GROUP, _OF_GROUP, "--offload-backend"),
+        "0.17.0",
+        lambda s: _offload_is_grouped(s) and s.number(_OF_GROUP) > s.number(_GROUP, 0),
+        "`--offload-num-in-group` cannot be more than `--offload-group-size`",
+        "config/offload.py OffloadConfig.validate_offload_config",
+    ),
+    Conflict(
+        (_GROUP, "--offload-prefetch-step", "--offload-backend"),
+        "0.17.0",
+        lambda s: _offload_is_grouped(s) and s.number("--offload-prefetch-step") < 1,
+        "layers that are fetched ahead need `--offload-prefetch-step` of at least 1",
+        "config/offload.py OffloadConfig.validate_offload_config",
+    ),
+    Conflict(
+        ("--mm-shm-cache-max-object-size-mb",),
+        "0.11.1",
+        lambda s: (
+            s.number("--mm-shm-cache-max-object-size-mb", 128) != 128
+            and s.value("--mm-processor-cache-type") != "shm"
+        ),
+        "`--mm-shm-cache-max-object-size-mb` needs `--mm-processor-cache-type` shm",
+        "config/multimodal.py MultiModalConfig",
+    ),
+    Conflict(
+        ("--mm-encoder-attn-backend",),
+        "0.12.0",
+        lambda s: str(s.value("--mm-encoder-attn-backend")).upper() == "XFORMERS",
+        "`--mm-encoder-attn-backend` XFORMERS was removed: choose another, or leave it out",
+        "config/multimodal.py MultiModalConfig",
+    ),
+    Conflict(
+        ("--numa-bind-cpus",),
+        "0.20.0",
+        lambda s: any(_is_no_cpu_list(str(each)) for each in _listed(s, "--numa-bind-cpus")),
+        "`--numa-bind-cpus` takes numactl's lists, with the lower number first: 0-3 or 0,2,4-7",
+        "config/parallel.py ParallelConfig",
+    ),
+    Conflict(
+        ("--numa-bind-nodes",),
+        "0.20.0",
+        lambda s: any(
+            isinstance(each, int) and each < 0 for each in _listed(s, "--numa-bind-nodes")
+        ),
+        "`--numa-bind-nodes` are numbers from 0",
+        "config/parallel.py ParallelConfig",
     ),
 )
 """All rules. Facts that a model or a GPU decides are left to the plan and to the node."""

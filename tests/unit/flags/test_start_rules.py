@@ -21,7 +21,8 @@ PAGE = "measured/flag-start-rules.md"
 VERSIONS = schema.versions()
 
 # A line for each rule, in the order of the rules; words before `M` are variables.
-BREAKS = """
+BREAKS = (
+    """
 M --headless --api-server-count 1
 M --headless --api-server-count 2
 M --headless --data-parallel-hybrid-lb
@@ -87,7 +88,21 @@ M --lora-modules a=/b
 M --collect-detailed-traces all
 M --gpu-memory-utilization 1.5
 M --enable-lora --max-loras 0
-""".strip().splitlines()
+M --speculative-config {"method":"ngram","prompt_lookup_min":5,"prompt_lookup_max":2}
+M -tp 4 --speculative-config {"model":"m","draft_tensor_parallel_size":2}
+M --speculative-config {"method":"suffix","suffix_decoding_max_tree_depth":0}
+M --enable-lora --max-num-seqs 9 --max-num-batched-tokens 17 --speculative-config {SPEC}
+M --headless --data-parallel-size-local 0
+M --offload-group-size 2 --offload-num-in-group 3
+M --offload-group-size 2 --offload-prefetch-step 0
+M --mm-shm-cache-max-object-size-mb 64
+M --mm-encoder-attn-backend XFORMERS
+M --numa-bind --numa-bind-cpus 3-1
+M --numa-bind --numa-bind-nodes -1
+""".replace("{SPEC}", '{"model":"m","num_speculative_tokens":1}')
+    .strip()
+    .splitlines()
+)
 
 assert len(BREAKS) == len(RULES), (len(BREAKS), len(RULES))
 
