@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from gpufleet.catalog import presets
 from gpufleet.errors import FleetError
+from gpufleet.flags import schema
 from gpufleet.flags.explain import explain_flag
 from gpufleet.settings.serving_settings import Served
 from tests.support.rows import each_row
@@ -92,3 +93,38 @@ def test_a_family_without_a_parser_is_refused_with_what_to_set(model, vllm, says
     with pytest.raises(FleetError, match=says) as refused:
         presets.choose("tools", (choice,), replace(SUBJECT, model=model, vllm=vllm))
     assert "set `flags.tool-call-parser` yourself" in str(refused.value)
+
+
+def known(release: schema.Schema) -> tuple[str, ...]:
+    flag = release.flag("--tool-call-parser")
+    return flag.choices or flag.suggested
+
+
+def test_every_release_since_then_has_the_tool_parser_of_a_family():
+    """As the releases' own registries have it, which the flags' schemas were read from."""
+    releases = [schema.load(each) for each in schema.versions()]
+    for family in presets.families():
+        parser = family.tool_call_parser
+        first = schema.sort_key(family.since)
+        lacking = [
+            each.version
+            for each in releases
+            if parser and schema.sort_key(each.version) >= first and parser not in known(each)
+        ]
+        assert lacking == [], f"{family.model}: {parser}"
+
+
+@pytest.mark.parametrize(
+    ("model", "parser"),
+    [
+        ("deepseek-ai/DeepSeek-V4.1", "deepseek_v41"),
+        ("deepseek-ai/DeepSeek-V4-Flash", "deepseek_v4"),
+        ("stepfun-ai/Step-3.5-Flash", "step3p5"),
+        ("ai-sage/GigaChat3-10B-A1.8B", "gigachat3"),
+        ("XiaomiMiMo/MiMo-V2.6-Flash-RL", "mimo"),
+    ],
+)
+def test_a_newer_family_is_not_taken_for_an_older_one(model, parser):
+    choice = presets.Choice(value="tool-call-parser", because="of this", table="families")
+    found = presets.choose("tools", (choice,), replace(SUBJECT, model=model, vllm=(0, 32, 0)))
+    assert found == (parser, "of this")
