@@ -842,6 +842,29 @@ RULES = (
         "config/multimodal.py MultiModalConfig",
     ),
     Conflict(
+        ("--enable-flashinfer-autotune", "--kernel-config"),
+        "0.16.0",
+        lambda s: (
+            s.has("--enable-flashinfer-autotune")
+            and s.key("--kernel-config", "enable_flashinfer_autotune") is not None
+        ),
+        "`--enable-flashinfer-autotune` and its key in `--kernel-config` exclude each other",
+        "engine/arg_utils.py create_engine_config",
+    ),
+    Conflict(
+        ("--kv-transfer-config",),
+        "0.21.0",
+        lambda s: (
+            s.key("--kv-transfer-config", "kv_connector") is not None
+            and "expandable_segments:True" in s.environment.get("PYTORCH_CUDA_ALLOC_CONF", "")
+            and not s.on("--enable-cumem-allocator")
+            and not s.on("--enable-sleep-mode")
+        ),
+        "a KV connector does not work with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which "
+        "moves the memory that it has registered: remove the variable's part",
+        "config/vllm.py VllmConfig._verify_kv_transfer_compat",
+    ),
+    Conflict(
         ("--numa-bind-cpus",),
         "0.20.0",
         lambda s: any(_is_no_cpu_list(str(each)) for each in _listed(s, "--numa-bind-cpus")),

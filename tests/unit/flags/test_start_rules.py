@@ -97,9 +97,12 @@ M --offload-group-size 2 --offload-num-in-group 3
 M --offload-group-size 2 --offload-prefetch-step 0
 M --mm-shm-cache-max-object-size-mb 64
 M --mm-encoder-attn-backend XFORMERS
+M --enable-flashinfer-autotune --kernel-config {"enable_flashinfer_autotune":true}
+PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True M --kv-transfer-config {KV}
 M --numa-bind --numa-bind-cpus 3-1
 M --numa-bind --numa-bind-nodes -1
 """.replace("{SPEC}", '{"model":"m","num_speculative_tokens":1}')
+    .replace("{KV}", '{"kv_connector":"NixlConnector","kv_role":"kv_both"}')
     .strip()
     .splitlines()
 )
