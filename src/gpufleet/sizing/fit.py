@@ -23,7 +23,7 @@ from gpufleet.sizing.architectures.max_length import text_part
 from gpufleet.sizing.dummy_run import GIB
 from gpufleet.sizing.fit_suggestions import SmallCache, explain, gib, rounded_down, suggest
 from gpufleet.sizing.launch_rules.rules import Choice, refusals
-from gpufleet.sizing.media_items import whole_item_tokens
+from gpufleet.sizing.media_items import whole_item_tokens, with_raised_default
 from gpufleet.sizing.not_counted import counted, not_counted
 from gpufleet.sizing.options import AUTO_LENGTH, NEWEST, Confidence, Options, Sizing, check_options
 from gpufleet.sizing.served_parts import as_served, is_text_only
@@ -57,6 +57,7 @@ def size(description: Description, options: Options) -> Sizing:
     the release is older than V1's engine, or a dtype or quantization is unknown.
     """
     description = as_served(description, options)
+    options = with_raised_default(description, options)
     found, too_small = _judge(description, options)
     smallest = smallest_gpus(description, counted(description, options))
     remedy = ""

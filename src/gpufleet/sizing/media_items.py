@@ -9,10 +9,13 @@ vllm/v1/core/encoder_cache_manager.py).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpufleet.sizing.architectures.description import Description
 from gpufleet.sizing.architectures.max_length import text_part
 from gpufleet.sizing.options import Options
 from gpufleet.sizing.served_parts import is_text_only
+from gpufleet.sizing.stage_memory import requested_length, resolve_defaults
 
 _FRAMES, _FRAME_TOKENS = 32, 70 + 2 + 6
 """Of a clip: _VIDEO_MAX_FRAMES, and what a frame takes with its marks and its time
@@ -29,13 +32,32 @@ _DEFAULT_RAISED_SINCE = (0, 22)
 
 def whole_item_tokens(description: Description, options: Options) -> int | None:
     """
-    Return the tokens of the largest item that one step has to hold.
+    Return the tokens of the largest item that one step has to hold, or the start is refused.
 
     None: nothing is refused for it, or it is not known of the model.
     """
-    if options.device != "cuda" or options.vllm < _WHOLE_SINCE:
-        return None
     if options.max_num_batched_tokens is None and options.vllm >= _DEFAULT_RAISED_SINCE:
+        return None
+    return _largest_item(description, options)
+
+
+def with_raised_default(description: Description, options: Options) -> Options:
+    """Return options with the batched tokens that vLLM takes where an item is above its default."""
+    if options.max_num_batched_tokens is not None or options.vllm < _DEFAULT_RAISED_SINCE:
+        return options
+    item = _largest_item(description, options)
+    if item is None:
+        return options
+    length = requested_length(description, options)
+    chosen = resolve_defaults(options, length)
+    if chosen.max_num_batched_tokens >= item:
+        return options
+    return replace(options, max_num_batched_tokens=min(item, chosen.max_num_seqs * length))
+
+
+def _largest_item(description: Description, options: Options) -> int | None:
+    """Return the tokens of the largest image or clip that is read in one step; None: not known."""
+    if options.device != "cuda" or options.vllm < _WHOLE_SINCE:
         return None
     config = description.config or {}
     if config.get("model_type") != "gemma4" or "video" in options.modalities_off:

@@ -66,3 +66,19 @@ def test_frames_are_read_where_a_limit_has_them() -> None:
     assert video_frames({"video": {"count": 1, "num_frames": 8}}) == 8
     for limits in ({}, {"video": 2}, {"video": {"count": 1}}, {"video": {"num_frames": "8"}}):
         assert video_frames(limits) is None
+
+
+@each_row(
+    ("gpu", "given", "tokens"),
+    [
+        ("L40S", {}, 2496),
+        ("L40S", {"video_frames": 8}, 2048),
+        ("L40S", {"max_num_batched_tokens": 4096}, 4096),
+        ("H100", {}, 8192),
+    ],
+)
+def test_a_default_that_vllm_raises_is_sized_as_raised(
+    gpu: str, given: dict[str, Any], tokens: int
+) -> None:
+    asked = options(gpu, vllm=(0, 22, 0), tensor_parallel=4, max_model_len=8192, **given)
+    assert size(model(GEMMA), asked).max_num_batched_tokens == tokens
