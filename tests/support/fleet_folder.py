@@ -18,6 +18,28 @@ REVISION = "0123456789abcdef0123456789abcdef01234567"
 # A lock that is not there: the plan then asks no CUDA of the driver.
 VLLM = {"version": "0.32.0", "lock": "locks/none.txt", "listen": "127.0.0.1"}
 
+EXAMPLE_MODELS = (
+    *("Qwen/Qwen3-4B", "Qwen/Qwen3-8B", "Qwen/Qwen3-32B", "Qwen/Qwen3-235B-A22B"),
+    *("meta-llama/Meta-Llama-3.1-70B", "meta-llama/Meta-Llama-3.1-405B"),
+    *("google/gemma-3-27b-it", "openai/gpt-oss-120b"),
+)
+# XLM-R Large.
+EXAMPLE_ENCODERS = {
+    "BAAI/bge-m3": "XLMRobertaModel",
+    "BAAI/bge-reranker-v2-m3": "XLMRobertaForSequenceClassification",
+}
+ENCODER = {
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 24,
+    "intermediate_size": 4096,
+    "vocab_size": 250002,
+    "max_position_embeddings": 514,
+    "type_vocab_size": 1,
+    "torch_dtype": "float32",
+    "id2label": {"0": "LABEL_0"},
+}
+
 
 def write_models(folder: Path, *names: str) -> Path:
     """Write the config.json of models of tests/data/models: `folder/owner/name/config.json`."""
@@ -27,6 +49,18 @@ def write_models(folder: Path, *names: str) -> Path:
         )
         (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / name / "config.json").write_text(json.dumps(recorded["config"]))
+    return folder
+
+
+def write_example_models(folder: Path) -> Path:
+    """Write the models of examples/, also by their last name alone, as paths there have them."""
+    write_models(folder, *EXAMPLE_MODELS)
+    for name, architecture in EXAMPLE_ENCODERS.items():
+        (folder / name).mkdir(parents=True)
+        config = {"architectures": [architecture], **ENCODER}
+        (folder / name / "config.json").write_text(json.dumps(config))
+    for name in (*EXAMPLE_MODELS, *EXAMPLE_ENCODERS):
+        (folder / name.rpartition("/")[2]).symlink_to(folder / name)
     return folder
 
 

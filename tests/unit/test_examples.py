@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -11,37 +10,18 @@ import pytest
 from gpufleet.fleet.inventory_check import validate
 from gpufleet.inventory.loader import read
 from tests.support.checkout import ROOT
-from tests.support.fleet_folder import write_models
+from tests.support.fleet_folder import write_example_models
 from tests.support.rows import each_row
-from tests.unit.sizing.architectures.test_encoders import XLM
 
 EXAMPLES = ROOT / "examples"
 FLEETS = sorted(EXAMPLES.glob("*/inventories/*.py"))
-MODELS = (
-    *("Qwen/Qwen3-4B", "Qwen/Qwen3-8B", "Qwen/Qwen3-32B", "Qwen/Qwen3-235B-A22B"),
-    *("meta-llama/Meta-Llama-3.1-70B", "meta-llama/Meta-Llama-3.1-405B"),
-    *("google/gemma-3-27b-it", "openai/gpt-oss-120b"),
-)
-# Both are XLM-R Large.
-ENCODERS = {
-    "BAAI/bge-m3": "XLMRobertaModel",
-    "BAAI/bge-reranker-v2-m3": "XLMRobertaForSequenceClassification",
-}
 # Those of examples/explained have none of their own.
 EXPLAINED = {"gpu_h100": "h100x8", "gpu_a100": "a100x4-pcie"}
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> Path:
-    """The models' configs, also by their last name alone, as the paths of examples have them."""
-    folder = write_models(tmp_path_factory.mktemp("models"), *MODELS)
-    for name, architecture in ENCODERS.items():
-        (folder / name).mkdir(parents=True)
-        config = {**XLM, "architectures": [architecture], "id2label": {"0": "LABEL_0"}}
-        (folder / name / "config.json").write_text(json.dumps(config))
-    for name in (*MODELS, *ENCODERS):
-        (folder / name.rpartition("/")[2]).symlink_to(folder / name)
-    return folder
+    return write_example_models(tmp_path_factory.mktemp("models"))
 
 
 @each_row("inventory", FLEETS, ids=lambda path: path.parts[-3])
