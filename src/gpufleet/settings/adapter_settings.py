@@ -1,4 +1,4 @@
-"""What operators write about LoRA adapters, and names that adapters cannot have.  Pure."""
+"""Settings of LoRA adapters, and names that adapters cannot have. Pure."""
 
 from __future__ import annotations
 

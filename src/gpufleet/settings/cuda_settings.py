@@ -1,4 +1,4 @@
-"""What operators write about NVIDIA's repository, and about CUDA and DCGM, which come from it.
+"""Settings of NVIDIA's repository, and of CUDA and DCGM, which come from it.
 
 Pure, as `settings/node_settings.py`, of which these are parts.
 """

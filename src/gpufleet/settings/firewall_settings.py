@@ -1,4 +1,4 @@
-"""What operators write about the firewall of a node.
+"""Settings of a node's firewall.
 
 Pure, as `settings/node_settings.py`, of which these are parts.
 """
@@ -44,7 +44,7 @@ class Open(Setting):
 
 
 class Firewall(Setting):
-    """Which of a node's ports other machines may reach."""
+    """The node's ports that other machines may reach."""
 
     policy: Annotated[
         Literal["own_ports", "drop"],

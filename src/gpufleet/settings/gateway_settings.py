@@ -1,4 +1,4 @@
-"""What operators write about gateways, and about how a fleet is changed under load.
+"""Settings of gateways and of your own load balancer.
 
 Pure, as `settings/node_settings.py`, of which these are parts. Durations are in seconds; sizes say
 their unit.

@@ -1,4 +1,4 @@
-"""What operators write in `gpu_lock`: the versions that belong together, and which never do.
+"""The setting `gpu_lock`: versions to install together, and combinations to refuse.
 
 Pure. What a node, a release of vLLM or the day has against a lock:
 `gpu_software/lock_rules.py`.

@@ -1,4 +1,4 @@
-"""What operators write of a node's GPU software: `gpu_lock`, what it runs; `gpu`, how we work.
+"""Settings of a node's GPU software: `gpu_lock` and `gpu`.
 
 Pure models. Which combinations cannot work is `gpu_software/lock_rules.py`'s; what the operating
 system calls the packages is `driver_packages.py`'s.

@@ -1,4 +1,4 @@
-"""What operators write about LiteLLM: names, defaults and aliases in front of the gateway.
+"""Settings of LiteLLM: names, defaults and aliases in front of the gateway.
 
 Pure, as `settings/node_settings.py`, of which these are parts. Durations are in seconds; sizes say
 their unit.
@@ -35,7 +35,7 @@ Number = Annotated[float, Field(strict=True)]
 
 
 class Parameters(Setting):
-    """What a request gets that does not say it itself; null: what the model's server does."""
+    """Defaults for values that a request does not set; null: the model server's default."""
 
     temperature: Annotated[Number | None, Field(ge=0, le=2, description="Sampling temperature")] = (
         None
@@ -76,7 +76,7 @@ class Parameters(Setting):
 
     @property
     def set_values(self) -> dict[str, Any]:
-        """What is set, by name."""
+        """The values that are set, by name."""
         return self.model_dump(mode="json", exclude_none=True)
 
 

@@ -107,7 +107,7 @@ def lock_key(key: KeyPath) -> KeyPath | None:
 
 
 def _only_beside(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `cuda` and `dcgm` say of what a lock has, as the lock has it."""
+    """Return the values of `cuda` and `dcgm` that a lock also has, in the lock's form."""
     found: dict[str, Any] = {}
     version = _value(given, ("cuda", "version"))
     branch = _value(given, ("cuda", "toolkit"), TOOLKIT)

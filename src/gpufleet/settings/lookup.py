@@ -169,7 +169,7 @@ def _known_key(parts: list[str]) -> str | None:
 
 
 def schema_text() -> str:
-    """Return the JSON Schema of group_vars and host_vars, as it is shipped."""
+    """Return the shipped JSON Schema of group_vars and host_vars."""
     return (_DATA / "settings.schema.json").read_text(encoding="utf-8")
 
 
@@ -214,10 +214,12 @@ def _models(annotation: Any) -> Iterator[tuple[type[BaseModel], str]]:
 
 
 def _description(section: type[BaseModel] | None, field: FieldInfo) -> str:
-    """Return a setting's description; of a section what it is, then what is said of it here."""
+    """Return a setting's own description; a section's text where it has none but for null."""
+    own = field.description or ""
     about = (inspect.getdoc(section) or "").split("\n\n")[0] if section else ""
-    found = (" ".join(about.split()).removesuffix("."), field.description or "")
-    return "; ".join(filter(None, found))
+    if own and not own.startswith("null:"):
+        return own
+    return "; ".join(filter(None, (" ".join(about.split()).removesuffix("."), own)))
 
 
 def _unit(model: type[BaseModel], name: str, field: FieldInfo) -> str:

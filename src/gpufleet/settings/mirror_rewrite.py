@@ -1,4 +1,4 @@
-"""Which address nodes download from: what settings name, or its place on a mirror.  Pure.
+"""Rewrite download addresses to their place on a mirror. Pure.
 
 Roles see the result only, so a mirror is no code path of its own. A bundle's layout is the address
 that a file came from, without its scheme: https://host:81/a/b lies at apt/host_81/a/b.

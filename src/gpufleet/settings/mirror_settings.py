@@ -1,4 +1,4 @@
-"""What operators write of a network without the internet: `mirror`, and what it is filled from.
+"""Settings of networks without the internet: `mirror`, and what fills it.
 
 Pure models. `settings/mirror_rewrite.py` applies them, `bundle/` fills a mirror.
 """
@@ -51,7 +51,7 @@ class Archive(Setting):
 
 class Mirror(Setting):
     """
-    Where nodes download instead of from the addresses that other settings name.
+    A mirror to download from, in place of the addresses in other settings.
 
     `url` alone is enough for a mirror that `gpufleet bundle` has written; the others are for
     mirrors that are there already, and win over it.
@@ -90,6 +90,6 @@ class Mirror(Setting):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where nodes download."""
+        """The addresses that nodes download from."""
         named = (self.url, self.vendor, self.wheels, self.index_url, self.models)
         return tuple(address for address in named if address)

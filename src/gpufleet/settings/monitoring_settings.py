@@ -1,4 +1,4 @@
-"""What operators write about monitoring: exporters, the monitoring nodes, objectives, watchdogs.
+"""Settings of exporters, monitoring nodes, objectives and watchdogs.
 
 Pure, as `settings/node_settings.py`, of which these are parts. Durations are in seconds; sizes say
 their unit.
@@ -37,7 +37,7 @@ class Tls(Setting):
 
 
 class BasicAuth(Setting):
-    """Who may read exporters' metrics."""
+    """The login for exporters' metrics."""
 
     username: Annotated[
         str,
@@ -92,7 +92,7 @@ class NodeExporter(Setting):
 
 
 class Objectives(Setting):
-    """What a model's clients were promised; without a value its alert is not made."""
+    """Latencies promised to a model's clients; without a value its alert is not made."""
 
     ttft_p99_seconds: Annotated[
         PositiveFloat | None, Field(description="Time to first token, p99")
@@ -109,7 +109,7 @@ class Objectives(Setting):
 
 
 class Watchdog(Setting):
-    """What is done about a server whose requests run and whose tokens do not move."""
+    """Detection of servers that run requests and make no progress."""
 
     mode: Annotated[
         Literal["off", "warn", "act"],
@@ -249,7 +249,8 @@ class Monitoring(Setting):
         None
     )
     alerts: Annotated[
-        dict[str, AlertChange], Field(description="By name; docs/alerts/ has them all")
+        dict[str, AlertChange],
+        Field(description="Changes to alerts, by the alert's name; docs/alerts/ lists them"),
     ] = {}
     runbooks_url: Annotated[
         str, Field(description="Address of docs/alerts/; each page's name is appended")

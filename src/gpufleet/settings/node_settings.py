@@ -1,4 +1,4 @@
-"""What operators write in `group_vars/` and `host_vars/`: every setting, its default, its meaning.
+"""All settings of `group_vars/` and `host_vars/`, with defaults and descriptions.
 
 Pure: takes plain values, gives frozen models, knows nothing of files. `variables.py` knows which
 file set which key and puts that in front of every mistake found here.
@@ -103,7 +103,7 @@ class Acceptance(Setting):
 
 
 class Checks(Setting):
-    """How findings of the node check are treated."""
+    """Treatment of the node check's findings."""
 
     accept: Annotated[
         tuple[Acceptance, ...], Field(description="Findings that do not stop a deploy")
@@ -118,7 +118,7 @@ class Checks(Setting):
 
 
 class Absent(Setting):
-    """What `deploys/absent.py` removes from a node."""
+    """Parts that `deploys/absent.py` removes from a node."""
 
     parts: Annotated[
         tuple[
@@ -173,7 +173,7 @@ class NodeSettings(Setting):
         Field(description="Your own load balancer; null: gpufleet's gateways, or none"),
     ] = None
     upgrade: Annotated[
-        Upgrade, Field(description="How upgrades proceed; the same for all nodes of the fleet")
+        Upgrade, Field(description="How upgrades proceed; equal on all nodes of the fleet")
     ] = Upgrade()
     firewall: Annotated[
         Firewall | None,
@@ -221,7 +221,9 @@ class NodeSettings(Setting):
 
     @property
     def watchdog_port(self) -> int | None:
-        """Where this node's watchdog answers gateways; None: no watchdog, or no access."""
+        """
+        The port on which this node's watchdog answers gateways; None: no watchdog, or no access.
+        """
         watched = any(each.watchdog.mode != "off" for each in self.serving.values())
         return self.vllm.watchdog_port if self.vllm and watched else None
 

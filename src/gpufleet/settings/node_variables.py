@@ -69,19 +69,19 @@ class NodeVars:
 
     @property
     def origins(self) -> dict[str, Origin]:
-        """Where each variable was set."""
+        """The origin of each variable."""
         return {key: origin for key, (_, origin) in self.variables.items()}
 
     @property
     def address(self) -> str:
-        """What SSH connects to, a name or an IP address; `localhost` for `@local`."""
+        """The address for SSH, a name or an IP address; `localhost` for `@local`."""
         if self.name == "@local":
             return "localhost"
         return str(self.values.get("ssh_hostname", self.name))
 
     def leaves(self, *, changed: bool = False) -> Iterator[tuple[str, Any, Origin | None]]:
         """
-        Yield every value that is no mapping: its dotted key, itself, and where it was set.
+        Yield every leaf: its dotted key, its value, and the file and line that set it.
 
         None for the place of a value that is not set: a default. What the lock filled in, it set.
         With `changed` only values that are set, and to something else than the default.
@@ -200,7 +200,7 @@ def _is_default(key: str, value: Any) -> bool:
 
 
 def _flat(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield (path, value) of everything in nested mappings that is no mapping itself."""
+    """Yield (path, value) of all leaves of nested mappings."""
     if not isinstance(value, Mapping):
         yield path, value
         return

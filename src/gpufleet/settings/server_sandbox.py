@@ -114,7 +114,7 @@ def _in_a_home(served: Served) -> bool:
 
 
 def _too_few_at_once(here: KeyPath, served: Served) -> Iterator[tuple[KeyPath, str]]:
-    """A server with fewer seats than `concurrency` never has so many requests at once."""
+    """Warn of a server with fewer seats than `concurrency`."""
     seats = served.flags.get("max-num-seqs")
     # Only throughput has the plan choose engines.
     engines = served.data_parallel or (None if served.objective == "throughput" else 1)

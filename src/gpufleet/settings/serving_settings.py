@@ -1,4 +1,4 @@
-"""What operators write about vLLM: the release, and the models that are served.
+"""Settings of vLLM: the release, and the models to serve.
 
 Pure, as `settings/node_settings.py`, of which these are parts. Durations are in seconds; sizes say
 their unit.
@@ -136,7 +136,7 @@ OLDEST_VLLM = (0, 18)
 
 
 class Distribution(Setting):
-    """How nodes hand each other releases and models: docs/gpu-nodes/distribution.md."""
+    """Copies of releases and models between nodes: docs/gpu-nodes/distribution.md."""
 
     enabled: Annotated[
         bool, Field(description="false: share nothing; build and download on this node alone")
@@ -448,9 +448,10 @@ class Served(Setting):
         Field(ge=0, le=3600, description="Time for running requests to finish before a stop"),
     ] = 60
 
-    objectives: Annotated[Objectives, Field(description="Service objectives; alerts use them")] = (
-        Objectives()
-    )
+    objectives: Annotated[
+        Objectives,
+        Field(description="Latencies promised to clients; alerts use those that are set"),
+    ] = Objectives()
     watchdog: Annotated[
         Watchdog, Field(description="What to do when requests run and no tokens come")
     ] = Watchdog()

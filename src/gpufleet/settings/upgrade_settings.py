@@ -1,4 +1,4 @@
-"""What operators write about how a fleet is changed under load.
+"""Settings of upgrades: how a fleet is changed under load.
 
 Pure, as `settings/node_settings.py`, of which these are parts. Durations are in seconds.
 """
@@ -26,7 +26,7 @@ WaveSize: TypeAlias = Annotated[int | str, BeforeValidator(_size)]
 
 
 class Gates(Setting):
-    """What must hold before a replica gets requests again, and before the next wave."""
+    """Conditions before a replica gets requests again, and before the next wave."""
 
     soak_seconds: Annotated[
         Seconds, Field(ge=0, le=86400, description="Time under load before a wave is judged")
@@ -56,7 +56,7 @@ class Gates(Setting):
 
 
 class Upgrade(Setting):
-    """How the fleet is changed while it serves."""
+    """Changes of a fleet that serves."""
 
     canary: Annotated[int, Field(ge=0, description="Groups in the first wave")] = 1
     waves: Annotated[

@@ -50,7 +50,7 @@ class _Loader(yaml.SafeLoader):
 @dataclass(frozen=True)
 class Origin:
     """
-    Where a top-level key was set. `str(origin)` is `group_vars/gpu.yml:12`.
+    The file and line that set a top-level key. `str(origin)` is `group_vars/gpu.yml:12`.
 
     `line` counts from 1; 0 means that the place has no lines, such as the command line. `inner`
     has the lines of the keys below, by their path.
