@@ -1,4 +1,4 @@
-"""Which faults are on a lab node: remembered beside it, checked before they are believed.
+"""Remember the faults of a lab node beside it, and verify them before use.
 
 `nodes/<name>/faults.json` is the truth; the node's root follows it (lab/node_machine.py). So a
 fault lasts until it is cleared, through reboots, `down` and `up`.
@@ -76,7 +76,7 @@ def still_possible(
 
 def checked(name: str, gpu: int | None, profile: str, *, driver: bool = True) -> Broken:
     """
-    Return the fault as it is remembered; a fault of one GPU is GPU 0's if none is named.
+    Return the remembered fault; a fault of one GPU is GPU 0's if none is named.
 
     `driver`: whether the node was handed over with one. Raises `FleetError` for a fault that there
     is not, that this hardware or such a node cannot have, or that only documents can have.

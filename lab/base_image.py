@@ -67,7 +67,7 @@ class Recipe:
 
     @property
     def path(self) -> Path:
-        """Where its image lies once built, for example `.../images/bookworm-0f3c9a2b41d7`."""
+        """The path of the built image, for example `.../images/bookworm-0f3c9a2b41d7`."""
         digest = hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()
         return CACHE / "images" / f"{SUITE}-{digest[:12]}"
 

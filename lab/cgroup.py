@@ -30,7 +30,7 @@ _CONTROLLERS = ("cpu", "memory", "pids")
 
 @cache
 def unified() -> Path:
-    """Where the machine mounts cgroup v2."""
+    """The mount point of cgroup v2."""
     for kind, where, _ in _mounts():
         if kind == "cgroup2":
             return where
@@ -48,7 +48,7 @@ def hierarchies() -> tuple[Path, ...]:
 
 @cache
 def _memory_apart() -> Path | None:
-    """Where v1 has the memory controller; None: v2 has it, or the machine has none."""
+    """The mount point of v1's memory controller; None: v2 has it, or the machine has none."""
     kinds = ((kind, where) for kind, where, options in _mounts() if "memory" in options)
     return next((where for kind, where in kinds if kind == "cgroup"), None)
 
@@ -112,7 +112,7 @@ def start(
 
 def bound_memory(group: str, mib: int) -> None:
     """
-    Let all of `group` together have so many MiB, with what the kernel keeps of their files.
+    Limit the memory of all nodes of `group` together, page cache included, in MiB.
 
     Raises `FleetError` where the machine cannot.
     """

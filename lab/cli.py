@@ -155,7 +155,7 @@ def require_root(command: str) -> None:
 @json_option
 @click.pass_context
 def status(ctx: click.Context, *, as_json: bool) -> None:
-    """Show every node as it is now."""
+    """Show the present state of every node."""
     room = _open(ctx, "reads the memory of the nodes' processes")
     found = room.status()
     if as_json:

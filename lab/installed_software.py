@@ -1,4 +1,4 @@
-"""What was delivered with a lab node's machine: kernels, units, packages, apt's settings.
+"""Software installed with a lab node's machine: kernels, units, packages, apt's settings.
 
 Ordinary software of the node. It is written once, and afterwards only where the machine itself has
 changed, by a fault: what an administrator or a deploy has done with it since stays. A package
@@ -63,7 +63,7 @@ def deliver(root: Path, machine: Machine, *, dkms: bool = False) -> Units:
         }
 
     def each(kind: str) -> dict[str, Any]:
-        """Every entry of a kind that is not as it was; None for one that is no more."""
+        """Yield every entry of a kind that changed; None for one that was removed."""
         old, new = before.get(kind, {}), now[kind]
         changed = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
         return {name: new.get(name) for name in changed}
@@ -213,7 +213,7 @@ def _verbs(units: Mapping[str, Mapping[str, str] | None]) -> Units:
 
 
 def _apt(machine: Machine) -> dict[str, str]:
-    """What unattended-upgrades is set up to do, as apt's configuration has it."""
+    """The settings of unattended-upgrades, as apt's configuration has them."""
     if (upgrades := machine.upgrades) is None:
         return {}
     switch = int(upgrades.enabled)

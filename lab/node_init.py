@@ -63,7 +63,7 @@ def _call(function: str, *arguments: object) -> None:
 
 
 def bind(source: str, target: str, *, as_it_is: bool = False) -> None:
-    """Show `source`, with what is mounted below it, at `target`: read-only, or as it is."""
+    """Bind `source`, with the mounts below it, to `target`, optionally read-only."""
     mount(source, target, flags=BIND | REC)
     if not as_it_is:
         mount("", target, flags=REMOUNT | BIND | RDONLY | NOSUID | NODEV)

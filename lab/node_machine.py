@@ -67,7 +67,7 @@ _TMPFILES = Path("etc/tmpfiles.d/gpufleet-lab.conf")
 
 @dataclass(frozen=True)
 class Changes:
-    """What a `place` has changed that a running node does not see by itself."""
+    """Changes by `place` that a running node does not notice by itself."""
 
     shown: bool
     log: bool
@@ -169,7 +169,7 @@ def follow(group: str, root: Path, changes: Changes) -> None:
 
 def fit_to_host(machine: Machine) -> Machine:
     """
-    Return the machine as far as it can be a node of this machine.
+    Return the machine, limited to what a node on this host can have.
 
     The kernel is this machine's: its release takes the place of the profile's, and other releases
     keep their order to it. The system is the base image's, so packages are dpkg's.

@@ -71,7 +71,7 @@ Host *
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """One node as it is now."""
+    """The present state of one node."""
 
     name: str
     address: str
@@ -244,7 +244,7 @@ class Lab:
         return active_faults.read(self.facts.node_dir(self.facts.node(name).name))
 
     def status(self) -> list[NodeStatus]:
-        """Return every node as it is now; takes at most a second or two."""
+        """Return the present state of every node; takes at most a second or two."""
         self._refresh()
         if not self.facts.profiles:
             return []

@@ -111,7 +111,7 @@ def _links(wheels: Path) -> fake_hub.Answer:
 
 
 def _token(state: Path) -> str:
-    """The hub's token as it is now; without one the hub refuses all."""
+    """Return the hub's present token; without one the hub refuses all requests."""
     try:
         return (state / TOKEN).read_text().strip()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What a lab's fleet is deployed from: vendor packages, wheels and their locks, a gated model.
+"""Provide what a lab's fleet downloads: vendor packages, wheels and locks, a gated model.
 
 Contract: `provide` converges: everything that is there stays, whatever a killed run left. At its
 end `<state>/group_vars/lab.yml` says where all of it is; the mirror, which `Lab.up` has started

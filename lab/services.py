@@ -1,4 +1,4 @@
-"""What runs on this machine beside the nodes: the way to Debian, the mirror of all else.
+"""Run the lab's services on this machine: a proxy to Debian, a mirror of the rest.
 
 Each service is a foreground program in a cgroup of the lab, so that it is found and ended by where
 it lives, never by a pid that was written down and may belong to another process now.

@@ -1,4 +1,4 @@
-"""What one lab is called, where it lies, and what is remembered of it between commands.
+"""A lab's name, directory, and the state kept between commands.
 
 Every name the lab leaves on the machine (bridge, ports, network namespaces, cgroups, nft tables)
 follows from its id alone, so that all of it is found again after a `kill -9`. `lab.json` adds what
@@ -108,7 +108,7 @@ class LabState:
         return f"{self.prefix}.{node.number}"
 
     def tap(self, number: int | str) -> str:
-        """What stands on the bridge for a node whose packets are delayed."""
+        """The device on the bridge for a node whose packets are delayed."""
         return f"gd-{self.id}.{number}"
 
     def switch(self, network: int | str) -> str:

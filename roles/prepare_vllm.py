@@ -50,7 +50,7 @@ def prepare_vllm(here: NodePlan) -> None:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a node has got by now, and what its stages will be started with."""
+    """A node's prepared release and models, and the files to start its stages with."""
 
     stages: Converge
     """The units and files of the plan's stages: wanted, and not converged yet."""

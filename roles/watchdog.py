@@ -35,7 +35,7 @@ def watchdog(here: NodePlan) -> None:
 
 
 def wanted(told: str | None) -> DesiredState:
-    """Return what a node is to have whose watchdog is told this; None: it needs none."""
+    """Return the desired state of a node with this watchdog configuration; None: no watchdog."""
     if told is None:
         # Its metrics, too: they would no longer be written.
         gone = (watchdog_unit.METRICS, watchdog_unit.CONFIGURATION, watchdog_unit.PROGRAM)
@@ -54,7 +54,7 @@ def wanted(told: str | None) -> DesiredState:
 
 
 def configuration(here: NodePlan) -> str | None:
-    """Return what the node's watchdog is told; None: it has nothing to watch."""
+    """Return the watchdog's configuration of the node; None: it has nothing to watch."""
     settings = here.settings
     if settings.vllm is None or not watchdog_unit.is_needed(here.stages, settings.serving):
         return None

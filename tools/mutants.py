@@ -362,7 +362,7 @@ def with_result(page: str, row: Sequence[str], survivors: Iterable[Mutant]) -> s
 
 
 def identity(place: str, change: str) -> tuple[str, str]:
-    """Return what a survivor is known by when lines have moved."""
+    """Return a survivor's identity, which moved lines do not change."""
     return re.sub(r":\d+", "", place), change
 
 

@@ -1,1 +1,1 @@
-"""What does a converge of a fleet cost that has nothing to do?  See run.py."""
+"""Measure what a converge with nothing to do costs: run.py."""

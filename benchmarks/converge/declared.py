@@ -1,4 +1,4 @@
-"""What deploys/vllm.py declares of each node, written out for the other ways to converge it.
+"""Write out what deploys/vllm.py declares of each node, for the other ways to converge it.
 
     <folder>/gpu-01.json      packages, accounts, directories, files, units ... of one node
     <folder>/files/<sha256>   every file's content, 0600
@@ -155,7 +155,7 @@ def written(fleet: BenchFleet, folder: Path) -> None:
 
 
 def read(folder: Path, node: str) -> dict[str, Any]:
-    """Return what is declared of a node."""
+    """Return a node's declaration."""
     found: dict[str, Any] = json.loads((folder / f"{node}.json").read_text())
     return found
 

@@ -66,7 +66,7 @@ class BenchFleet:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What commands about this fleet run with."""
+        """The environment of commands about this fleet."""
         kept = {key: value for key, value in os.environ.items() if key not in _UNWANTED}
         return {**kept, "GPUFLEET_LAB": LAB_ID}
 
@@ -76,7 +76,7 @@ class BenchFleet:
         return ran(command, self.environment)
 
     def addresses(self) -> Mapping[str, str]:
-        """Where each node's sshd listens."""
+        """The address of each node's sshd."""
         return {node.name: str(node.address) for node in self.lab.facts.nodes}
 
 

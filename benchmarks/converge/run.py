@@ -1,4 +1,4 @@
-"""What does a converge of a fleet cost that has nothing to do, in each of the ways to do it?
+"""Measure what a converge with nothing to do costs, in each way to do it.
 
     python -m benchmarks.converge.run [--nodes 1,8,64] [--rounds 5] [--rounds ansible=1]
         [--ways ours,stock,ansible,file,unit,plan,floor,openssh] [--logins again]

@@ -1,4 +1,4 @@
-"""Do the ways that are compared converge the same state? Status 1 where they do not.
+"""Test that the compared ways converge the same state. Status 1 if not.
 
     python -m benchmarks.converge.same [NODES]
 

@@ -9,12 +9,12 @@ import sys
 
 
 def value(name):
-    """Return what stands behind an option."""
+    """Return the value of an option."""
     return sys.argv[sys.argv.index(name) + 1]
 
 
 class Server(http.server.BaseHTTPRequestHandler):
-    """As much of vLLM's API as looks at an endpoint ask for."""
+    """The part of vLLM's API that endpoint checks use."""
 
     protocol_version = "HTTP/1.1"
 

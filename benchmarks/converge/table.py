@@ -1,4 +1,4 @@
-"""What was measured, as a table, held against the goals: pure."""
+"""Format the measurements as a table, compared with the goals. Pure."""
 
 from __future__ import annotations
 

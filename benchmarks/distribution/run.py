@@ -1,4 +1,4 @@
-"""How much longer than one copy does it take until many nodes have the same?
+"""Measure how much longer than one copy it takes until many nodes have the same.
 
     python -m benchmarks.distribution.run [--nodes 16] [--mib 2048] [--rate 1gbit] [--rounds 5]
 

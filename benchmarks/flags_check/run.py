@@ -1,4 +1,4 @@
-"""How long does it take to learn that a flag is gone?
+"""Measure how long it takes to learn that a flag was removed.
 
     python -m benchmarks.flags_check.run [ROUNDS [PYTHON]]
 

@@ -1,1 +1,1 @@
-"""What the guard of servers costs a request."""
+"""Measure what the guard of servers costs a request."""

@@ -1,4 +1,4 @@
-"""What does the guard cost a request, in microseconds and as a share of the shortest completion?
+"""Measure the guard's cost per request, in microseconds and as a share of the shortest completion.
 
     python -m benchmarks.guard_cost.run ENVIRONMENT/bin/vllm [ROUNDS]
 
@@ -28,7 +28,7 @@ from gpufleet.serving import unit
 from lab.metrics_recording import running_server
 
 GOAL = 0.01
-"""Of a request."""
+"""The largest cost per request."""
 KEY = "a-key-of-this-benchmark"
 REQUESTS = 300
 

@@ -1,1 +1,1 @@
-"""Does `gpufleet measure` find a capacity that is known, and does it ever state a wrong one?"""
+"""Test that `gpufleet measure` finds a known capacity, and never states a wrong one."""

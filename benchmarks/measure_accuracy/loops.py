@@ -1,5 +1,5 @@
 """
-What does a closed loop hide that an open one shows? The table of docs/operate/measure.md.
+Show what a closed loop hides that an open one shows: the table of docs/operate/measure.md.
 
     python -m benchmarks.measure_accuracy.loops [SECONDS]
 

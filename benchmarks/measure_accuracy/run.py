@@ -1,5 +1,5 @@
 """
-Does `gpufleet measure` find a capacity that is known, and does it ever state a wrong one?
+Test that `gpufleet measure` finds a known capacity, and never states a wrong one.
 
     python -m benchmarks.measure_accuracy.run [SEARCHES] [--rows 1 2 ...] [--simulated]
 
@@ -38,7 +38,7 @@ from gpufleet.load_test.workloads import TokenRange
 
 WITHIN = 0.1
 MOST_TIMES = 4
-"""Of the saturation: no level is higher."""
+"""The highest level, in multiples of the saturation."""
 IDS = TokenRange(100, 1000)
 
 
@@ -71,7 +71,7 @@ ROWS = (
 
 @dataclass(frozen=True)
 class Searched:
-    """What one search said."""
+    """The result of one search."""
 
     status: str
     kept: float | None
@@ -79,7 +79,7 @@ class Searched:
     levels: int
     requests: int
     seconds: float
-    """Of virtual time, all levels together."""
+    """Virtual seconds of all levels together."""
     deviation: float
     """The largest difference between the client's times and the server's, in seconds."""
 

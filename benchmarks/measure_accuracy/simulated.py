@@ -20,7 +20,7 @@ BEAT_SECONDS = 1.0
 
 
 def simulated_level(queue: Queue, rate: float, seconds: float, seed: object) -> LevelSummary:
-    """Return what Poisson arrivals at an idle server show within so many seconds."""
+    """Return the result of Poisson arrivals at an idle server for a number of seconds."""
     level = Level(queue.contract, rate, seconds, give_up_seconds(queue.contract))
     return run_level(level, served(queue, rate, seed), BEAT_SECONDS)
 

@@ -34,7 +34,7 @@ _STEP_SECONDS = 1e-9
 """That each look takes: a timer whose own clock rounds it to just before it is due comes again,
 for ever if time stood still."""
 _STUCK_SECONDS = 20.0
-"""Of real time without an event and without a timer."""
+"""Real seconds without an event or a timer."""
 _PARAMETERS = re.compile(r'"PARAMETERS": json\.loads\(text\("([^"]*)"\)\)')
 _EXACT = 2e-6
 """Seconds: the client prints microseconds."""

@@ -1,1 +1,1 @@
-"""What does a request cost the load client, and when is it late itself? guidellm beside it."""
+"""Measure what a request costs the load client, and when the client is late; with guidellm."""

@@ -34,7 +34,7 @@ PreTrainedTokenizerFast(tokenizer_object=made).save_pretrained(sys.argv[1])
 
 @dataclass(frozen=True)
 class Said:
-    """What a client said of one level. Latencies in seconds, sorted."""
+    """A client's results for one level. Latencies in seconds, sorted."""
 
     requests: int
     ttft: list[float]
@@ -45,7 +45,7 @@ class Said:
     """From the intended arrival until it was sent."""
     errors: int
     cpu_seconds: float
-    """Of the whole process and its children; of gpufleet's without its start."""
+    """Processor time of the process and its children; gpufleet's without its start."""
 
     def percentile(self, values: list[float], percent: float) -> float:
         """Return a percentile; not a number without values."""

@@ -1,5 +1,5 @@
 """
-What does a request cost the load client, and when is it late itself? guidellm beside it.
+Measure what a request costs the load client, and when the client is late; with guidellm.
 
     python -m benchmarks.measure_client.run [ENVIRONMENT/bin/guidellm]
 

@@ -1,4 +1,4 @@
-"""How long does it take to plan a fleet?
+"""Measure how long it takes to plan a fleet.
 
     python -m benchmarks.plan_fleet.run [NODES ...]
 

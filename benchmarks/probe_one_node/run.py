@@ -1,4 +1,4 @@
-"""What does our probe of one node cost, against a program that shows less of it?
+"""Measure what a probe of one node costs, compared with a program that shows less.
 
     python -m benchmarks.probe_one_node.run [ROUNDS]
 

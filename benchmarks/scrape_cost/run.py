@@ -1,4 +1,4 @@
-"""What does being watched cost a node?
+"""Measure what monitoring costs a node.
 
     python -m benchmarks.scrape_cost.run [ROUNDS]
 

@@ -1,4 +1,4 @@
-"""How long does it take to size one model?
+"""Measure how long it takes to size one model.
 
     python -m benchmarks.size_one_model.run [ROUNDS]
 

@@ -1,1 +1,1 @@
-"""How long commands take that ask no node."""
+"""Measure how long commands take that ask no node."""

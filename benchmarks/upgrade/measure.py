@@ -1,4 +1,4 @@
-"""What an upgrade cost, out of its journal.  Pure.
+"""Compute the cost of an upgrade from its journal. Pure.
 
 A replica is out from the moment at which its units are stopped until gateways send to it again.
 Its own load time lies within that, and no tool can take it away: from the start of its server to
@@ -24,13 +24,13 @@ class Outage:
 
     @property
     def rest(self) -> float:
-        """What is not its load."""
+        """The time that is not spent loading."""
         return self.out - self.load
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a whole upgrade, in seconds."""
+    """The cost of a whole upgrade, in seconds."""
 
     whole: float
     """From its start to its end, with what is prepared before and proven after."""

@@ -1,4 +1,4 @@
-"""What does an upgrade cost beyond the time in which the models load?
+"""Measure what an upgrade costs beyond the time to load the models.
 
     python -m benchmarks.upgrade.run [UPGRADES]
 

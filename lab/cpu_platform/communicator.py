@@ -1,4 +1,4 @@
-"""What ranks on CPUs talk through: shared memory on one node, sockets between nodes."""
+"""Communication of ranks on CPUs: shared memory on one node, sockets between nodes."""
 
 from __future__ import annotations
 

@@ -42,16 +42,16 @@ class Module:
 
     @property
     def home(self) -> Path:
-        """Where dkms keeps what it knows of it."""
+        """The directory of dkms' state for the module."""
         return TREE / self.name / self.version
 
     @property
     def source(self) -> Path:
-        """Where its package has put the sources."""
+        """The directory of the package's sources."""
         return SOURCES / f"{self.name}-{self.version}"
 
     def built(self, kernel: str) -> Path:
-        """Where its files for a kernel are, once they are built."""
+        """The directory of the module's files for a kernel, once built."""
         return self.home / kernel / ARCH / "module"
 
     def mark(self, kernel: str) -> Path:

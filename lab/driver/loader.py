@@ -348,7 +348,7 @@ def nvidia_modprobe(arguments: list[str]) -> None:
 
 
 def main() -> None:
-    """Do what the called name stands for."""
+    """Run as the program whose name it was called by."""
     program, arguments = Path(sys.argv[0]).name, sys.argv[1:]
     programs = {"modprobe": modprobe, "rmmod": rmmod, "nvidia-modprobe": nvidia_modprobe}
     try:

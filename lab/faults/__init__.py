@@ -1,4 +1,4 @@
-"""What can be wrong with a machine of the lab, fault by fault, and which checks must say so. Pure.
+"""Faults of lab machines, and the checks that must report each. Pure.
 
     machine.of("h100x8", fault("nvlink-dead-link", gpu=3), fault("nouveau"))
 

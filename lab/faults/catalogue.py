@@ -87,7 +87,7 @@ def worse_than_most(profile: Profile) -> str:
 
 
 def blocks_several(profile: Profile) -> str:
-    """What keeps GPUs from working together harms one alone less."""
+    """A fault of the link between GPUs affects one GPU alone less."""
     return BLOCK if several(profile) else WARN
 
 

@@ -1,4 +1,4 @@
-"""What faults do to a machine beside lines for its simulated NVML. Pure.
+"""Changes that faults make to a machine, besides those to its simulated NVML. Pure.
 
 Each takes the machine and the GPU that it concerns, and returns the machine that has it.
 """
@@ -32,7 +32,7 @@ WHEN = 86400.25
 
 
 def nothing(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
-    """What a fault does that is in NVML alone."""
+    """Change nothing: the fault is in NVML alone."""
     return machine
 
 
@@ -143,7 +143,7 @@ def without_uvm(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
 
 
 def _without_module(machine: Machine) -> Machine:
-    """Return the machine as it is while NVIDIA's module is not loaded."""
+    """Return the machine while NVIDIA's module is not loaded."""
     free = [
         replace(each, driver=None)
         for each in machine.functions
@@ -375,7 +375,7 @@ def log_denied(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
 
 
 def log_wrapped(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
-    """There is no journal, and the ring has lost the boot's messages."""
+    """Remove the journal and the boot's messages from the ring buffer."""
     newest = [
         (machine.uptime - 3600.0 + number, f'audit: type=1400 audit({number}): apparmor="STATUS"')
         for number in range(20)

@@ -1,4 +1,4 @@
-"""Which hardware can have a fault: questions about a profile. Pure."""
+"""Decide from a profile which faults its hardware can have. Pure."""
 
 from __future__ import annotations
 

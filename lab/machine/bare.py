@@ -46,7 +46,7 @@ class Loaded:
 
 def bare_machine(machine: Machine, loaded: Loaded = Loaded()) -> Machine:
     """
-    Return a machine as it was handed over, with these modules loaded since.
+    Return a machine in its delivered state, with these modules loaded since.
 
     Faults that it has stay, but for what they say of a driver: that is found out.
     """
@@ -91,7 +91,7 @@ def _driver(machine: Machine, own: str | None, loaded: Loaded) -> str | None:
 
 
 def _unconfigured(machine: Machine) -> tuple[str, ...]:
-    """What is not set up yet: the daemons do, when they are installed."""
+    """State that daemons set up when they are installed."""
     lines = ["gpu.*.persistence = 0"] if machine.profile.gpu(0, "persistence") else []
     if machine.profile.registers and machine.profile.managed:
         lines.append("gpu.*.fabric.state = 1")

@@ -202,7 +202,7 @@ def _upgrades(machine: Machine) -> Upgrades | None:
 
 
 def boot_log(machine: Machine) -> tuple[tuple[float, str], ...]:
-    """Return what the kernel says while a healthy machine boots, as far as it is read."""
+    """Return the kernel's boot messages of a healthy machine, as far as they are read."""
     profile, arch = machine.profile, machine.arch
     lines = [
         (0.0, f"Linux version {machine.kernel} (build@host) (gcc 13.3.0) #91 SMP PREEMPT_DYNAMIC"),

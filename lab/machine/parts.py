@@ -1,4 +1,4 @@
-"""What a machine consists of, as values: `Machine` and its parts. Pure.
+"""A machine as values: `Machine` and its parts. Pure.
 
 Sizes are in MiB, times in seconds, versions as the vendor writes them. A fault is another Machine:
 `dataclasses.replace` or one of the small functions at the end.
@@ -118,7 +118,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Upgrades:
-    """How unattended-upgrades is set up: as apt-config shows it."""
+    """The setup of unattended-upgrades, as apt-config shows it."""
 
     enabled: bool
     origins: tuple[str, ...]

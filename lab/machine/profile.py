@@ -53,7 +53,7 @@ class Profile:
 
     @property
     def count(self) -> int:
-        """How many GPUs the machine has."""
+        """The machine's number of GPUs."""
         return self.number("count")
 
     @property
@@ -123,7 +123,7 @@ class Profile:
 
     @property
     def pci_switches(self) -> int:
-        """How many NVSwitches are PCI functions: none from NVLink 5 on."""
+        """The number of NVSwitches that are PCI functions: none from NVLink 5 on."""
         return int(self.gpu(0, "nvlink.switches") or 0) if self.managed else 0
 
     @cached_property

@@ -182,7 +182,7 @@ def device_files(machine: Machine) -> tuple[str, ...]:
 
 
 def _module(machine: Machine) -> Iterator[tuple[str, Entry]]:
-    """What the loaded NVIDIA module shows of itself."""
+    """Files that the loaded NVIDIA module shows."""
     if machine.loaded is None:
         return
     arch, version = machine.arch, machine.loaded

@@ -26,7 +26,7 @@ TOOLS = {"dpkg-deb": "dpkg", "dpkg-scanpackages": "dpkg-dev", "gpg": "gnupg", "g
 
 @dataclass(frozen=True)
 class Vendor:
-    """What an inventory needs to know of the repository.
+    """The repository's address and key, for an inventory.
 
     Attributes:
         url: where nodes find it.

@@ -20,7 +20,7 @@ _BUILD_S = 60.0
 
 @dataclass(frozen=True)
 class File:
-    """What a package installs at one path; conffiles keep an administrator's changes."""
+    """A file that a package installs; conffiles keep an administrator's changes."""
 
     content: str | bytes
     mode: int = 0o644

@@ -104,7 +104,7 @@ def modules(version: str, *, broken: bool = False) -> Iterator[Package]:
 
 
 def _tools(version: str) -> Iterator[Package]:
-    """What is run by people and by other packages."""
+    """Programs for people and for other packages."""
     needs = {"Depends": f"python3, libnvidia-ml1 (= {version}-1)"}
     smi = {"/usr/bin/nvidia-smi": program("nvidia_smi.py", VERSION=version)}
     yield Package("nvidia-smi", f"{version}-1", fields=needs, files=smi)
@@ -116,7 +116,7 @@ def _tools(version: str) -> Iterator[Package]:
 
 
 def _daemons(version: str) -> Iterator[Package]:
-    """What runs beside the driver; only the persistence daemon is switched on by its package."""
+    """Daemons of the driver; only the persistence daemon is enabled by its package."""
     for name, file, fields, at_once in (
         ("nvidia-persistenced", "nvidia-persistenced", {"Depends": "nvidia-modprobe"}, True),
         ("nvidia-fabricmanager", "nv-fabricmanager", {}, False),
@@ -149,7 +149,7 @@ def _daemons(version: str) -> Iterator[Package]:
 
 
 def _meta(version: str) -> Iterator[Package]:
-    """What is installed by name, and brings the rest in exactly its version."""
+    """Packages installed by name, which depend on the rest in exactly their version."""
     own = f"(= {version}-1)"
     parts = ("libcuda1", "libnvidia-ml1", "nvidia-modprobe", "nvidia-persistenced", "nvidia-smi")
     kernel = f"nvidia-kernel-open-dkms {own} | nvidia-kernel-{version}"

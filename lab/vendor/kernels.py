@@ -116,6 +116,6 @@ def _headers(release: str) -> Package:
 
 
 def _hooks(folder: str, release: str) -> str:
-    """What else wants to know of a new kernel: dkms does."""
+    """Programs to run for a new kernel, such as dkms."""
     at = f"/etc/kernel/{folder}"
     return f"if [ -d {at} ]; then run-parts --arg={release} {at}; fi\n"

@@ -1,4 +1,4 @@
-"""Which packages the stand-in repository offers: NVIDIA's names, versions, dependencies and units.
+"""Packages of the simulated vendor repository: NVIDIA's names, versions, dependencies, units.
 
 Contract: what a role can trip over is as in the vendor's repository (a newer toolkit and driver
 than wanted, exact dependencies between DCGM's packages, units that want a drop-in, a pin that

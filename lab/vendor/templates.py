@@ -1,4 +1,4 @@
-"""What packages of the stand-in repository are put together from: programs, units, scripts."""
+"""Contents of the simulated vendor packages: programs, units, scripts."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def file_fault(error: OSError | ValueError) -> str:
 
 def json_fault(error: json.JSONDecodeError) -> str:
     """
-    Return what is wrong with a text that is no JSON, with the column, without the line.
+    Return the syntax error of invalid JSON with its column, without quoting the line.
 
     >>> json_fault(json.JSONDecodeError("Expecting value", "[1, x]", 4))
     'column 5: no value of JSON begins there'
@@ -96,7 +96,7 @@ def json_fault(error: json.JSONDecodeError) -> str:
 
 def answer_fault(error: Exception) -> str:
     """
-    Return what a program's reader could not make sense of in an answer.
+    Return the mistake in a program's answer, as its reader reports it.
 
     >>> answer_fault(KeyError("gpus"))
     "it has no 'gpus'"
@@ -109,7 +109,7 @@ def answer_fault(error: Exception) -> str:
 
 
 def yaml_fault(error: yaml.YAMLError) -> str:
-    """Return what is wrong with a text that is no YAML, without the line and what it has."""
+    """Return the syntax error of invalid YAML, without quoting the line."""
     said = " ".join(str(each) for each in (getattr(error, "problem", ""), error) if each)
     known = (words for begins, words in _YAML.items() if begins in said)
     return next(known, "it cannot be read from there on")

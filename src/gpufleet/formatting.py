@@ -72,7 +72,7 @@ def count_of(count: int, noun: str) -> str:
 
 def format_duration(seconds: float) -> str:
     """
-    Write a duration as people say it.
+    Format a duration in words.
 
     >>> format_duration(41.4), format_duration(120), format_duration(3700)
     ('41 s', '2 min', '1 h 2 min')

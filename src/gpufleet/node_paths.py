@@ -1,4 +1,4 @@
-"""Where gpufleet's files lie on nodes.
+"""Paths of gpufleet's files on nodes.
 
 `on_node/` has its own, for it imports nothing of the rest: tests/unit/test_node_paths.py compares.
 """

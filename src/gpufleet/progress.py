@@ -1,4 +1,4 @@
-"""How far something is that takes time, in a line for a terminal and for a log.  Pure.
+"""Format the progress of a long step, for a terminal and for a log. Pure.
 
 Bytes that come, with their rate and what is left of the time; things that are done one by one, with
 the same; and things that are waited for, by name. `Pace` says when a line is due. (Steps of an
@@ -31,7 +31,7 @@ UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 class Pace:
-    """When a line is due: after 2 s, then every 5 s, after a minute every 30 s."""
+    """The times of progress lines: after 2 s, then every 5 s, after a minute every 30 s."""
 
     def __init__(self, began: float) -> None:
         self.began = began

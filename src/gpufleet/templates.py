@@ -15,12 +15,12 @@ TEMPLATES = PROJECT / "templates"
 
 
 def read_template(name: str, templates: Path = TEMPLATES) -> str:
-    """Return a file of `templates/` that needs no rendering, as it is."""
+    """Return a file of `templates/` without rendering."""
     return (templates / name).read_text(encoding="utf-8")
 
 
 def load_template(name: str, templates: Path = TEMPLATES) -> Template:
-    """Return a file of `templates/` that is to be rendered."""
+    """Return a file of `templates/` for rendering."""
     return _environment(templates).get_template(name)
 
 

@@ -269,7 +269,7 @@ def use(part: str) -> Reading:
 
 
 def margin(nvml: Nvml, handle: Any) -> float | None:
-    """How many degrees are left until the board slows itself down."""
+    """The degrees left until the board throttles itself."""
     found = nvml.filled("nvmlDeviceGetMarginTemperature", handle, versioned(Margin, 1))
     return None if found is None else int(found.left)
 
@@ -305,7 +305,7 @@ def clocks_reasons(nvml: Nvml, handle: Any) -> float | None:
 
 
 def fabric_status(nvml: Nvml, handle: Any) -> float | None:
-    """How far the GPU has come with its fabric, as DCGM numbers it."""
+    """The GPU's state of joining its fabric, as DCGM numbers it."""
     info = versioned(FabricInfo, 2)
     code = nvml.result("nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(info))
     if code == FUNCTION_NOT_FOUND:
@@ -510,7 +510,7 @@ class Gpu:
 
 class Engine:
     """
-    What is read of all GPUs, by threads of their own, so that no client waits for NVML.
+    Readings of all GPUs, made by threads of their own, so that no client waits for NVML.
 
     Attributes:
         error: why NVML does not open; "" when it is open.
@@ -660,7 +660,7 @@ def forget(history: deque[tuple[float, int]], before: float) -> None:
 
 
 def since(history: deque[tuple[float, int]], start: float) -> list[int]:
-    """What was noted from `start` on."""
+    """The notes from `start` on."""
     return [value for when, value in list(history) if when >= start]
 
 

@@ -1,6 +1,6 @@
 """
-Which files a release has, noted on this machine when a run had it built.  Border: it reads and
-writes the note.
+Note which files a release has, on this machine, when a run builds it. Border: reads and writes the
+note.
 
 The note lies beside the release's lock: `<lock>.built.json`. A node copies a release only if its
 files are those of a build that is noted, whatever the sending node claims.

@@ -61,7 +61,7 @@ class Share:
 @dataclass(frozen=True)
 class DistributionPlan:
     """
-    How each node comes to what it needs.
+    The source of every artifact on every node.
 
     Attributes:
         shares: who makes it and who copies it.
@@ -83,7 +83,7 @@ class DistributionPlan:
 
 
 def parse_look(answer: dict[str, Any] | str) -> TreeState | str:
-    """Return what a node's answer means, or a sentence why it has said nothing of use."""
+    """Parse a node's answer, or return a sentence why it is unusable."""
     if isinstance(answer, str):
         return answer
     if answer.get("error"):
@@ -100,7 +100,7 @@ def plan_distribution(
     right: Mapping[Kind, Collection[str]] | None = None,
 ) -> DistributionPlan:
     """
-    Return who makes and who copies.
+    Plan which nodes make an artifact and which copy it.
 
     `wanting` are the nodes that need it in this run and may have it, in the inventory's order.
     `looks` are theirs and those of others who may have it already: a node that has it sends it, the
@@ -173,7 +173,7 @@ def expected_halves(ways: Mapping[str, tuple[tuple[str, ...], ...]]) -> dict[str
 
 def describe_action(what: str, verb: str, share: Share, node: str) -> str:
     """
-    Return what a node does for its share.
+    Describe a node's part in the distribution.
 
     >>> describe_action("release 1", "build", Share("gpu-01", False, ("gpu-02",)), "gpu-01")
     'build release 1, once for gpu-01, gpu-02'

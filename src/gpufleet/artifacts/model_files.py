@@ -38,7 +38,7 @@ class Checkpoint:
 
     @property
     def download(self) -> str:
-        """Where the service user downloads it to (on_node/transfer/place_model.py)."""
+        """The directory that the service user downloads to (on_node/transfer/place_model.py)."""
         parent, _, name = self.directory.rpartition("/")
         return f"{parent}/{DOWNLOADING}{name}"
 

@@ -35,7 +35,7 @@ Models: TypeAlias = Mapping[tuple[str, str], Files]
 
 def read_lock(path: Path) -> dict[tuple[str, str], Files]:
     """
-    Return the models that a lock names; none where there is no such file.
+    Return the models of a lock; none if the file does not exist.
 
     Raises `FleetError` for one that cannot be read.
     """

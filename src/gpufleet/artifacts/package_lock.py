@@ -64,7 +64,7 @@ class Package:
 
 def requirement(name: str, version: str) -> str:
     """
-    Return what uv is asked for.
+    Return the requirement in uv's form.
 
     >>> requirement("litellm", "1.106.2")
     'litellm[proxy]==1.106.2'

@@ -39,7 +39,7 @@ class ProgramArchive:
 
     @property
     def all_versions(self) -> str:
-        """Where every version lies."""
+        """The directory of all versions."""
         return f"{DIRECTORY}/{self.name}"
 
     @property
@@ -49,7 +49,7 @@ class ProgramArchive:
 
     @property
     def directory(self) -> str:
-        """Where it lies; if that is there, it is whole."""
+        """The directory of this version; it exists only when complete."""
         return f"{self.all_versions}/{self.version}"
 
     def program(self, name: str) -> str:

@@ -66,7 +66,7 @@ class Program:
 
     @property
     def releases(self) -> str:
-        """Where its releases lie on nodes."""
+        """The directory of its releases on nodes."""
         return f"{self.home}/releases"
 
 
@@ -104,7 +104,7 @@ class Release:
 
     @property
     def directory(self) -> str:
-        """Where it lies on the node."""
+        """The directory of this release on the node."""
         return f"{self.program.releases}/{self.id}"
 
     @property
@@ -114,18 +114,17 @@ class Release:
 
     @property
     def build_log(self) -> str:
-        """Where what uv says lies on the node while it builds
-        (on_node/transfer/build_progress.py)."""
+        """The file with uv's output during a build (on_node/transfer/build_progress.py)."""
         return f"{self.program.home}/.said"
 
     @property
     def lock_path(self) -> str:
-        """Where its lock lies on the node."""
+        """The path of its lock on the node."""
         return f"{self.program.home}/locks/{self.id}.txt"
 
     @property
     def uv_lock_path(self) -> str:
-        """Where uv's own lock lies on the node."""
+        """The path of uv's own lock on the node."""
         return f"{self.program.home}/locks/uv-{_short(self.uv_lock)}.txt"
 
 

@@ -25,7 +25,7 @@ _MOST_KEPT = 512
 
 
 class Asker:
-    """Where the lines of a batch go."""
+    """The server that a batch sends its lines to."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Asker:
         certificate_file: str | None,
         seconds: float,
     ) -> None:
-        """`prefix` stands before every path; an answer has to be whole after so many seconds."""
+        """Take the `prefix` of every path, and the limit in seconds for a whole answer."""
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "", parts.port
         self._prefix, self._seconds = prefix, seconds

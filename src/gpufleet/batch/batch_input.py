@@ -34,17 +34,19 @@ _NAMED = 20
 _ROUND = 4
 """A line may have so many times the bytes of its body: `\\u0430` is sent as two bytes."""
 _HASH_BYTES = 8
-"""Of a `custom_id`: among ten million lines two are taken for one with a chance of 3 in a million,
-which is refused as a name that occurs twice."""
+"""
+Bytes of a `custom_id`'s hash: among ten million lines two collide with a chance of 3 in a million,
+which is refused as a repeated name.
+"""
 
 
 class LineError(Exception):
-    """What is wrong with a line, and what to write."""
+    """A mistake in a line, and the correction."""
 
 
 @dataclass(frozen=True)
 class InputRules:
-    """What the lines of a batch have to ask for."""
+    """Requirements for the lines of a batch."""
 
     model: str
     """As requests name it."""

@@ -143,7 +143,7 @@ class BatchOutput:
         new.replace(self.path)
 
     def _read_all(self) -> int:
-        """Note what is answered; return the bytes of whole lines."""
+        """Note the answered lines; return the bytes of whole lines."""
         size = 0
         with self.path.open("rb") as file:
             for number, line in enumerate(file, 1):

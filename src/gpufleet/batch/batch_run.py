@@ -28,10 +28,10 @@ _TICK_SECONDS = 0.5
 
 
 class Asks(Protocol):
-    """What sends a request: `asking.Asker`."""
+    """A sender of requests: `asking.Asker`."""
 
     def ask(self, path: str, body: bytes) -> Reply:
-        """Return what a request came to."""
+        """Send a request; return its result."""
 
 
 @dataclass(order=True)
@@ -46,7 +46,7 @@ class _Again:
 
 @dataclass(frozen=True)
 class Moment:
-    """How far a batch is."""
+    """The progress of a batch."""
 
     under_way: int
     why: str

@@ -1,4 +1,4 @@
-"""What came back for a line: its answer, or not yet one.  Pure.
+"""Classify the server's reply to a line: answered, failed, or to be asked again. Pure.
 
 A line of the output is OpenAI's: `{"id", "custom_id", "response", "error"}`. A request that was
 refused (4xx) is answered; a fleet that has no room (429, 503) or lost the request is asked again.
@@ -30,7 +30,7 @@ _REFUSED = frozenset({401, 403})
 
 @dataclass(frozen=True)
 class Reply:
-    """What one request came to."""
+    """The result of one request."""
 
     status: int = 0
     """HTTP's; 0: there was none."""
@@ -43,7 +43,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a reply means for its line."""
+    """The meaning of a reply for its line."""
 
     kind: Kind
     """
@@ -59,12 +59,12 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
-        """Return whether other lines have to wait, too: there is no room, or no way there."""
+        """Return whether other lines must wait too: the server is full or unreachable."""
         return self.kind in ("busy", "lost")
 
 
 def judge(reply: Reply) -> Verdict:
-    """Return what a reply means."""
+    """Classify a reply."""
     if not reply.status:
         # Nothing is known of what was sent over a connection that was never made.
         kind: Kind = "busy" if reply.problem == "refused" else "lost"
@@ -89,7 +89,7 @@ def judge(reply: Reply) -> Verdict:
 
 
 def back_off_seconds(tries: int) -> float:
-    """Return how long a line waits after so many tries: 1, 2, 4, ... at most 60 s."""
+    """Return the seconds before the next try: 1, 2, 4, ... at most 60."""
     return float(min(LONGEST_BACK_OFF_SECONDS, 2.0 ** min(tries - 1, 10)))
 
 
@@ -139,7 +139,7 @@ def _id_of(document: Any) -> str:
 
 @dataclass
 class Totals:
-    """What the lines of an output come to."""
+    """Counts over the lines of an output."""
 
     answered: int = 0
     failed: Counter[str] = field(default_factory=Counter)

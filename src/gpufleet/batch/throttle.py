@@ -1,4 +1,4 @@
-"""How many lines of a batch may be under way now.  Pure: all times are given.
+"""Compute how many lines of a batch may be in flight now. Pure: all times are given.
 
 Three limits, the least counts: what the fleet has idle (`load_test/guest.py`), approached from 1 by
 doubling at each look; a hold after the fleet had no room or lost a request, 1, 2, 4, ... 60 s,
@@ -11,7 +11,7 @@ from gpufleet.batch.replies import LONGEST_BACK_OFF_SECONDS, back_off_seconds
 from gpufleet.load_test.guest import Allowance
 
 STALE_SECONDS = 60.0
-"""Of a look: a node is given 30 s to answer, and a connection to it 40 s."""
+"""The age at which a reading is stale: a node has 30 s to answer, and a connection to it 40 s."""
 
 
 class Throttle:
@@ -27,7 +27,7 @@ class Throttle:
         self._held_at = self._held_until = now
 
     def allow(self, found: Allowance, now: float) -> None:
-        """Take what a look has found."""
+        """Take a reading of the servers' load."""
         self._looked_at = now
         wanted = found.most if self._most is None else min(found.most, self._most)
         self._allowed = min(wanted, max(1, 2 * self._allowed))

@@ -43,7 +43,7 @@ _ALGORITHMS = ("sha256", "sha512", "git")
 @dataclass(frozen=True)
 class Digest:
     """
-    What a file's content must hash to.
+    The hash that a file's content must have.
 
     `git`: SHA-1 over git's header and the content, as the Hugging Face Hub names small files.
     """
@@ -161,7 +161,7 @@ class Folder:
         return str(known[2])
 
     def load(self) -> None:
-        """Read what is remembered; anything unreadable is forgotten, and hashed again."""
+        """Read the remembered hashes; unreadable ones are dropped, and computed again."""
         try:
             known = json.loads((self.state / "hashes.json").read_text())
         except (OSError, ValueError):
@@ -304,7 +304,7 @@ def _download(remote: Remote, partial: Path, arrived: Callable[[int], None]) -> 
 
 
 class _RangeRefused(Exception):  # noqa: N818
-    """What is there is longer than what the server has."""
+    """The local file is longer than the server's."""
 
 
 def _answer(url: str, headers: Mapping[str, str], data: bytes | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""Which packages a program needs: uv is asked, and asks an index.  Border: uv's process.
+"""Resolve which packages a program needs, with uv and an index. Border: uv's process.
 
 uv is the one of `pyproject.toml`, which writes locks in the same way on every machine.
 """

@@ -48,7 +48,7 @@ class NodeNeeds:
 
 @dataclass(frozen=True)
 class Packages:
-    """What apt resolves at once: the packages of one kind of node, and where they come from."""
+    """Packages of one kind of node that apt resolves together, and their sources."""
 
     system: System
     words: tuple[str, ...]
@@ -172,7 +172,7 @@ def _word(package: Package) -> str:
 
 def _target(node: NodeNeeds) -> Target:
     """
-    Return what wheels a node takes.
+    Return the target that decides which wheels fit a node.
 
     Its Python is the lock's, where that says one: the probe ran under the system's.
     """

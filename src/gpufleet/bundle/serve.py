@@ -100,7 +100,7 @@ class FileHandler(BaseHTTPRequestHandler):
             return False
 
     def _first_byte(self, size: int) -> int:
-        """Where to resume; only `bytes=N-`, what a client sends to go on after a cut."""
+        """The offset to resume at; only `bytes=N-`, which clients send after an interruption."""
         match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
         first = int(match[1]) if match else 0
         return first if first < size else 0

@@ -1,4 +1,4 @@
-"""Which wheels of a lock a node takes, and where they are.
+"""Choose the wheels of a lock that a node takes, and find them.
 
 One file a package: the one that pip and uv would choose on the node, by its Python, its C library
 and its processor. Every file is held to the lock's hashes, wherever it comes from.
@@ -83,7 +83,7 @@ class Lock:
     find_links: tuple[str, ...]
 
     def pins(self, target: Target) -> Iterator[tuple[Requirement, frozenset[str]]]:
-        """Yield what it has for a node, with the hashes. Raises FleetError for other lines."""
+        """Yield the pinned wheels for a node, with hashes. Raises FleetError for other lines."""
         for line in re.sub(r"\\\r?\n", " ", self.text).splitlines():
             text = re.sub(r"(^|\s)#.*", "", line).strip()
             if not text:

@@ -1,5 +1,4 @@
-"""Which checks there are. A leaf: settings know the names from here, the checks themselves do not
-know settings' file.
+"""List the node checks by name. A leaf: settings take the names from here.
 
 Every check has a runbook page, docs/checks/<id>.md.
 """

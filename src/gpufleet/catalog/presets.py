@@ -26,7 +26,7 @@ DATA = Path(__file__).parent / "data"
 
 @dataclass(frozen=True)
 class Subject:
-    """What a preset's choices depend on. None: not known, and no choice that needs it is made."""
+    """Inputs of a preset's choices. None: unknown; choices that need it are not made."""
 
     model: str
     """The model's name or path."""
@@ -43,7 +43,7 @@ class _Entry(BaseModel):
 
 
 class Choice(_Entry):
-    """A value of a flag, and when it is the one to take."""
+    """A value of a flag, and the condition under which it is chosen."""
 
     value: Any
     because: str
@@ -76,7 +76,7 @@ class Preset(_Entry):
 
 
 class Family(BaseModel):
-    """How models of one family write tool calls and thoughts."""
+    """The syntax of one model family's tool calls and reasoning."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

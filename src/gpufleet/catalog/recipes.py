@@ -41,7 +41,7 @@ class Variant(Addition):
 
 
 class Recipe(Addition):
-    """How others serve a model."""
+    """A published way to serve a model."""
 
     model: str
     since: str
@@ -108,7 +108,7 @@ def addition(
     features: tuple[str, ...] = (),
 ) -> Addition:
     """
-    Return what a variant is served with on a GPU of the catalogue, with optional features by name.
+    Return a variant's flags for a GPU of the catalogue, with optional features by name.
 
     What is nearer to the GPU stands later and wins. Without a GPU, what is for all of them.
     """

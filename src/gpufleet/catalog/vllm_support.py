@@ -1,5 +1,5 @@
 """
-Which architectures and quantizations each release of vLLM serves, and on which GPUs.  Pure.
+Architectures and quantizations that each vLLM release serves, and on which GPUs. Pure.
 
 Contract: `data/vllm_support.json` was read from the sources of the releases that it names, by
 tests/data/release_limits.py. A release between two of them has what both have; where they differ
@@ -74,7 +74,7 @@ def is_known_method(method: str) -> bool:
 
 
 def quantization_needs(method: str, vllm: Version) -> QuantizationNeeds | None:
-    """Return what a release asks of who uses a quantization; None: it has no such method."""
+    """Return a release's requirements for a quantization; None: it does not have that method."""
     found = None
     for row in _document()["quantization"].get(method, ()):
         if _version(row["since"]) <= vllm:

@@ -39,7 +39,7 @@ _HIDES_HARDWARE = frozenset(
 
 @dataclass(frozen=True)
 class Admission:
-    """Which GPUs may be used, and what keeps work away from nodes."""
+    """The GPUs that may be used, and the reasons that exclude nodes from work."""
 
     nodes: Mapping[str, Node]
     """With the GPUs that may be used; `Node.unfit` says why not the others. A node with problems is

@@ -173,7 +173,7 @@ def _has_no_driver(node: Reading) -> bool:
 
 
 def _provision(node: Reading) -> tuple[Step, ...]:
-    """Return what gives a bare node its driver: the lock that it has, or one to write first."""
+    """Return the way to install a driver on a bare node: by its lock, or by one to write first."""
     if lock := node.settings.gpu_lock:
         return (Step(Action.CONFIGURE, f"install driver {lock.driver} of gpu_lock: {_INSTALL}"),)
     first = f"name a driver: `gpufleet lock INVENTORY --set r580-lts`; then install it: {_INSTALL}"

@@ -245,7 +245,7 @@ def _memberships(node: Reading) -> dict[int, tuple[Any, Any]]:
 
 
 def _of_fabric(gpu: GpuReading, key: str) -> Any:
-    """Return what the GPU tells of its fabric, None where it does not."""
+    """Return the GPU's fabric state; None if it reports none."""
     return lookup(gpu.node.document["fabric"][gpu.at], (key,), None, None)
 
 
@@ -339,7 +339,7 @@ def _may_reach(gpu: GpuReading, other: GpuReading) -> bool:
 
 def fabric_manager(node: Reading) -> Iterator[Problem]:
     """
-    Where the node has NVSwitches, the fabric manager runs, in the driver's version.
+    With NVSwitches the fabric manager runs, in the driver's version.
 
     Whatever the GPUs say: a registration stays Completed after the service has died, and A100 has
     none to ask about. In a guest that does not see the switches the service is the host's, on a

@@ -17,7 +17,7 @@ BROKEN = {FAILED, NOT_RUNNING}
 
 def fabric_units(node: Reading) -> Iterator[Problem]:
     """
-    Where GPUs share NVLink with other nodes IMEX runs; NVLink 5's subnet manager has not failed.
+    Nodes that share NVLink run IMEX; NVLink 5's subnet manager has not failed.
 
     IMEX hands out memory between nodes: one that broke blocks where replicas may span nodes. A
     subnet manager without a unit that is enabled is started by the fabric manager.

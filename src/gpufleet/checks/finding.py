@@ -13,7 +13,7 @@ SCHEMA = 1
 
 
 class Severity(IntEnum):
-    """How bad a finding is; a larger number is worse."""
+    """The severity of a finding; a larger number is worse."""
 
     OK = 0
     INFO = 1
@@ -89,7 +89,7 @@ class GpuId:
 
     @property
     def name(self) -> str:
-        """What people call it: NVML's index, or where it was."""
+        """The usual name: NVML's index, or the former place."""
         return str(self.index) if self.index is not None else self.bus_id or "that is gone"
 
 
@@ -190,7 +190,7 @@ class Report:
         }
 
     def stopping(self, node: str) -> tuple[Finding, ...]:
-        """Return what keeps work away from the node as a whole."""
+        """Return the findings that exclude the whole node from work."""
         return tuple(f for f in self.node_findings[node] if f.gpu is None and f.stops)
 
     def unfit(self, node: str) -> dict[int, tuple[Finding, ...]]:

@@ -1,4 +1,4 @@
-"""Is every GPU there: in the driver's list, on the PCI bus, on its board?  Pure."""
+"""Check that every GPU is in the driver's list, on the PCI bus and on its board. Pure."""
 
 from __future__ import annotations
 

@@ -227,8 +227,7 @@ def _gpu_count(node: Reading) -> int:
 
 def disk_space(node: Reading) -> Iterator[Problem]:
     """
-    There is room for a release, and for a second one beside it; for models' files, where some are
-    to be downloaded.
+    The disk has space for two releases, and for the models to download.
 
     Nothing is wrong with what serves already: it blocks because a deploy would fail halfway. Where
     a release of the declared version is whole, there is nothing to build, and it only warns.

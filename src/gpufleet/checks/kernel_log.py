@@ -1,4 +1,4 @@
-"""What the kernel logged since boot: Xid errors of GPUs and SXid errors of NVSwitches. Pure.
+"""Check the kernel log since boot: Xid errors of GPUs, SXid errors of NVSwitches. Pure.
 
 A log tells what was; NVML tells what is. Four rules follow (docs/checks/xid.md):
 
@@ -268,7 +268,7 @@ def _judged(
 
 
 def _of_recovery(gpu: GpuReading | None, last: Xid) -> tuple[Severity, tuple[Action, ...], str]:
-    """Xid 154: what the driver asks for. NVML's field 230 (R570) says it as it is now."""
+    """Xid 154: the action that the driver asks for. NVML's field 230 (R570) has the present one."""
     words, ladder = RECOVERY.get(last.action if last.action is not None else -1, ("", None))
     if last.action == 0:
         return Severity.INFO, (), ", to none"
@@ -367,7 +367,7 @@ def _short(text: str) -> str:
 
 
 def _step(action: Action, place: str | None) -> str:
-    """Return what to type for one rung."""
+    """Return the command for one step of the remedy."""
     return {
         Action.LOOK: "journalctl -k -b | grep -E 'NVRM: Xid', and the journal of what ran then: "
         "if it returns, with other programs too: continue down the page",

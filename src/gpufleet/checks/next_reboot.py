@@ -1,4 +1,4 @@
-"""What breaks at the next reboot, while everything still runs. Pure.
+"""Find what will break at the next reboot, while everything still runs. Pure.
 
 The next boot starts the newest installed kernel, as boot loaders do unless they are configured
 otherwise, and loads the NVIDIA module that lies on the disk for that kernel. Nothing of it stops
@@ -44,7 +44,7 @@ class NextBoot:
 
 
 def next_boot(node: Reading) -> NextBoot:
-    """Return what the next boot loads; raises `DoesNotApply` where no kernel is installed."""
+    """Return the kernel that boots next; raises `DoesNotApply` if none is installed."""
     kernels = node.get("driver", "kernels", absent=[])
     if not kernels:
         raise DoesNotApply("no kernel below /lib/modules, as in a container")

@@ -108,7 +108,7 @@ def _is_incomplete(node: Reading) -> bool:
 
 def nvlink_links(gpu: GpuReading) -> Iterator[Problem]:
     """
-    As many links are up as declared, else as its siblings have, else as its board has in use.
+    Active links are as many as declared, else as on its siblings, else as its board uses.
 
     Behind NVSwitches, and on boards that are sold no other way, that is all of them. That a GPU
     says it has no NVLink counts only where none is expected.
@@ -453,7 +453,7 @@ def _errors_remedy(gpu: GpuReading, severity: Severity) -> tuple[Step, ...]:
 
 
 def _errors_of(gpu: GpuReading, at: int) -> Iterator[tuple[Severity, str]]:
-    """Yield what one link's counters say; NVLink 5 counts other things than those before it."""
+    """Yield the errors of one link's counters; NVLink 5 has other counters than before."""
     if "effective_ber" in gpu.section("nvlink", "links", at, "errors"):
         yield from _errors_of_nvlink_5(gpu, at)
         return

@@ -70,7 +70,7 @@ class Links:
 
     @property
     def count(self) -> int:
-        """How many the board has."""
+        """The board's number of links."""
         return len(self.up) + len(self.down) + len(self.unread)
 
 

@@ -1,4 +1,4 @@
-"""May our replicas have a GPU to themselves: how is it set up, and who else is on it?  Pure."""
+"""Check that GPUs are free for gpufleet's replicas: their modes, and other processes. Pure."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def _stopped(foreign: Iterable[Mapping[str, Any]]) -> Iterator[Step]:
 
 
 def _processes(processes: Iterable[Mapping[str, Any]]) -> str:
-    """Return processes as people look for them: "pid 4711 python3 (train.service, 20000 MiB)"."""
+    """Return processes in the form "pid 4711 python3 (train.service, 20000 MiB)"."""
     return ", ".join(_process(process) for process in processes)
 
 
@@ -271,7 +271,7 @@ def _process(process: Mapping[str, Any]) -> str:
 
 def foreign_memory(gpu: GpuReading) -> Iterator[Problem]:
     """
-    Where no process is listed, no memory is in use: a dead process has left none behind.
+    Without a listed process no memory is in use: none is left from a dead process.
 
     Only the newer struct is judged (R510): the older counts the driver's own reserve as used. On a
     board that lists no processes memory in use may belong to any process: the owner is unknown.

@@ -1,4 +1,4 @@
-"""Does a GPU, or a node, stand out among those that should be like it?  Pure.
+"""Find GPUs and nodes that differ from equal ones. Pure.
 
 The table of what is compared with what, and of tolerances, is `checks/outlier_facts.py`. A value
 stands out where more than half of the others agree and it does not. Of two that differ either may
@@ -181,7 +181,7 @@ def _gpu_value(fact: Fact, gpu: GpuReading) -> Any:
 
 
 def _others_of(fact: Fact, gpu: GpuReading, against: Against) -> list[Any]:
-    """Return what the GPUs tell that one is compared with; None for each that does not tell."""
+    """Return the values of the GPUs to compare one with; None where a GPU has none."""
     among = _gpu_values(gpu)[fact.path][1]
     if among is None:
         return []

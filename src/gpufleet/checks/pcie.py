@@ -1,4 +1,4 @@
-"""Does a GPU's PCIe link have its width, its speed, and few errors?  Pure."""
+"""Check the width, speed and error counts of GPUs' PCIe links. Pure."""
 
 from __future__ import annotations
 

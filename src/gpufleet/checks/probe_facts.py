@@ -67,7 +67,7 @@ def reason(value: Mapping[str, Any]) -> str:
 
 
 def lookup(tree: Any, path: tuple[Any, ...], default: Any, absent: Any) -> Any:
-    """Return what lies at `path`; raise, or return a default, if it is missing on the way."""
+    """Return the value at `path`; raise, or return a default, if it is missing."""
     # The judgement of 64 nodes comes here 300,000 times: `is_missing`, written out.
     value = tree
     for part in path:
@@ -180,7 +180,7 @@ class GpuReading:
 
     @cached_property
     def facts(self) -> Mapping[str, Any]:
-        """What the GPU told about itself."""
+        """The facts that the GPU reported."""
         found: Mapping[str, Any] = self.node.document["gpus"][self.at]
         return found
 
@@ -259,7 +259,7 @@ def expectation(
     declared: Any, key: str, of_siblings: Iterable[Any], own: Any = None, own_source: str = ""
 ) -> Expectation | None:
     """
-    Return what a value should be: as declared, else as the siblings have it, else `own`.
+    Return the expected value: as declared, else the siblings', else `own`.
 
     `key` is the setting's name for the source. `of_siblings` are their values, None where unknown;
     more than half of those that know must agree. One sibling alone makes the expectation uncertain:
@@ -319,7 +319,7 @@ def cached_answer(ask: Callable[[Asked], Answer]) -> Callable[[Asked], Answer]:
 
 def twin_answers(node: Reading, ask: Callable[[Reading], Answer]) -> Iterator[Answer | None]:
     """
-    Yield what each sibling with the same kind of GPU answers, None where it has no answer.
+    Yield the value of each sibling with an equal GPU, None where it has none.
 
     A sibling that is broken is its own trouble, and no reason not to know about this node.
     """

@@ -39,7 +39,7 @@ class Port:
 
 def rdma(node: Reading) -> Iterator[Problem]:
     """
-    As many InfiniBand or RoCE ports are active as declared or as siblings have, and none is slow.
+    Active InfiniBand or RoCE ports are as many as declared or on siblings, and none is slow.
 
     It blocks where replicas may span nodes (`span_nodes`) over them: every token waits for the
     slowest port, or NCCL falls back to TCP. Elsewhere nothing that is served leaves its node, and a
@@ -184,7 +184,7 @@ def _gbit(rate: Any) -> float | None:
 
 
 def _model(device: Mapping[str, Any]) -> str | None:
-    """Return what adapters of one kind have in common; those that manage NVSwitches are another."""
+    """Return the key of an adapter's kind; adapters that manage NVSwitches are another kind."""
     place = device["pci"]
     if is_missing(place) or is_missing(place["device"]):
         return None

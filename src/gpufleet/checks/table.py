@@ -26,7 +26,7 @@ _VERDICTS = {Severity.BLOCK: "blocked", Severity.UNKNOWN: "unknown"}
 
 def report_table(found: Report, *, everything: bool = False) -> RenderableType:
     """
-    Return what the checks say, worst first, then which nodes are fit.
+    Format the findings, worst first, then which nodes are fit.
 
     Equal findings of several GPUs or nodes share a line. Without `everything`, checks that passed
     are not shown, and remarks (`info`) in one line each, without their ladder.

@@ -1,4 +1,4 @@
-"""Is a GPU throttled by heat, by power or by a configured limit?  Pure."""
+"""Check whether GPUs are throttled by heat, power or a configured limit. Pure."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def hardware_slowdown(gpu: GpuReading) -> Iterator[Problem]:
 
 
 def _reasons(bits: int) -> int:
-    """Return NVML's reasons; raises `Unread` for a number that is no set of bits."""
+    """Return NVML's reasons; raises `Unread` for a number that is not a bit set."""
     if bits < 0:
         raise Unread(f"{bits} is not a set of clock event reasons")
     return bits

@@ -1,4 +1,4 @@
-"""What the driver's Xid numbers mean, how bad they are, and what mends them. A table, pure.
+"""The meaning, severity and remedy of the driver's Xid numbers. A table, pure.
 
 Actions are those of NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors, of October 2025: 1
 to 172); severities are ours: `BLOCK` where the GPU itself needs a reset or a person, `INFO` where

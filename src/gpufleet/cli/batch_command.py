@@ -96,7 +96,7 @@ def batch(inventory_file: str, requests: Path, *, as_json: bool, **given: Any) -
 
 
 def summary_lines(found: Summary) -> list[str]:
-    """Return what became of the lines, for a reader."""
+    """Return the counts of lines by outcome, as text."""
     totals = found.totals
     failed = totals.failed.total()
     lines = [

@@ -36,7 +36,7 @@ from gpufleet.upgrade.run.connections import open_nodes
 ASK_AGAIN_SECONDS = 300.0
 """Between two looks at what runs on nodes; at once where a replica's load is not known."""
 REPLICA_BODY_MIB = 32
-"""Of a server without a gateway, which has no limit of its own: a gateway's default."""
+"""Limit for a server without a gateway, which has none of its own: a gateway's default."""
 REPLICA_SECONDS = 3600.0
 """For an answer of a server without a gateway."""
 CHECK_SECONDS = 30.0
@@ -47,7 +47,7 @@ MOST_AT_ONCE = 512
 
 @dataclass(frozen=True)
 class Wanted:
-    """What was typed."""
+    """The parsed command line."""
 
     model: str
     input: Path
@@ -68,14 +68,14 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run has come to."""
+    """The outcome of a run."""
 
     output: Path
     lines: int
     totals: Totals
-    """Of all lines, those of earlier runs among them."""
+    """Counts over all lines, including those of earlier runs."""
     seconds: float
-    """Of this run."""
+    """The duration of this run."""
     stopped: str = ""
     """Why lines are left; "": none are."""
     signal: int = 0
@@ -251,7 +251,7 @@ class GuestLook:
         return target
 
     def __call__(self, under_way: Callable[[], int]) -> guest.Allowance:
-        """Return what may be under way now; what is not known allows nothing."""
+        """Return how many lines may be in flight now; an unknown load allows none."""
         try:
             if time.monotonic() - self._asked_at > ASK_AGAIN_SECONDS:
                 self._ask_nodes()

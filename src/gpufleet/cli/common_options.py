@@ -99,5 +99,5 @@ def print_error(error: FleetError) -> None:
 
 
 def operator_name() -> str:
-    """Return who runs this command, and where: `ada@control`."""
+    """Return the user and host of this command: `ada@control`."""
     return f"{getpass.getuser()}@{socket.gethostname()}"

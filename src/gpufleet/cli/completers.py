@@ -41,7 +41,7 @@ def nodes(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[
 
 
 def nodes_and_groups(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Return what --limit takes."""
+    """Return the values of --limit: nodes and groups."""
     fleet = _fleet(ctx)
     return _beginning([*fleet.groups.members, *fleet.nodes], incomplete) if fleet else []
 

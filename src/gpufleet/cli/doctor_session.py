@@ -40,9 +40,9 @@ from gpufleet.upgrade.run.connections import Nodes, open_nodes
 from gpufleet.upgrade.run.node_questions import NodeQuestion
 
 JOURNAL_LINES = 1500
-"""Of a replica: a start with its traceback on eight ranks is some 1,000."""
+"""Lines per replica: a start with its traceback on eight ranks has some 1,000."""
 CONNECT_SHARE = 1 / 3
-"""Of the seconds: a node that has not connected by then does not keep the others waiting."""
+"""The share of the time for connecting: later nodes do not keep the others waiting."""
 ABOUT = ("instance", "model_name", "model", "gateway", "node")
 """Labels that say what an alert is about."""
 
@@ -60,7 +60,7 @@ class _Answers:
 
 @dataclass(frozen=True)
 class FleetLook:
-    """What was found in one look at a fleet."""
+    """The results of one query of a fleet."""
 
     inventory: str
     declared: Fleet
@@ -70,7 +70,7 @@ class FleetLook:
 
     def diagnosis(self, name: str = "") -> Diagnosis:
         """
-        Return what is wrong; with the name of a model, a replica or a node, what concerns it.
+        Return the diagnosis; with a name, only what concerns that model, replica or node.
 
         Raises `FleetError` for a name that is none of these.
         """
@@ -115,7 +115,7 @@ def _write_private(file: Path, content: bytes) -> None:
 
 
 def _secrets(settings: NodeSettings) -> Iterator[str]:
-    """Yield what the files have that settings name as secret."""
+    """Yield the contents of the files that settings name as secret."""
     if settings.vllm is not None:
         for path in credentials.secret_files(settings.vllm, settings.serving).values():
             with suppress(FleetError):
@@ -124,7 +124,7 @@ def _secrets(settings: NodeSettings) -> Iterator[str]:
 
 def look(inventory_file: str, seconds: float) -> FleetLook:
     """
-    Look at all nodes of an inventory, for at most so many seconds.
+    Query all nodes of an inventory, within a limit in seconds.
 
     Raises `FleetError`.
     """
@@ -167,7 +167,7 @@ def look(inventory_file: str, seconds: float) -> FleetLook:
 
 
 def _objectives(declared: Fleet) -> dict[str, Objectives]:
-    """Return what was promised of each model."""
+    """Return the objectives of each model."""
     return {
         model: served.objectives
         for each in declared.gpu_nodes.values()
@@ -176,7 +176,7 @@ def _objectives(declared: Fleet) -> dict[str, Objectives]:
 
 
 def _evidence(node: str, answer: Answer) -> NodeEvidence:
-    """Return what a node logged; an answer that is none is unread, in words."""
+    """Return a node's log evidence; an invalid answer becomes a sentence."""
     try:
         return node_evidence(node, answer)
     except FleetError as error:

@@ -243,7 +243,7 @@ class _Session:
         }
 
     def _find_drain(self, name: str) -> tuple[Drain, Mapping[str, NodeLook]]:
-        """Return what a drain of a node is about, and how its nodes are marked."""
+        """Return the replicas that a drain of a node affects, and the marks of its nodes."""
         from gpufleet.fleet import draining, fleet_plan
         from gpufleet.upgrade.run import observe
 
@@ -382,7 +382,7 @@ def _timestamp(mark: Mark) -> str:
 
 
 def _load_inventory(inventory_file: str, names: tuple[str, ...]) -> Fleet:
-    """Return what an inventory declares. Raises `FleetError` for what is no GPU node of it."""
+    """Return what an inventory declares. Raises `FleetError` for a name that is not a GPU node."""
     use_gevent()
     from gpufleet.formatting import suggestion
     from gpufleet.inventory.loader import read

@@ -99,7 +99,7 @@ def compared(inventory_file: str, limit: tuple[str, ...], seconds: float) -> Dri
 
 
 def drift_table(found: Drift) -> RenderableType:
-    """Return what has moved and what is unknown of each node, and a line for the fleet."""
+    """Format the differences and unknowns of each node, and a line for the fleet."""
     from rich.console import Group
     from rich.text import Text
 

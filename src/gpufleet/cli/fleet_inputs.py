@@ -46,7 +46,7 @@ def _exit_interrupted(_signal: int, _frame: FrameType | None) -> NoReturn:
 def probe_live(
     inventory_file: str, limit: tuple[str, ...] = (), seconds: float = 60
 ) -> tuple[Mapping[str, Answer], Mapping[str, NodeVars]]:
-    """Return what the nodes of an inventory answer, and what it declares of them."""
+    """Probe the nodes of an inventory; return their answers and the declaration."""
     use_gevent()
     from gpufleet.fleet import live
     from gpufleet.fleet.model_configs import model_directories
@@ -62,7 +62,7 @@ def read_saved(
     inventory_file: str, files: tuple[str, ...], hardware: tuple[str, ...]
 ) -> tuple[Mapping[str, Answer], Mapping[str, NodeVars]]:
     """
-    Return what is saved or assumed of the nodes of an inventory, and what it declares of them.
+    Return the saved or assumed probes of an inventory's nodes, and the declaration.
 
     `files` have probes, `hardware` is what was typed behind --as; a node's probe counts more.
     """

@@ -183,7 +183,7 @@ def _accept(*, yes: bool) -> None:
 def _probe(
     folder: Path, hosts: tuple[Host, ...], known: str, given: Mapping[str, Any]
 ) -> dict[str, Mapping[str, Any]]:
-    """Return what each host is. Raises `FleetError` with every one that does not say."""
+    """Probe each host. Raises `FleetError` with every host without an answer."""
     import yaml
 
     from gpufleet.fleet import live

@@ -146,7 +146,7 @@ def _there(file: Path, root: Path) -> GpuLock | None:
 
 
 def _refused(fleet: Fleet, nodes: tuple[str, ...], found: GpuLock, file: Path) -> Iterator[str]:
-    """Yield what would be wrong with the variables of the group's nodes with this lock."""
+    """Yield the mistakes that the group's variables would have with this lock."""
     import datetime as dt
 
     from gpufleet.gpu_software import lock_check

@@ -1,4 +1,4 @@
-"""What `gpufleet measure` prints: lines while it runs, the levels, the answer."""
+"""Print the output of `gpufleet measure`: progress, levels, result."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def say(text: str) -> None:
 
 
 def say_level(level: LevelSummary) -> None:
-    """Print what a level showed."""
+    """Print the results of a level."""
     unit = "requests/s" if level.rate is not None else "concurrent requests"
     say(f"{level.load:.3g} {unit}: {level.verdict}: {level.why}")
 

@@ -48,9 +48,9 @@ from gpufleet.upgrade.run.connections import Nodes, open_nodes
 START_RATE = 0.5
 """Arrivals per second of the first level."""
 MOST_LEVELS = 15
-"""Of a search: doubling from 0.5 to 2,048 and bisecting to a tenth takes 16."""
+"""The most levels of a search: doubling from 0.5 to 2,048 and bisecting to a tenth takes 16."""
 SMALLEST_VOCABULARY = 32000
-"""Of models that are served today (Llama 2, Mistral 7B); for those whose config is not known."""
+"""The smallest vocabulary of today's models (Llama 2, Mistral 7B), where the config is unknown."""
 
 
 class Session:
@@ -73,7 +73,7 @@ class Session:
         self._opened.__exit__(*about)
 
     def measure(self) -> Measurement:
-        """Find what the target carries. Raises `FleetError` for all that has to be put right."""
+        """Measure the target's capacity. Raises `FleetError` with all mistakes."""
         wanted = self.wanted
         self._check_place()
         trace = read_trace(Path(wanted.trace)) if wanted.trace else None

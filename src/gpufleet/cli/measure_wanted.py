@@ -1,4 +1,4 @@
-"""What was typed for `gpufleet measure`: the requests, and how long a guest stays."""
+"""Parse the arguments of `gpufleet measure`: the requests, and how long a guest stays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GUEST_LOOK_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Wanted:
-    """What was typed."""
+    """The parsed command line."""
 
     model: str | None
     replica: str | None

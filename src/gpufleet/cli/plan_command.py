@@ -127,7 +127,7 @@ def plan(
 def _measured(
     inventory: str, found: Assessment, declared: Mapping[str, NodeVars]
 ) -> tuple[ModelRate, ...]:
-    """Return what the plan's replicas were measured to carry; notes for files that are damaged."""
+    """Return the measured rates of the plan's replicas; notes for damaged files."""
     from gpufleet.fleet.measured_rates import plan_rates, stored_results
 
     there = stored_results(inventory)
@@ -149,7 +149,7 @@ def _nodes(
     vars_file: str | None,
     hardware: tuple[str, ...],
 ) -> tuple[Mapping[str, Answer], Mapping[str, NodeVars]]:
-    """Return what is known of each node, and what is declared of it, from what was typed."""
+    """Return each node's probe and declaration, as the command line asks."""
     if vars_file:
         files = (*nodes, *targets)
         if hardware or not files:

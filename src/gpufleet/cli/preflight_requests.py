@@ -57,7 +57,7 @@ class Refused:
 
 
 def bounded(seconds: float, what: str, work: Callable[[], T]) -> T | Late | Refused:
-    """Return what `work` returns within so many seconds, or why there is nothing."""
+    """Return the result of `work` within a limit in seconds, or why there is none."""
     try:
         with gevent.Timeout(seconds):
             return work()
@@ -71,7 +71,7 @@ def ask_gateways(
     nodes: Mapping[str, NodeVars], ca_file: str | None, key: str | None
 ) -> tuple[dict[str, GatewayAnswer], dict[str, GatewayAnswer] | None]:
     """
-    Return what each gateway answers without a key, and with it; None: no key was given.
+    Return each gateway's answers without a key, and with it; None: no key was given.
 
     All at once, in at most three times `GATEWAY_SECONDS`.
     """

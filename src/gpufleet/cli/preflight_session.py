@@ -63,9 +63,9 @@ from gpufleet.upgrade.run.node_answers import NodeLook
 from gpufleet.upgrade.run.node_questions import NodeQuestion
 
 WHOLE_SECONDS = 55.0
-"""Of all rounds together, so that a run with its start and its output takes less than a minute."""
+"""Limit for all rounds together, so that a run takes less than a minute."""
 PROBE_SECONDS, LOOK_SECONDS, LOAD_SECONDS = 20.0, 20.0, 10.0
-"""Of each round of questions, at most."""
+"""Limits for each round of questions."""
 PLAN_SECONDS = 8.0
 """A plan of models that no node has reads their descriptions from the Hub."""
 
@@ -76,7 +76,7 @@ SILENT = "the node did not answer: see its line of node-checks"
 
 @dataclass(frozen=True)
 class Wanted:
-    """What was typed."""
+    """The parsed command line."""
 
     key_file: str | None = None
     ca_file: str | None = None

@@ -95,7 +95,7 @@ def reach_table(found: ReachabilityResult) -> RenderableType:
 
 
 def _way(way: Route | None, itself: bool) -> Text:
-    """Return what passes from one node to another."""
+    """Format the measured path from one node to another."""
     from rich.text import Text
 
     if itself:

@@ -142,7 +142,7 @@ def _print(
 
 
 def _remarks(recipe: Recipe, variant: Variant, gpu: str | None) -> Iterable[str]:
-    """Yield what the settings do not say of a recipe."""
+    """Yield the parts of a recipe that settings cannot express."""
     others = [one for one in recipe.variants if one is not variant]
     if others:
         named = ", ".join(f"{one.model} ({one.precision})" for one in others)

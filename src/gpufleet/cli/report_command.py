@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     AnyForm = TypeVar("AnyForm", bound=Form)
 
 MOST_BYTES = 64 << 20
-"""Of a document or a manifest: one of 14 nodes has some hundred kilobytes."""
+"""The largest document or manifest: one of 14 nodes has some hundred kilobytes."""
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 

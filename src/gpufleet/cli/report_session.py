@@ -62,9 +62,9 @@ from gpufleet.upgrade.run.node_questions import NodeQuestion
 PLAN_SECONDS = 8.0
 """A plan of models that no node has reads their descriptions from the Hub."""
 DRIFT_SECONDS = 300.0
-"""Of the comparison with deploys, as `gpufleet drift` has it."""
+"""Limit for the comparison with deploys, as in `gpufleet drift`."""
 MOST_SECRET_BYTES = 1 << 16
-"""Of a file with a secret: a larger one is none."""
+"""The largest file that can be a secret."""
 
 
 def read_fleet(inventory_file: str, seconds: float, *, deploys: bool) -> Document:
@@ -91,7 +91,7 @@ class _Reading:
         self.unknown: list[str] = []
 
     def document(self, *, deploys: bool) -> Document:
-        """Return what was read."""
+        """Return the report's document."""
         git = gevent.spawn(git_state, self.fleet.root)
         files = dict(self._files())
         releases, locks = self._locks()

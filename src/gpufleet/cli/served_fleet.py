@@ -25,7 +25,7 @@ from gpufleet.upgrade.run.traffic import Frontends
 
 @dataclass(frozen=True)
 class NodeAnswers:
-    """What the nodes said."""
+    """The nodes' answers."""
 
     declared: Declared
     nodes: Mapping[str, Node]
@@ -33,7 +33,7 @@ class NodeAnswers:
     looks: Mapping[str, Any]
 
     def changes(self) -> tuple[str, ...]:
-        """Return who changes the fleet now: upgrades and deploys, as sentences."""
+        """Return the running upgrades and deploys, as sentences."""
         deploys = {name: each.deploy for name, each in self.looks.items() if each.deploy}
         return (*lock_problems(self.documents, None), *deploy_problems(deploys))
 
@@ -121,7 +121,7 @@ class ServedFleet:
 
 
 def declared_fleet(project: Fleet) -> Declared:
-    """Return what an inventory declares, before any node is asked: nothing of it runs."""
+    """Return an inventory's declaration before any node is queried: nothing of it runs."""
     return Declared(
         {name: each.address for name, each in project.nodes.items()},
         {name: each.settings for name, each in project.gpu_nodes.items()},

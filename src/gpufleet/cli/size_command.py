@@ -234,7 +234,7 @@ def size(model: str | None, *, as_json: bool, **given: Any) -> int:
 def _divisions(
     origin: str, description: Description, options: Options, gpus: int, *, as_json: bool
 ) -> int:
-    """Print a row for each division of so many GPUs; return whether none is certain to fit."""
+    """Print a row for each division of a number of GPUs; return whether none certainly fits."""
     from gpufleet.console import add_row, display, new_table
     from gpufleet.sanitize import printable
     from gpufleet.sizing.divisions import divisions
@@ -419,7 +419,7 @@ def _print(
 
 
 def _rows(options: Options, found: Sizing) -> Iterator[tuple[str, str, str]]:
-    """Yield what the table says: a thing, its number, a remark."""
+    """Yield the table's rows: a quantity, its number, a remark."""
     on_gpu = options.device == "cuda" and options.kv_cache_memory_bytes is None
     if on_gpu:
         share = found.gpu_memory_utilization

@@ -144,7 +144,7 @@ def _health(health: Health, *, drained: bool) -> Text:
 
 
 def _marks(found: FleetStatus, now: float) -> Iterator[str]:
-    """Yield what is out of service, and which upgrade has not ended."""
+    """Yield the nodes out of service, and the unfinished upgrade."""
     for node, mark in found.out.cordoned:
         yield f"{node} cordoned {_ago(now - mark.since)} ago by {mark}"
     for replica, node, mark in found.out.drained:

@@ -84,7 +84,7 @@ def inventory_of(source: str) -> tuple[str, str | None] | None:
 
 def look(source: str, node: str | None) -> Interconnect:
     """
-    Return what joins the GPUs of one node of `source`.
+    Return the links between the GPUs of one node of `source`.
 
     `node` names it where `source` has several; a pasted matrix it gives a name. Raises `FleetError`
     if `source` is nothing of which this is known. For an inventory, gevent's patches must be in

@@ -435,7 +435,7 @@ class _UpgradeCommand:
     # -- journals
 
     def _earlier_journals(self) -> list[Sequence[Any]]:
-        """Return what upgrades before have written; one that cannot be read tells nothing."""
+        """Return the entries of earlier journals; unreadable ones are skipped."""
         from gpufleet.upgrade.run import upgrade_journal
 
         found: list[Sequence[Any]] = []
@@ -478,7 +478,7 @@ class _UpgradeCommand:
         )
 
     def _why_nothing_to_resume(self) -> list[str]:
-        """Return what nodes know of upgrades, where there is no journal of one."""
+        """Return the upgrades that nodes report, where no journal is found."""
         from gpufleet.upgrade.run import observe
         from gpufleet.upgrade.run.connections import open_nodes
 

@@ -80,7 +80,7 @@ def _before(found: Mapping[str, Any] | str | None) -> bytes | str:
 
 
 def _text(content: bytes) -> list[str] | None:
-    """Return a text's lines with their ends; None for what is no text."""
+    """Return a text's lines with their ends; None for binary content."""
     if b"\0" in content:
         return None
     try:

@@ -195,7 +195,7 @@ class Absent:
 @dataclass(frozen=True)
 class NoOtherFiles:
     """
-    Of the files and links that match, only those that are wanted by name stay.
+    Remove matching files and links, except those named here.
 
     The pattern's wildcards stand in its last part: `/etc/vllm/stages/*.env`.
     """
@@ -290,7 +290,7 @@ class UnitGone:
 @dataclass(frozen=True)
 class NoOtherUnits:
     """
-    Of our units that match, only those that are wanted by name stay; the others are `UnitGone`.
+    Remove gpufleet's units that match, except those named here, as by `UnitGone`.
 
     `vllm-*.service`. Ours are those whose file or drop-in in /etc/systemd/system carries
     `started_line`, never started or not, and those whose file is gone but whose start was recorded.
@@ -416,7 +416,7 @@ def _must_be_owned(value: File | Directory) -> None:
 
 
 def _subject(value: Value) -> str:
-    """What only one value may speak about."""
+    """Return the key that only one value may have."""
     match value:
         case Package() | Group() | User():
             return f"{type(value).__name__.lower()} {value.name}"

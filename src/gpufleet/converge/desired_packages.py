@@ -151,7 +151,7 @@ class ModuleStream:
 
 def upstream(version: str) -> str:
     """
-    Return what of a package's version is its author's: without epoch and packaging revision.
+    Return the upstream part of a package's version: without epoch and packaging revision.
 
     >>> upstream("3:580.95.05-1ubuntu1")
     '580.95.05'

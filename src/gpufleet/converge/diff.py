@@ -1,4 +1,4 @@
-"""What has to happen on a node: wanted against seen, as words for people and commands for shells.
+"""Compare desired and actual state; return the changes as sentences and as shell commands.
 
 Pure. `difference(wanted, snapshot)` is the only place where the two are compared: the dry run, the
 run itself and the hunt for drift read the same `Difference`. A fact that could not be read and a
@@ -336,7 +336,7 @@ def _why_place(value: File | Directory | Link | Absent, found: FileState) -> str
 
 
 def _entry(value: File | Directory | Link | Absent) -> dict[str, Any]:
-    """Return what on_node/converge/place_files.py takes."""
+    """Return the parameters of on_node/converge/place_files.py for a file."""
     entry: dict[str, Any] = {"kind": type(value).__name__.lower(), "path": value.path}
     if isinstance(value, Link):
         entry["target"] = value.target
@@ -474,7 +474,7 @@ def _reload(wanted: DesiredState, snapshot: Snapshot, work: _Work) -> None:
 
 def _hidden(wanted: DesiredState, name: str, state: UnitState) -> bool:
     """
-    Return whether systemd goes by a package's unit file although ours lies in front of it.
+    Return whether systemd uses a package's unit file although gpufleet's is in front of it.
 
     It looks at the file that it has loaded, and does not notice another that comes before it.
     """

@@ -98,7 +98,7 @@ def files(plan: Plan) -> dict[str, str]:
 
 
 def parameters(plan: Plan) -> dict[str, Any]:
-    """Return what on_node/packages/transaction.py takes."""
+    """Return the parameters of on_node/packages/transaction.py."""
     return {
         "manager": plan.manager,
         "root": plan.root,

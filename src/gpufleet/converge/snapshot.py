@@ -71,7 +71,7 @@ class FileState:
 
     @property
     def exists(self) -> bool:
-        """Whether something is there; what is unknown counts, so that none is put in its place."""
+        """Whether something is there; unknown counts as there, so that nothing overwrites it."""
         return self.kind != "absent"
 
 
@@ -140,7 +140,7 @@ class UnitState:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One node at one moment, as far as it was asked. Whatever was not asked is `Unknown`."""
+    """One node at one moment. Parts that were not queried are `Unknown`."""
 
     files: Mapping[str, FileState | None] = field(default_factory=dict)
     lines: Mapping[str, frozenset[str] | Unknown] = field(default_factory=dict)
@@ -159,7 +159,7 @@ class Snapshot:
     missed: str = "it was not queried"
 
     def file(self, path: str) -> FileState:
-        """Return what lies at a path."""
+        """Return the state of a path."""
         found = self.files.get(path, FileState("unknown", error=self.missed))
         return found or FileState()
 

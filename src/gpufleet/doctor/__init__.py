@@ -1,1 +1,1 @@
-"""What is wrong with a fleet, worst first, each with its evidence and what to do."""
+"""Diagnose a fleet: its problems, worst first, each with evidence and what to do."""

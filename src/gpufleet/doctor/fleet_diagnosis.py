@@ -1,4 +1,4 @@
-"""What is wrong with a fleet, as values: problems, worst first, each with its evidence."""
+"""The diagnosis of a fleet as values: problems, worst first, each with its evidence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCHEMA = 1
 
 
 class Impact(IntEnum):
-    """What a problem costs clients; a larger number is worse."""
+    """The effect of a problem on clients; a larger number is worse."""
 
     NOTICE = 0  # nothing now
     RISK = 1  # nothing yet: a part is worn, spare is gone, or it cannot be seen
@@ -42,7 +42,7 @@ class Problem:
     do: str = ""
     """What to do next; commands in backquotes."""
     page: str = ""
-    """Of the documentation."""
+    """The page of the documentation."""
     at: float | None = None
     """When it began, in seconds since 1970; None: not known."""
     names: tuple[str, ...] = ()

@@ -1,5 +1,5 @@
 """
-What is wrong with a fleet, from what its nodes, gateways, journals and alerts say.  Pure.
+Find a fleet's problems from its nodes, gateways, journals and alerts. Pure.
 
 What one of them shows is joined with what explains it in another: a replica that is down with the
 line of its log, the check of its GPU, what was changed before. Nothing is judged here that
@@ -36,11 +36,11 @@ OF_NODES = frozenset({"driver", "cuda", "nccl", "rdma", "host"})
 """Components of rules whose cause may lie in the node."""
 STOPPED = "it was stopped, by hand or by a deploy that did not end"
 MOST_SENTENCES = 4
-"""Of a replica: one for each of eight ranks says no more."""
+"""Sentences per replica: one for each of eight ranks adds nothing."""
 
 
 def diagnose(sights: Sights, now: float, inventory: str = "INVENTORY") -> Diagnosis:
-    """Return what is wrong, worst first. `now` is in seconds since 1970."""
+    """Return the fleet's problems, worst first. `now` is in seconds since 1970."""
     problems = [
         *_replicas(sights, now, inventory),
         *_missing(sights, inventory),
@@ -198,7 +198,7 @@ def _is_of_another_unit(line: str, replica: str) -> bool:
 
 
 def _differs(sights: Sights, replica: str, nodes: Iterable[str]) -> Iterator[str]:
-    """Yield what of a replica's unit is not as gpufleet wrote it."""
+    """Yield the parts of a replica's unit that gpufleet did not write."""
     for node in nodes:
         known = sights.evidence.get(node)
         unit = known.units.get(replica) if known else None
@@ -244,7 +244,7 @@ def _restarted(replica: ReplicaStatus, now: float) -> bool:
 
 
 def _changes(sights: Sights, nodes: Iterable[str], began: float | None) -> Iterator[str]:
-    """Yield what was changed last on nodes before a moment."""
+    """Yield the last changes on nodes before a moment."""
     if began is None:
         return
     for node in nodes:

@@ -10,7 +10,7 @@ from gpufleet.serving.rank_status import iso
 
 
 def diagnosis_lines(found: Diagnosis, now: float) -> list[str]:
-    """Return what is wrong, worst first, what serves, and what could not be seen."""
+    """Format the problems, worst first, what serves, and what could not be read."""
     lines: list[str] = []
     for number, each in enumerate(found.problems, 1):
         lines += [*_problem(number, each, now), ""]

@@ -1,4 +1,4 @@
-"""What is wrong with gateways: whether they run, and reach what serves.  Pure."""
+"""Find problems of gateways: whether they run, and reach the servers. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UP = ("UP", "no check")
 
 
 def gateway_problems(sights: Sights, inventory: str) -> Iterator[Problem]:
-    """Yield what is wrong with each gateway."""
+    """Yield the problems of each gateway."""
     alone = len(sights.gateways) == 1
     well = {
         (replica.id, rank.node)

@@ -1,4 +1,4 @@
-"""What the journals of replicas, and the kernels' logs, say of why something failed.  Pure."""
+"""Find causes of failures in the journals of replicas and in kernel logs. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpufleet.serving.rank_status import Health
 from gpufleet.serving.status import FleetStatus, ReplicaStatus
 
 LIVES = 2
-"""Of a unit: one that starts again has not yet come to what ended the life before."""
+"""Runs of a unit to read: one that has just restarted has not yet reached the failure."""
 GATEWAY = "gateway"
 """In place of a replica's id: the gateway of a node. Ids of replicas end with a number."""
 OF_HOSTS = frozenset({"host", "rdma"})
@@ -46,7 +46,7 @@ def of_replicas(
 
 
 def _signal(replica: ReplicaStatus, evidence: Mapping[str, NodeEvidence]) -> str | None:
-    """Return what ended a replica's process on one of its nodes; None: not known."""
+    """Return the signal that ended a replica's process on one of its nodes; None: unknown."""
     known = [evidence[rank.node] for rank in replica.ranks if rank.node in evidence]
     if any(is_killed_for_memory(line.text, replica.id) for each in known for line in each.kernel):
         return "SIGKILL"
@@ -94,7 +94,7 @@ def of_gateways(
 
 
 def of_kernel(evidence: NodeEvidence, inventory: str) -> tuple[LogCause, ...]:
-    """Return what a node's kernel reports about its host; GPUs are the node check's."""
+    """Return the failures in a node's kernel log about its host; GPUs are the node check's."""
     place = f"kernel of {evidence.node}"
     findings = explain(log_lines(place, evidence.kernel))
     causes = replace(
@@ -124,7 +124,7 @@ def log_lines(place: str, lines: Iterable[JournalLine]) -> Iterator[LogLine]:
 
 
 def _facts(nodes: Iterable[str], report: Report, signal: str | None) -> Evidence:
-    """Return what is known beside a replica's journals, for rules of several causes."""
+    """Return the facts besides a replica's journals, for rules with several causes."""
     checks: dict[str, bool] = {}
     names: list[str] = []
     for node in nodes:
@@ -149,7 +149,7 @@ def _causes(findings: Findings, inventory: str, replica: str) -> Iterator[LogCau
 
 
 def _told_apart(findings: Findings) -> Finding | None:
-    """Return what only follows, and of which evidence shows why: a worker ended by a signal."""
+    """Separate consequences from causes, with the evidence: a worker ended by a signal."""
     return next(
         (
             each

@@ -1,4 +1,4 @@
-"""What nodes logged before something failed, and what was changed on them, as values.  Pure."""
+"""Nodes' logs before a failure, and changes made on them, as values. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class JournalLine:
 
 @dataclass(frozen=True)
 class UnitDifference:
-    """What of a stage's unit gpufleet did not write, and what ended it last."""
+    """Parts of a stage's unit that gpufleet did not write, and how the unit last ended."""
 
     drop_ins: tuple[str, ...] = ()
     """Paths."""
@@ -48,7 +48,7 @@ class Certificate:
 
 @dataclass(frozen=True)
 class NodeEvidence:
-    """What one node has."""
+    """The evidence from one node."""
 
     node: str
     boot: float | None = None
@@ -56,7 +56,7 @@ class NodeEvidence:
     stages: Mapping[str, tuple[JournalLine, ...]] = field(default_factory=dict)
     """Journals of stages, by id."""
     units: Mapping[str, UnitDifference] = field(default_factory=dict)
-    """Of the same stages, where they could be read."""
+    """Units of the same stages, where they could be read."""
     kernel: tuple[JournalLine, ...] = ()
     changes: tuple[tuple[float, str], ...] = ()
     """When, in seconds since 1970, and what was changed; oldest first."""
@@ -65,7 +65,7 @@ class NodeEvidence:
     """A sentence for each part that could not be read."""
 
     def last_change(self, before: float, within: float) -> tuple[float, str] | None:
-        """Return what was changed last, at most `within` seconds before a moment."""
+        """Return the last change, at most `within` seconds before a moment."""
         found = [each for each in self.changes if before - within <= each[0] <= before]
         if self.boot is not None and before - within <= self.boot <= before:
             found.append((self.boot, "the node was booted"))
@@ -74,7 +74,7 @@ class NodeEvidence:
 
 def node_evidence(node: str, answer: Mapping[str, Any] | str) -> NodeEvidence:
     """
-    Return what a node said (`on_node/doctor/failure_evidence.py`); a sentence is what is unread.
+    Parse a node's answer (`on_node/doctor/failure_evidence.py`); a sentence: it is unread.
 
     Raises `FleetError` naming the node for an answer that is none.
     """

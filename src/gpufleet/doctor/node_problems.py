@@ -1,4 +1,4 @@
-"""What is wrong with nodes: silence, failed checks, the kernel's log, marks that remain.  Pure."""
+"""Find problems of nodes: silence, failed checks, kernel log entries, leftover marks. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gpufleet.doctor.sights import Sights
 from gpufleet.formatting import format_duration, node_ranges
 
 MOST_EXAMPLES = 4
-"""Of one check: more nodes or GPUs say no more."""
+"""Examples per check: more nodes or GPUs add nothing."""
 
 
 def node_problems(sights: Sights, inventory: str) -> list[Problem]:
-    """Return what is wrong with nodes, but for marks. What took replicas down is not known here."""
+    """Return the nodes' problems except marks. Causes of replicas' failures are elsewhere."""
     return [
         *_silent(sights),
         *(_check(subject, found, inventory) for subject, found in failed_checks(sights)),
@@ -36,7 +36,7 @@ def _silent(sights: Sights) -> Iterator[Problem]:
 
 
 def failed_checks(sights: Sights) -> list[tuple[str, list[Finding]]]:
-    """Return what checks found, that of one check and verdict together, each with its subject."""
+    """Return the findings of one check and verdict together, each with its subject."""
     alike: dict[tuple[str, Severity], list[Finding]] = defaultdict(list)
     for each in sights.report.findings:
         known = each.accepted is None and each.cause is None and each.severity >= Severity.WARN
@@ -72,12 +72,12 @@ def _place(found: Finding) -> str:
 
 
 def kernel_subject(node: str) -> str:
-    """Return what problems in a node's kernel log are called."""
+    """Return the title of problems in a node's kernel log."""
     return f"kernel of {node}"
 
 
 def _kernels(sights: Sights) -> Iterator[Problem]:
-    """Yield what the kernels' logs have about hosts; GPUs are the node check's."""
+    """Yield the hosts' problems in kernel logs; GPUs are the node check's."""
     for node, causes in sorted(sights.kernels.items()):
         for each in causes:
             yield Problem(

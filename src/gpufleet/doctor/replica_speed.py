@@ -1,4 +1,4 @@
-"""How fast replicas are at present, from two looks at their /metrics.  Pure.
+"""Compute the present speed of replicas from two readings of their /metrics. Pure.
 
 The names are those of `monitoring/metrics/vllm_metrics.py`, the same in all releases since 0.18.
 """
@@ -37,7 +37,7 @@ class Histogram:
 
     @property
     def total(self) -> float:
-        """How many there were."""
+        """The total number."""
         return max(self.counts.values(), default=0.0)
 
     def quantile(self, share: float) -> float:
@@ -63,7 +63,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class ReplicaSpeed:
-    """What one replica did between two looks."""
+    """The work of one replica between two readings."""
 
     itl: Histogram
     ttft: Histogram

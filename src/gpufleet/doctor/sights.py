@@ -16,7 +16,7 @@ from gpufleet.settings.monitoring_settings import Objectives
 
 @dataclass(frozen=True)
 class LogCause:
-    """What a line of a log tells about why something failed."""
+    """The cause of a failure that a log line states."""
 
     cause: str
     """"": no rule has the line."""
@@ -25,7 +25,7 @@ class LogCause:
     where: str
     """Whose line it is: `rank 1 on gpu-02`, `kernel of gpu-02`."""
     component: str = ""
-    """Of the rule: `vllm`, `driver`, `host`."""
+    """The rule's component: `vllm`, `driver`, `host`."""
     at: float | None = None
     """In seconds since 1970."""
 
@@ -59,12 +59,12 @@ class Sights:
     evidence: Mapping[str, NodeEvidence] = field(default_factory=dict)
     """By node."""
     logs: Mapping[str, Sequence[LogCause]] = field(default_factory=dict)
-    """Of each replica, the earliest first: causes alone, not what follows from them."""
+    """Causes in each replica's log, the earliest first, without their consequences."""
     kernels: Mapping[str, Sequence[LogCause]] = field(default_factory=dict)
-    """Of each node."""
+    """Causes in each node's kernel log."""
     speeds: Mapping[str, ReplicaSpeed | str] = field(default_factory=dict)
-    """Of each replica; a sentence: it could not be read."""
+    """The speed of each replica; a sentence: it could not be read."""
     objectives: Mapping[str, Objectives] = field(default_factory=dict)
-    """Of each model that is declared."""
+    """The objectives of each declared model."""
     alerts: Sequence[Alert] = ()
     unseen: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Which replicas are slow, and why: objectives, queues, KV cache, hardware, siblings.  Pure."""
+"""Find slow replicas and why: objectives, queues, KV cache, hardware, siblings. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEAST_TOKENS = 200
 """A p99 of fewer is the slowest one or two of them."""
 LEAST_REQUESTS = 20
 FULL = 0.9
-"""Of the KV cache: from there on vLLM preempts."""
+"""The share of the KV cache from which vLLM preempts."""
 LONG_TOKENS = 8000
 """A prompt that fills vLLM's default batch of 8,192 tokens: others wait for it."""
 LONG_SHARE = 0.05
@@ -150,7 +150,7 @@ def _problem(sights: Sights, replica: ReplicaStatus, slow: _Slowness, inventory:
 
 
 def _load_causes(model: str, speed: ReplicaSpeed) -> Iterator[tuple[str, str]]:
-    """Yield what the load itself shows, each with the setting to change."""
+    """Yield the causes in the load itself, each with the setting to change."""
     flags = f"serving.{model}.flags"
     if speed.preempted or (speed.kv_use >= FULL and speed.waiting):
         yield (

@@ -1,4 +1,4 @@
-"""What a vendor or an issue needs of a fleet, as files of an archive without secrets.  Pure."""
+"""Build the archive for a vendor or an issue from a fleet's data, without secrets. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpufleet.redact import hide_secrets
 from gpufleet.serving.rank_status import iso
 
 MOST_BYTES = 50 << 20
-"""Of all files before compression: what issue trackers and mail take, compressed."""
+"""Limit for all files before compression: issue trackers and mail accept them compressed."""
 README = "README.txt"
 
 
@@ -82,7 +82,7 @@ def _log(lines: Iterable[JournalLine]) -> str:
 
 
 def _end(text: str, size: int) -> str:
-    """Return the last whole lines of a text that have at most so many bytes."""
+    """Return a text's last whole lines, within a limit in bytes."""
     raw = text.encode()
     if len(raw) <= size:
         return text

@@ -1,1 +1,1 @@
-"""What a log says about a failure, by rules that are data."""
+"""Explain failures from logs, by rules that are data."""

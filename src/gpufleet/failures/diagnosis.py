@@ -1,4 +1,4 @@
-"""Which failure was the cause, and what followed from it.  Pure.
+"""Tell the failure that was the cause from those that followed from it. Pure.
 
 The cause is the earliest line of a rule that is no consequence: derived lines (`Engine core
 initialization failed`) never are, nor what `follows` names. Failures that do not follow from each
@@ -35,7 +35,7 @@ _XID = re.compile(r"Xid \(.{1,40}\): (\d{1,4}),")
 
 @dataclass(frozen=True)
 class Finding:
-    """What the logs have of one rule, over all logs and processes."""
+    """All matches of one rule, over all logs and processes."""
 
     rule: Rule
     first: Place
@@ -80,7 +80,7 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Findings:
-    """What `explain` found. Without causes and unknown, nothing is wrong."""
+    """The result of `explain`. Without causes and unknown lines, nothing is wrong."""
 
     causes: tuple[Finding, ...]
     consequences: tuple[Finding, ...]
@@ -157,12 +157,12 @@ class _Clock:
         return in_utc(place.stamp, self._offset, self._year)
 
     def key(self, place: Place, untimed: datetime) -> tuple[datetime, int]:
-        """Return what places are sorted by: time, then order of reading."""
+        """Return the sort key of places: time, then order of reading."""
         return self.time(place) or untimed, place.order
 
 
 def _order(finding: Finding) -> tuple[datetime, int]:
-    """Return what findings are sorted by: time, then order of reading; logs without times last."""
+    """Return the sort key of findings: time, then order of reading; logs without times last."""
     return finding.first_at or LATEST, finding.first.order
 
 

@@ -16,7 +16,7 @@ what ended the process."""
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known beside the logs; None: not known."""
+    """Facts from outside the logs; None: unknown."""
 
     checks: dict[str, bool] | None = None
     """Whether a check passed, by its name. Checks without a result are left out."""

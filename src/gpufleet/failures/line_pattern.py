@@ -39,7 +39,7 @@ class LinePattern:
 
 
 def parse(written: str) -> LinePattern:
-    """Return a pattern as it is written in a rule. Raises `ValueError` with what is wrong."""
+    """Parse a pattern of a rule. Raises `ValueError` with the mistake."""
     if not (len(written) > 1 and written.startswith("/") and written.endswith("/")):
         if len(written) < SHORTEST_NEEDLE:
             raise ValueError(f"{written!r} is shorter than {SHORTEST_NEEDLE} characters")

@@ -36,7 +36,7 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """What was before the message, and the message."""
+    """A log line's prefix, and its message."""
 
     text: str
     stamp: Stamp | None = None

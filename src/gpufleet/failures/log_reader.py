@@ -25,7 +25,7 @@ _UTF16 = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 
 
 class LogLine(NamedTuple):
-    """One line of a log as it was read. `number` counts the file's lines from 1."""
+    """One line of a log. `number` counts the file's lines from 1."""
 
     source: str
     number: int

@@ -39,7 +39,7 @@ _TELL_REQUIRED = ("when", "cause", "fix", "look")
 
 
 class Kind(StrEnum):
-    """What a line says: something failed, something else failed before, or it is worth knowing."""
+    """The meaning of a line: a failure, a consequence of another one, or a remark."""
 
     FAILURE = "failure"
     DERIVED = "derived"  # never named as the cause
@@ -67,7 +67,9 @@ class Tell:
 
 @dataclass(frozen=True)
 class Rule:
-    """What a line means. `source`: the file or issue of a public project that has the line."""
+    """
+    The meaning of a log line. `source`: the file or issue of a public project that has the line.
+    """
 
     id: str
     component: str

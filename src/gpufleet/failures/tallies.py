@@ -1,4 +1,6 @@
-"""What was seen of each rule: how often, first and last, on which ranks. Bounded memory.  Pure."""
+"""
+Count the matches of each rule: how often, first and last, on which ranks. Bounded memory. Pure.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ _SERIOUS = frozenset({"ERROR", "CRITICAL"})
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One line, as it is shown: where it was, when, of which process, and its text."""
+    """One line for display: its file, time, process and text."""
 
     source: str
     number: int

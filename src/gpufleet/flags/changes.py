@@ -29,7 +29,7 @@ Rewrites: TypeAlias = Mapping[str, tuple[str, ...]]
 
 
 class ChangeKind(StrEnum):
-    """What happened to a name."""
+    """The kind of change to a name."""
 
     NEVER = "never"  # no release has it, whatever is written about it
     REMOVED = "removed"  # gone, and nothing does the same
@@ -75,7 +75,7 @@ class Change:
 
     @property
     def is_variable(self) -> bool:
-        """Return whether it speaks of an environment variable."""
+        """Return whether the change is about an environment variable."""
         return not self.name.startswith("-")
 
     def as_json(self) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def removal_reason(name: str, version: str) -> Change | None:
 
 
 def between(old: str, new: str) -> tuple[Change, ...]:
-    """Return what is true of release `new` and was not yet true of `old`."""
+    """Return the changes that apply to release `new` and not yet to `old`."""
     return tuple(
         change for change in changes() if change.is_in_force(new) and not change.is_in_force(old)
     )

@@ -135,7 +135,7 @@ def check(
 
 
 def _troubles(line: CommandLine) -> Iterator[Unparsed]:
-    """Yield what could not be parsed; of a refused `--model` only that, not also its name."""
+    """Yield the arguments that could not be parsed; for a refused `--model` only that."""
     models = {one.at[0] for one in line.unparsed if one.trouble is Trouble.MODEL and one.at}
     for one in line.unparsed:
         if one.trouble is Trouble.MODEL or not one.at or one.at[0] not in models:
@@ -230,7 +230,7 @@ def _stray(line: CommandLine, one: Unparsed) -> Problem:
 
 
 def _fault(schema: Schema, line: CommandLine, given: GivenFlag, fault: values.Fault) -> Problem:
-    """Return what is wrong with a value, and since when where the table of changes knows."""
+    """Return the mistake in a value, and since which release if the table of changes knows."""
     better = None if fault.better is None else _with_values(line, given, fault.better)
     change = _value_change(schema, given)
     since, replacement = fault.since, fault.replacement
@@ -273,7 +273,7 @@ def _value_change(schema: Schema, given: GivenFlag) -> Change | None:
 
 
 def _later(schema: Schema, line: CommandLine, given: GivenFlag, value: Any) -> Iterator[Problem]:
-    """Yield what the parser takes and the start refuses, in one flag's value."""
+    """Yield the mistakes in one flag's value that the parser accepts and the start refuses."""
     flag = given.flag
     if flag.name in _LATER and isinstance(value, dict):
         spelt = {str(key).replace("-", "_"): item for key, item in value.items()}
@@ -374,7 +374,7 @@ def _at_start(
 def _known(
     schema: Schema, line: CommandLine, given: GivenFlag, *, refused: bool
 ) -> Iterator[Problem]:
-    """Yield what the table of changes and the parser's own marks say of a flag that is given."""
+    """Yield what the table of changes and the parser's marks report about a given flag."""
     deprecated = False
     for change in changes.for_name(given.flag.name):
         if not change.is_in_force(schema.version) or refused:
@@ -534,7 +534,7 @@ def _config(line: CommandLine) -> Iterator[Problem]:
 
 
 def _written(line: CommandLine, at: Sequence[int]) -> str:
-    """Return what stands at these places of argv, as the operator wrote it."""
+    """Return the words at these places of argv, as the operator wrote them."""
     return " ".join(line.argv[place] for place in at)
 
 

@@ -50,7 +50,7 @@ class GivenFlag:
 @dataclass(frozen=True)
 class CommandLine:
     """
-    What each flag got, in the order of the command line, dotted options last (as vLLM has them).
+    The values of each flag in the order of the command line, dotted options last, as in vLLM.
 
     `model` is the positional argument, and `model_at` its places in argv (two for `--model X`).
     """
@@ -75,7 +75,7 @@ class CommandLine:
 
 
 def parse(schema: Schema, argv: Sequence[str]) -> CommandLine:
-    """Return what each flag of `schema` gets from `argv`, and what could not be parsed."""
+    """Parse `argv` with `schema`; return each flag's value, and what could not be parsed."""
     rewritten = rewrite(argv, schema.syntax)
     parser = _Parser(schema, tuple(argv), rewritten.words)
     parser.run()

@@ -56,7 +56,7 @@ def environment_problems(
     schema: Schema, environment: Mapping[str, str], *, fatal: bool = False
 ) -> Iterator[Problem]:
     """
-    Yield what is wrong with the variables of a server.
+    Yield the mistakes in a server's environment variables.
 
     `fatal`: --fail-on-environ-validation is given, so that vLLM itself refuses unknown ones.
     """
@@ -148,7 +148,7 @@ def _is_switch(known: Variable) -> bool:
 
 
 def _fault(known: Variable, value: str) -> str | None:
-    """Return what stops vLLM when it reads the variable."""
+    """Return the error with which vLLM would end when it reads the variable."""
     if known.choices is not None and value:
         given = value.lower() if known.ignore_case else value
         choices = [choice.lower() if known.ignore_case else choice for choice in known.choices]

@@ -1,4 +1,4 @@
-"""What one flag or variable does, in our own words, beside what each release makes of it.  Pure.
+"""Explain one flag or variable in gpufleet's words, and how each release treats it. Pure.
 
 Contract: data/explanations/*.json says what a name is for, when it pays and what it costs; nothing
 in there is true of one release only. Whether a release has the name, with which default, type and

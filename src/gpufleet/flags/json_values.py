@@ -1,4 +1,4 @@
-"""Whether JSON fits the dataclass that it is for, as vLLM's pydantic decides it.  Pure.
+"""Check that JSON fits its dataclass, as vLLM's pydantic decides it. Pure.
 
 Contract: the fields and their types are the release's own (`Schema.classes`); how a JSON value
 becomes one of a type is pydantic's lax mode, tried out with pydantic 2: "3", 3.0 and true are
@@ -43,12 +43,12 @@ class _Type:
 
 
 def type_faults(schema: Schema, json_class: str, value: Any) -> tuple[JsonFault, ...]:
-    """Return what keeps `value`, which JSON was read to, from being a `json_class`."""
+    """Return why `value`, read from JSON, is not a `json_class`."""
     return tuple(_Judge(schema).dataclass(json_class, value, ""))
 
 
 def field_faults(schema: Schema, field: Field, value: Any, where: str) -> tuple[JsonFault, ...]:
-    """Return what keeps `value` from being a value of one field; `where` names it."""
+    """Return why `value` does not fit one field; `where` names it."""
     judge = _Judge(schema)
     return (*judge.type(_parsed(field.type), value, where), *judge.limits(field, value, where))
 
@@ -138,7 +138,7 @@ class _Judge:
                 yield JsonFault(f"`{where}` is {value}; it must be {must}")
 
     def type(self, kind: _Type, value: Any, where: str) -> Iterator[JsonFault]:
-        """Yield what keeps `value` from being of a type."""
+        """Yield why `value` is not of a type."""
         if kind.name == "|":
             faults = []
             for alternative in kind.arguments:

@@ -85,7 +85,7 @@ class Rewritten:
 
 
 def rewrite(argv: Sequence[str], syntax: Syntax) -> Rewritten:
-    """Return what argparse sees of `argv`, the arguments behind `vllm serve`."""
+    """Return `argv`, the arguments of `vllm serve`, as argparse sees it."""
     words = [Word(text, (at,)) for at, text in enumerate(argv)]
     unparsed: list[Unparsed] = []
     words = _with_model_in_front(words, syntax, unparsed)

@@ -29,7 +29,7 @@ _REFUSED_BY = {
 
 
 def verdict_page(verdict: Verdict, width: int) -> str:
-    """Return what an operator reads of a verdict, `width` characters wide."""
+    """Format a verdict for an operator, `width` characters wide."""
     refused = [problem for problem in verdict.problems if problem.refuses]
     remarks = [problem for problem in verdict.problems if not problem.refuses]
     blocks = ["\n".join(_lines(problem, width)) for problem in (*refused, *remarks)]
@@ -82,7 +82,7 @@ def _counted(number: int, what: str) -> str:
 def diff_page(
     yours: ServerFlags, found: Iterable[Difference], whole: tuple[str, ...] | None, width: int
 ) -> str:
-    """Return what changes for one server; `whole` is its command line put right, if it can be."""
+    """Format the changes for one server; `whole` is its corrected command line, if there is one."""
     from gpufleet.flags.release_diff import Sort
 
     titles = {

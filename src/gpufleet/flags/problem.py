@@ -31,7 +31,7 @@ class Kind(StrEnum):
 
 
 class Severity(StrEnum):
-    """Whether it stops a deployment."""
+    """Whether a problem stops a deployment."""
 
     REFUSE = "refuse"
     WARN = "warn"

@@ -26,7 +26,7 @@ from gpufleet.flags.schema import Flag, Schema
 
 
 class Sort(StrEnum):
-    """What kind of change it is, in the order in which they are told."""
+    """The kind of a change, in the order of printing."""
 
     REMOVED = "removed"
     RENAMED = "renamed"
@@ -79,7 +79,7 @@ class Difference:
 
 
 def diff(old: Schema, new: Schema, yours: ServerFlags) -> tuple[Difference, ...]:
-    """Return what changes for these settings, what breaks first."""
+    """Return the changes for these settings, breaking ones first."""
     found: dict[tuple[Sort, str, str | None], Difference] = {}
     for one in _all_differences(old, new, yours):
         found.setdefault((one.sort, one.name, one.argument), one)
@@ -118,7 +118,9 @@ def rewrite_command_line(
 
 @dataclass(frozen=True)
 class Overview:
-    """Everything between two releases, counted; `notable` is what `changes` has to say of it."""
+    """
+    Counts of all differences between two releases; `notable` are those that `changes` explains.
+    """
 
     counts: Mapping[str, int]
     notable: tuple[Change, ...]
@@ -277,7 +279,7 @@ def _removed_flag(given: GivenFlag, old: Schema, new: Schema, argument: str) -> 
 def _level_differences(
     given: GivenFlag, old: Schema, new: Schema, argument: str
 ) -> Iterator[Difference]:
-    """Yield what changed for -O: JSON was the compilation config; a number is still a level."""
+    """Yield the changes to -O: JSON was the compilation config; a number is still a level."""
     level = given.values[:1] in {(number,) for number in "0123"} or (
         bool(given.dotted) and all(part.path == ("level",) for part in given.dotted)
     )
@@ -403,7 +405,7 @@ def _deprecation_differences(
 def _unparsed_differences(
     unparsed: Unparsed, old: Schema, new: Schema, argv: Sequence[str]
 ) -> Iterator[Difference]:
-    """Yield what neither release takes; what the new one takes is not reported."""
+    """Yield the arguments that neither release parses; those that the new one parses are fine."""
     option = unparsed.argument.partition("=")[0]
     argument = " ".join(argv[place] for place in unparsed.at) or unparsed.argument
     if unparsed.trouble is Trouble.UNKNOWN:

@@ -1,4 +1,4 @@
-"""What `vllm serve` of one release takes: flags, JSON fields, environment variables.  Pure.
+"""The schema of one release's `vllm serve`: flags, JSON fields, environment variables. Pure.
 
 Contract: a schema comes from that release's own source (`extract`), and names are exact: what is
 not in `Schema.by_option` the release does not accept, whatever argparse would make of a prefix.
@@ -34,7 +34,7 @@ _LIMITS_KEYS = {"class", "type", "needs"}  # the others are pydantic's words for
 
 
 class FlagKind(StrEnum):
-    """What a flag does with its arguments."""
+    """The way a flag uses its arguments."""
 
     VALUE = "value"  # one value (or `nargs` of them); given again, the last one counts
     APPEND = "append"  # a value each time it is given
@@ -45,7 +45,7 @@ class FlagKind(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Computed:
     """
-    A default that is no plain value.
+    A default that is computed.
 
     `how` is "object" (an instance of the dataclass `what` with its own defaults), "factory" (made
     again each time by code), "runtime" (known only to a process with torch), "suppress" (the flag
@@ -59,7 +59,7 @@ class Computed:
 @dataclass(frozen=True, slots=True)
 class ValueType:
     """
-    How a flag's text becomes a value.
+    The way a flag's text becomes a value.
 
     `base` is the parser's word: "str", "int", "float", "bool", "json", "json_or_str",
     "human_readable_int" (1k, 2M), "human_readable_int_or_auto", "nullable_str", ... "custom" is
@@ -174,7 +174,7 @@ class Variable:
 @dataclass(frozen=True, slots=True)
 class Syntax:
     """
-    How a release rewrites its arguments before argparse sees them.
+    The rewriting of arguments that a release does before argparse.
 
     `underscores`: they count as dashes in options. `dotted`: `--x.key v` is JSON for `--x`, also
     with a short option (`dotted_short`); `--x.key+ a,b` is a list (`dotted_lists`), 1k is a number
@@ -422,7 +422,7 @@ def _release(version: str) -> str:
 
 def sort_key(version: str) -> tuple[int, ...]:
     """
-    Return what orders releases of vLLM as they were published.
+    Return a key that sorts releases of vLLM by publication.
 
     >>> sort_key("0.5.3.post1") > sort_key("0.5.3")
     True

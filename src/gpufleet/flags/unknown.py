@@ -25,7 +25,7 @@ _NEAR = 0.75  # how much alike two names have to be, as difflib counts
 
 
 def unknown_option(schema: Schema, line: CommandLine, one: Unparsed) -> Problem:
-    """Return the problem of an option that is no name of the release."""
+    """Return the problem of an option that the release does not have."""
     name = one.argument.partition("=")[0]
     if name.startswith("--"):
         name = "--" + name[2:].partition(".")[0].replace("_", "-")
@@ -77,7 +77,7 @@ def _problem(
 
 
 def _gone(schema: Schema, line: CommandLine, one: Unparsed, name: str) -> Problem | None:
-    """Return what the table of changes knows of the name."""
+    """Return the entry of the table of changes for the name."""
     change = changes.removal_reason(name, schema.version) or _optimization(schema, name)
     if change is None:
         return None
@@ -170,7 +170,7 @@ def switched_off(flag: Flag) -> str | None:
 
 
 def _stems(name: str) -> Iterator[tuple[str, bool]]:
-    """Yield what a name switches, and whether on: --no-enable-x is x off, --disable-x as well."""
+    """Yield the switch behind a name and its state: --no-enable-x and --disable-x are x off."""
     bare = name.removeprefix("--")
     on = True
     if bare.startswith("no-"):

@@ -1,4 +1,4 @@
-"""Whether the texts that a flag got are values of its type, as the release's parser reads them.
+"""Check that a flag's texts are values of its type, as the release's parser reads them.
 
 Pure. Contract: `read` never raises for what an operator wrote; it gives the values, or the sentence
 that says what is wrong. What Python's `int`, `float` and `json.loads` read, the parser reads: it
@@ -31,7 +31,9 @@ _SHOWN = 12  # choices; more of them do not help who reads the sentence
 
 
 class Unfit(Exception):  # noqa: N818 - it is an answer, not an error
-    """A text is no value of its type; carries the sentence, and the right text if it is plain."""
+    """
+    A text is not a value of its type; carries the sentence, and the right text if it is plain.
+    """
 
     def __init__(self, kind: Kind, found: str, better: str | None = None) -> None:
         super().__init__(found)

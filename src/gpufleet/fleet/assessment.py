@@ -36,7 +36,7 @@ from gpufleet.settings.node_variables import NodeVars
 
 
 def machine_of(name: str, answer: Mapping[str, Any] | str) -> tuple[System, Machine] | None:
-    """Return what a node is built of, as its probe says; None: it cannot be told."""
+    """Return a node's machine from its probe; None: unknown."""
     try:
         with reading(name):
             return None if isinstance(answer, str) else from_probe(answer)
@@ -159,7 +159,7 @@ def _missing_documents(answers: Mapping[str, Mapping[str, Any] | str]) -> list[s
 
 
 def _needs(settings: NodeSettings) -> Needs:
-    """Return what the vLLM release that the settings name asks of a node."""
+    """Return a node's requirements from the vLLM release that its settings name."""
     vllm = settings.vllm
     if vllm is None or vllm.device != "cuda":
         return Needs()

@@ -49,7 +49,7 @@ def find_drain(
     node: str, running: Iterable[Running], out: Collection[tuple[str, str]] = ()
 ) -> Drain:
     """
-    Return what draining a node is about.
+    Return the replicas and gateways that draining a node affects.
 
     `running` are the stages of the whole fleet as they were found, `out` the (node, replica) pairs
     that are drained already.
@@ -83,7 +83,7 @@ def find_drain(
 
 
 def refusal(found: Drain) -> str | None:
-    """Return why a node is not drained without `--force`; None: nothing speaks against it."""
+    """Return why a node is not drained without `--force`; None: it can be."""
     if not found.last:
         return None
     what = join_names(found.last)

@@ -1,4 +1,4 @@
-"""How far nodes have moved from what is declared for them. Pure: values in, values out.
+"""Compare nodes with their declaration. Pure: values in, values out.
 
 Three sources, and none of them compares anything of its own that a deploy compares already:
   * what the deploys would change, as their dry run says it (`dry_run.py`);
@@ -33,7 +33,7 @@ GATEWAY, LITELLM = "deploys/gateway.py", "deploys/litellm.py"
 
 
 class Urgency(StrEnum):
-    """When a difference makes itself felt."""
+    """When a difference takes effect."""
 
     NOW = "now"
     NEXT_BOOT = "next boot"  # fine now, broken after the next reboot
@@ -41,7 +41,7 @@ class Urgency(StrEnum):
 
 
 class DriftState(StrEnum):
-    """How a node stands."""
+    """The result of a node's comparison."""
 
     CLEAN = "clean"
     DRIFTED = "drifted"
@@ -105,7 +105,7 @@ class NodeDrift:
 
     @property
     def state(self) -> DriftState:
-        """What has moved has, whatever else could not be read."""
+        """The state; a difference counts even if other parts could not be read."""
         if self.moved:
             return DriftState.DRIFTED
         return DriftState.UNKNOWN if self.unread else DriftState.CLEAN
@@ -187,7 +187,7 @@ def drift_from_probes(
     settings: Mapping[str, NodeSettings],
     today: dt.date,
 ) -> dict[str, NodeDrift]:
-    """Return what the probes of nodes say; a sentence in place of a probe is what is unknown."""
+    """Return the drift that probes show; a sentence in place of a probe is an unknown."""
     report = evaluate(answers, settings, today)
     return {
         name: _of_findings(report.node_findings[name])

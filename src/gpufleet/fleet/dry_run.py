@@ -110,8 +110,7 @@ class _NodeDryRun:
     unread: list[Unread] = field(default_factory=list)
 
     def end_operation(self, operation: str, *, changes: bool) -> None:
-        """Take what an operation has recorded; one that changes something that it did not record
-        is named."""
+        """Read the changes that an operation recorded; name it if it changes without a record."""
         source = f"{self.file}: {operation}"
         recorded, errors = self._take()
         self.unread += [Unread(source, each) for each in errors]

@@ -1,4 +1,4 @@
-"""How the exporters of the node that is being worked on are reached; remarks on it said once."""
+"""Return the access to the current node's exporters; print remarks on it once."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ FACTS = f"{node_paths.TEXTFILES}/facts.prom"
 
 
 def facts_state(settings: NodeSettings, gpus: int | None) -> DesiredState:
-    """Return what a node needs to have facts; `gpus` are those on its PCI bus."""
+    """Return the desired state for a node's facts; `gpus` are those on its PCI bus."""
     told = node_records.declaration(settings, gpus=gpus, release=_release(settings))
     return DesiredState(
         # The exporter, which is not root, goes through it; what is secret in it is root's own.

@@ -134,7 +134,7 @@ class PlanInputs:
 
 def further_problems(there: PlanInputs, hidden: Collection[str]) -> tuple[str, ...]:
     """
-    Return what is wrong besides nodes that cannot be used, and does not follow from them.
+    Return the problems besides unusable nodes that do not follow from those.
 
     It is planned as if those were put right. `hidden` are nodes that do not show what they will
     have then: whether their models fit is not judged.
@@ -164,7 +164,7 @@ def further_problems(there: PlanInputs, hidden: Collection[str]) -> tuple[str, .
 
 
 def _problems_of_any_plan(there: PlanInputs) -> Iterator[str]:
-    """Yield what is wrong with settings and flags wherever they are planned."""
+    """Yield the problems of settings and flags that any plan has."""
     yield from declared_problems(there.settings, there.origins)
     yield from kind_problems(there.settings)
     try:
@@ -175,7 +175,7 @@ def _problems_of_any_plan(there: PlanInputs) -> Iterator[str]:
 
 def plan_known_nodes(there: PlanInputs, *, judged: bool = True) -> Assessment:
     """
-    Return the plan and, if it is to be judged, its remarks.
+    Return the plan, and its remarks if it is to be judged.
 
     Raises `FleetError` with what stands in the way; where no plan is found, also with what is wrong
     with settings and flags in any plan.
@@ -193,7 +193,7 @@ def plan_known_nodes(there: PlanInputs, *, judged: bool = True) -> Assessment:
 
 def _problems_without(there: PlanInputs, wrong: Mapping[str, frozenset[str]]) -> tuple[str, ...]:
     """
-    Return what stands in the way of a plan besides flags that are refused anyway, by model.
+    Return by model the problems of a plan besides flags that are refused anyway.
 
     A model whose size rests on one of them is not judged.
     """

@@ -68,7 +68,7 @@ def validate(
     only: Collection[str] | None = None,
 ) -> Validation:
     """
-    Return what is wrong with an inventory, as far as this machine knows.
+    Return the problems of an inventory, as far as this machine knows.
 
     With `hardware` ({group or node: its name}), or where every GPU node has `gpus.hardware`, the
     fleet is planned on it. `secret_files=False`: for machines that have none of the secrets. `only`

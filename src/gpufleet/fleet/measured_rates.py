@@ -1,4 +1,4 @@
-"""What replicas were measured to carry, where a stored result holds for them.
+"""Return the measured rates of replicas, where a stored result holds for them.
 
 Border: reads the results beside the inventory, and the locks that settings name. Knows nothing of
 pyinfra.
@@ -36,7 +36,7 @@ _DAY = 86400
 
 @dataclass(frozen=True)
 class ModelRate:
-    """What equal replicas of a plan were measured to carry."""
+    """The measured rate of a plan's equal replicas."""
 
     model: str
     replicas: tuple[int, ...]
@@ -48,7 +48,7 @@ class ModelRate:
 
     @property
     def rate(self) -> MeasuredRate | None:
-        """What they carry as planned, or else as they run; None: it is not known."""
+        """The measured rate as planned, or else as running; None: unknown."""
         known = (each for each in (self.planned, self.running) if isinstance(each, MeasuredRate))
         return next(known, None)
 

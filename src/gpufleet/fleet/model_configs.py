@@ -79,7 +79,7 @@ def local_directory(model: str, folder: Path, file: str = CONFIG) -> Path | None
 
 @dataclass(frozen=True)
 class KnownModel:
-    """What a model's files say."""
+    """The data read from a model's files."""
 
     described: Described
     kind: KindReading = UNREAD

@@ -177,7 +177,7 @@ def _node_addresses(state: State) -> dict[str, tuple[str, ...]]:
 
 def bare_node() -> BareNode | None:
     """
-    Return the current node as it is, for deploys that make a GPU node of it; None without a lock.
+    Return the current node before its deploy, also without a driver; None without a lock.
 
     As with `node_plan`, the first caller probes every node. Raises `Refusal`, which ends the whole
     run before a node is touched, with every problem: nodes that give no answer, locks that their
@@ -354,7 +354,7 @@ def mark_dry_run(state: State) -> list[str]:
 
 
 def documents(state: State) -> dict[str, Answer]:
-    """Return what each GPU node of the inventory answers the probe, which is sent once a run."""
+    """Return each GPU node's answer to the probe, which is sent once per run."""
     return _single_flight(state, _probe_all)
 
 

@@ -1,4 +1,4 @@
-"""Is the driver on a node's disk the one in force, and if not, what brings it there. Pure.
+"""Decide whether the driver on a node's disk is in force, and what would activate it. Pure.
 
 Three versions have to be one: of the loaded kernel module, of the module on the disk for the
 running kernel, and of the libraries. NVML starts with no others (its error 18), and the fabric
@@ -209,7 +209,7 @@ def _without_module(
 
 
 def _unfit(driver: Mapping[str, Any], on_disk: str, wanted: str | None) -> Iterator[str]:
-    """Yield what packages have to put right before anything is loaded."""
+    """Yield the package problems to correct before anything is loaded."""
     if not matches_lock(on_disk, wanted):
         yield (
             f"the module on the disk is {on_disk}, and gpu_lock.driver is {wanted}: its packages "
@@ -321,7 +321,7 @@ Way: TypeAlias = Literal["nothing", "reload", "reboot", "ask", "fail"]
 
 @dataclass(frozen=True)
 class Decision:
-    """What happens to a node, and the sentence that says why."""
+    """The action on a node, and the sentence that explains it."""
 
     way: Way
     said: str

@@ -1,4 +1,4 @@
-"""Which packages a node's driver consists of: by its system, the lock and the machine.  Pure.
+"""Choose the packages of a node's driver: by its system, the lock and the machine. Pure.
 
 Compute-only: no display server, no OpenGL. Names are `gpu_software/package_names.py`'s. Whatever
 has the driver's version is wanted with it by name and held, so that no resolver's preference

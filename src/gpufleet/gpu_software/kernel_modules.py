@@ -1,4 +1,4 @@
-"""Does every kernel have the locked driver's module on the disk, and would it be let in?  Pure.
+"""Check that every kernel has the locked driver's module on disk and would load it. Pure.
 
 Takes the document of `on_node/gpu_software/kernel_modules.py`. What lies on the disk is judged,
 never what a package manager's exit status says: a maintainer script that could not build a module
@@ -39,7 +39,7 @@ def kernels_without_module(document: Mapping[str, Any], driver: str) -> tuple[st
 
 
 def module_problems(document: Mapping[str, Any], driver: str) -> tuple[str, ...]:
-    """Return what keeps the locked driver from being there after any reboot, as sentences."""
+    """Return why the locked driver would be missing after a reboot, as sentences."""
     if _missing(document["kernels"]):
         why = document["kernels"].get("detail") or document["kernels"]["missing"]
         return (f"the kernels that have an NVIDIA module could not be read ({why}): check by hand",)

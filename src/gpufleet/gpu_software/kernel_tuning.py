@@ -90,7 +90,7 @@ ALWAYS = (
 
 
 def kernel_settings(gpu: Gpu) -> tuple[KernelSetting, ...]:
-    """Return what the kernel is to be set to; nothing where no tuning is wanted."""
+    """Return the desired kernel settings; none without tuning."""
     if not gpu.tuning:
         return ()
     if gpu.huge_pages is None:
@@ -104,7 +104,7 @@ def kernel_settings(gpu: Gpu) -> tuple[KernelSetting, ...]:
 
 def desired_tuning(gpu: Gpu, gpus: int) -> DesiredState:
     """
-    Return the files and the unit of a node with so many GPUs.
+    Return the files and the unit of a node, by its number of GPUs.
 
     Without tuning, those of an earlier run are gone; the kernel keeps its values until it boots.
     """
@@ -132,7 +132,7 @@ def sysctl_file(settings: Iterable[KernelSetting]) -> str:
 
 def devices_unit(gpus: int) -> str:
     """
-    Return the unit that makes the device files of so many GPUs.
+    Return the unit that makes the device files of a number of GPUs.
 
     A program without privileges has CUDA call the setuid nvidia-modprobe for them, which
     NoNewPrivileges= of a stage forbids: it would find no GPU after a boot on which no program with

@@ -1,4 +1,4 @@
-"""Which locks cannot work, and why: before a node is touched, and once a node is known.  Pure.
+"""Refuse locks that cannot work: before a node is touched, and once a node is known. Pure.
 
 What is refused would leave a node without a driver, or vLLM without one that runs it. What works
 and yet should be known is said without stopping anything (`refused` is False).
@@ -64,7 +64,7 @@ def refusals(
 
 
 def release_objections(lock: GpuLock, wheels: Wheels) -> Iterator[Objection]:
-    """Yield what keeps vLLM's wheels from running on the locked driver."""
+    """Yield why vLLM's wheels do not run on the locked driver."""
     if wheels.cuda is None:
         return
     major, minor = wheels.cuda
@@ -105,7 +105,7 @@ def calendar_objections(lock: GpuLock, today: dt.date) -> Iterator[Objection]:
 
 def system_objections(lock: GpuLock, system: System) -> Iterator[Objection]:
     """
-    Yield what of a lock NVIDIA does not publish for an operating system.
+    Yield the parts of a lock that NVIDIA does not publish for an operating system.
 
     Raises `FleetError` for a system that NVIDIA publishes nothing for.
     """
@@ -144,7 +144,7 @@ def python_objections(lock: GpuLock, interpreter: str, python: str) -> Iterator[
 def machine_objections(
     lock: GpuLock, machine: Machine, wheels: Wheels | None = None
 ) -> Iterator[Objection]:
-    """Yield what the GPUs of a node do not run with."""
+    """Yield the parts of a lock that do not run on a node's GPUs."""
     old = sorted(machine.generations & _BEFORE_TURING)
     if old:
         yield from _before_turing(lock, ", ".join(name.capitalize() for name in old), wheels)
@@ -172,7 +172,7 @@ def machine_objections(
 
 
 def _before_turing(lock: GpuLock, names: str, wheels: Wheels | None) -> Iterator[Objection]:
-    """Yield what GPUs older than Turing do not run with."""
+    """Yield the parts of a lock that do not run on GPUs older than Turing."""
     if lock.modules == "open":
         yield Objection(
             ("gpu_lock", "modules"),
@@ -217,7 +217,9 @@ def _supported(today: dt.date) -> str:
 
 
 def _reaches(lock: GpuLock, oldest: str) -> bool:
-    """Whether the locked driver is as new as `oldest`; of a branch, its newest version is."""
+    """
+    Return whether the locked driver is at least `oldest`; a branch counts as its newest version.
+    """
     if lock.exact:
         return version_numbers(lock.exact) >= version_numbers(oldest)
     return int(lock.branch) >= version_numbers(oldest)[0]

@@ -57,7 +57,7 @@ def package_names(system: System, lock: GpuLock) -> PackageNames:
 
 def fabric_name(name: str, system: System, lock: GpuLock) -> str:
     """
-    Return what fabric manager, NSCQ or IMEX is called in a branch.
+    Return the package name of fabric manager, NSCQ or IMEX in a branch.
 
     >>> lock = GpuLock(driver="570.124.06")
     >>> fabric_name("nvidia-imex", System("ubuntu", "24.04", "x86_64"), lock)

@@ -30,7 +30,7 @@ from gpufleet.settings.variables import Origin
 @dataclass(frozen=True)
 class BareNode:
     """
-    One node with a `gpu_lock`, as it is: with a driver or without one.
+    One node with a `gpu_lock`, with or without a driver.
 
     Attributes:
         document: what the probe printed.
@@ -46,14 +46,14 @@ class BareNode:
 
     @property
     def lock(self) -> GpuLock:
-        """What the node has to run."""
+        """The lock that the node has to match."""
         if self.settings.gpu_lock is None:
             raise ValueError(f"{self.name} has no gpu_lock")
         return self.settings.gpu_lock
 
     @property
     def repository(self) -> Repository:
-        """Where the vendor's packages come from."""
+        """The repository of the vendor's packages."""
         if self.settings.cuda is None:
             raise ValueError(f"{self.name} has no cuda.repository")
         return self.settings.cuda.repository

@@ -27,7 +27,7 @@ SETTLING = {"fabric-state", "fabric-manager"}
 
 
 def stage_guard() -> DesiredState:
-    """Return what keeps a marked node's stages from starting."""
+    """Return the unit condition that keeps a marked node's stages from starting."""
     content = f"# Written by gpufleet.\n[Unit]\nConditionPathExists=!{MARK}\n"
     return DesiredState(Directory(STATE), File(GUARD, content.encode()))
 
@@ -53,7 +53,7 @@ def is_fabric_pending(report: Report, node: str, settings: NodeSettings) -> bool
 
 
 def _stopping(report: Report, node: str, settings: NodeSettings) -> Iterator[Finding]:
-    """Yield what is wrong by itself, not what was not asked because of it."""
+    """Yield the problems themselves, without those that follow from them."""
     reserved = set(settings.gpus.reserved)
     for each in report.node_findings[node]:
         index = each.gpu.index if each.gpu else None

@@ -1,4 +1,4 @@
-"""Which of NVIDIA's repositories is for which system, and by what it is known to be true.  Pure.
+"""Choose NVIDIA's repository for a system, and verify it by its key. Pure.
 
 A table and nothing derived: the key of one distribution's repository is not the other's, and its
 file is not named by a rule. Not known stays None: its user reports that instead of guessing.

@@ -38,7 +38,7 @@ class ReleaseSet:
 
 
 def release_set(name: str) -> ReleaseSet:
-    """Return the set of this name; raises `FleetError` with those that there are."""
+    """Return the set of this name; raises `FleetError` with the known names."""
     if found := release_sets().get(name):
         return found
     near = suggestion(name, list(release_sets()))

@@ -14,7 +14,7 @@ _MOST_VALUES = 100_000
 
 
 class NoYamlError(Exception):
-    """The text is no YAML; carries what is wrong in which line, without the line."""
+    """The text is not YAML; carries the mistake and its line number, without the line."""
 
 
 def load_documents(text: str) -> tuple[Any, ...]:
@@ -63,7 +63,7 @@ def _size(node: yaml.Node, known: dict[int, int]) -> int:
 
 
 def _where(error: yaml.YAMLError | ValueError) -> str:
-    """Return what is wrong in which line, without the line: it may have a key in it."""
+    """Return the mistake and its line number, without the line: it may contain a key."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
         return f"line {error.problem_mark.line + 1}: {yaml_fault(error)}"
     if isinstance(error, yaml.YAMLError):
@@ -79,7 +79,7 @@ def mapping(value: Any) -> Mapping[str, Any]:
 
 
 def items(value: Any) -> list[Any]:
-    """Return a list as it is; [] for anything else."""
+    """Return a list unchanged; [] for anything else."""
     return value if isinstance(value, list) else []
 
 

@@ -119,7 +119,7 @@ def _common(environments: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 
 def _server(launch: Launch, schema: Schema, key: str) -> Findings:
-    """Return what one server becomes."""
+    """Convert one server to settings."""
     found = Findings(key)
     if key != launch.name:
         found.say(f"is called `{key}` here: names go into units and paths")

@@ -34,7 +34,7 @@ _YAML = (".yml", ".yaml")
 
 def read(text: str, file: str, name: str) -> Source:
     """
-    Return what a text has.
+    Read the servers in a text.
 
     `file` is for messages, `name` is what a server is called that has no name there. Raises
     `FleetError` where there is nothing that can be imported.
@@ -55,7 +55,7 @@ def read(text: str, file: str, name: str) -> Source:
 
 
 def _read(text: str, file: str, name: str) -> Source:
-    """Return what a text has, by what it is."""
+    """Read the servers in a text, by its kind."""
     is_yaml = file.endswith(_YAML)
     try:
         documents = load_documents(text)
@@ -84,7 +84,7 @@ _Documents: TypeAlias = Sequence[Mapping[str, Any]]
 def _kinds(
     name: str,
 ) -> Iterator[tuple[Callable[[_Documents], bool], Callable[[_Documents], Source]]]:
-    """Yield what YAML may be, by its content: how to tell, and how to read it."""
+    """Yield the kinds of YAML: how to recognize each, and how to read it."""
     yield (
         lambda found: isinstance(found[0].get("services"), Mapping),
         lambda found: _compose(found[0]),

@@ -1,4 +1,4 @@
-"""Whether a command line runs one replica over several nodes, as far as the line says so.  Pure."""
+"""Detect whether a command line runs one replica over several nodes. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Topology:
     """The nodes of one replica by its flags, read before the plan's own flags are taken out."""
 
     def __init__(self, line: CommandLine, schema: Schema) -> None:
-        """Read a command line as it is written."""
+        """Take a command line in its original form."""
         self._line = line
         self._schema = schema
 

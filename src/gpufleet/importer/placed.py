@@ -11,7 +11,7 @@ FIRST, LAST = -1, 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Arguments behind `vllm serve`, and the place of each in the line as it was written."""
+    """Arguments of `vllm serve`, each with its place in the original line."""
 
     words: tuple[str, ...]
     places: tuple[int, ...]
@@ -40,5 +40,5 @@ class Placed:
 
 
 def placed(words: Sequence[str]) -> Placed:
-    """Return a line as it is written."""
+    """Return a line in its original form."""
     return Placed(tuple(words), tuple(range(len(words))))

@@ -88,7 +88,7 @@ def _notes(ended: Mapping[str, int]) -> tuple[Note, ...]:
 
 
 def _plain(line: str) -> str:
-    """Return a line of a unit file as a shell would have it, any other as it is."""
+    """Return a unit file's line in shell syntax, any other unchanged."""
     match = _UNIT.fullmatch(line)
     if match is None:
         return line

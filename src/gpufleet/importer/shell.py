@@ -176,7 +176,7 @@ def _command(words: Sequence[str], script: _Script, name: str) -> tuple[Launch, 
 
 
 def _front(words: Sequence[str]) -> Iterator[Note]:
-    """Yield what to say of the words in front of a server's own: `sudo -u vllm`, `nohup`.
+    """Yield remarks on the words before a server's own: `sudo -u vllm`, `nohup`.
 
     Programs and options are shown, values are not: `srun --export=HF_TOKEN=...` has a secret.
     """

@@ -39,7 +39,7 @@ _WHY = {
 
 
 def is_recipe(document: Mapping[str, Any]) -> bool:
-    """Return whether a mapping has a model, and what only recipes say of one."""
+    """Return whether a mapping is a recipe: it has a model, and keys that only recipes have."""
     return (
         "model" in document
         and ("defaults" in document or "command" in document)

@@ -379,7 +379,7 @@ def _selectable(fleet: Fleet) -> dict[str, tuple[str, ...]]:
 
 
 def _python_error(error: Exception, path: str | Path) -> str:
-    """Return what an inventory file did wrong as Python, with its own line."""
+    """Return the Python error of an inventory file, with its line."""
     if isinstance(error, SyntaxError):
         if error.msg.startswith("(unicode error)") and "codec" in error.msg:
             return f"{error.filename}:{error.lineno}: is not Python: it is no text in UTF-8"

@@ -25,7 +25,7 @@ class TooMuchError(Exception):
 
 
 def patch_output_bound() -> None:
-    """Make pyinfra read no more than the bound, by the reader that it has now."""
+    """Limit how much output pyinfra reads, in front of its present reader."""
     util.read_buffer = bounded(util.read_buffer)
 
 

@@ -1,4 +1,4 @@
-"""How this project says no inside a pyinfra run: every problem on its own line, no traceback.
+"""Refuse a pyinfra run: every problem on its own line, no traceback.
 
 pyinfra prints its own errors as one line that begins with one of gpufleet's source files, which
 helps no operator. An exception that is both a pyinfra error and an error of pyinfra's command line

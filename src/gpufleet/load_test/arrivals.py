@@ -1,4 +1,6 @@
-"""When requests arrive: a Poisson process, a closed loop, or a trace's own times.  Pure but a file.
+"""
+Times at which requests arrive: a Poisson process, a closed loop, a trace. Pure, but for the trace's
+file.
 
 Each client process has its part. Poisson processes add up to one: k clients with rate / k and seeds
 of their own are a Poisson process of the whole rate, and none needs to know of another.
@@ -19,7 +21,7 @@ from gpufleet.errors import FleetError, file_fault, json_fault
 from gpufleet.on_node.load.request_draws import arrival_times
 
 MOST_ENTRIES = 1_000_000
-"""Of a trace: all of it travels to the clients before the load begins."""
+"""The longest trace: all of it is sent to the clients before the load begins."""
 MOST_BLOCK = 1 << 39
 """The numbers that a prompt's tokens can hold end there (request_draws.py)."""
 _NAMED = 5
@@ -54,7 +56,7 @@ class Poisson:
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """So many clients, each of which sends its next request when it has its answer."""
+    """A fixed number of clients; each sends its next request after the answer to the last."""
 
     concurrency: int
     spread_seconds: float = 1.0
@@ -141,7 +143,7 @@ def client_seed(seed: int, process: int) -> str:
 
 
 def poisson_times(rate: float, seconds: float, seed: int, processes: int = 1) -> Iterator[float]:
-    """Yield, in order, when the requests of all clients arrive within so many seconds."""
+    """Yield the arrival times of all clients' requests in order, for a number of seconds."""
     own = (
         arrival_times(rate / processes, f"{client_seed(seed, process)}/arrivals")
         for process in range(processes)

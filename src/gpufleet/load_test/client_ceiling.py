@@ -28,17 +28,19 @@ _MOST_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Ceiling:
-    """What the clients themselves can do here, against servers that compute nothing."""
+    """The highest rate that the clients reach here, against servers that compute nothing."""
 
     processes: int
     requests_per_second: float
-    """Of all clients with nothing to wait for; their servers shared the cores with them. They are
-    late by then, for tokens queue in them."""
+    """
+    The rate of all clients when servers answer at once and share their cores. They are late by
+    then, because tokens queue in them.
+    """
     cpu_seconds: float
     """Processor time of a client for one request while it keeps up: each token read by itself."""
     prompt_tokens: int
     tokens: int
-    """Of each answer, one event each."""
+    """Tokens per answer, one event each."""
     cores: int
 
     def rate_at(self, share: float) -> float:

@@ -16,9 +16,9 @@ from gpufleet.sanitize import printable
 MOST_LINE_BYTES = 16 << 20
 """An answer of a million tokens has 5 MB of gaps."""
 MOST_SECONDS = 1e6
-"""Of a time that a client tells; a level ends after an hour or two."""
+"""The longest time that a client may report; a level ends after an hour or two."""
 MOST_COUNT = 10_000_000
-"""Of tokens and requests."""
+"""The largest count of tokens or requests."""
 _MOST_ERROR = 40
 """Characters of a reason: failure_reasons has none of more than 20."""
 _EARLY_SECONDS = 1.0
@@ -45,7 +45,7 @@ class Totals:
     cpu_seconds: float
     """Processor time of the process since the load began."""
     cpu_share: float
-    """Of one core."""
+    """Share of one core."""
     connects: int
     short: int
     """Answers with fewer tokens than were asked for."""

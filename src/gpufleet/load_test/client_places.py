@@ -1,4 +1,4 @@
-"""Where load clients run: on this machine, or on a node, over one SSH session with it.
+"""Run load clients on this machine, or on a node over one SSH session.
 
 Border: `NodeClients` reads and writes a command that runs on a node. What comes from there is data:
 a message has a bounded length, what waits to be read is bounded, and so is all of it.
@@ -45,8 +45,10 @@ measured, and vLLM's own processes need cores for every token."""
 MOST_CORES = 4096
 MOST_UNREAD_BYTES = 64 << 20
 MOST_LEVEL_BYTES = 2 << 30
-"""Of all clients while any of them runs: 15 minutes of 1,000 requests a second with 200 tokens each
-are 1.3 GB."""
+"""
+Limit for the output of all clients during a level: 15 minutes of 1,000 requests a second with 200
+tokens each are 1.3 GB.
+"""
 _GREETS_SECONDS = 15.0
 _TAKES_SECONDS = 300.0
 """For a node to take a client's program: prompts of 20 MB over a line of 1 Mbit/s."""
@@ -195,7 +197,7 @@ class NodeClients:
         return link
 
     def close(self) -> None:
-        """Read and write no more. The clients end when the streams are closed."""
+        """Stop reading and writing. The clients end when the streams are closed."""
         self.lost = self.lost or "closed"
         gevent.killall(self._tasks, block=False)
 

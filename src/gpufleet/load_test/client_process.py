@@ -22,7 +22,7 @@ from gpufleet.load_test.outcomes import Outcome
 from gpufleet.remote import payload
 
 CONNECTIONS = 8192
-"""Of each client, at most; a request beyond them fails as "client limit"."""
+"""Connections per client, at most; a request beyond them fails as "client limit"."""
 START_SECONDS = 0.2
 """Between the word to start and the first arrival that can be: every client has it by then."""
 READY_SECONDS = 30.0
@@ -52,7 +52,7 @@ class LoadSpec:
     give_up_seconds: float
     """A request that is not done so long after it was due has failed."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Of every request: `{"Authorization": "Bearer ..."}`."""
+    """Headers of every request: `{"Authorization": "Bearer ..."}`."""
     certificate: str | None = field(default=None, repr=False)
     """PEM of the authority for https; None: the system's."""
     drain_seconds: float | None = None
@@ -100,22 +100,24 @@ class LoadSpec:
 
 @dataclass(frozen=True)
 class Beat:
-    """How a level stands."""
+    """The progress of a level."""
 
     now: float
     """Seconds since it began; all that was due until then is known."""
     in_flight: tuple[float, ...]
     """When unfinished requests were due, sorted."""
     lag_p99: float
-    """Of the client that is latest, in its last second: seconds from due to sent; in a closed loop,
-    how late its loop is."""
+    """
+    The delay of the latest client in its last second: seconds from due to sent; in a closed loop,
+    how late its loop is.
+    """
     cpu_share: float
-    """Of one core, in the last second, of the client that is busiest."""
+    """The busiest client's share of one core, in the last second."""
 
 
 @dataclass(frozen=True)
 class LevelRun:
-    """What a level took, besides its outcomes."""
+    """A level's cost, besides its outcomes."""
 
     ended: Literal["decided", "seconds", "schedule"]
     seconds: float
@@ -124,7 +126,7 @@ class LevelRun:
     """When requests were due that were dropped at its end: neither served nor failed."""
     clients: tuple[Totals, ...]
     peak_cpu_share: float
-    """Of one core: the busiest second of the busiest client."""
+    """The busiest client's share of one core, in its busiest second."""
 
     @property
     def sent(self) -> int:
@@ -158,7 +160,7 @@ def run_level(
     sleep: Callable[[float], None] = time.sleep,
 ) -> LevelRun:
     """
-    Put one level of load on a server; return when all of it is over.
+    Run one level of load against a server; return when it has ended.
 
     About once a second `decide(now, in_flight)` is called; True ends the level. Before each call
     `on_outcome` has had every request that was due until `now` and is not in `in_flight` (when
@@ -275,7 +277,7 @@ def wait_for(
     ready: Callable[[Client], bool],
     seconds: float = READY_SECONDS,
 ) -> None:
-    """Read what clients print until all are ready. Raises `ClientError` after so many seconds."""
+    """Read the output of clients until all are ready. Raises `ClientError` after a limit."""
     until = time.monotonic() + seconds
     while not all(map(ready, clients)):
         if time.monotonic() > until:

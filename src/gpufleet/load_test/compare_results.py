@@ -1,4 +1,4 @@
-"""Which differences between two measurements are more than noise.  Pure.
+"""Find differences between two measurements that exceed their noise. Pure.
 
 Only what the data can show is a difference:
 
@@ -32,7 +32,7 @@ from gpufleet.load_test.result import Found, Measurement, unequal_contract
 NOTHING = "no difference that this data can show"
 
 CONFIDENCE = 0.95
-"""Of the intervals of percentiles' shares."""
+"""The confidence of the intervals of percentiles' shares."""
 
 # Rates that a search computes twice may differ in their last digits.
 _SAME_RATE = 1e-6
@@ -44,7 +44,7 @@ _LATENCIES = (("TTFT", "ttft"), ("ITL", "itl"), ("e2e", "e2e"))
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two measurements show about each other."""
+    """The differences between two measurements."""
 
     changed: tuple[str, ...]
     """What differs in that which was measured: the possible causes."""
@@ -59,7 +59,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """Return the differences in one line, or that there is none; what is unlike first."""
+        """Return the differences in one line, the most unlike first, or that there is none."""
         return "; ".join([*self.unlike, *(self.differences or (NOTHING,))])
 
     def lines(self) -> Iterator[str]:
@@ -187,7 +187,7 @@ def _unequal_counts(a: Measurement, b: Measurement) -> Iterator[str]:
 
 
 def _a_replica(of: Measurement) -> Found:
-    """Return what was found as the part of one replica."""
+    """Return a result per replica."""
     kept, missed = of.found.kept, of.found.missed
     return replace(
         of.found,

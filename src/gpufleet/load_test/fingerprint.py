@@ -1,4 +1,4 @@
-"""What was measured, and which part of it has to stay the same for its result to hold.  Pure."""
+"""Identify what was measured, and what must stay the same for its result to hold. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ADDRESSES = (
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What changes how much one replica carries."""
+    """Everything that changes how much one replica carries."""
 
     weights: str
     """The repository or folder that the model's weights are from."""
@@ -29,7 +29,7 @@ class Fingerprint:
     release: str
     """The id of vLLM's release."""
     arguments: tuple[str, ...]
-    """Of its unit, sorted, without addresses and names."""
+    """Arguments of its unit, sorted, without addresses and names."""
     hardware: tuple[str, ...]
     """GPUs of one replica: `2 x NVIDIA H100 80GB HBM3`."""
 
@@ -66,7 +66,7 @@ class Subject:
     release: str
     """The id of vLLM's release."""
     arguments: tuple[str, ...]
-    """Of its unit, by line, as it has them; keys and tokens are replaced."""
+    """Arguments of its unit, one per line; keys and tokens are replaced."""
     gpus: Mapping[str, int]
     """How many GPUs one replica has, by their name."""
     driver: str | None
@@ -80,7 +80,7 @@ class Subject:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """Return what has to be the same for the result to hold."""
+        """Return everything that must be equal for the result to hold."""
         options = (each for each in self.arguments if each.startswith("-"))
         kept = (each for each in options if re.split(r"[ =]", each)[0] not in _ADDRESSES)
         hardware = tuple(f"{count} x {name}" for name, count in sorted(self.gpus.items()))

@@ -18,7 +18,7 @@ MOST_KV_USAGE = 0.9
 
 @dataclass(frozen=True)
 class ServerLoad:
-    """How busy a replica is."""
+    """The load of a replica."""
 
     replica: str
     running: float
@@ -31,7 +31,7 @@ class ServerLoad:
 
 @dataclass(frozen=True)
 class Allowance:
-    """What a guest that stays may have under way."""
+    """The number of requests that a guest may have in flight."""
 
     most: int
     """Requests at once."""

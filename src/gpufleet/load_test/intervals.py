@@ -1,4 +1,4 @@
-"""How far a measured number can be trusted: intervals, percentiles, trends, correlation.  Pure.
+"""Confidence intervals, percentiles, trends and correlation of measured numbers. Pure.
 
 Requests that share a queue are not independent: when one waits too long, so do its neighbours. An
 interval that ignores this is far too narrow. `autocorrelation_time` says how many requests in a row
@@ -18,7 +18,7 @@ PERCENTILES = (50, 90, 95, 99)
 """That results report, as `vllm bench serve`, guidellm and llm-d's Benchmark Report do."""
 
 FEWEST_DEGREES = 5
-"""Of freedom, for `t_quantile`: below, the series in it is off by more than 0.5 %."""
+"""The fewest degrees of freedom for `t_quantile`: below, its series is off by more than 0.5 %."""
 
 BATCHES = 20
 """Into which a series is split for a trend. Between 10 and 30, more batches narrow the interval

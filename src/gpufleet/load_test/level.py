@@ -37,7 +37,7 @@ OVERLOAD_SECONDS, OVERLOAD_REQUESTS, OVERLOAD_REQUEST_TIMES = 30.0, 100, 3
 """The least before a level can be over-saturated; the seconds as guidellm has them. A server that
 fills up has more requests in flight each second, too."""
 OVERLOAD_CONFIDENCE = 0.999
-"""Of the two slopes: they are not what the contract measures, so they have to be clear."""
+"""The confidence of the two slopes: the contract does not measure them, so they must be clear."""
 OVERLOAD_GROWTH = 4.0
 """Standard deviations. The queue of a server that just keeps up with Poisson arrivals wanders by
 about the square root of their number; only growth beyond that is a lack of capacity."""
@@ -45,18 +45,18 @@ about the square root of their number; only growth beyond that is a lack of capa
 
 @dataclass(frozen=True)
 class LevelSummary:
-    """What one level of load showed. Latencies in seconds, from the intended arrival."""
+    """The results of one level of load. Latencies in seconds, from the intended arrival."""
 
     rate: float | None
     """Arrivals per second that were asked for; None in a closed loop."""
     concurrency: int | None
-    """Of a closed loop; None in an open loop."""
+    """Clients of a closed loop; None in an open loop."""
     seconds: float
-    """Of arrivals that count: after the warm-up, until the oldest undecided request."""
+    """The time of arrivals that count: after the warm-up, until the oldest undecided request."""
     requests: int
     """That count."""
     kept: int
-    """Of those, how many kept the whole contract."""
+    """The number of those that kept the whole contract."""
     low: float
     """Wilson's interval of kept / requests that the verdict rests on: for as many requests as are
     worth independent ones, at the confidence of the last look."""
@@ -76,8 +76,10 @@ class LevelSummary:
     mean_concurrency: float
     """By Little's law: the sum of times in the system / seconds."""
     output_tokens_per_second: float
-    """Of requests that finished between the warm-up and the end of arrivals: more load than the
-    server carries does not raise it."""
+    """
+    Tokens of requests that finished between the warm-up and the end of arrivals: more load than the
+    server carries does not raise it.
+    """
     prompt_tokens_per_second: float
     dispatch_lag_p99: float
     """Seconds from due to sent."""

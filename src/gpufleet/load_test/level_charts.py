@@ -57,19 +57,21 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """What is drawn."""
+    """The data of a chart."""
 
     title: str
     x_label: str
     unit: str
-    """Of y: `s`, `%`, `tokens/s`."""
+    """The unit of y: `s`, `%`, `tokens/s`."""
     series: Sequence[Series]
     limit: float | None = None
     """The contract's."""
     band: tuple[float, float] | None = None
-    """Of x: between the highest load that kept the contract and the lowest that missed it."""
+    """
+    The range of x between the highest load that kept the contract and the lowest that missed it.
+    """
     logarithmic: bool = False
-    """Of y: latencies of a full server are many times those of an idle one."""
+    """Whether y is logarithmic: latencies of a full server are many times those of an idle one."""
     top: float | None = None
     """The end of y; None: as the points need."""
 
@@ -103,7 +105,7 @@ def draw(chart: Chart) -> str:
 
 
 class _Scale:
-    """Where values lie on the drawing."""
+    """The scale from values to coordinates."""
 
     def __init__(self, chart: Chart, points: Sequence[Point]) -> None:
         self.x_ticks = [*_ticks(max(each.x for each in points))]

@@ -31,7 +31,7 @@ FEWEST_GIVE_UP_SECONDS = 30.0
 GIVE_UP_TIMES = 10
 """A request that took ten times the longest promise has missed it, whatever it still does."""
 MOST_CLIENT_SHARE = 0.5
-"""Of the clients' cores: above, what is due waits in the client for what is being read."""
+"""The largest share of the clients' cores: above it, due requests wait in the client."""
 LATE_SECONDS, LATE_SHARE = 0.05, 0.05
 """A client whose p99 of being late is above 50 ms, and 5 % of the promised TTFT, was too slow."""
 DRAIN_SECONDS = 2.0
@@ -173,7 +173,7 @@ def give_up_seconds(contract: Contract) -> float:
 
 
 def measure_client(work: Work, processes: int | None, place: ClientPlace) -> Ceiling:
-    """Return what the clients can do at a place with requests like those of a workload."""
+    """Measure the rate that clients reach at a place with a workload's requests."""
     prompt, tokens = (
         (round(work.mean_prompt_tokens), round(work.mean_tokens))
         if isinstance(work, Workload)
@@ -192,7 +192,7 @@ _NO_WAY = "the clients' machine may not reach it: see `firewall.clients`"
 
 
 def _explain(error: str, work: Work) -> str:
-    """Return what a failed first request means."""
+    """Explain a failed first request."""
     size = (
         f" of {work.most_tokens} tokens, prompt and answer," if isinstance(work, Workload) else ""
     )

@@ -1,4 +1,4 @@
-"""What load is put on: one replica's server, or a model behind its gateway.  Pure."""
+"""The target of a load test: one replica's server, or a model behind its gateway. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpufleet.settings.serving_settings import Served
 
 @dataclass(frozen=True)
 class Target:
-    """Where requests go, and which replicas answer them."""
+    """The address for requests, and the replicas that answer them."""
 
     name: str
     """`replica tiny-0`, or `gateway` with its node."""
@@ -45,14 +45,14 @@ class Target:
 
 @dataclass(frozen=True)
 class Declared:
-    """What a target is chosen from."""
+    """The declaration that a target is chosen from."""
 
     addresses: Mapping[str, str]
-    """Of every node of the inventory, as it is connected to."""
+    """The address of every node of the inventory, as for connections."""
     settings: Mapping[str, NodeSettings]
-    """Of the GPU nodes."""
+    """Settings of the GPU nodes."""
     gateways: Mapping[str, NodeSettings]
-    """Of the nodes with a gateway."""
+    """Settings of the nodes with a gateway."""
     running: Sequence[Running]
     out: Mapping[str, str]
     """Replicas that get no requests, and why."""
@@ -220,7 +220,7 @@ def gateway_target(
 
 
 def _count_planned(model: str, declared: Declared) -> int:
-    """Return how many replicas there are to be: as declared, or as nodes have units for."""
+    """Return the planned number of replicas: as declared, or as nodes have units for."""
     wanted = served_as(model, declared).replicas
     found = {each.id for each in declared.running if each.model == model}
     return max(len(found), 0 if wanted == "fit" else wanted)
@@ -252,7 +252,7 @@ def place_remarks(place: str, target: Target, declared: Declared) -> tuple[str, 
 
 def key_problem(target: Target, key: str, rate: float, declared: Declared) -> str:
     """
-    Return why a gateway refuses this key's requests, or so many a second; "": it takes them.
+    Return why a gateway refuses this key's requests, or their rate; "": it accepts them.
 
     What it refuses would count as missed by the servers.
     """

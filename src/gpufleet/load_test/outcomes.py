@@ -1,4 +1,4 @@
-"""What a load test promises, sends and sees, as values.  Pure.
+"""Contracts, requests and outcomes of a load test, as values. Pure.
 
 Times are seconds from the start of the load; `due` is when a request was meant to arrive, which an
 open-loop client decides before it knows how the server does. Latencies count from there: a client
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class Contract:
-    """What clients were promised, and which share of requests has to get it."""
+    """The latencies promised to clients, and the share of requests that must meet them."""
 
     ttft_seconds: float | None = None
     """Time to first token, at most; None: not promised."""
@@ -22,9 +22,9 @@ class Contract:
     e2e_seconds: float | None = None
     """Time to the last token, at most."""
     share: float = 0.95
-    """Of requests that have to keep all of it."""
+    """The share of requests that must keep all of it."""
     confidence: float = 0.95
-    """Of the interval in which the true share lies, for a verdict."""
+    """The confidence of the interval that must hold the true share, for a verdict."""
 
 
 class Outcome(NamedTuple):

@@ -25,10 +25,12 @@ level's budget. Those below the first miss do not count: few requests come at a 
 FEWEST_FOR_KNEE = 5
 """Levels: two lines through fewer points fit anything; guidellm has the same."""
 KNEE_SLOPE = 0.5
-"""Of the first line's slope, that the second one has at most at a knee."""
+"""The second line's slope at a knee, at most, as a share of the first one's."""
 KNEE_SHORTFALL = 0.9
-"""Of what the first line promises at the largest load, that is reached there at most at a knee:
-what is left out of tokens per second by chance is less than that."""
+"""
+The share of the first line's value at the largest load that is reached at a knee, at most: chance
+takes less than that from tokens per second.
+"""
 ROUNDING = 1e-6
 """Relative: keeps two gaps within the tolerance in spite of floating-point errors."""
 APART = 1.1
@@ -37,7 +39,7 @@ APART = 1.1
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search found. `kept` and `missed` enclose the limit if both are known."""
+    """The result of a search. `kept` and `missed` enclose the limit if both are known."""
 
     status: Status
     kept: LevelSummary | None
@@ -90,7 +92,7 @@ class RateSearch:
 
     @property
     def budget_factor(self) -> int:
-        """How many times a level's usual budget the level of the last `next` gets: 1 or 2."""
+        """The factor on the usual budget for the level of the last `next`: 1 or 2."""
         return 2 if self._second_try else 1
 
     def next(self) -> float | None:

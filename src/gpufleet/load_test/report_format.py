@@ -21,13 +21,13 @@ from gpufleet.load_test.result import Measurement
 from gpufleet.load_test.workloads import Lengths, Workload, parse_lengths
 
 VERSION = "0.2.1"
-"""Of the format; a reader of 0.2 takes it as well."""
+"""The version of the format; a reader of 0.2 reads it too."""
 
 UNFINISHED = "unfinished"
 """A level's reason of requests that had no answer when they were too old to keep the contract."""
 
 _PART_VERSION = "0.0.1"
-"""Of the descriptions of components and of load: the only one there is."""
+"""The version of the descriptions of components and of load."""
 
 # vLLM's options by the format's names of parallelism.
 _PARALLELISM = {
@@ -205,7 +205,7 @@ def _turns(workload: Mapping[str, Any]) -> dict[str, Any]:
 
 def _length(found: Measurement, level: LevelSummary, side: Literal["input", "output"]) -> Any:
     """
-    Return a sequence length: as it was drawn if the format has a name for that, else by its mean.
+    Return a sequence length: its distribution if the format has a name for it, else its mean.
 
     A prompt with a shared prefix or earlier turns is longer than what was drawn for it.
     """

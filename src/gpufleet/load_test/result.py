@@ -27,13 +27,13 @@ from gpufleet.paths import write_whole
 from gpufleet.sanitize import printable
 
 FORMAT = 1
-"""Of the file; a change after which this release's files cannot be read adds one."""
+"""The version of the file's format; incompatible changes raise it."""
 
 MODE = 0o644
 """A result has no secret: no prompt, no key."""
 
 REPORT_ENDING = ".report.json"
-"""Of the Benchmark Report that lies beside a measurement: not read back."""
+"""The ending of the Benchmark Report beside a measurement, which is not read back."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Measurement:
     when: dt.datetime
     """When it began, in UTC."""
     version: str
-    """Of gpufleet."""
+    """The version of gpufleet."""
     model: str
     """Its entry in `serving`."""
     target: str
@@ -147,7 +147,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Stored:
-    """What lies in a directory of measurements."""
+    """The contents of a directory of measurements."""
 
     measurements: tuple[Measurement, ...]
     """From the oldest to the newest."""
@@ -157,7 +157,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class MeasuredRate:
-    """What one replica was measured to carry."""
+    """The measured rate of one replica."""
 
     requests_per_second: float
     """At which the contract was kept."""

@@ -1,4 +1,4 @@
-"""What a replica is that a measurement is of, from what was found on its nodes.  Pure."""
+"""Describe a measured replica from the facts of its nodes. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpufleet.planning.stage import Running
 from gpufleet.settings.serving_settings import Served
 
 FOLDER = "measurements"
-"""Of a project, beside `inventories/`."""
+"""The folder in a project, beside `inventories/`."""
 
 
 def measurements_folder(inventory_file: str) -> Path:
@@ -32,7 +32,7 @@ def subject_of(
     stages: Sequence[Running], model: Served, nodes: Mapping[str, Node], replicas: Sequence[Running]
 ) -> Subject:
     """
-    Return what a replica is.
+    Return the description of a replica.
 
     `stages` are all of its ranks, `replicas` those of all replicas that share the load.
     """

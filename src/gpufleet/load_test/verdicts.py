@@ -1,4 +1,4 @@
-"""Whether requests kept the contract, and what a share of them proves.  Pure.
+"""Judge whether requests kept the contract, and what their share proves. Pure.
 
 How a verdict about a level of load is kept honest:
 
@@ -38,8 +38,10 @@ Verdict = Literal["kept", "missed", "not known"]
 LOOKS = 8
 """At 1, 1/sqrt(2), 1/2, ... of the budget; the first is at 9 % of it."""
 MOST_STRAIN = 2.0
-"""Of a latency of twice its limit or more, and of a failure: how much worse does not matter, and
-one outlier must not hide a trend."""
+"""
+The strain of a failure and of a latency of twice its limit or more: one outlier must not hide a
+trend.
+"""
 BLOCKS_PER_REQUEST_TIME = 3
 """Requests that are in the server together share its state: a third of a request's time is worth
 one independent request at most, and correlation is measured over means of such blocks, which show
@@ -61,7 +63,7 @@ class _Steady(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """What the requests of a level prove so far."""
+    """The verdict that the requests of a level support so far."""
 
     verdict: Verdict
     start: float
@@ -72,7 +74,7 @@ class Judgement(NamedTuple):
     """That count."""
     kept: int
     interval: Interval
-    """Of the share that keeps the contract."""
+    """The interval of the share that keeps the contract."""
     why: str
 
 
@@ -101,7 +103,7 @@ def strains_of(outcome: Outcome, contract: Contract) -> tuple[float, ...]:
 
 
 def most_strains(contract: Contract) -> tuple[float, ...]:
-    """Return what a failed request has."""
+    """Return the strains of a failed request."""
     promised = (contract.ttft_seconds, contract.itl_seconds, contract.e2e_seconds)
     return (MOST_STRAIN,) * max(1, sum(limit is not None for limit in promised))
 

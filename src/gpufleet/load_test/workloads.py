@@ -1,4 +1,4 @@
-"""What requests look like: lengths, shared prefixes, conversations.  Pure.
+"""Shapes of requests: lengths, shared prefixes, conversations. Pure.
 
 Lengths are in tokens and exact: prompts are random token ids. The operator's own prompts are in
 `written_prompts.py`.
@@ -32,7 +32,7 @@ class Lengths:
     most: int
     mean: float
     sigma: float = 0.0
-    """Of the logarithm."""
+    """The standard deviation of the logarithm."""
 
     def form(self) -> dict[str, Any]:
         """Return what `request_draws.lengths` takes."""
@@ -144,7 +144,7 @@ class Workload:
 
     name: str
     input: Lengths
-    """Of a prompt, without its prefix; in a conversation, of what a user says in one turn."""
+    """The length of a prompt without its prefix; in a conversation, of a user's turn."""
     output: Lengths
     reason: str
     """Why it has these lengths."""

@@ -16,7 +16,7 @@ from gpufleet.load_test.workloads import COMPLETIONS
 
 CHAT = "/v1/chat/completions"
 MOST_BYTES = 32 << 20
-"""Of the file: it travels to each client, and stays in its memory."""
+"""The largest file: it is sent to each client, and stays in its memory."""
 _NAMED = 5
 """Lines that a refusal names."""
 _OURS = ("model", "stream", "stream_options")

@@ -1,4 +1,4 @@
-"""Who is told of what: Alertmanager's configuration. Pure.
+"""Render Alertmanager's configuration: which receiver gets which alert. Pure.
 
 Pages go to `page`, everything else to `ticket`; what has no receiver is shown and not sent.
 Secrets lie in files beside the configuration (credentials/), of which it has the names. The one
@@ -105,7 +105,7 @@ def _file(name: str, way: str) -> str:
 
 
 def _inhibitions() -> Iterator[dict[str, Any]]:
-    """Yield what keeps quiet while what causes it is known."""
+    """Yield the alerts to suppress while their cause fires."""
     yield {
         "source_matchers": [f'alertname="{NODE_DOWN}"'],
         "target_matchers": [f'alertname!="{NODE_DOWN}"'],

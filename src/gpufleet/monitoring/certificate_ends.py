@@ -1,4 +1,4 @@
-"""When certificates on a node end: a file beside each, which the node exporter serves.  Pure.
+"""Publish when a node's certificates expire, for the node exporter's textfiles. Pure.
 
 Roles that place a certificate place its file, so what is alerted on is the certificate that lies on
 the node. The end is read on this machine: nothing new runs on nodes.

@@ -1,4 +1,4 @@
-"""Is a certificate one that an exporter or a gateway can show, and who asks believe?  Pure.
+"""Check that an exporter or a gateway can present a certificate that its clients trust. Pure.
 
 A room of its own because `cryptography.x509` takes 14 ms to load, which only fleets with
 certificates need.

@@ -1,5 +1,5 @@
 """
-How the exporters of a node are reached: over TLS, with a password.  Reads what settings name.
+Access to a node's exporters: TLS and password. Reads the files that settings name.
 
 A node gets a web configuration as Prometheus' exporters take it (github.com/prometheus/
 exporter-toolkit, docs/web-configuration.md), its own certificate and key, and a hash of the
@@ -42,7 +42,7 @@ _BCRYPT = b"./ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 @dataclass(frozen=True)
 class Access:
     """
-    How one node's exporters are reached.
+    Access to the exporters of one node.
 
     Attributes:
         credentials: what their units load, by name; empty: plain HTTP without access control.

@@ -60,7 +60,7 @@ class Scrape:
 
     @property
     def content(self) -> str:
-        """What lies in it."""
+        """The file's content."""
         return json.dumps(list(self.targets), indent=1) + "\n"
 
     @property

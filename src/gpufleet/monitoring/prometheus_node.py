@@ -47,7 +47,7 @@ def configuration_files(
 
 
 def target_files(wanted: tuple[Scrape, ...]) -> DesiredState:
-    """Return the files of targets, and that there are no others."""
+    """Return the target files, and remove all others."""
     found = render.targets(wanted).items()
     return DesiredState(
         *(File(f"{HOME}/{path}", content) for path, content in found),

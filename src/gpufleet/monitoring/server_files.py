@@ -22,7 +22,7 @@ def directories(home: str, data: str) -> tuple[Value, ...]:
 
 
 def credentials(home: str, secrets: Mapping[str, bytes]) -> Iterator[Value]:
-    """Yield the secrets of a server, for it and root alone, and that there are no others."""
+    """Yield a server's secrets, readable by it and root alone, and remove all others."""
     yield Directory(f"{home}/credentials", group=ACCOUNT, mode=0o750)
     for path, content in secrets.items():
         yield File(f"{home}/{path}", content, group=ACCOUNT, mode=0o640, secret=True)

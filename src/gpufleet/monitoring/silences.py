@@ -71,7 +71,7 @@ def duration(text: str) -> dt.timedelta:
 def new_silence(
     node: str, by: str, why: str, until: dt.datetime, now: dt.datetime
 ) -> dict[str, Any]:
-    """Return what opens a silence of everything about a node."""
+    """Return the request that silences everything about a node."""
     return {
         "matchers": [{"name": "instance", "value": node, "isRegex": False, "isEqual": True}],
         "startsAt": now.isoformat(),

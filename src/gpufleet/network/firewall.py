@@ -1,5 +1,5 @@
 """
-Which of a node's ports others may reach, as one nftables table.  Pure.
+Render one nftables table: the node's ports that other machines may reach. Pure.
 
 Any client that reaches the ports between the nodes of a replica can run code there: vLLM, Ray,
 torch and NIXL ask for nothing, and read pickles. So these ports are for the addresses of the

@@ -46,7 +46,7 @@ SPARE_SOCKETS = 8000
 def configuration(
     node: MonitoringTargets, wanted: Gateway, loaded: Callable[[], GatewayState]
 ) -> Configuration:
-    """Return what the gateway is to read; of nodes that did not answer, what it has `loaded`."""
+    """Return the gateway's configuration; for silent nodes, the servers that it has `loaded`."""
     keys = {
         file: content.decode().strip()
         for file, content in targets.secrets(
@@ -114,7 +114,7 @@ def virtual_address(node: MonitoringTargets, wanted: Gateway) -> DesiredState:
 
 def gateway_files(found: Configuration) -> DesiredState:
     """
-    Return the files that the gateway reads, and that there are no others of theirs.
+    Return the files that the gateway reads, and remove all others there.
 
     Beside its certificate goes the file that says when it ends.
     """

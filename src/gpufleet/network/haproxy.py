@@ -85,7 +85,7 @@ class Target:
 
     @property
     def place(self) -> str:
-        """Where it is reached."""
+        """The server's address and port."""
         return prometheus.host_port(self.address, self.port)
 
 
@@ -105,7 +105,7 @@ class Backend:
 
 @dataclass(frozen=True)
 class Configuration:
-    """What a gateway is to read."""
+    """The files of a gateway's configuration."""
 
     files: Mapping[str, bytes] = field(repr=False)
     """By path from `HOME`, without secrets."""
@@ -131,7 +131,7 @@ class ServerState:
 
     @property
     def name(self) -> str:
-        """As `server_name` says."""
+        """The name that `server_name` gives."""
         return f"{self.backend}/{self.server}"
 
 
@@ -283,7 +283,7 @@ def key_files(nodes: Mapping[str, NodeVars]) -> tuple[str, ...]:
 
 
 def problems(nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
-    """Yield what keeps a gateway on `home` from reaching the fleet's servers, in sentences."""
+    """Yield why a gateway on `home` cannot reach the fleet's servers, in sentences."""
     by_entry: dict[str, dict[str | None, list[str]]] = {}
     for name, node in sorted(nodes.items()):
         vllm = node.settings.vllm

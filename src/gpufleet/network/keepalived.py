@@ -53,7 +53,7 @@ def keepalived(wanted: VirtualAddress, password: bytes) -> bytes:
 
 def slow_hash(configuration: bytes) -> str:
     """
-    Return what tells this configuration from another, for files that are world-readable.
+    Return a slow hash that identifies this configuration, for files that all users can read.
 
     There is a password of 8 bytes in it, which a quick hash would make guessable. RFC 7914's
     scrypt with 16 MiB (N = 2**14, r = 8) takes some 50 ms a guess.
@@ -63,7 +63,7 @@ def slow_hash(configuration: bytes) -> str:
 
 def problems(nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
     """
-    Yield what keeps the gateway on `home` from sharing its address, in sentences.
+    Yield why the gateway on `home` cannot share its address, in sentences.
 
     Gateways that do not understand each other would both have it.
     """

@@ -292,7 +292,7 @@ def upstream(wanted: Litellm, nodes: Mapping[str, NodeVars], home: str) -> Upstr
 def configuration(
     wanted: Litellm, asked: Iterable[Name], served: Mapping[str, str], at: Upstream
 ) -> Configuration:
-    """Return what LiteLLM and what stands before it read; `served` are the fleet's entries."""
+    """Return the files of LiteLLM and of its key filter; `served` are the fleet's entries."""
     asked = tuple(asked)
     said: dict[str, Any] = {
         "model_list": [

@@ -149,7 +149,7 @@ def litellm_files(
     unit: UnitFile, open_files: Mapping[str, bytes], secrets: Mapping[str, bytes]
 ) -> DesiredState:
     """
-    Return its configuration, its credentials and its unit, and that there are no others.
+    Return its configuration, credentials and unit, and remove all others.
 
     Beside its certificate goes the file that says when it ends.
     """
@@ -175,7 +175,7 @@ def litellm_files(
 
 
 def running_unit(wanted: Litellm, unit: UnitFile) -> DesiredState:
-    """Return its unit as it is to run."""
+    """Return its running unit."""
     return DesiredState(
         unit.file,
         Unit(

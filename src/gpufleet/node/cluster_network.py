@@ -1,5 +1,5 @@
 """
-Which interface of each node of a replica reaches the other nodes.  Pure.
+Find the interface by which each node of a replica reaches the others. Pure.
 
 Takes the probes' documents of the nodes, gives the interface and IPv4 address of each. Several
 networks in a node are the normal case, so nothing is left to a default route or to a host name's
@@ -47,7 +47,7 @@ _STATES_UP = {"up", "unknown"}  # a device whose driver does not tell is "unknow
 
 @dataclass(frozen=True)
 class Network:
-    """How a node reaches the other nodes of its replica."""
+    """The interface and address by which a node reaches the others of its replica."""
 
     interface: str
     address: str
@@ -91,7 +91,7 @@ class _Interface:
 
     @property
     def order(self) -> tuple[object, ...]:
-        """Return what the best interface is the least of."""
+        """Return the sort key of interfaces: the best is the smallest."""
         return (not self.rdma, -self.speed, self.name)
 
     def __str__(self) -> str:
@@ -261,7 +261,7 @@ def _same_address(members: Mapping[str, _Interface]) -> str:
 
 
 def _rank(network: IPv4Network, members: Mapping[str, _Interface]) -> tuple[object, ...]:
-    """Return what the best network is the least of."""
+    """Return the sort key of networks: the best is the smallest."""
     names = _names(members)
     return (
         not all(each.rdma for each in members.values()),

@@ -14,7 +14,7 @@ from gpufleet.sanitize import printable
 
 
 class Cordon(NamedTuple):
-    """Who has cordoned a node, and why."""
+    """The cordon of a node: by which user, and why."""
 
     by: str
     """user@host"""

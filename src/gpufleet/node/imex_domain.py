@@ -1,4 +1,4 @@
-"""Which nodes share a rack's NVLink fabric, and so memory over IMEX. Pure.
+"""Find nodes that share a rack's NVLink fabric, and so memory over IMEX. Pure.
 
 The fabric manager of the rack's switches gives every GPU a cluster and a clique; nodes whose GPUs
 have the same ones can map each other's memory. Nothing else tells: neither names nor networks.

@@ -48,7 +48,7 @@ class Interconnect:
 
     @cached_property
     def nvlink(self) -> dict[Pair, int]:
-        """How many NVLinks join each pair that has any; MIG instances have none of their GPU's."""
+        """The number of NVLinks of each linked pair; MIG instances have none."""
         return {
             pair: int(name[2:])
             for pair, name in self.classes.items()

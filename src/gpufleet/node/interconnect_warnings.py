@@ -240,7 +240,7 @@ def _components(node: Interconnect) -> Iterator[tuple[int, ...]]:
 
 
 def _leaves_nvlink(node: Interconnect) -> Iterator[str]:
-    """What the next larger tensor-parallel size would talk over."""
+    """Return the link that the next larger tensor-parallel size would use."""
     if len(node.gpus) < 2 * node.max_tp or not node.tiers:
         return
     tier = next(tier for tier in reversed(PCIE) if tier in node.tiers)

@@ -1,4 +1,4 @@
-"""What decides a node's packages: its system and its machine, also before any driver is there.
+"""A node's system and hardware, which decide its packages; known without a driver.
 
 Pure. Takes the document that `on_node/probe/probe.py` prints (docs/reference/probe.md). Everything
 comes from the PCI bus and the kernel's own files, never from NVIDIA's driver: the answer is the
@@ -99,7 +99,7 @@ class Kernel:
 @dataclass(frozen=True)
 class Machine:
     """
-    What a node is built of and runs, as far as its driver's packages depend on it.
+    A node's hardware and system, as far as its driver's packages depend on it.
 
     Attributes:
         gpus: the PCI device id of each GPU on the bus, in the bus's order.
@@ -231,7 +231,9 @@ def _kernels(document: Mapping[str, Any]) -> list[Kernel]:
 
 
 def _secure_boot(value: Any) -> bool | None:
-    """Without EFI there is no such variable, and every module loads."""
+    """
+    Return Secure Boot's state. Without EFI the variable does not exist, and every module loads.
+    """
     if _missing(value):
         return False if value is not None and value["missing"] == "absent" else None
     return bool(value)

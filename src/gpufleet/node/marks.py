@@ -13,7 +13,7 @@ from gpufleet.sanitize import printable
 
 @dataclass(frozen=True)
 class Lock:
-    """Whose a node is while a change goes on."""
+    """The owner of a node during a change."""
 
     id: str
     """The upgrade's id."""
@@ -39,7 +39,7 @@ class Lock:
 
 @dataclass(frozen=True)
 class Deploy:
-    """Whose a node is while a deploy's connection to it lives."""
+    """The owner of a node while a deploy's connection to it lives."""
 
     id: str
     """The id of pyinfra's run."""

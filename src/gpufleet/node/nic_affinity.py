@@ -1,4 +1,4 @@
-"""How near each GPU is to each NIC, which NVML does not tell: from their places in sysfs.  Pure.
+"""Compute how near each GPU is to each NIC from sysfs, because NVML does not report it. Pure.
 
 Takes the probe's document. A sysfs path is the way down the PCIe tree, bridge by bridge:
 

@@ -356,7 +356,7 @@ def _contradictions(header: _Header, rows: Mapping[str, _Row]) -> Iterator[str]:
 
 
 def _error_of_smi(lines: Iterable[tuple[int, list[str]]]) -> str | None:
-    """Return that the text is an error of nvidia-smi, if it is; where there is no matrix."""
+    """Return nvidia-smi's error message, if the text is one and has no matrix."""
     for number, words in lines:
         line = " ".join(words)
         if _ERRORS.search(line):

@@ -216,7 +216,7 @@ def nvlink_widths(
 
 @dataclass(frozen=True)
 class _Ends:
-    """Where one GPU's links that are up lead."""
+    """The ends of one GPU's active links."""
 
     gpus: list[Any]
     """The PCI address of the GPU at the other end, a link each."""

@@ -23,7 +23,7 @@ _FAR = {"PIX": "green", "PXB": "green", "PHB": "yellow", "NODE": "yellow", "SYS"
 
 
 def render_topology(node: Interconnect) -> Text:
-    """Return the whole picture, to be printed as it is."""
+    """Return the whole picture as text."""
     lines = [*_head(node), Text(), *_boards(node)]
     if len(node.gpus) > 1:
         lines += [Text(), *_matrix(node)]

@@ -79,7 +79,7 @@ class Proof:
 
 
 def content(begun: LaunchCommand) -> bytes:
-    """Return what is written once a release has accepted this: the proof itself, for people too."""
+    """Return the note that a release has accepted this: the proof itself, readable for people."""
     said = {
         "accepted_by": "this release's own files",
         "judged_by": flag_check.check_fingerprint(),

@@ -217,7 +217,7 @@ def _reload(host: Host, driver: DriverPolicy, wanted: NeedsReload) -> dict[str, 
 
 
 def _may_reboot(host: Host, found: Decision) -> bool:
-    """Return whether a reboot may be; ask where that is to be asked."""
+    """Return whether a reboot is allowed; ask the operator where settings say so."""
     if found.way != "ask":
         return True
     with _terminal:

@@ -37,7 +37,7 @@ COMING = ".gpufleet-coming-"
 @dataclass(frozen=True)
 class Artifact:
     """
-    What nodes need and may hand each other.
+    A release, a model or a program that nodes need and can copy from each other.
 
     Attributes:
         what, verb: "release 0.32.0-ab", "build".
@@ -74,7 +74,7 @@ class Artifact:
 
     @property
     def coming(self) -> str:
-        """Where it is put together on a node."""
+        """The directory on a node in which it is assembled."""
         parent, _, name = self.directory.rpartition("/")
         return f"{parent}/{COMING}{name}"
 

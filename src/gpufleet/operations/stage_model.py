@@ -25,7 +25,7 @@ from gpufleet.settings.serving_settings import Vllm
 @dataclass(frozen=True)
 class Download:
     """
-    How a model's files come from outside.
+    The download of a model's files from outside.
 
     Attributes:
         wanted: the model.

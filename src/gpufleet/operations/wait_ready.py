@@ -74,7 +74,7 @@ def restarts(seen: Mapping[str, Any]) -> dict[str, int]:
 
 def allowed_restarts(seen: Mapping[str, Any]) -> dict[str, int]:
     """
-    Return how often each unit may have restarted by itself when the wait is over.
+    Return how often each unit may have restarted by itself when the wait ends.
 
     One that was dying again and again before this run gets one more start: what this run has put
     right (a package, a file) reaches it only then.

@@ -1,1 +1,1 @@
-"""Which replica runs on which GPUs, and how it is divided.  Pure."""
+"""Plan which replica runs on which GPUs, and how it is divided. Pure."""

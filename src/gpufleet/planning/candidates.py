@@ -50,7 +50,7 @@ MOST_STAGES = 8
 
 
 class Verdict(StrEnum):
-    """Whether a division starts and has the asked headroom."""
+    """Whether a division starts and has the requested headroom."""
 
     FITS = "fits"
     NEAR = "near the edge"
@@ -197,7 +197,7 @@ def _keep_fewest_nodes(
     found: list[Candidate], served: Served, kind: Kind, nodes: int
 ) -> list[Candidate]:
     """
-    Leave of what fits only what lies on the fewest nodes, and say of the others why not.
+    Keep the fitting candidates on the fewest nodes, and give the reason for the others.
 
     Else a replica would spread as the fleet grows, unasked.
     """

@@ -1,5 +1,5 @@
 """
-Which layer sets each flag of a model, and the settings as a plan takes them.  Pure.
+Merge the layers that set a model's flags, and note which layer set each. Pure.
 
 Layers, from weakest to strongest: presets in their order, the settings that stand for a flag
 (`context`), the operator's `flags`. What the plan itself decides no layer may set.

@@ -1,5 +1,5 @@
 """
-Which GPUs of a node a group gets, and which node is next.  Pure.
+Choose the GPUs of a node for a group, and the next node. Pure.
 
 A group lies in one NVLink island: the one with the fewest free GPUs that still suffice, so that
 large islands stay whole; inside it on GPUs of one NUMA node, then behind one NIC, where they

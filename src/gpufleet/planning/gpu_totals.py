@@ -20,7 +20,7 @@ from gpufleet.planning.stage import Stage
 
 @dataclass(frozen=True)
 class Totals:
-    """How many GPUs the nodes have, and how the plan uses them. Every GPU is in one of the four."""
+    """The nodes' GPUs by use. Every GPU is in one of the four counts."""
 
     gpus: int = 0
     planned: int = 0

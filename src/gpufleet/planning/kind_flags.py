@@ -28,7 +28,7 @@ _AUDIO = "soundfile"
 
 @dataclass(frozen=True)
 class ResolvedKind:
-    """What a model is asked for."""
+    """The kind of a model (text, embeddings, scores ...), after its settings and its files."""
 
     kind: ModelKind = "generate"
     flags: tuple[LayeredFlag, ...] = ()

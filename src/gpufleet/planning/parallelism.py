@@ -1,5 +1,5 @@
 """
-How a replica is divided, and over how few nodes of a kind that goes.  Pure.
+Divide a replica over GPUs, and over as few nodes of a kind as possible. Pure.
 
 GPUs that exchange something in every layer (a tensor-parallel group; all engines of a replica that
 have whole experts on each GPU) belong together, on one NVLink island. Over several nodes a replica
@@ -78,7 +78,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Division:
-    """How a replica is divided, in the sense of vLLM's flags of these names."""
+    """The division of a replica, in the sense of vLLM's flags of these names."""
 
     tensor_parallel: int
     pipeline_parallel: int = 1
@@ -127,7 +127,7 @@ class Division:
     @property
     def width_reason(self) -> str:
         """
-        Return what makes a group as wide as it is.
+        Return the reason for a group's width.
 
         >>> Division(16).width_reason
         'TP 16'
@@ -157,7 +157,7 @@ class Division:
 
 def spread(division: Division, served: Served, kind: Kind) -> Division:
     """
-    Return a division that one node holds as it is, any other over as few nodes as hold it.
+    Return a division that fits one node unchanged, any other over the fewest nodes that hold it.
 
     As it is, too, where it may not span nodes, where no number of nodes holds it in equal shares,
     and where a group would have to be cut that need not be: `parts_per_node` is 0 then.

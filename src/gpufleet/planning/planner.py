@@ -1,5 +1,5 @@
 """
-Which GPUs of which node serve which replica, and why.  Pure: values in, values out.
+Assign GPUs of nodes to replicas, and say why. Pure: values in, values out.
 
 The rules, in the order in which they decide:
 

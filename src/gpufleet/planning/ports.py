@@ -1,5 +1,5 @@
 """
-Which port each replica answers on, and which further ones.  Pure.
+Assign the port that each replica answers on, and its further ports. Pure.
 
 A port on a node has one user. A model's first replica on a node has the declared port, further
 ones the next that are free there. What is stepped over: ports of exporters, of programs of others,
@@ -155,7 +155,7 @@ class _Ports:
         return any(at in self.users[node] for node in endpoint.nodes for at in wanted)
 
     def _has_other_user(self, endpoint: Endpoint, port: int) -> bool:
-        """Return whether the port has a user who is no replica of the same model."""
+        """Return whether the port has another user than a replica of the same model."""
         users = (self.users[node].get(port) for node in endpoint.nodes)
         own = f"serving.{endpoint.model}.port"
         return any(

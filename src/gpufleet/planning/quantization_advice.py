@@ -1,4 +1,4 @@
-"""Whether FP8 weights would need fewer GPUs than the plan gives a model. Only said, never applied.
+"""Advise FP8 weights where a model would need fewer GPUs with them. Never applied.
 
 Quantization changes answers, so nothing here sets a flag. Pure.
 """

@@ -128,7 +128,7 @@ class ModelAllocation:
 
     @property
     def required(self) -> int:
-        """The replicas without which there is no plan."""
+        """The replicas that a plan must have."""
         return 1 if self.served.replicas == "fit" else self.served.replicas
 
     @property

@@ -32,7 +32,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Handover:
-    """How a stage hands its KV cache to stages of another entry, or takes theirs."""
+    """The transfer of a stage's KV cache to or from stages of another entry."""
 
     networks: tuple[tuple[str, Network], ...]
     """Network of each node on either side, by name."""
@@ -129,7 +129,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Running:
-    """A stage as it was found on a node."""
+    """A stage that runs on a node."""
 
     model: str
     replica: int

@@ -50,7 +50,7 @@ class SizeRefusal:
         self._nodes = join_names(name for each in self._considered for name in each.names)
 
     def __str__(self) -> str:
-        """Return the refusal: what a replica takes, what there is, what to write."""
+        """Return the refusal: the replica's need, the available memory, the setting to change."""
         here, division = max(
             ((each, each.chosen.division) for each in self._considered if each.chosen),
             key=lambda found: (found[0].kind.gpus * found[0].nodes, str(found[0].kind)),

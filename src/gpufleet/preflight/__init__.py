@@ -1,1 +1,1 @@
-"""What has to be true before users come: a list of lines, each with its proof.  Pure."""
+"""List the conditions to meet before users come, each with its proof. Pure."""

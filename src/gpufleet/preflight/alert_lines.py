@@ -89,7 +89,7 @@ def new_test_alert(node: str, by: str, now: dt.datetime) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What came of a test alert."""
+    """The result of a test alert."""
 
     before: Mapping[str, Counts]
     after: Mapping[str, Counts]

@@ -16,14 +16,14 @@ UNAUTHORIZED = 401
 
 @dataclass(frozen=True)
 class GatewayAnswer:
-    """What a gateway answered this machine to `GET /v1/models`."""
+    """A gateway's answer to `GET /v1/models` from this machine."""
 
     status: int | None
     """HTTP status; None: there was none."""
     why: str = ""
     """Why there was none."""
     models: tuple[str, ...] = ()
-    """Of a 200."""
+    """The models in a 200 answer."""
 
 
 def no_gateway(check: str, settings: Mapping[str, NodeSettings]) -> Line | None:

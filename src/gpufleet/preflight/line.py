@@ -41,7 +41,7 @@ CHECKS: Mapping[str, str] = {
 
 
 class Status(StrEnum):
-    """What a line says, the worst last."""
+    """The status of a line, the worst last."""
 
     OK = "OK"
     WARN = "WARN"
@@ -56,7 +56,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found, the proof of it, and what to do."""
+    """A finding, its proof, and what to do."""
 
     status: Status
     what: str
@@ -98,7 +98,7 @@ class Preflight:
     inventory: str
     when: dt.datetime
     version: str
-    """Of gpufleet."""
+    """The version of gpufleet."""
     lines: tuple[Line, ...]
 
     @property

@@ -1,4 +1,4 @@
-"""What each node is asked by `on_node/preflight/node_look.py`.  Pure.
+"""Build the questions that `on_node/preflight/node_look.py` asks on each node. Pure.
 
 The ids of pages and servers in its answers are made here, and read by the lines.
 """
@@ -28,7 +28,7 @@ PYPI = "https://pypi.org/simple"
 
 @dataclass(frozen=True)
 class LookQuestions:
-    """What is asked of which node, and what the answers are compared with."""
+    """The questions to each node, and the values that its answers are compared with."""
 
     known: Mapping[str, KnownNode]
     models: Mapping[str, tuple[WantedModel, ...]]

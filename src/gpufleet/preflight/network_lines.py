@@ -27,7 +27,7 @@ def is_number(address: str) -> bool:
 
 @dataclass(frozen=True)
 class KnownNode:
-    """What the inventory and a node itself say of its addresses."""
+    """A node's addresses, from the inventory and from the node itself."""
 
     address: str
     """As nodes and this machine connect to it: numbers or a name."""
@@ -134,7 +134,7 @@ def _elsewhere(
 
 @dataclass(frozen=True)
 class ClockReading:
-    """How far a node's clock is ahead of this machine's, in seconds: it lies between the two."""
+    """The bounds in seconds of a node's clock relative to this machine's."""
 
     low: float
     high: float

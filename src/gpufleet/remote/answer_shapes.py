@@ -325,7 +325,7 @@ class Failed(Document):
 
 
 class Done(Document):
-    """Whether it was done: "" says so."""
+    """The result of an action: "" is success."""
 
     error: str
 
@@ -575,7 +575,7 @@ class SilenceStatus(TypedDict):
 
 
 class Silence(TypedDict):
-    """As Alertmanager's API lists them."""
+    """A silence, as Alertmanager's API lists it."""
 
     id: str
     status: SilenceStatus

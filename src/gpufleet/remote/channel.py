@@ -69,7 +69,7 @@ def start_command(connector: SSHConnector, command: str, *, pty: bool) -> tuple[
 
 
 def is_lost(connector: object) -> bool:
-    """Return whether a node's connection is over: it does not come back within a run."""
+    """Return whether a node's connection is lost: it does not come back within a run."""
     if not isinstance(connector, SSHConnector) or connector.client is None:
         return False
     transport = connector.client.get_transport()

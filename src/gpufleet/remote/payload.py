@@ -226,7 +226,7 @@ def archive(name: str, *, nvml: bool = False) -> bytes:
 
 @cache
 def source(name: str) -> str:
-    """Return a file of `on_node/` as it is: a program that is installed and imports no other."""
+    """Return a file of `on_node/` unchanged: a program that is installed and imports no other."""
     return _source(f"on_node/{name}.py")
 
 

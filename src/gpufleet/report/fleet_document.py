@@ -20,9 +20,9 @@ from gpufleet.sanitize import printable
 SCHEMA: Final = 1
 """Version of the document; raised when a key changes its meaning or goes."""
 MOST_GPUS = 64
-"""Of a node, as the probe has it."""
+"""The most GPUs of a node, as in the probe."""
 MOST_PROBLEMS = 5
-"""Of a file that has not the form: more say no more."""
+"""Problems named of a file with the wrong form."""
 
 Index = Annotated[int, Field(ge=0, lt=MOST_GPUS)]
 Texts = tuple[str, ...]
@@ -101,20 +101,20 @@ class Node(Form):
     system: str = ""
     gpus: tuple[Gpu, ...] = Field(default=(), max_length=MOST_GPUS)
     islands: tuple[Island, ...] = ()
-    """Of two GPUs and more."""
+    """NVLink islands of two or more GPUs."""
     tiers: tuple[Tier, ...] = ()
     """The nearest first."""
     notes: Texts = ()
     """What is to be known of its links, and its cordon."""
     versions: tuple[Version, ...] = ()
     packages: dict[str, str] = {}
-    """Of the driver, the kernel and CUDA that are installed."""
+    """Installed packages of the driver, the kernel and CUDA."""
     releases: Texts = ()
-    """Of vLLM that are whole on it."""
+    """Complete releases of vLLM on it."""
 
 
 class Replica(Form):
-    """One replica, as it was found."""
+    """One replica in its present state."""
 
     name: str
     model: str
@@ -138,7 +138,7 @@ class Model(Form):
     files: Digests = {}
     """Hashes that the lock of models has; none: it is not locked."""
     release: str = ""
-    """Of vLLM that is declared for it."""
+    """The release of vLLM that is declared for it."""
 
 
 class PlanRow(Form):
@@ -167,7 +167,7 @@ class Candidate(Form):
 
 
 class Plan(Form):
-    """Where each replica would run now, and why."""
+    """The present plan: a place for each replica, and why."""
 
     unknown: Texts = ()
     """Why it is not known whether there is one; with it there is nothing else."""
@@ -182,7 +182,7 @@ class Plan(Form):
 
 
 class Capacity(Form):
-    """What equal replicas of a model carry."""
+    """The measured capacity of a model's equal replicas."""
 
     model: str
     replicas: str
@@ -220,7 +220,7 @@ class Moved(Form):
 
 
 class NodeDrift(Form):
-    """How far a node has moved from its declaration."""
+    """The drift of a node from its declaration."""
 
     node: str
     state: str
@@ -229,7 +229,7 @@ class NodeDrift(Form):
 
 
 class Drift(Form):
-    """How far the fleet has moved."""
+    """The drift of the fleet."""
 
     whole: bool
     """Whether deploys were compared too; else only what probes and locks say."""
@@ -251,7 +251,7 @@ class Upgrade(Form):
 
 
 class Certificate(Form):
-    """What a server shows as its certificate."""
+    """The certificate that a server presents."""
 
     server: str
     status: Literal["OK", "WARN", "UNKNOWN", "FAIL"]
@@ -267,7 +267,7 @@ class Document(Form):
     inventory: str
     when: AwareDatetime
     version: str
-    """Of gpufleet."""
+    """The version of gpufleet."""
     checkout: Checkout
     nodes: tuple[Node, ...]
     models: tuple[Model, ...] = ()

@@ -1,4 +1,4 @@
-"""What rebuilds a fleet, as JSON, and what differs between two of them.  Pure.
+"""Write the JSON that rebuilds a fleet, and compare two of them. Pure.
 
 Names, versions and hashes: no secret, and no hash of one.
 """
@@ -21,7 +21,7 @@ NOT_KNOWN = "not known"
 
 
 class NodeManifest(Form):
-    """What is installed on a node."""
+    """The software installed on a node."""
 
     groups: Texts
     system: str
@@ -31,7 +31,7 @@ class NodeManifest(Form):
     """By part; null: not known."""
     packages: dict[str, str]
     releases: Texts
-    """Of vLLM that are whole on it."""
+    """Complete releases of vLLM on it."""
 
 
 class ModelManifest(Form):
@@ -43,12 +43,12 @@ class ModelManifest(Form):
     replicas: str
     nodes: Texts
     release: str
-    """Of vLLM."""
+    """The release of vLLM."""
     files: Digests
 
 
 class Manifest(Form):
-    """What rebuilds a fleet."""
+    """Everything needed to rebuild a fleet."""
 
     schema_: Literal[1] = Field(default=SCHEMA, alias="schema")
     inventory: str
@@ -120,7 +120,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What differs between two manifests."""
+    """The differences between two manifests."""
 
     before: Manifest
     after: Manifest

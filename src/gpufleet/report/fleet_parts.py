@@ -1,4 +1,4 @@
-"""What is known of a fleet, as the parts of a report's document.  Pure."""
+"""Assemble the parts of a report's document from a fleet's data. Pure."""
 
 from __future__ import annotations
 

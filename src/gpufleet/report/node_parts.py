@@ -168,7 +168,7 @@ def _words(parts: Iterable[str | None]) -> str:
 
 
 def _found(value: Any) -> str | None:
-    """Return a fact of the probe as text: None if it is not known, "" if there is no such thing."""
+    """Return a fact of the probe as text: None if unknown, "" if it does not exist."""
     if isinstance(value, Mapping) and "missing" in value:
         return "" if value["missing"] == "absent" else None
     return str(value)

@@ -23,7 +23,7 @@ _LEFT, _BOX, _HIGH, _STEP = 18, 81, 66, 87
 _HEAD, _GROUND, _FOOT, _GAP = 20, 16, 24, 8
 COLUMNS = 4
 LETTERS = 13
-"""Of a line in a box, at its size of letters."""
+"""Letters of a line in a box, by the font size."""
 
 STYLE = """
 .nodes svg { display: block; width: 100%; max-width: 376px; height: auto; }

@@ -1,4 +1,4 @@
-"""Which secrets go to a node, and which of them the unit of each stage loads.  Pure."""
+"""Choose the secrets that go to a node, and those that each stage's unit loads. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do the planned stages' arguments and variables fit the vLLM that will run them?  Pure.
+"""Check the planned stages' arguments and variables against the vLLM release that runs them. Pure.
 
 Contract: what is judged is what the unit will say, word by word (`unit.vllm_arguments`,
 `unit_environment.environment`), by the schema of the release that will run it; never by a

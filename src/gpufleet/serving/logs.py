@@ -101,7 +101,7 @@ class Journals:
             raise FleetError(f"--lines {self.lines}: give 1 to {MOST_LINES}")
 
     def program(self, node: str) -> str | None:
-        """Return the program to run on a node next; None: the node is no longer asked."""
+        """Return the next program to run on a node; None: the node is finished."""
         if self._rounds and node not in self.nodes | self._silent:
             return None
         where: dict[str, Any] = dict(self.when)

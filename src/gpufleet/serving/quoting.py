@@ -1,4 +1,4 @@
-"""How a word is written in a unit file, such that systemd reads back exactly that.  Pure."""
+"""Quote words for unit files so that systemd reads back exactly the same. Pure."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ WENT_DOWN = "the node went down without a shutdown: power, a crash or a reset"
 
 
 class Health(StrEnum):
-    """How a rank or a replica is, best first."""
+    """The state of a rank or a replica, best first."""
 
     SERVES = "serves"
     RUNS = "runs"  # a rank without an endpoint, in its group

@@ -1,4 +1,4 @@
-"""Is a stage ready, still coming, or dead: and if dead, why.  Pure.
+"""Judge whether a stage is ready, still starting, or dead, and why. Pure.
 
 Takes what `on_node/serving/endpoints.py` printed about one stage. A stage is ready when its unit
 is active, `/health` is 200, its model is listed and one question for its kind was answered:

@@ -1,4 +1,4 @@
-"""Which stages a deploy would restart, and for what: their units against the plan.  Pure.
+"""Find the stages that a deploy would restart, and why: their units against the plan. Pure.
 
 A guide for people who read a plan: what decides is the fingerprint of everything that a process was
 started with, which the deploy compares on the node.

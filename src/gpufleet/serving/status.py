@@ -1,4 +1,4 @@
-"""Which replicas serve, which do not, and what ended them last.  Pure.
+"""Report which replicas serve, which do not, and what ended them last. Pure.
 
 Takes what `on_node/serving/status.py` printed on each node, and what is declared. A replica serves
 when every endpoint of it is ready (`readiness.py`) and every rank of it is in one and the same

@@ -68,7 +68,7 @@ class UnitFile:
 
     @property
     def file(self) -> File:
-        """The same as a wanted file: root's, and readable, for there is no secret in it."""
+        """Return the unit as a desired file, owned by root and readable: it has no secret."""
         return File(self.path, self.content.encode())
 
 

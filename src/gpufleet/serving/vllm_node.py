@@ -300,7 +300,7 @@ def no_serving() -> DesiredState:
 
 
 def only_these_credentials(secrets: Mapping[str, bytes]) -> DesiredState:
-    """Return the secrets of a node, and that there are no others."""
+    """Return a node's secrets, and remove all others."""
     return DesiredState(
         *(_secret(name, content) for name, content in secrets.items()),
         NoOtherFiles(f"{CREDENTIALS}/*"),

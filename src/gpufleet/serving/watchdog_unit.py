@@ -32,7 +32,7 @@ PINS_SINCE = (0, 12)
 
 
 def is_needed(stages: Iterable[Stage], serving: Mapping[str, Served]) -> bool:
-    """Return whether a node has a server that is to be watched."""
+    """Return whether a node has a server for the watchdog."""
     return any(stage.servers and serving[stage.model].watchdog.mode != "off" for stage in stages)
 
 

@@ -33,7 +33,7 @@ class FirstModel:
 
     @property
     def name(self) -> str:
-        """What clients ask for, and part of unit names."""
+        """The name that clients use, and a part of unit names."""
         return re.sub(r"[^a-z0-9.]+", "-", self.model.rpartition("/")[2].lower()).strip("-.")
 
     @property

@@ -34,7 +34,7 @@ _CONNECTION = ("ssh_", "_")
 
 @dataclass(frozen=True)
 class FileOutcome:
-    """What `write_files` did with a file: wrote it (`new`), kept it, or left it out."""
+    """The result of `write_files` for a file: written (`new`), kept, or left out."""
 
     path: str
     new: bool

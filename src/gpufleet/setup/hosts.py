@@ -45,7 +45,7 @@ class Host:
 
     @property
     def variables(self) -> dict[str, Any]:
-        """What an inventory file has beside the node's name."""
+        """The variables beside the node's name in an inventory file."""
         found: dict[str, Any] = {}
         if self.address != self.name and not self.configured:
             found["ssh_hostname"] = self.address

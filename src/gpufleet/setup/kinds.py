@@ -214,7 +214,7 @@ def _remarks(kinds: tuple[Kind, ...]) -> Iterator[str]:
 
 
 def old_pythons(documents: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Return a sentence about the nodes for whose Python there is no shipped lock; None: none."""
+    """Return a sentence about nodes whose Python no shipped lock supports; None: none."""
     python = PROGRAMS["vllm"].python
     oldest = tuple(map(int, python.split(".")))
     old = [

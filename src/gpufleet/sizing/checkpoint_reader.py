@@ -50,7 +50,7 @@ _Found = TypeVar("_Found")
 
 @dataclass(frozen=True, kw_only=True)
 class Hub:
-    """Where models' files come from. None: as the Hub's client is configured."""
+    """The source of models' files. None: as the Hub's client is configured."""
 
     endpoint: str | None = None
     token_file: str | None = None
@@ -147,7 +147,7 @@ def _read_directory(folder: Path) -> ModelFiles:
 
 
 def _read_modules(file: Path | None) -> list[Any] | None:
-    """Return what modules.json lists; None: there is none, or it is no list."""
+    """Return the list in modules.json; None: it does not exist, or is not a list."""
     if file is None or not file.is_file():
         return None
     try:
@@ -309,7 +309,7 @@ def _read_headers(
 
 
 def _read_remote_header(url: str, token: str | None, name: str) -> Stored:
-    """Read the header at the front of a file; no more of it, even if all of it is sent."""
+    """Read a file's header, and no more even if the server sends all of it."""
     got = _read_front(url, token, _FIRST_BYTES, lambda data: _header_end(data, name))
     size = _header_size(got[:8], name)
     if len(got) < 8 + size:

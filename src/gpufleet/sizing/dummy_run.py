@@ -109,15 +109,21 @@ def _sampler_bytes(vllm: tuple[int, ...], dtype_bytes: int, *, second: bool) -> 
 
 
 _FORWARD = (0.8, 1.2)
-"""Of what the formula says: 0.90 to 1.19 in the printed peaks of six starts without experts whose
-forward pass is the peak (0.10.2 to 0.26), 0.83 by what a V100 had left (0.18)."""
+"""
+Factors on the formula: 0.90 to 1.19 in the printed peaks of six starts without experts whose
+forward pass is the peak (0.10.2 to 0.26), 0.83 by the memory left on a V100 (0.18).
+"""
 _EXPERTS = (0.2, 1.2)
-"""Of what the formula says: 0.87 to 1.06 in the printed peaks of four models without quantization
-(0.19.0), 0.31 with FP8 experts on four RTX PRO 6000 (0.27.1), which use other kernels."""
+"""
+Factors on the formula: 0.87 to 1.06 in the printed peaks of four models without quantization
+(0.19.0), 0.31 with FP8 experts on four RTX PRO 6000 (0.27.1), which use other kernels.
+"""
 _NVFP4_EXPERTS = (0.2, 3.0)
-"""Of it with experts in NVFP4, whose kernels take more room: 2.2 of it in two starts of a Gemma 4
-over 16,384 tokens, and up to 4 in four of a Qwen3.6 over 4,096 to 32,768, where linear attention
-and the encoder have their part in it (0.19.2 to 0.20.2, one author)."""
+"""
+Factors with experts in NVFP4, whose kernels need more memory: 2.2 in two starts of a Gemma 4 over
+16,384 tokens, and up to 4 in four of a Qwen3.6 over 4,096 to 32,768, where linear attention and the
+encoder add theirs (0.19.2 to 0.20.2, one author).
+"""
 _GATHERED = (0.6, 1.4)
 """The same with the tokens of several engines: assumed, no start here shows it."""
 _OTHER = (0.0, 0.12)

@@ -1,5 +1,5 @@
 """
-Does a model fit, and how many tokens does its KV cache hold: vLLM's start-up arithmetic.  Pure.
+Compute whether a model fits, and its KV cache in tokens: vLLM's start-up arithmetic. Pure.
 
 vLLM gives the KV cache what is left of its budget on the smallest rank:
 
@@ -50,7 +50,7 @@ _WHOLE_REQUEST = 0.99
 
 def size(description: Description, options: Options) -> Sizing:
     """
-    Return what `description` takes on one GPU with `options`, and whether it starts.
+    Estimate a model's memory on one GPU with `options`, and whether it starts.
 
     What vLLM refuses whatever the memory stands in `reasons`, and so does what takes memory that is
     not known here: then it does not fit, and `confidence` is "unknown". Raises `FleetError` where
@@ -314,7 +314,7 @@ def _kv_layout(
 
 
 def _window_bytes(layout: kv_bytes.Layout) -> int:
-    """Return what a token takes in a model of windows alone, as long as it is inside of them."""
+    """Return the bytes of a token in a model with sliding windows only, while inside the window."""
     return max(
         sum(
             page.bytes // page.block
@@ -335,7 +335,7 @@ def _state_chunk(description: Description) -> int:
 
 
 def _refusals(description: Description, options: Options) -> tuple[str, ...]:
-    """Return what vLLM refuses whatever the memory."""
+    """Return vLLM's refusals that do not depend on memory."""
     chosen = resolve_defaults(options, requested_length(description, options))
     choice = Choice(
         tensor=options.tensor_parallel,
@@ -365,7 +365,7 @@ def _refusals(description: Description, options: Options) -> tuple[str, ...]:
 
 
 def _beyond_budget(options: Options, chosen: Defaults, stages: list[StageMemory]) -> list[str]:
-    """Return what may fail although the budget holds: what lies outside of it."""
+    """Return failures that are possible although the budget holds: needs outside of it."""
     if options.device == "cpu":
         return []
     total = options.gpu_memory_gib * options.gpu_share * GIB
@@ -426,7 +426,7 @@ are on the GPU first."""
 
 
 def _loading_faults(description: Description, options: Options) -> list[str]:
-    """Return what loading needs more than the loaded model, if that is too much."""
+    """Return why loading fails, if it needs more memory than the loaded model."""
     quantization = resolve_quantization(description, options)
     if quantization is None or not quantization.online or options.vllm >= _LAYERWISE:
         return []
@@ -448,7 +448,7 @@ def _loading_faults(description: Description, options: Options) -> list[str]:
 
 
 def _notes(description: Description, options: Options) -> Iterator[str]:
-    """Yield what was not counted exactly."""
+    """Yield the parts that were estimated."""
     yield from description.architecture.notes
     yield from description.notes
     if options.vllm > (*NEWEST, 1 << 30):

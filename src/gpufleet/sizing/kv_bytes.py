@@ -108,7 +108,7 @@ class Layout:
 
 
 class Kind(StrEnum):
-    """How the need of one request grows with its length."""
+    """How the memory of one request grows with its length."""
 
     FULL = "full"
     WINDOW = "window"

@@ -1,5 +1,5 @@
 """
-How many tokens a KV cache holds, and whether one request of the longest length fits: by release.
+Compute a KV cache's tokens, and whether one request of maximum length fits: by release.
 
 vLLM sorts a model's layers into groups of which each has a table of blocks of its own, and gives
 all groups one pool of blocks. A block of the pool is as large as the pages of one group's layers.

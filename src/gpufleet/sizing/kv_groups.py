@@ -1,5 +1,5 @@
 """
-Which layers share a table of blocks: how a release groups the pages of a model.  Pure.
+Group layers that share a block table: how a release groups a model's KV pages. Pure.
 
 Source: vllm/v1/core/kv_cache_utils.py (0.33: kv_cache_planning.py) of 0.8.5 to 0.33.0.
 """

@@ -45,7 +45,7 @@ to 0.11), and the allocator rounds up."""
 
 @dataclass(frozen=True)
 class Lora:
-    """How adapters are served, by vLLM's flags."""
+    """vLLM's flags for LoRA adapters."""
 
     max_loras: int = 1
     """Adapters in one batch."""

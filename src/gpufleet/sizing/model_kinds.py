@@ -1,5 +1,5 @@
 """
-What a model is asked for, as its files say: text, vectors, scores, labels, speech's words.  Pure.
+Read a model's kind from its files: text, embeddings, scores, labels, transcription. Pure.
 
 Of vLLM's own rules (config/model.py of 0.32.0: _get_default_runner_type, _SUFFIX_TO_DEFAULTS): a
 `modules.json` of sentence-transformers makes any model an embedder, else the class' name decides.
@@ -69,7 +69,7 @@ _TEXT = re.compile(
 
 @dataclass(frozen=True)
 class KindReading:
-    """What a model's files say of its kind."""
+    """The kind of a model, as read from its files."""
 
     kind: ModelKind | None
     """None: they do not say."""
@@ -82,7 +82,7 @@ class KindReading:
 
 
 UNREAD = KindReading(None, ALL, "its files could not be read")
-"""Of a model whose config.json is not known yet."""
+"""The reading of a model whose config.json is unknown."""
 
 
 def read_kind(config: Mapping[str, Any], modules: Sequence[Any] | None = None) -> KindReading:

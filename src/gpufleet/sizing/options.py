@@ -14,7 +14,7 @@ Confidence: TypeAlias = Literal["certain", "near the edge", "unknown"]
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How the model would be served: vLLM's flags by their names, and the GPU."""
+    """vLLM's flags by their names, and the GPU, for an estimate."""
 
     gpu_memory_gib: float
     """The total that CUDA reports of one GPU in GiB, not its nominal size; of the node's memory

@@ -210,7 +210,7 @@ class Rank:
 
 def _finer_groups(weight: Weight, rows: int, columns: int, scheme: Scheme) -> Scheme:
     """
-    Return the scheme of experts whose part on a rank is no multiple of the group: a finer one.
+    Return a finer scheme for experts whose part on a rank is not a multiple of the group.
 
     Source: MoeWNA16Method.create_weights in quantization/moe_wna16.py, which takes such shapes.
     """
@@ -236,7 +236,7 @@ _MIB = 1 << 20
 
 def allocated_bytes(size: int, vllm: tuple[int, ...]) -> int:
     """
-    Return what a tensor of so many bytes takes of the GPU's memory when a release loads it.
+    Return the GPU memory that a release allocates for a tensor of a size in bytes.
 
     Above 10 MiB the allocator asks for multiples of 2 MiB and keeps a rest of at most 1 MiB with
     the tensor; from 0.21 on, which sets max_split_size_mb to 20 while it loads, any rest with a

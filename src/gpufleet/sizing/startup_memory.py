@@ -44,7 +44,7 @@ class StartMemory:
 
     @property
     def budget(self) -> Estimate:
-        """Return what the KV cache does not get."""
+        """Return the memory that the KV cache does not get."""
         taken = self.activation + self.non_torch
         return taken + self.cuda_graphs if self.graphs_in_budget else taken
 

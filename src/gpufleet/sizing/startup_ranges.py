@@ -1,5 +1,5 @@
 """
-How much the parts of a start take that no config says, as ranges, from what starts had.  Pure.
+Ranges for start-up memory that no config states, from recorded starts. Pure.
 
 A start has one or more of the `PARTS`, and what it takes of each lies in a range: from the least to
 the most that was measured, and a margin. Ranges are added as ranges, low to low and high to high:

@@ -52,8 +52,8 @@ def stored_factors(
     parts: Sequence[Kept],
 ) -> tuple[tuple[float, ...], int]:
     """
-    Return by what each kind of layer is to be multiplied to agree with the stored tensors, and the
-    bytes outside of the layers that are stored and of no known part.
+    Return the factor for each kind of layer that makes it agree with the stored tensors, and the
+    bytes of stored tensors that belong to no known part.
 
     `kind_of` says for each layer which of `kinds` it is. A total alone says nothing of layers; it
     counts where the architecture is not known exactly, and is more than the arithmetic by less than
@@ -94,7 +94,7 @@ def _factors(
     expected: Sequence[int], kind_of: Sequence[int], of_layer: Counter[int]
 ) -> tuple[float, ...]:
     """
-    Return what each kind of layer is to be multiplied by to have its stored bytes.
+    Return the factor for each kind of layer that gives its stored bytes.
 
     A factor that is far from one is a checkpoint of something else (a merged adapter, a draft), so
     it does not count.

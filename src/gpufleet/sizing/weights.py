@@ -220,7 +220,7 @@ _TEXT_ONLY = {"awq", "gptq", "auto-round", "hqq"}
 
 def _is_unquantized(part: Part, quantization: Quantization, architecture: str) -> bool:
     """
-    Return whether a tower is left as it is though the config does not say so.
+    Return whether a tower stays unquantized though the config does not say so.
 
     Source: _maybe_ignore_quant_config in vLLM's qwen2_5_vl.py and others: these methods' tools
     quantize the text part alone, and list nothing; kimi_k25.py leaves it with compressed-tensors.

@@ -329,7 +329,7 @@ def _column(column: Column) -> Json:
 
 
 def _only_bad(marks: tuple[_Marked, ...]) -> tuple[_Marked, ...]:
-    """Return what a table colours: in a green table the one red cell is hard to see."""
+    """Colour only bad cells: in a green table one red cell is hard to see."""
     return tuple(
         replace(mark, colour=Colour.NONE) if mark.colour is Colour.GOOD else mark for mark in marks
     )

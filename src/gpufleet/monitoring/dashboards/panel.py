@@ -15,7 +15,7 @@ COLUMNS = 24  # of Grafana's grid; a grid row is 30 pixels high, with 8 between
 
 
 class Unit(StrEnum):
-    """How a panel writes its numbers."""
+    """The unit of a panel's numbers."""
 
     COUNT = "short"
     RATIO = "percentunit"  # 0..1, written as percent
@@ -43,7 +43,7 @@ class Kind(StrEnum):
 
 
 class Colour(StrEnum):
-    """What a colour means is the same on every dashboard."""
+    """The meaning of colours, equal on all dashboards."""
 
     GOOD = "green"
     LOOK = "orange"
@@ -200,7 +200,7 @@ class Dashboard:
 
 @dataclass(frozen=True)
 class Place:
-    """Where something is in the grid, in its columns and rows."""
+    """A position in the grid, in its columns and rows."""
 
     x: int
     y: int

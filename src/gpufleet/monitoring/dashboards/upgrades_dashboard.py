@@ -1,4 +1,4 @@
-"""Which versions ran when, and what changing them cost. Pure."""
+"""Dashboard of upgrades: versions over time, and what each change cost. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What DCGM's exporter is asked for: our counters file is written from this list. Pure.
+"""Fields that DCGM's exporter serves; gpufleet's counters file is written from this list. Pure.
 
 One name that the exporter does not know keeps it from starting. These are DCGM's older names: each
 was looked up in the field tables of NVIDIA's Go binding at the commits that exporters 4.1.0, 4.4.0,

@@ -1,4 +1,4 @@
-"""What HAProxy's built-in exporter serves of a gateway, as far as rules and panels need it. Pure.
+"""Metrics of HAProxy's built-in exporter that rules and panels use. Pure.
 
 HAProxy calls a backend or frontend `proxy`; a backend of the gateway is a model, its servers are
 the model's replicas. Read from HAProxy 2.6.12 with two backends, one of them dead

@@ -1,4 +1,4 @@
-"""What gpufleet's own programs on nodes write for the node exporter's textfile collector. Pure.
+"""Metrics that gpufleet's programs on nodes write for the node exporter's textfiles. Pure.
 
 `on_node/monitoring/node_facts.py` writes facts.prom, `on_node/monitoring/record.py` check.prom and drift.prom, the
 watchdog watchdog.prom. What each is stands in `on_node/common/metric_families.py`, which travels to nodes. Roles that

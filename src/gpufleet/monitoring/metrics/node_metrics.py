@@ -1,4 +1,4 @@
-"""What the node exporter serves, as far as rules and dashboards use it. Pure.
+"""Metrics of the node exporter that rules and dashboards use. Pure.
 
 Names, types and labels are those of Debian's 1.5.0, run on a Debian 12 machine, and hold for the
 publisher's 1.12. Those that it calls "untyped" (vmstat, netstat) have the type that the kernel

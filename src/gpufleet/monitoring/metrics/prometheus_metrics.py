@@ -1,4 +1,4 @@
-"""What Prometheus and Alertmanager say of themselves, as far as rules and panels need it. Pure.
+"""Metrics of Prometheus and Alertmanager themselves that rules and panels use. Pure.
 
 Read from Prometheus 2.42.0 and Alertmanager 0.25.0 (Debian 12), whose /metrics are recorded in
 tests/unit/monitoring/recorded/; both wrote a metric of each name with nothing but a webhook that fails

@@ -1,4 +1,4 @@
-"""What vLLM's servers serve under /metrics, as far as rules, dashboards and gates need it. Pure.
+"""Metrics of vLLM's servers that rules, dashboards and gates use. Pure.
 
 Releases are those whose `vllm/v1/metrics/` was read, 0.17.0 to 0.33.0; 0.28.0, 0.30.0 and 0.32.0
 were run as well (tests/unit/monitoring/recorded/). Of all releases from 0.18 a metric has the same

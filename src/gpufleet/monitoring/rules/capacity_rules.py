@@ -36,7 +36,7 @@ class MeasuredReplica:
     stage: str
     """Its id: `llama-0`."""
     node: str
-    """Of its first rank."""
+    """The node of its first rank."""
     release: str
     """The id of the release that its unit starts."""
     requests_per_second: float

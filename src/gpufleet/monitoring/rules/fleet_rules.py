@@ -1,4 +1,4 @@
-"""Whether nodes answer, and are as they were declared: the alerts over our own facts. Pure."""
+"""Alerts over gpufleet's own facts: whether nodes answer and are as declared. Pure."""
 
 from __future__ import annotations
 

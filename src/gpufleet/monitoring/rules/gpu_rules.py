@@ -1,4 +1,4 @@
-"""What is measured of GPUs, from DCGM or from our own facts, and the alerts over it. Pure.
+"""Recording rules and alerts about GPUs, from DCGM or from gpufleet's facts. Pure.
 
 `gpu:*` is recorded by instance, gpu and UUID alone, so that a label that an exporter renames cannot
 change a rule. DCGM's blank values are left out there: exporters before 4.8 write them as numbers.

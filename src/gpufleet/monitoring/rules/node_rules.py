@@ -1,4 +1,4 @@
-"""What is measured of machines, and the alerts over it. Pure.
+"""Recording rules and alerts about machines. Pure.
 
 File systems are told apart by instance and mount point, network interfaces by instance and device.
 """

@@ -94,7 +94,7 @@ STAGES = (
 
 
 def _nothing_moved() -> str:
-    """Return what keeps series of engines that have work and in which nothing at all moved."""
+    """Return an expression that keeps series of engines with work and without any progress."""
     # Of a long prompt that is computed in parts only the KV cache moves: tokens and iterations
     # are counted when it is through (vllm/v1/engine/async_llm.py of 0.28 to 0.32). Of a model that
     # does not complete text only prompts move. A counter that restarts has moved as well.

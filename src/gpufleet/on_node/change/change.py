@@ -53,13 +53,13 @@ def look(_: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def following() -> Any:
-    """Return what `next/` is about."""
+    """Return the manifest of `next/`."""
     manifest = change_files.document(change_files.NEXT + "/" + change_files.MANIFEST)
     return manifest and {key: manifest[key] for key in ("plan", "units", "remove")}
 
 
 def kept_upgrades() -> Any:
-    """Return what is kept, oldest first."""
+    """Return the ids of kept upgrades, oldest first."""
     manifests = [
         change_files.document("%s/%s/%s" % (change_files.KEPT, name, change_files.MANIFEST))
         for name in change_files.names(change_files.KEPT)

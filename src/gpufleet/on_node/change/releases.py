@@ -63,7 +63,7 @@ def release(name: str, used: List[str]) -> Release:
 
 
 def users() -> Dict[str, Set[str]]:
-    """Return what names each release: units, `next/UNIT`, `kept/ID/UNIT`, `process PID`."""
+    """Return the users of each release: units, `next/UNIT`, `kept/ID/UNIT`, `process PID`."""
     found: Dict[str, Set[str]] = {}
     for label, path in texts():
         for name in NAMED.findall(change_files.read(path) or b""):

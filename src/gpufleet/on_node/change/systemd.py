@@ -56,13 +56,13 @@ def text(unit: str) -> str:
 
 
 def fingerprint(content: str) -> Optional[str]:
-    """Return what a unit's file starts its process with; None: it does not say."""
+    """Return the fingerprint in a unit's file; None: it has none."""
     found = FINGERPRINT.search(content)
     return found.group(1) if found else None
 
 
 def start_record(unit: str) -> Optional[str]:
-    """Return what a unit's process was started with; None: it was not recorded."""
+    """Return the fingerprint that a unit's process was started with; None: not recorded."""
     content = change_files.read(STARTED + "/" + unit)
     return None if content is None else content.decode("ascii", "replace").strip()
 

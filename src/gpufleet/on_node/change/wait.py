@@ -145,7 +145,7 @@ def ready(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def wait_for_unit(unit: str, seconds: float, lines: int) -> Dict[str, Any]:
-    """Wait for one unit: until it is ready, has died, or the time is over."""
+    """Wait until one unit is ready, has died, or the time is up."""
     began = time.monotonic()
     server = Server(unit)
     endpoints.PARAMETERS["journal"] = 0

@@ -76,7 +76,7 @@ def read(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def missing_after(error: Exception) -> Missing:
-    """Return what an exception says about the value that it kept us from."""
+    """Return the reason for a missing value, from its exception."""
     if isinstance(error, CannotRead):
         return error.missing
     code = getattr(error, "value", None)

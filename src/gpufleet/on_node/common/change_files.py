@@ -65,7 +65,7 @@ def turn(path: str, seconds: float = TURN_SECONDS) -> Iterator[None]:
 
 
 def read(path: str) -> Optional[bytes]:
-    """Return a file's content; None if there is no such file."""
+    """Return a file's content; None if it does not exist."""
     try:
         with open(linux_facts.ROOT + path, "rb") as file:
             return file.read(FILE_BYTES)
@@ -74,7 +74,7 @@ def read(path: str) -> Optional[bytes]:
 
 
 def document(path: str) -> Optional[Dict[str, Any]]:
-    """Return a JSON object out of a file; None if there is no such file."""
+    """Return the JSON object in a file; None if it does not exist."""
     content = read(path)
     if content is None:
         return None

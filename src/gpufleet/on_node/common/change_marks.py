@@ -41,7 +41,7 @@ def lock(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def in_the_way(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Return who has the node: `ours` if the upgrade that asks may have it."""
+    """Return the holder of the node; `ours`: the upgrade that asks may take it."""
     lock, living = change_files.document(change_files.LOCK), deploy_mark.living_deploy()
     steal = bool(asked.get("steal"))
     way = deploy_mark.upgrade_obstacle(asked["id"], lock, living, steal=steal)

@@ -127,7 +127,7 @@ def _outputs(
 
 
 def refused(name: str, output: Output) -> CannotRead:
-    """Return what to raise after a program that ended without an answer."""
+    """Return the exception for a program that ended without an answer."""
     said = output.err.strip().splitlines()
     if "not permitted" in output.err or "ermission denied" in output.err:
         return CannotRead("no_permission", detail=said[0])

@@ -37,7 +37,7 @@ Record = Optional[Dict[str, Any]]
 
 def deploy_obstacle(run: str, upgrade: Optional[str], lock: Record, living: Record) -> str:
     """
-    Return what keeps a deploy from a node: "lock", "deploy", or "".
+    Return the mark that blocks a deploy: "lock", "deploy", or "".
 
     `upgrade` is the one that runs this deploy. `living` is the deploy that has the node.
     """
@@ -47,7 +47,7 @@ def deploy_obstacle(run: str, upgrade: Optional[str], lock: Record, living: Reco
 
 
 def upgrade_obstacle(upgrade: str, lock: Record, living: Record, *, steal: bool) -> str:
-    """Return what keeps an upgrade from a node; it takes over from an upgrade, never a deploy."""
+    """Return the mark that blocks an upgrade; it may replace an upgrade's, never a deploy's."""
     if lock is not None and lock.get("id") == upgrade:
         return ""
     if lock is not None and not steal:

@@ -41,7 +41,7 @@ class Watched:
         self.start(lambda pipe: pipe.write(json.dumps(read(function)).encode()), seconds, keep)
 
     def start(self, speak: Callable[[Any], Any], seconds: float, keep: float = 0) -> None:
-        """Fork the process, which speaks into a pipe."""
+        """Fork the process, which writes to a pipe."""
         self.seconds = seconds
         self.deadline = time.monotonic() + seconds
         self.keep = keep
@@ -101,7 +101,7 @@ class Watched:
 
 class Turn(Watched):
     """
-    A forked process that answers questions one after the other, as far as it comes in `seconds`.
+    A forked process that answers questions one after the other, within `seconds`.
 
     A process costs a node more than most questions do. What is left when it ends, or when its time
     is over, has no answer: one of them hangs or crashes, or the node is slow.
@@ -129,7 +129,7 @@ class Turn(Watched):
 
 
 def answer(speak: Callable[[Any], Any], end: int, lives: float, keep: bool) -> None:
-    """Be the forked process: speak into the pipe and end; with `keep`, once it is killed."""
+    """Run as the forked process: write to the pipe and end; with `keep`, wait to be killed."""
     status = 1
     try:
         # Whatever becomes of the parent, this ends; a crash writes no core file; and a reader
@@ -218,7 +218,7 @@ class Watch:
                 self._settle(key, missing("timeout", seconds=watched.seconds))
 
     def _ended(self, turn: Turn, ready: List[int]) -> bool:
-        """Take in what one has answered; say whether no more is to be expected."""
+        """Read one process' answer; return whether it has ended."""
         if turn.pipe not in ready:
             return time.monotonic() >= turn.deadline
         more = turn.receive()

@@ -170,7 +170,7 @@ def request(url: str, path: str, body: Any, headers: tuple[tuple[str, str], ...]
 
 
 def read_head(head: bytes) -> tuple[int, int | None]:
-    """Return an answer's status (0: it is no HTTP) and its length, where it says one."""
+    """Return an answer's status (0: not HTTP), and its length if it has one."""
     first, *lines = head.split(b"\r\n")
     words = first.split()
     if len(words) < 2 or not words[0].startswith(b"HTTP/") or not words[1].isdigit():

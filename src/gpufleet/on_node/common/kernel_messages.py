@@ -102,7 +102,7 @@ class Lines:
 
 
 def kind(text: str) -> Any:
-    """Return what makes two lines repetitions of each other: an Xid's GPU and number, or words."""
+    """Return a key that repeated lines share: an Xid's GPU and number, or the words."""
     xid = re.search(r"Xid \(([^)]*)\): (\d+)", text)
     return xid.groups() if xid else re.sub(r"[0-9a-f]*[0-9][0-9a-f]*", "0", text)[:60]
 

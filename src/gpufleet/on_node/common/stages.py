@@ -89,7 +89,7 @@ def until_next(text: str) -> Iterator[str]:
 
 def model(path: str) -> dict[str, Any]:
     """
-    Return what the files of a model at `path` say of it: `config`, `hf_quant_config`, `bytes`.
+    Return the data of a model's files at `path`: `config`, `hf_quant_config`, `bytes`.
 
     `bytes` are those of its tensors; missing where there are no safetensors. `modules` is what
     sentence-transformers say an embedder is made of. `adapter_config` is of a LoRA adapter.

@@ -55,7 +55,7 @@ def escaped(value: str) -> str:
 
 
 def number(value: Number) -> str:
-    """Return a number as it is, without losing digits."""
+    """Format a number without losing digits."""
     if not math.isfinite(value):
         raise ValueError("%r is no value" % value)
     return repr(int(value) if isinstance(value, bool) else value)

@@ -153,7 +153,7 @@ class Printed:
 
 
 def refuse(output: Output) -> None:
-    """Raise `CannotRead` if there are no entries for another reason than that there are none."""
+    """Raise `CannotRead` if entries are missing for another reason than that none exist."""
     if "insufficient permissions" in output.err or "not seeing messages from" in output.err:
         raise CannotRead("no_permission", detail="the journal needs root, or group systemd-journal")
     if "No journal files were found" in output.err:

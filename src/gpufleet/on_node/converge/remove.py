@@ -43,7 +43,7 @@ Found = Dict[str, List[str]]
 
 
 def run(*command: str, seconds: float = 60) -> str:
-    """Run a program; return what it printed, "" if there is no such program or it failed."""
+    """Run a program; return its output, "" if it does not exist or failed."""
     try:
         done = subprocess.run(
             command,
@@ -88,7 +88,7 @@ def tables(wanted: List[str]) -> List[str]:
 
 
 def paths(patterns: List[str], empty: List[str], keep: List[str]) -> List[str]:
-    """Return what is there and may go, without what lies in a folder that is named as a whole."""
+    """Return the paths to remove, without those inside folders that go as a whole."""
     found = {path for each in patterns for path in glob.glob(each)}
     found = {below for path in found if left_of(path, keep) for below in goes(path, keep)}
     found |= {path for path in empty if os.path.isdir(path) and not os.listdir(path)}
@@ -126,7 +126,7 @@ def matches(name: str, patterns: List[str]) -> bool:
 
 
 def accounts(names: List[str]) -> List[str]:
-    """Return the accounts that there are."""
+    """Return the accounts that exist."""
     found = []
     for name in names:
         for known in (pwd.getpwnam, grp.getgrnam):

@@ -64,7 +64,7 @@ def error() -> "str | None":
 
 
 def hide_secrets(said: str) -> str:
-    """Return a text without any secret in it, as it is or with some characters escaped."""
+    """Return a text with secrets hidden, also where some characters are escaped."""
     for secret in PARAMETERS["hidden"]:
         text = base64.b64decode(secret).decode("utf-8", "replace")
         for part in sorted(ESCAPED.split(text), key=len, reverse=True):

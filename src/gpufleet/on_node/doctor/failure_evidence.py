@@ -216,7 +216,7 @@ def package_line(row: str) -> Any:
 
 
 def tail(path: str) -> List[str]:
-    """Return the last lines of a log; none if there is no such file, or it may not be read."""
+    """Return a log's last lines; none if it does not exist or is not readable."""
     try:
         with open(linux_facts.ROOT + path, "rb") as file:
             file.seek(0, os.SEEK_END)

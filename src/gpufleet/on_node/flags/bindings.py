@@ -28,7 +28,7 @@ class Bindings:
         self._add(tree.body, self.at_run_time)
 
     def binding(self, name: str) -> List[ast.stmt]:
-        """Return what binds `name`; what does so for type checkers, if nothing else does."""
+        """Return the statement that binds `name`, or else the one for type checkers."""
         return self.at_run_time.get(name) or self._for_type_checkers.get(name) or []
 
     def _add(self, body: List[ast.stmt], to: Dict[str, List[ast.stmt]]) -> None:

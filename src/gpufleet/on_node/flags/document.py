@@ -87,7 +87,7 @@ def _flag(action: argparse.Action, accepted: List[str], deprecated: bool) -> Dic
 
 
 def _negations(action: argparse.Action, accepted: List[str]) -> "set[str]":
-    """Return the options that switch a pair off; 0.33 keeps a list, argparse goes by the name."""
+    """Return the options that switch a pair off; 0.33 keeps a list, argparse uses the name."""
     known = getattr(action, "negative_option_strings", None)
     return set(known) if known is not None else {one for one in accepted if one.startswith("--no-")}
 

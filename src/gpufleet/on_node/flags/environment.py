@@ -120,7 +120,7 @@ def _default(read: Optional[Callable[[], Any]], declared: Optional[str]) -> Any:
 
 
 class _Refused:
-    """What `_with` returns for a text that vLLM does not take."""
+    """The result of `_with` for a text that vLLM refuses."""
 
 
 def _with(read: Optional[Callable[[], Any]], environment: Dict[str, str]) -> Any:

@@ -26,7 +26,7 @@ BOUNDS = ("ge", "gt", "le", "lt", "multiple_of")
 
 
 class FieldInfo:
-    """What pydantic's `Field(...)` gives: a field's default or its factory, and its bounds."""
+    """The result of pydantic's `Field(...)`: a field's default or factory, and its bounds."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class Namespace:
 
 
 class _CudaPlatform:
-    """What vLLM's `current_platform` answers on a machine with NVIDIA's GPUs."""
+    """The `current_platform` of vLLM on a machine with NVIDIA's GPUs."""
 
     device_type = device_name = "cuda"
     dispatch_key = "CUDA"

@@ -87,7 +87,7 @@ def _changing(statement: Optional[ast.ClassDef]) -> Iterator[str]:
 
 
 def _lets_none_pass(function: Any) -> bool:
-    """Return whether a validator only takes None as it is, and leaves the rest to the field."""
+    """Return whether a validator accepts None unchanged, and leaves the rest to the field."""
     body = [one for one in function.body if not isinstance(one, ast.Expr)]
     if len(body) != 2 or not isinstance(body[0], ast.If) or not isinstance(body[1], ast.Return):
         return False
@@ -152,7 +152,7 @@ def _own(node: Any) -> bool:
 
 
 def _uses(node: ast.AST, needs: "tuple[str, ...]" = ()) -> Iterator["tuple[str, _Use]"]:
-    """Yield each attribute that a call gives to a config as it is; "?" is another condition."""
+    """Yield each attribute that a call passes to a config unchanged; "?" is another condition."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(needs) < 2:
         for keyword in node.keywords:
             if _own(keyword.value) and keyword.arg and needs != ("?",):

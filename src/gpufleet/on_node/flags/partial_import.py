@@ -77,7 +77,7 @@ class Modules:
         return None
 
     def value(self, module: str, name: str) -> Any:
-        """Return `module.name`, UNBOUND if there is no such module or nothing binds the name."""
+        """Return `module.name`, UNBOUND if the module or the name does not exist."""
         scope = self.get(module)
         return UNBOUND if scope is None else scope.lookup(name)
 

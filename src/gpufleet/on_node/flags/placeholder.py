@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Decisions:
-    """How often code asked an absent thing for yes or no, and so may have taken a wrong turn."""
+    """Count how often code tested a placeholder for truth, and so may have taken a wrong branch."""
 
     count = 0
 
@@ -88,7 +88,7 @@ class AbsentType(abc.ABCMeta):
 
 
 def absent(name: str) -> Any:
-    """Return what stands for `name`, a dotted path."""
+    """Return a placeholder for `name`, a dotted path."""
     return AbsentType(
         name.rpartition(".")[2] or "absent",
         (),

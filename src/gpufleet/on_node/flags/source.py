@@ -24,7 +24,7 @@ _FILE_LIMIT = 16 * 1024 * 1024
 
 
 class SourceError(Exception):
-    """There is no release of vLLM in that place; the text is a sentence for the operator."""
+    """No release of vLLM is in that place; the text is a sentence for the operator."""
 
 
 class Release(NamedTuple):

@@ -135,7 +135,7 @@ def start(units: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def stopped_units() -> dict[str, list[str]]:
-    """Return what was stopped and has to run again; after half a write, which cannot be, raises."""
+    """Return the stopped units to start again; raises for a half-written file."""
     text = text_of(KEPT)
     return {"units": [], "modules": []} if text is None else dict(json.loads(text))
 
@@ -168,7 +168,7 @@ def forget(units: Sequence[str]) -> None:
 
 
 def text_of(path: str) -> str | None:
-    """Return a file's text; None if there is no such file."""
+    """Return a file's text; None if it does not exist."""
     try:
         return line(path)
     except (FileNotFoundError, IsADirectoryError):

@@ -47,7 +47,7 @@ def look() -> dict[str, Any]:
 
 
 def enrolled() -> bool:
-    """Return whether the firmware trusts DKMS's key; raises if there is no key, or no answer."""
+    """Return whether the firmware trusts DKMS's key; raises without a key or an answer."""
     for key in KEYS:
         if is_missing(read(line, key)):
             continue
@@ -76,7 +76,7 @@ def build(kernels: list[str], version: str) -> dict[str, Any]:
 
 
 def dkms(*words: str) -> str:
-    """Return "" when DKMS has installed a module, else its last words and those of its log."""
+    """Return "" when DKMS has installed a module, else the end of its output and of its log."""
     output = run("dkms", "install", *words, seconds=BUILD_SECONDS)
     if not output.status:
         return ""

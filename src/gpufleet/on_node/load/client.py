@@ -110,7 +110,9 @@ class Load:
             self.stop("stopped", float(value))
 
     def stop(self, why: str, seconds: float = math.inf) -> None:
-        """Send no more; give what is under way so many seconds, or until it has failed."""
+        """
+        Send no new requests; wait for those in flight for a number of seconds, or until they fail.
+        """
         if not self.ended:
             self.ended = why
             self._next = (math.inf, None)
@@ -204,7 +206,7 @@ class Load:
         self.pool.send(exchange, prepared)
 
     def _finished(self, exchange: Exchange) -> None:
-        """Print a request that is over, and send what waited for its place."""
+        """Print a finished request, and send the one that waited for its place."""
         if exchange not in self._active:
             return  # given up before
         del self._active[exchange]
@@ -267,7 +269,7 @@ class Load:
 
 
 def arrivals_of(given: Dict[str, Any]) -> Optional[Iterator[Tuple[float, _Entry]]]:
-    """Return what is due when; None: in a closed loop, where answers decide that."""
+    """Return the times of requests; None: a closed loop, where answers decide."""
     arrivals = given["arrivals"]
     if "rate" in arrivals:
         times = arrival_times(arrivals["rate"], "%s/arrivals" % (given["seed"],))

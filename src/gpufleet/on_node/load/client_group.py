@@ -42,7 +42,7 @@ PARAMETERS: "dict[str, Any]" = globals().get("PARAMETERS") or {}
 GREETING = "gpufleet: load clients"
 """Stands before the first message: a login may have printed something of its own."""
 PIECE_BYTES = 1 << 16
-"""Of a message to the controller, at most."""
+"""The largest message to the controller."""
 UNSENT_BYTES = 1 << 20
 """While so much waits for the controller, clients are not read: they keep what they print."""
 ENDS_SECONDS = 2.0
@@ -220,7 +220,7 @@ class Group:
             self._tell("out", number, data)
 
     def _bury(self) -> None:
-        """Tell of clients that have ended, and kill those whose time is over."""
+        """Report clients that have ended, and kill those whose time is up."""
         for number, child in list(self._children.items()):
             if time.monotonic() > child.kill_at:
                 child.kill()

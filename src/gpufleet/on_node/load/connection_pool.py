@@ -21,7 +21,7 @@ SPARE_DESCRIPTORS = 64
 
 
 class Address:
-    """Where requests go, and the bytes that all of them begin with."""
+    """The server's address, and the bytes that begin every request."""
 
     def __init__(self, given: Dict[str, Any]) -> None:
         """Take a client's parameters."""
@@ -74,7 +74,7 @@ class Address:
 
 
 class Pool:
-    """Sends exchanges over connections; `finished` is called when one is over."""
+    """Send exchanges over connections; `finished` is called at the end of each."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Pool:
         self._connections.add(connection)
 
     def released(self, connection: Connection, exchange: Exchange, reusable: bool) -> None:
-        """Keep a connection whose exchange is over, if it can be used again."""
+        """Keep the connection of a finished exchange, if it can be reused."""
         if reusable:
             connection.idle_since = self._loop.time()
             self._idle.append(connection)
@@ -155,7 +155,7 @@ class Pool:
 
 
 def connection_limit(wanted: int) -> int:
-    """Return how many connections this process may have; raises its own limit as far as it may."""
+    """Return how many connections this process may open, after raising its own limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + SPARE_DESCRIPTORS
     if soft == resource.RLIM_INFINITY or soft >= needed:

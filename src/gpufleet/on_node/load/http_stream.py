@@ -25,7 +25,7 @@ from gpufleet.on_node.load.failure_reasons import (
 
 HEAD_BYTES = 64 << 10
 LINE_BYTES = 1 << 20
-"""Of one event or one chunk's length."""
+"""The longest event, or chunk length."""
 ANSWER_BYTES = 64 << 20
 """Some 250,000 events of vLLM's (250 bytes each)."""
 

@@ -111,7 +111,7 @@ class TokenPool:
 
 
 class _Conversation:
-    """What its turns have said so far, and which turn is next."""
+    """The text of a conversation so far, and its next turn."""
 
     __slots__ = ("count", "name", "text", "turn")
 
@@ -151,7 +151,7 @@ class TokenRequests:
         self._head, self._tail = token_frame(form["model"])
 
     def rest(self, count: int) -> None:
-        """Begin with so many conversations under way, else all were in the same turn at first."""
+        """Begin with a number of conversations under way; otherwise all would be in one turn."""
         if self._turns > 1:
             for _ in range(count):
                 self._resting.append(self._begun(1 + int(self._draw() * (self._turns - 1))))
@@ -199,7 +199,7 @@ class TokenRequests:
         )
 
     def _begun(self, turns: int) -> _Conversation:
-        """Return a conversation of which so many turns are over."""
+        """Return a conversation with a number of finished turns."""
         talk = _Conversation(self._start(), self._prefix, "%x" % int(self._draw() * (1 << 53)))
         for _ in range(turns):
             self._turn(talk)

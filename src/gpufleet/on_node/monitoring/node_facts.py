@@ -129,7 +129,7 @@ def fabric_manager(known: Any) -> Dict[str, Any]:
 
 
 def stamp(path: str) -> Optional[List[int]]:
-    """Return what changes whenever a file does; None for one that is not there."""
+    """Return a stamp that changes with the file; None if it does not exist."""
     try:
         about = os.stat(linux_facts.ROOT + path)
     except OSError:
@@ -268,7 +268,7 @@ REMEMBERED = ("disk", "fabric_manager", "gpus", "xids")
 
 
 def process(pid: int) -> Dict[str, Any]:
-    """Return what tells a process from every other: its number and when it began."""
+    """Return a process's identity: its number and start time."""
     return {"pid": pid, "began": began(pid)}
 
 
@@ -442,7 +442,7 @@ def driver_facts(versions: Dict[str, Optional[str]]) -> Iterator[Sample]:
 
 
 def number_of_gpus(found: Dict[str, Any], about: Dict[str, Any]) -> Iterator[Sample]:
-    """Yield how many GPUs there are to be and are; where NVML is asked, it must answer for them."""
+    """Yield the expected and the present number of GPUs; if NVML is asked, it must answer."""
     if about.get("gpus") is not None:
         yield "gpus", {"state": "expected"}, about["gpus"]
     present = found["gpus"]
@@ -465,7 +465,7 @@ def stage_facts(found: Any) -> Iterator[Sample]:
 
 
 def gpu_facts(found: Dict[str, Any], failed: Dict[str, bool]) -> List[Sample]:
-    """Return what NVML and the kernel log say of GPUs; what was silent is noted in `failed`."""
+    """Return the GPUs' facts from NVML and the kernel log; silent sources are noted in `failed`."""
     made: List[Sample] = []
     count = found["nvml"] if not is_missing(found["nvml"]) else 0
     places: Dict[str, Labels] = {}

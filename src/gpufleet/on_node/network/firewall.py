@@ -73,7 +73,7 @@ def is_installed(name: str) -> bool:
 
 
 def loaded_table() -> str | None:
-    """Return our table as it is loaded, without its counters' values; None if there is none."""
+    """Return gpufleet's loaded table without counter values; None if there is none."""
     names = run("nft", "list", "tables").splitlines()
     if "table %s %s" % TABLE not in [line.strip() for line in names]:
         return None

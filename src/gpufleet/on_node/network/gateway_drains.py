@@ -381,7 +381,7 @@ def send_command(command: str, master: bool = False) -> str:
 
 
 def told_once(command: str, master: bool) -> str:
-    """Ask one time."""
+    """Send the request once."""
     path = os.path.join(RUN, "master.sock" if master else "admin.sock")
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as there:
         there.settimeout(SOCKET_SECONDS)

@@ -191,7 +191,9 @@ class Apt:
         return found
 
     def _prefer(self, fences: List[Tuple[Dict[str, Any], str]]) -> None:
-        """Write our pins. Of several records for a package, apt goes by the first that matches."""
+        """
+        Write gpufleet's pins. Of several records for a package, apt uses the first that matches.
+        """
         records = []
         for names, version in pinned(self.asked):
             records.append((" ".join(names), "version " + version, EXACT_PRIORITY))

@@ -117,7 +117,7 @@ def rpm(run: Run) -> Tuple[Dict[str, Any], List[str]]:
 
 
 def with_version(name: str, version: str) -> str:
-    """Return what one of several installed versions of a package is asked for by."""
+    """Return the name that selects one of several installed versions of a package."""
     return "%s-%s" % (name, version.rpartition(":")[2])
 
 

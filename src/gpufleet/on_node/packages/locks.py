@@ -52,7 +52,7 @@ def wait(root: str, manager: str, seconds: float, say: Callable[[str], None]) ->
 
 
 def find(root: str, manager: str) -> Optional[str]:
-    """Return who holds which lock, in words; None: no holder."""
+    """Return the holder of a package lock, in words; None: none."""
     for path in APT if manager == "apt" else RPM:
         pid = holder_of(root + path)
         if pid is not None:

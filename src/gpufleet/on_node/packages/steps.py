@@ -129,7 +129,7 @@ def run(root: str, step: Dict[str, Any], more: Sequence[str] = (), stdin: str = 
 
 
 def ask(*argv: str, status: Sequence[int] = (0,)) -> str:
-    """Return what a quick question prints; raise `RefusedError` when there is no answer."""
+    """Return the output of a short query; raises `RefusedError` without an answer."""
     done = subprocess.run(
         argv,
         stdin=subprocess.DEVNULL,

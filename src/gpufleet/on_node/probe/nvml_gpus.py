@@ -291,7 +291,7 @@ def excluded(nvml: Any, index: int) -> dict[str, Any]:
 
 
 def driver() -> dict[str, Any]:
-    """Return NVML's values of the driver; raises when there is no NVML."""
+    """Return NVML's values of the driver; raises without NVML."""
     nvml = started_nvml()
     return {name: read(function, nvml) for name, function in DRIVER_FACTS}
 

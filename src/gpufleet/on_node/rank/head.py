@@ -368,7 +368,7 @@ class Head(Rank):
         self.drain("%s was stopped" % self.rank_name(0), 0)
 
     def drain(self, why: str, rank: int) -> None:
-        """As any rank's, and the servers, ours and those of workers that have one, finish."""
+        """Drain as any rank does, and wait for the servers of this and of other ranks."""
         if self.ending is not None:
             return
         super().drain(why, rank)

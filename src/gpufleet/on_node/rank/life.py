@@ -50,14 +50,14 @@ LINE_BYTES = 4096
 
 
 class Node(NamedTuple):
-    """Where a rank runs."""
+    """The node that a rank runs on."""
 
     name: str
     address: str
 
 
 class Ending(NamedTuple):
-    """Why the group is over, and how far its end has come."""
+    """Why the group ended, and the progress of its end."""
 
     why: str
     rank: int
@@ -108,11 +108,11 @@ class Rank:
     # What heads and workers do differently
 
     def sockets(self) -> list[Any]:
-        """Return what else is awaited, apart from the links."""
+        """Return the other sockets to wait for, besides the links."""
         return []
 
     def advance(self, now: float) -> None:
-        """Do what there is to do next."""
+        """Take the next step."""
         raise NotImplementedError
 
     def rank_of(self, link: Link) -> int | None:
@@ -155,7 +155,7 @@ class Rank:
         return self.status
 
     def _part(self) -> None:
-        """Leave the links such that our last words arrive: a closed one forgets what is unread."""
+        """Close the links so that the last messages arrive: a closed one drops unread data."""
         for link in self.links:
             link.last_words()
         until = time.monotonic() + PART_SECONDS

@@ -36,7 +36,7 @@ KEY_BYTES = 32
 
 
 def main(argv: List[str]) -> int:
-    """Be a rank until its group is over; return the exit status."""
+    """Run as a rank until its group ends; return the exit status."""
     options, programs = arguments(argv)
     try:
         secret = key(options.key_file)

@@ -96,7 +96,7 @@ class State:
         self.document["counter"] = incarnation["counter"]
 
     def end(self, why: str, rank: int, node: str, *, stopped: bool = False, when: int = 0) -> None:
-        """Note the end of the incarnation; a stop that was asked for is no failure."""
+        """Note the end of the incarnation; a requested stop is not a failure."""
         incarnation = self.document["incarnation"]
         if not incarnation:
             return

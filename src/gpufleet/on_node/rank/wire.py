@@ -42,7 +42,7 @@ Message = Dict[str, Any]  # {"kind": str, ...}
 
 
 class LostError(Exception):
-    """The connection is of no more use; the text says why, and goes behind the peer's name."""
+    """The connection is lost; the text says why, and follows the peer's name."""
 
 
 class Link:
@@ -158,7 +158,7 @@ class Link:
         self.send("beat", number=self._beat)
 
     def last_words(self) -> None:
-        """Send what there is to send, and that nothing follows."""
+        """Send what is queued, and that nothing follows."""
         with contextlib.suppress(LostError, OSError):
             self.flush()
             self.socket.shutdown(socket.SHUT_WR)

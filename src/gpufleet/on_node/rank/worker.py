@@ -234,7 +234,7 @@ class Worker(Rank):
 
 
 def boot_id() -> str | None:
-    """Return what names this start of the node."""
+    """Return the id of this boot of the node."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()

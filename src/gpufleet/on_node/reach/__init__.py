@@ -1,1 +1,1 @@
-"""Do the nodes of a replica reach each other?"""
+"""Test whether the nodes of a replica reach each other."""

@@ -118,7 +118,7 @@ class Exchange:
         self.datagrams: socket.socket | None = None
 
     def run(self) -> Dict[str, Any]:
-        """Return what came about."""
+        """Run the test; return its result."""
         self.listen()
         for peer in self.peers.values():
             for port in peer.connected:

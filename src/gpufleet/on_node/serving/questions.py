@@ -48,7 +48,7 @@ QUERY, DOCUMENTS = "What is the capital of France?", ("Paris.", "A bicycle has t
 
 
 class Expected(NamedTuple):
-    """What the model's files say of its answers; None or empty: they do not say."""
+    """Facts about the answers from the model's files; None or empty: the files state none."""
 
     dimension: Optional[int] = None
     normalised: bool = False
@@ -83,7 +83,7 @@ def kind_of(text: str) -> str:
 
 
 def of_unit(unit: str) -> Tuple[str, Expected]:
-    """Return the kind of a unit's model, and what its files say of its answers."""
+    """Return the kind of a unit's model, and the facts in its files about its answers."""
     path = "%s%s/%s" % (linux_facts.ROOT, stages.UNITS, unit)
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -103,7 +103,7 @@ def of_text(text: str) -> Tuple[str, Expected]:
 
 
 def expected(kind: str, folder: str) -> Expected:
-    """Return what the files of the model in `folder` say of its answers."""
+    """Return the facts about answers in the files of the model in `folder`."""
     config = described(folder, "config.json")
     if not isinstance(config, dict):
         return Expected()

@@ -26,7 +26,7 @@ def command(text: str) -> list[str]:
 
 
 def unescaped(found: Match[str]) -> str:
-    """Return what an escape stands for."""
+    """Return the character of an escape."""
     escape, percent, _ = found.groups()
     if escape is None:
         return "%" if percent else "$"

@@ -71,7 +71,7 @@ def hash_file(folder: int, name: str, algorithm: str) -> str:
 
 
 def _names(folder: int, below: str) -> Iterator[str]:
-    """Yield the paths of all that is no directory."""
+    """Yield the paths of everything but directories."""
     for name in os.listdir(folder):
         if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
             yield below + name

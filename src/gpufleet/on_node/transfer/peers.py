@@ -85,7 +85,7 @@ class Bucket:
 
 
 class Holding:
-    """Which pieces are here by now; what waits for one is woken when it comes."""
+    """The pieces that have arrived; an arrival wakes those that wait for it."""
 
     def __init__(self, tree: Tree, manifest: bytes, files: Files, *, whole: bool) -> None:
         self.tree, self.manifest, self.files = tree, manifest, files
@@ -103,7 +103,7 @@ class Holding:
             self.changed.notify_all()
 
     def fail(self, why: str) -> None:
-        """Note that no more will come."""
+        """Note that no more pieces will come."""
         with self.changed:
             self.failed = self.failed or why
             self.changed.notify_all()
@@ -158,7 +158,7 @@ class Server:
                 self._changed.wait(0.2)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -297,7 +297,7 @@ class Lines:
         return line
 
     def fill(self, into: memoryview) -> None:
-        """Read so many bytes. Raises `LostError` at the end."""
+        """Read an exact number of bytes. Raises `LostError` at the end."""
         count = min(len(self._left), len(into))
         into[:count] = self._left[:count]
         self._left = self._left[count:]

@@ -59,7 +59,7 @@ class Files:
 
 
 def open_folder(directory: str) -> int:
-    """Return a descriptor of a directory that is no link."""
+    """Return a descriptor of a directory; a link is refused."""
     return os.open(directory, _FOLDER)
 
 
@@ -139,7 +139,7 @@ class IncomingTree:
 
     def finish(self, remove: List[str], files: Optional[Dict[str, List[str]]] = None) -> None:
         """
-        Bring the whole tree to disk and into its place, mark it, and remove what is over.
+        Sync the whole tree to disk, move it into place, mark it, and remove leftovers.
 
         Raises `RefusedError` for a model that has not the `files` of its lock.
         """

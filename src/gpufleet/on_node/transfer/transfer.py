@@ -107,7 +107,7 @@ def look(given: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def kind(python: str) -> List[str]:
-    """Return what decides which files an installation has: system, machine and interpreter."""
+    """Return the platform that decides an installation's files: system, machine and interpreter."""
     if not python:
         return []
     said: Dict[str, str] = {}
@@ -380,7 +380,7 @@ def _place(given: Dict[str, Any]) -> str:
 
 
 def making_id(mark: str) -> bytes:
-    """Return what tells one making of a tree from another: its mark's file and time."""
+    """Return the identity of one build of a tree: its mark's file and time."""
     status = os.stat(mark)
     return b"%d %d" % (status.st_ino, status.st_mtime_ns)
 

@@ -38,7 +38,7 @@ class Caller:
         self.got = b""
 
     def question(self) -> str | None:
-        """Return what it has asked for, "" for what is no question; None: it has not asked yet."""
+        """Return the gateway's question, "" for an invalid one; None: it has not asked yet."""
         try:
             piece = self.connection.recv(LINE_BYTES)
         except (BlockingIOError, InterruptedError):

@@ -238,7 +238,7 @@ def folder(top: str, stage: str) -> str:
 
 
 def make_room(top: str, stage: str) -> str:
-    """Remove a stage's oldest dumps but for one place; return why there is no room, "" if there."""
+    """Remove a stage's oldest dumps except one; return why there is no room, or ""."""
     place = "%s/%s" % (top, stage)
     os.makedirs(place, mode=0o700, exist_ok=True)
     for name in sorted(os.listdir(place))[: -(KEPT - 1)]:

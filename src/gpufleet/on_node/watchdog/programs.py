@@ -44,7 +44,7 @@ class Program:
             self._end(127, "%s: %s" % (argv[0], error))
 
     def advance(self, now: float) -> bool:
-        """Return whether it is over."""
+        """Return whether the program has ended."""
         if self.status is None and self._program is not None:
             status = self._program.poll()
             if status is not None:
@@ -88,7 +88,7 @@ class Fork:
                 os._exit(status)
 
     def advance(self, now: float) -> bool:
-        """Return whether it is over, whether it ended or was killed."""
+        """Return whether the program has ended, by itself or killed."""
         if not self.over:
             if self._ended():
                 self.over = True

@@ -218,7 +218,7 @@ class Stage:
 
     def word(self, now: float) -> str:
         """
-        Return what a gateway is told of it: "up", "down #stalled", or "" for what is not known.
+        Return the gateway's word for it: "up", "down #stalled", or "" if unknown.
 
         Of a unit that does not run nothing is: the gateway's own checks say that. Nor of one that
         was stalled when the watchdog looked last, before it ended or was stopped, until it would

@@ -98,7 +98,7 @@ class State(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """How it stands."""
+    """The state of a server."""
 
     kind: str
     """down | starting | blind | idle | works | stalled"""
@@ -158,7 +158,7 @@ def engine_progress(before: Optional[Progress], engine: Engine, now: float) -> P
 def canaries(
     engines: Mapping[str, Progress], sample: Sample, now: float
 ) -> Iterable[Tuple[str, Progress]]:
-    """Yield each engine with what became of what it was asked."""
+    """Yield each engine with the result of its test prompt."""
     for name, each in engines.items():
         found = each
         if name in sample.answered:
@@ -201,7 +201,7 @@ def judge(state: State, now: float, seconds: float, *, pinned: bool) -> Verdict:
 
 
 def engines_to_ask(state: State, now: float, idle_seconds: float) -> Tuple[str, ...]:
-    """Return the engines that are to be asked for a token: nothing of them moved for so long."""
+    """Return the engines to ask for a token: those without progress for the limit."""
     if not idle_seconds or not state.ready:
         return ()
     return tuple(

@@ -91,7 +91,7 @@ class Watchdog:
             notify("WATCHDOG=1")
 
     def word(self, name: str) -> str:
-        """Return what a gateway is told of a stage; "": nothing is known of it."""
+        """Return the gateway's word for a stage; "": unknown."""
         stage = next((each for each in self._watched if each.name == name), None)
         return "" if stage is None else stage.word(time.monotonic())
 

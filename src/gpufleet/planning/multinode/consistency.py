@@ -208,7 +208,7 @@ def _expert_remarks(stage: Stage, served: Served, nodes: Mapping[str, Node]) -> 
 
 
 def _backend(stage: Stage, served: Served) -> str:
-    """Return what exchanges tokens between experts; "": there is no such exchange."""
+    """Return the backend that exchanges tokens between experts; "": none."""
     # Without expert parallelism each expert is divided over the engines: they exchange as much.
     experts = stage.expert_parallel or bool(stage.group and stage.group.experts)
     if not experts or stage.data_parallel == 1:

@@ -105,7 +105,7 @@ class _Entry:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Which entries hand over to which: decode by its prefill's name."""
+    """Pairs of entries: each decode entry by its prefill entry's name."""
 
     prefill: Mapping[str, str]
     """By the name of the entry that decodes: that of the one that computes its prompts."""

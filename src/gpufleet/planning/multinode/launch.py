@@ -125,7 +125,7 @@ _OURS = {
 
 @dataclass(frozen=True)
 class _Shape:
-    """How a replica's engines lie on its nodes."""
+    """The placement of a replica's engines on its nodes."""
 
     engine_gpus: int
     node_gpus: int

@@ -1,5 +1,6 @@
-"""What joins stages that belong together: the ranks of a replica over nodes, and those that hand KV
-caches to each other. Pure but for the lock that tells the release of Ray.
+"""
+Join stages that belong together: the ranks of a replica over nodes, and those that hand KV caches
+to each other. Pure, but for the lock that names Ray's release.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-Which ports each replica has between its nodes.  Pure.
+Assign the ports between the nodes of each replica. Pure.
 
 `endpoints.py` says on which port a replica answers clients; here are those that clients never see.
 A range of them is free on a node if no other replica's range, no endpoint and no program of others

@@ -1,5 +1,5 @@
 """
-Do the nodes of a replica reach each other, and have they the same to start?  Pure.
+Judge whether the nodes of a replica reach each other and have equal files to start. Pure.
 
 Two programs run on all nodes of a replica at once: `on_node/reach/preflight.py` says what each has,
 `on_node/reach/reach.py` has them talk to each other. Here is what they are given, and what their
@@ -213,7 +213,7 @@ def exchange_parameters(
 
 
 def _mtu(member: Member, seen: Mapping[str, Any]) -> int:
-    """Return a node's MTU as it says it is now, else as it was planned with."""
+    """Return a node's present MTU, else the planned one."""
     return seen["mtu"] if isinstance(seen["mtu"], int) else member.network.mtu or 1500
 
 
@@ -233,7 +233,7 @@ _EXCHANGE = {"unbound": Mapping, "connected": Mapping, "clocks": Mapping, "heard
 
 
 def check_preflights(answers: Answers) -> Answers:
-    """Return the looks' answers, with a sentence in place of what is no such document."""
+    """Return the answers, with a sentence in place of invalid documents."""
     return {node: _check_document(answer, _LOOK) for node, answer in answers.items()}
 
 

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 
 class Split(StrEnum):
-    """How tensor parallelism divides a weight, in vLLM's layers (model_executor/layers)."""
+    """The division of a weight by tensor parallelism, in vLLM's layers (model_executor/layers)."""
 
     NONE = "none"
     """Every rank has all of it (norms, routers, MLA's down projections)."""

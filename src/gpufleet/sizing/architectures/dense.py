@@ -34,9 +34,7 @@ from gpufleet.sizing.architectures.unread_keys import with_values
 
 @dataclass(frozen=True)
 class Style:
-    """
-    How a family's decoder layer differs from Llama's.  None: the config's own keys say.
-    """
+    """The differences of a family's decoder layer from Llama's. None: the config's keys decide."""
 
     qkv_bias: bool | None = None
     out_bias: bool | None = None

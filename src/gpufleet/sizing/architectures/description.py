@@ -19,7 +19,7 @@ Stored = Mapping[str, tuple[str, tuple[int, ...]]]
 @dataclass(frozen=True, eq=False)
 class Description:
     """
-    What a model's files say of it. Compared by identity: make one a model, and keep it.
+    The facts in a model's files. Compared by identity: make one per model, and keep it.
 
     `stored` is None where no safetensors header was read; `stored_bytes` is the index's
     `total_size` in bytes, None where there is no index.

@@ -291,7 +291,7 @@ def _gemma4_experts(hidden: int, inner: int, experts: int) -> tuple[Weight, ...]
 
 
 def _layer_input(hidden: int, size: int) -> tuple[Weight, ...]:
-    """What takes in a layer's own part of the tokens' embedding, the same on every rank."""
+    """Weights for the layer's own part of the token embedding, the same on every rank."""
     return (
         Weight("per_layer_input_gate", size, hidden),
         Weight("per_layer_projection", hidden, size),

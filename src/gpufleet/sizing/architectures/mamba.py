@@ -446,7 +446,7 @@ def _zamba_transformer(
 
 
 def _zamba_adapters(fields: Fields, hidden: int, dense: int) -> tuple[Weight, ...]:
-    """What one layer adds to the transformer it shares: pairs of thin matrices."""
+    """Weights that one layer adds to its shared transformer: pairs of thin matrices."""
     rank = fields.whole("adapter_rank", default=128)
     block = "shared_transformer."
     pairs = [("feed_forward.gate_up_proj_adapter", hidden, 2 * dense)]

@@ -364,7 +364,9 @@ def deepseek_v4(config: Mapping[str, Any]) -> Architecture:
 
 
 def _v4_draft(hidden: int, mixing: int) -> tuple[Weight, ...]:
-    """What predicts further tokens besides a layer: vllm/models/deepseek_v4/nvidia/mtp.py."""
+    """
+    Weights that predict further tokens, besides a layer's: vllm/models/deepseek_v4/nvidia/mtp.py.
+    """
     return (
         *norm("enorm", hidden),
         *norm("hnorm", hidden),
@@ -414,7 +416,9 @@ def _v4_attention(fields: Fields, hidden: int, heads: int, ratio: int) -> tuple[
 
 
 def _v4_compressor(prefix: str, hidden: int, dim: int, ratio: int) -> tuple[Weight, ...]:
-    """What makes one of `ratio` tokens; four at a time overlap with the four before."""
+    """
+    Weights that compress `ratio` tokens into one; groups of four overlap with the four before.
+    """
     width = dim * (2 if ratio == _INDEXED_RATIO else 1)
     return (
         Weight(f"{prefix}ape", ratio, width, linear=False, dtype="float32"),
@@ -425,7 +429,7 @@ def _v4_compressor(prefix: str, hidden: int, dim: int, ratio: int) -> tuple[Weig
 
 
 def _v4_mixing(name: str, mixing: int, hidden: int) -> tuple[Weight, ...]:
-    """What mixes the `hc_mult` streams of hidden states, in float32."""
+    """Weights that mix the `hc_mult` streams of hidden states, in float32."""
     rows = (2 + mixing) * mixing
     return (
         Weight(f"{name}_fn", rows, mixing * hidden, linear=False, dtype="float32"),

@@ -165,7 +165,7 @@ def _is_ernie_dense(fields: Fields, index: int) -> bool:
 
 
 def _product_of(count: str, size: str = "moe_intermediate_size") -> Callable[[Fields], int]:
-    """Return what reads the inner size of all shared experts: so many times that of one."""
+    """Return the layer that reads all shared experts' inner size, a multiple of one expert's."""
     return lambda fields: (
         count_of * first_whole(fields, size) if (count_of := fields.whole(count, default=0)) else 0
     )

@@ -1,5 +1,5 @@
 """
-How a checkpoint's weights are quantized, as vLLM reads it from the config.  Pure.
+Read how a checkpoint's weights are quantized from its config, as vLLM does. Pure.
 
 What a method's config says is in `quantization_methods.py`.
 """

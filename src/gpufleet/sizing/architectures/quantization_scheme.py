@@ -1,4 +1,4 @@
-"""How weights are kept: a `Scheme` for some, a `Quantization` for a whole checkpoint.  Pure."""
+"""Storage of weights: a `Scheme` for a group, a `Quantization` for a checkpoint. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class Scheme:
-    """How one group of weights is kept."""
+    """The storage of one group of weights."""
 
     bits: int
     """Bits of one weight: 4 or 8."""
@@ -41,7 +41,7 @@ NF4 = Scheme(4, "nf4", group=64, scale_bytes=4)
 
 @dataclass(frozen=True)
 class Quantization:
-    """What `quantization_config` says, by vLLM's name of the method."""
+    """The contents of `quantization_config`, by vLLM's name of the method."""
 
     method: str
     """fp8, awq, gptq, compressed-tensors, mxfp4, modelopt, bitsandbytes, ..."""
@@ -85,7 +85,7 @@ class Quantization:
 
     def scheme_of(self, name: str, *, head: bool = False, expert: bool = False) -> Scheme | None:
         """
-        Return how the weight of this checkpoint name is kept, or None: as it is.
+        Return the scheme of the weight with this checkpoint name; None: not quantized.
 
         `head`: it is the language model's head; `expert`: it is of routed experts, whose own number
         the name does not have.

@@ -1,4 +1,4 @@
-"""Which architecture is this `config.json` of?  Pure."""
+"""Find the architecture of a `config.json`. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FAMILIES = ("dense", "moe", "mla", "hybrid", "multimodal", "unsized", "classifie
 
 def architecture(config: Mapping[str, Any]) -> Architecture:
     """
-    Return what the model of this parsed `config.json` is made of.
+    Return the architecture of a parsed `config.json`.
 
     Raises `FleetError` for an architecture that is not known (with near names), for one whose
     cache has no size by tokens, and for a config without what the size follows from.

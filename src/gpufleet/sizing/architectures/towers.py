@@ -338,7 +338,7 @@ _LLAMA4_TOWER = {
     "projector_output_dim": 4096,
     "vision_output_dim": 4096,
 }
-"""Of both published models; source: config.json of Llama-4-Scout-17B-16E-Instruct."""
+"""The tower of both published models; source: config.json of Llama-4-Scout-17B-16E-Instruct."""
 
 
 def llama4(fields: Fields, text: Fields) -> tuple[Weights, str]:

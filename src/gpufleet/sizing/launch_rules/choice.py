@@ -11,7 +11,7 @@ from gpufleet.sizing.architectures.quantization_scheme import Quantization
 
 @dataclass(frozen=True)
 class Choice:
-    """How a model is to be served: vLLM's flags, as far as they can be refused for a model."""
+    """vLLM's flags for a model, as far as a model can refuse them."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -112,7 +112,7 @@ def without(
 
 
 def version_text(vllm: Version) -> str:
-    """Return a release as people write it."""
+    """Return a release in its usual form."""
     return ".".join(map(str, vllm))
 
 

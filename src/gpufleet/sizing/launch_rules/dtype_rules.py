@@ -1,4 +1,4 @@
-"""Which dtypes a GPU, a model, a quantization and a KV cache allow.  Pure."""
+"""Rules of dtypes: by GPU, model, quantization and KV cache. Pure."""
 
 from __future__ import annotations
 

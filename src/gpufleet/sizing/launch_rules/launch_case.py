@@ -45,12 +45,12 @@ class LaunchCase:
 
     @property
     def release(self) -> str:
-        """The release, as people write it."""
+        """The release in its usual form."""
         return f"vLLM {version_text(self.vllm)}"
 
     @property
     def gpu(self) -> str:
-        """The GPU, as people write it."""
+        """The GPU's short name, such as H100."""
         major, minor = self.compute_capability or (0, 0)
         return f"a GPU of compute capability {major}.{minor}"
 
@@ -64,7 +64,7 @@ class LaunchCase:
 
     @cached_property
     def quantization(self) -> Quantization | None:
-        """What the weights are once loaded: the checkpoint's, or what the flag makes of them."""
+        """The quantization of the loaded weights: the checkpoint's, or the flag's."""
         if self.checkpoint is None and self.choice.quantization is not None:
             return online_quantization(self.choice.quantization, self.vllm)
         return self.checkpoint
@@ -76,7 +76,7 @@ class LaunchCase:
 
     @cached_property
     def method_limits(self) -> vllm_support.QuantizationNeeds | None:
-        """What the release asks of GPU and dtype for the method."""
+        """The release's requirements on GPU and dtype for the method."""
         return vllm_support.quantization_needs(self.method, self.vllm) if self.method else None
 
     @cached_property

@@ -44,7 +44,7 @@ _TENSOR_RULES: tuple[Callable[[LaunchCase, int, bool], Iterator[Fault]], ...] = 
 
 
 def _tensor_faults(case: LaunchCase, tensor: int, expert: bool | None = None) -> Iterator[Fault]:
-    """Yield why this tensor-parallel size is refused, everything else as it is."""
+    """Yield why this tensor-parallel size is refused, with all other flags unchanged."""
     split = case.choice.expert if expert is None else expert
     for rule in _TENSOR_RULES:
         yield from rule(case, tensor, split)

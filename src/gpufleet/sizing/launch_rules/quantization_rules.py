@@ -39,7 +39,7 @@ _NOT_MERGED = ("q_b_proj", "kv_b_proj")
 
 
 def check_fp8_blocks(case: LaunchCase, tensor: int, _: bool) -> Iterator[Fault]:
-    """Find FP8 matrices whose part on a rank is no multiple of their block."""
+    """Find FP8 matrices whose part on a rank is not a multiple of their block."""
     method = case.quantization.method if case.quantization else ""
     if tensor == 1:
         return
@@ -77,7 +77,7 @@ _REFINED_SINCE = (0, 29)
 
 
 def check_fp8_expert_blocks(case: LaunchCase, tensor: int, expert: bool) -> Iterator[Fault]:
-    """Find FP8 experts whose part on a rank is no multiple of their block."""
+    """Find FP8 experts whose part on a rank is not a multiple of their block."""
     ranks = expert_ranks(case, tensor, expert)
     method = case.quantization.method if case.quantization else ""
     for weight, scheme in quantized_weights(case):
@@ -109,7 +109,7 @@ _IN_GROUPS = {"awq", "gptq", "compressed-tensors", "modelopt"}
 
 
 def check_groups(case: LaunchCase, tensor: int, _: bool) -> Iterator[Fault]:
-    """Find matrices whose part on a rank is no whole number of quantization groups."""
+    """Find matrices whose part on a rank is not a whole number of quantization groups."""
     method = case.quantization.method if case.quantization else ""
     if tensor == 1 or method not in _IN_GROUPS:
         return
@@ -138,7 +138,7 @@ _SMALLEST_GROUP = 32
 
 
 def check_expert_groups(case: LaunchCase, tensor: int, expert: bool) -> Iterator[Fault]:
-    """Find experts whose part on a rank is no whole number of quantization groups."""
+    """Find experts whose part on a rank is not a whole number of quantization groups."""
     method = case.quantization.method if case.quantization else ""
     ranks = expert_ranks(case, tensor, expert)
     for weight, scheme in quantized_weights(case):

@@ -1,1 +1,1 @@
-"""Is a replica after the change what it was before?  Pure."""
+"""Judge whether a replica is as good after a change as before. Pure."""

@@ -42,7 +42,7 @@ LOOK_SECONDS = 40
 
 @dataclass(frozen=True)
 class Answer(JsonValue):
-    """What one server said to a prompt, or why it did not."""
+    """One server's answer to a prompt, or why there is none."""
 
     text: str = ""
     tokens: tuple[int, ...] | None = None
@@ -51,7 +51,7 @@ class Answer(JsonValue):
     asked: bool = True
     """False: its node did not say what it answers, which says nothing of the server."""
     kind: str = "generate"
-    """Of the model, as its unit says."""
+    """The kind of the model, by its unit."""
     numbers: tuple[FiniteFloat, ...] | None = None
     """An embedder's vector, or the scores behind a text; None: there are none."""
 
@@ -81,7 +81,7 @@ Histogram: TypeAlias = Annotated[Mapping[float, float], PlainSerializer(_bounds_
 
 @dataclass(frozen=True)
 class Counters:
-    """What one server had counted at one moment, from its own start on."""
+    """The counters of one server at one moment, since its start."""
 
     started: float | None = None
     """Seconds since 1970; None: it does not say (several API servers share their metrics)."""
@@ -105,7 +105,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Traffic(JsonValue):
-    """What a replica did between two readings."""
+    """The work of a replica between two readings."""
 
     seconds: float
     latencies: Mapping[str, Histogram] = field(default_factory=dict, hash=False)
@@ -118,7 +118,7 @@ class Traffic(JsonValue):
 
     @property
     def requests(self) -> float:
-        """How many were begun: each has one time to its first token."""
+        """The number of requests that began: each has one time to first token."""
         return max(self.latencies.get(TTFT, {}).values(), default=0.0)
 
 
@@ -144,7 +144,7 @@ class Alert(JsonValue):
 
 @dataclass(frozen=True)
 class Alerts(JsonValue):
-    """What Alertmanagers said. Neither alerts nor problems, nor an address: none was queried."""
+    """The answers of Alertmanagers. Without alerts, problems and an address: none was queried."""
 
     asked: tuple[str, ...] = ()
     """Monitoring nodes that were to be asked; empty: none is declared."""
@@ -169,13 +169,13 @@ class Stop:
 
     @property
     def key(self) -> tuple[str, str, str, bool]:
-        """What makes two findings the same: whatever the numbers in their sentences are."""
+        """The identity of a finding: its sentence without numbers."""
         return self.node, self.check, self.gpu, self.blocks
 
 
 @dataclass(frozen=True)
 class Findings(JsonValue):
-    """What the node check has against nodes."""
+    """The node check's findings about nodes."""
 
     nodes: tuple[str, ...] = ()
     """That were checked."""
@@ -207,7 +207,7 @@ class Findings(JsonValue):
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked about one replica."""
+    """The questions about one replica."""
 
     replica: str
     nodes: tuple[str, ...]
@@ -270,7 +270,7 @@ def _seconds(question: Question) -> float:
 
 @dataclass(frozen=True)
 class Observation:
-    """What one look found."""
+    """The results of one observation."""
 
     answers: Mapping[str, Answers] = field(hash=False)
     """By replica."""

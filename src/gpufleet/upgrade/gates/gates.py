@@ -1,4 +1,4 @@
-"""Is a replica, or a node, after a change what it was before?  Pure.
+"""Judge whether a replica or a node is as good after a change as before. Pure.
 
 Each gate compares two looks (`baseline.py`) and gives a `Verdict`. What is not known is no pass:
 only a person may take it for one. What could not be judged for a reason outside the change
@@ -43,7 +43,7 @@ _SHOWN = 40
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a gate says."""
+    """The verdict of a gate."""
 
     passed: bool | None
     """None: not known, which is not a pass."""

@@ -1,1 +1,1 @@
-"""What an upgrade changes together, in which waves, and how long that takes.  Pure."""
+"""Plan an upgrade: what changes together, in which waves, and how long it takes. Pure."""

@@ -44,7 +44,7 @@ ACCEPT_UNKNOWN_LOAD = "--accept-unknown-load"
 
 @dataclass(frozen=True)
 class RemainingCapacity:
-    """What a wave leaves of a model."""
+    """The capacity of a model that remains during a wave."""
 
     wave: int
     model: str
@@ -204,7 +204,7 @@ def _unknown(need: Need) -> str:
 
 
 def _part(lack: RemainingCapacity) -> str:
-    """Return what a wave takes."""
+    """Return a wave's part of a model."""
     if lack.serving == 1:
         return "the only replica"
     return f"{lack.takes} of the {count_of(lack.serving, 'replica')}"
@@ -212,7 +212,7 @@ def _part(lack: RemainingCapacity) -> str:
 
 @dataclass(frozen=True)
 class _Request:
-    """What was asked for."""
+    """The requested limits."""
 
     waves: Sequence[Wave]
     loads: Sequence[ReplicaLoad]
@@ -222,7 +222,7 @@ class _Request:
 
     def refusal(self, need: Need, lacks: Sequence[RemainingCapacity], most: int) -> str:
         """
-        Return what is lacking of a model, and what can be done about it.
+        Return the missing capacity of a model, and what to change.
 
         `lacks` are the waves that take too much, `most` is what the largest group takes by itself.
         """
@@ -267,7 +267,7 @@ class _Request:
 
     def _smaller(self, need: Need) -> str:
         """
-        Return what to write so that the model keeps what it needs; "": no size does.
+        Return the setting that leaves the model what it needs; "": no size does.
 
         Tried with the groups of this model alone, as if others left no room to mix.
         """

@@ -1,4 +1,4 @@
-"""Which parts of a fleet differ from the plan, as groups that are changed at once.  Pure.
+"""Group the parts of a fleet that differ from the plan and change at once. Pure.
 
 What belongs into one group:
 
@@ -27,7 +27,7 @@ from gpufleet.planning.stage import Running, Stage
 from gpufleet.upgrade.plan.wave import Group, Kind
 
 UNTOLD = "its environment, or what starts it"
-"""Of a process that was started with something else, and no argument of it (`restarts.py`)."""
+"""The reason for a process that was started with other input than its arguments (`restarts.py`)."""
 STOPPED = "it does not run, or its start parameters are unknown"
 
 
@@ -39,7 +39,7 @@ def groups(
     node_changes: Mapping[str, str] | None = None,
 ) -> tuple[Group, ...]:
     """
-    Return what has to be changed, each replica and each node in one group.
+    Return the changes in groups, each replica and each node in one of them.
 
     `restarts` is {replica's id: what differs} (`restarts.find_restarts`, `restarted`), `changes`
     what `explanation.difference` says, `node_changes` {node: what differs below vLLM}. In the order
@@ -116,7 +116,7 @@ def _sentence(change: Change) -> str:
 
 @dataclass
 class _Fleet:
-    """What runs and what is to run, by replica's id, and what of it differs."""
+    """Running and planned replicas by id, and their differences."""
 
     stages: tuple[Stage, ...]
     running: tuple[Running, ...]
@@ -137,7 +137,7 @@ class _Fleet:
         return {each.node for each in was} | {each.node for each in now}
 
     def groups(self) -> Iterator[Group]:
-        """Yield what is joined, as groups."""
+        """Yield the joined items as groups."""
         whole = set(self.node_why)
         while True:
             parts = self._joined(whole)

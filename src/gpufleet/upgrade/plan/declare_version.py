@@ -36,7 +36,7 @@ _LINE = re.compile(
 
 @dataclass(frozen=True)
 class Edit(JsonValue):
-    """One line of a file of variables, as it was and as it is to be."""
+    """One line of a variables file, before and after."""
 
     file: str
     """From the project's root."""
@@ -154,7 +154,7 @@ def _lock(vllm: Vllm, version: str) -> str | None:
 
 
 def _written_lock(node: NodeVars) -> str | None:
-    """Return the lock as it is written: what was read of it may begin at the project's root."""
+    """Return the lock's path as written, which may begin at the project's root."""
     found = node.values.get("vllm", {}).get("lock")
     return found if isinstance(found, str) else None
 

@@ -37,7 +37,7 @@ class Entry(Protocol):
 
 @dataclass(frozen=True)
 class Estimate:
-    """How long a wave is thought to take."""
+    """The estimated duration of a wave."""
 
     wave: int
     seconds: float | None

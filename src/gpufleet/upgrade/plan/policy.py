@@ -21,7 +21,7 @@ KEY = "upgrade"
 
 def fleet_policy(declared: Mapping[str, NodeVars]) -> Upgrade:
     """
-    Return what the nodes that an upgrade is about say of it, by name.
+    Return the `upgrade` settings of an upgrade's nodes, by name.
 
     Raises `FleetError` with a sentence for each key of which they say different things.
     """

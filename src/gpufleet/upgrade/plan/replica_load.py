@@ -44,7 +44,7 @@ _FLAG = re.compile(r"^--(?P<name>[a-z0-9_-]+)[= ](?P<value>.*)$")
 
 @dataclass(frozen=True)
 class Sample:
-    """What one server said at one moment."""
+    """The metrics of one server at one moment."""
 
     running: float
     waiting: float
@@ -57,7 +57,7 @@ class Sample:
 @dataclass(frozen=True)
 class ReplicaLoad:
     """
-    How busy a replica was at its model's busiest moment.
+    The load of a replica at its model's busiest moment.
 
     `running`, `waiting` and `kv_usage` are None where `unknown` has the reason why they are
     unknown.
@@ -90,7 +90,7 @@ class ReplicaLoad:
     @property
     def share(self) -> float | None:
         """
-        How much of one replica its requests take: 1 is full, more is a queue. None: not known.
+        The share of one replica that its requests take: 1 is full, more is a queue. None: unknown.
 
         The fullest of its slots for requests, its KV cache, and the requests a second that it was
         measured to carry. Where its slots are not known, it is full where requests wait: they would
@@ -109,7 +109,7 @@ class ReplicaLoad:
 
     @property
     def measured_share(self) -> float | None:
-        """How much its requests take of what it was measured to carry; None: not known."""
+        """The share of its measured rate that its requests take; None: unknown."""
         if not self.carries_per_second or self.finished_per_second is None:
             return None
         return self.finished_per_second / self.carries_per_second

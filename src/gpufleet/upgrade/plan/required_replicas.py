@@ -22,7 +22,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Need:
-    """What a model's load asks for."""
+    """The replicas that a model's load requires."""
 
     model: str
     serving: int

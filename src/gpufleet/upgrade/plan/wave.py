@@ -1,4 +1,4 @@
-"""What is changed together, and in which order: groups and waves, as values.  Pure."""
+"""Groups and waves of an upgrade, as values. Pure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Group(JsonValue):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Whose replicas they are, by name."""
+        """The names of the models of its replicas."""
         return tuple(sorted({model_of(each) for each in self.replicas}))
 
 

@@ -27,7 +27,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class WavePlan:
-    """What is changed when, and what that leaves."""
+    """The waves in order, and the capacity that each leaves."""
 
     waves: tuple[Wave, ...]
     needs: Mapping[str, Need]
@@ -41,13 +41,13 @@ class WavePlan:
 
     @property
     def seconds(self) -> float | None:
-        """How long all waves take; None: one of them is unknown."""
+        """The duration of all waves; None: that of one is unknown."""
         known = [each.seconds for each in self.estimates if each.seconds is not None]
         return sum(known) if len(known) == len(self.estimates) else None
 
     @property
     def total(self) -> Estimate:
-        """How long all waves take, in words."""
+        """The duration of all waves, in words."""
         return Estimate(0, self.seconds, any(each.at_least for each in self.estimates))
 
     def as_json(self) -> dict[str, Any]:

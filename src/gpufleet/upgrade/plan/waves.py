@@ -1,4 +1,4 @@
-"""Which groups are changed together, and when: canary, then waves of the sizes asked for.  Pure.
+"""Order groups into a canary and waves of the requested sizes. Pure.
 
 An explicit size is kept: what would take more of a model than its load allows is not
 made smaller in silence, it is refused (`capacity.refusals`). What a wave can do is to mix: its
@@ -59,7 +59,7 @@ def waves(
 
 def size_of(size: int | str, groups: int) -> int:
     """
-    Return how many groups a size stands for, of so many: shares are rounded down, but not to 0.
+    Return the number of groups of a wave's size: shares are rounded down, but not to 0.
 
     >>> size_of(2, 10), size_of("25%", 10), size_of("5%", 10)
     (2, 2, 1)

@@ -1,1 +1,1 @@
-"""What an upgrade did, from its journal: as text, as a page, as a line a step.  Pure."""
+"""Report an upgrade from its journal: as text, as a page, as a line per step. Pure."""

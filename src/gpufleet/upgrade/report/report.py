@@ -1,4 +1,4 @@
-"""What an upgrade did, out of its journal: when, to whom, for how long, and what clients had of it.
+"""Read an upgrade's journal: each step's time and nodes, and the effect on clients.
 
 Pure: entries in, a `Report` out, which is JSON; `upgrade/report/text.py` and
 `upgrade/report/html.py` show it. A journal that is being written gives the report of what was done
@@ -58,13 +58,13 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """How long it was."""
+        """The duration."""
         return self.end - self.start
 
 
 @dataclass(frozen=True)
 class GateResult:
-    """What a gate said."""
+    """The verdict of a gate."""
 
     at: float
     gate: str
@@ -74,7 +74,7 @@ class GateResult:
 
 @dataclass(frozen=True)
 class Served:
-    """What a replica did with requests in a window: before the upgrade, or while it was soaked."""
+    """The requests of a replica in a window: before the upgrade, or while it was soaked."""
 
     seconds: float
     requests: float
@@ -132,7 +132,7 @@ class GroupReport:
     away_seconds: float
     drain_seconds: float
     load_seconds: float
-    """Of its slowest replica, each time that it was loaded: also on its way back."""
+    """Load times of its slowest replica, also on the way back."""
     left: int
     """Requests that were not done when the drain was over."""
     judged: tuple[GateResult, ...]
@@ -143,17 +143,17 @@ class GroupReport:
 
     @property
     def began(self) -> float | None:
-        """When it was first touched."""
+        """The time of the first action on it."""
         return self.spans[0].start if self.spans else None
 
     @property
     def judge_seconds(self) -> float:
-        """How long it was judged by its answers, before it got requests again."""
+        """The time spent judging its answers, before it got requests again."""
         return sum(each.seconds for each in self.spans if each.phase == "ready")
 
     @property
     def own_seconds(self) -> float:
-        """What it was away beyond drain, load and judgement."""
+        """The time out of service, without drain, load and judgement."""
         known = self.drain_seconds + self.load_seconds + self.judge_seconds
         return max(0.0, self.away_seconds - known)
 
@@ -206,7 +206,7 @@ class Report:
 
     @property
     def ended_waves(self) -> float:
-        """When the last group was last touched."""
+        """The time of the last action on the last group."""
         return max(
             (span.end for group in self.groups for span in group.spans), default=self.started
         )
@@ -246,7 +246,7 @@ class Report:
 
 
 def report(entries: Iterable[Entry]) -> Report:
-    """Return what a journal's entries come to, for people."""
+    """Return an upgrade's report from its journal's entries."""
     found = tuple(entries)
     state = fold(found)
     ended = found[-1].at if found else 0.0
@@ -275,7 +275,7 @@ def report(entries: Iterable[Entry]) -> Report:
 
 
 def _notes(entries: Iterable[Entry]) -> Iterator[str]:
-    """Yield what the plan had to say, and what was worth knowing on the way."""
+    """Yield the plan's remarks and the notes of the run."""
     for entry in entries:
         if entry.what == "planned":
             yield from map(str, entry.said.get("remarks") or ())
@@ -404,7 +404,7 @@ def _served(said: Mapping[str, Any], replica: str) -> Served | None:
 
 
 def _node(node: str, told: Iterable[Entry]) -> NodeReport:
-    """Return what a node said of its units, with its own times brought to our clock."""
+    """Return a node's answer about its units, with times converted to this machine's clock."""
     gaps: list[float] = []
     cut: list[str] = []
     spans: list[Span] = []

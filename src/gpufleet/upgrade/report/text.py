@@ -141,7 +141,7 @@ def _wave(wave: WaveReport) -> str:
 
 
 def _lines(found: Report) -> Iterator[str]:
-    """Yield what did not pass, what failed, and what is worth knowing."""
+    """Yield the failed gates, the failures and the notes."""
     for group in found.groups:
         for judged in group.judged:
             verdict = {True: "passed", False: "did not pass", None: "is not known to pass"}

@@ -106,7 +106,7 @@ class FleetActions:
 
     @property
     def back_to(self) -> str | None:
-        """Of a rollback: the upgrade whose kept units are brought back."""
+        """In a rollback: the upgrade whose kept units are restored."""
         return self.journal.state.of
 
     @property
@@ -241,7 +241,7 @@ class FleetActions:
     # -- steps
 
     def drain(self, group: Group) -> Mapping[str, Any]:
-        """Mark the group's nodes, have no more requests sent, and wait for those that run."""
+        """Mark the group's nodes, stop new requests to them, and wait for running ones."""
         began = time.monotonic()
         state = self.journal.state.groups[group.id]
         patience = GONE_SECONDS if state.undoing else UNTOUCHED_SECONDS

@@ -79,7 +79,7 @@ class Nodes:
     def ask_each(
         self, program: Callable[[str], str | None], seconds: float, what: str
     ) -> live.Answers:
-        """As the function of `fleet.live.connect`."""
+        """Query each node, as `fleet.live.connect` does."""
         programs = {name: text for name in self._hosts if (text := program(name)) is not None}
         return self.ask(
             {

@@ -295,7 +295,7 @@ class UpgradeRun:
     # -- its end
 
     def _end(self, end: Decision) -> int:
-        """Leave the fleet as it is to stay."""
+        """Bring the fleet into its final state."""
         match end.next:
             case "finish":
                 self._finish()

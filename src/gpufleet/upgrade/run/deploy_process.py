@@ -39,7 +39,7 @@ _FAILED = "] Error: executed "
 
 @dataclass(frozen=True)
 class Deploy:
-    """Where deploys are run, and where what they print goes."""
+    """The directory for deploys, and the file for their output."""
 
     inventory: str
     logs: Path
@@ -124,7 +124,7 @@ def _wait(process: Popen, seconds: float) -> int | None:
 
 
 def _failure(path: Path, begin: int) -> str:
-    """Return what a run said that tells why it failed."""
+    """Return the lines of a run's output that explain its failure."""
     with path.open("rb") as file:
         file.seek(begin)
         return why(file.read().decode("utf-8", "replace"))
@@ -150,7 +150,7 @@ def why(text: str) -> str:
 
 
 def _operation(lines: list[str]) -> list[str]:
-    """Return what those nodes said that failed in the first operation that did."""
+    """Return the failed nodes' output in the first operation that failed."""
     heads = [number for number, line in enumerate(lines) if line.startswith("--> ")]
     for head, end in pairwise([*heads, len(lines)]):
         if not lines[head].startswith(_OPERATION):

@@ -1,4 +1,4 @@
-"""Which units and replicas of a group a node has, by its own report.  Pure."""
+"""Find a group's units and replicas on a node, by the node's own report. Pure."""
 
 from __future__ import annotations
 

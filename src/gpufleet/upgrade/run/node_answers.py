@@ -1,4 +1,4 @@
-"""What nodes answered to `node_questions`.  Pure."""
+"""Parse nodes' answers to `node_questions`. Pure."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class UnitLook:
 
 @dataclass(frozen=True)
 class NextUnits:
-    """What `deploys/prepare.py` has put on a node, to be switched to."""
+    """Units that `deploys/prepare.py` has put on a node, to switch to."""
 
     plan: str
     """Names its content: two that are the same have the same."""
@@ -80,7 +80,7 @@ class NextUnits:
 
 @dataclass(frozen=True)
 class KeptUnits:
-    """What units were before an upgrade switched them."""
+    """Units as they were before an upgrade switched them."""
 
     id: str
     at: float
@@ -207,7 +207,7 @@ class Marks:
 
 @dataclass(frozen=True)
 class RequestsLeft:
-    """How many requests servers had when the wait was over."""
+    """The number of requests on servers at the end of the wait."""
 
     left: Mapping[str, int | None]
     """By address, running and waiting together; None: it did not say."""
@@ -240,7 +240,7 @@ class RequestsLeft:
 
 @dataclass(frozen=True)
 class SwitchAnswer:
-    """What became of units that were to be stopped, switched or brought back."""
+    """The results of stopping, switching or restoring units."""
 
     changed: tuple[str, ...]
     """Units that were stopped, and started where they were to run."""
@@ -305,7 +305,7 @@ class UnitReady:
 
 @dataclass(frozen=True)
 class ReadyAnswer:
-    """Which units answer."""
+    """The units that answer."""
 
     units: Mapping[str, UnitReady] = field(default_factory=dict)
     problem: str | None = None
@@ -332,7 +332,7 @@ class ReadyAnswer:
 
 @dataclass(frozen=True)
 class CollectAnswer:
-    """What was removed of a node's releases."""
+    """The parts of a node's releases that were removed."""
 
     removed: tuple[str, ...]
     """Ids of releases."""

@@ -1,4 +1,4 @@
-"""What a node is asked to do while the fleet is changed; `node_answers` reads what it says.  Pure.
+"""Build the requests to nodes during an upgrade; `node_answers` parses the replies. Pure.
 
 Each function returns a `NodeQuestion`: the text for the node's python3, and the deadline and the
 name that `fleet.live.connect` takes. What it answers is read by the class that its docstring names:

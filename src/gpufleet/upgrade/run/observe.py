@@ -1,4 +1,4 @@
-"""What a fleet is and what it is to be, as groups, loads and servers: before, and between waves.
+"""Observe a fleet and its plan as groups, loads and servers: before and between waves.
 
 Border: it asks the nodes; what their answers mean, `groups`, `load` and `assessment` say.
 """
@@ -53,7 +53,7 @@ _METRICS_SECONDS = 30
 
 @dataclass(frozen=True)
 class FleetView:
-    """A fleet as it was found, and as it is planned."""
+    """A fleet's present state, and its plan."""
 
     found: Assessment
     looks: Mapping[str, NodeLook]
@@ -74,7 +74,7 @@ class FleetView:
         }
 
     def groups(self, settings: Mapping[str, NodeSettings]) -> tuple[Group, ...]:
-        """Return what differs."""
+        """Return the groups that differ from the plan."""
         wanted = fingerprints(self.found.plan.stages, settings)
         started = {
             (node, unit.replica): unit.started if unit.is_running else None
@@ -140,7 +140,7 @@ def view_fleet(
 
 
 def survey(nodes: Nodes, declared: Fleet) -> dict[str, Answer]:
-    """Return what each GPU node answers the probe."""
+    """Return each GPU node's answer to the probe."""
     return nodes.ask(survey_questions(declared))
 
 
@@ -157,7 +157,7 @@ def survey_questions(declared: Fleet, seconds: float = SECONDS) -> dict[str, Nod
 
 
 def look(nodes: Nodes, names: Collection[str], seconds: float = 0) -> dict[str, NodeLook]:
-    """Return what concerns a change on each node. Raises `FleetError` for those that do not say."""
+    """Return each node's state for a change. Raises `FleetError` for nodes without an answer."""
     asked = node_questions.look()
     found = nodes.ask_until(dict.fromkeys(names, asked), NodeLook.read, seconds)
     if problems := [f"{name}: {each.problem}" for name, each in found.items() if each.problem]:

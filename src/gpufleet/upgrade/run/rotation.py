@@ -1,4 +1,4 @@
-"""Which replicas of a model a gateway sends requests to.  Pure."""
+"""Find the replicas of a model that a gateway sends requests to. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Rotation:
     """Servers that get requests, and of which no node that answered has one."""
 
     def lines(self) -> tuple[str, ...]:
-        """Return who gets no requests, and why, as sentences."""
+        """Return the replicas without requests and the reasons, as sentences."""
         return tuple(
             f"{replica} got no requests: {why}" for replica, why in sorted(self.out.items())
         )

@@ -62,7 +62,7 @@ class GateVerdict(Protocol):
 
 class Actions(Protocol):
     """
-    Who touches the fleet. Every one of these may be called again, also after it was cut short.
+    The interface that changes the fleet. Each call may be repeated, also after an interruption.
 
     They return what the journal is to have of it, and raise `FleetError` with why it cannot be
     done, `LostError` when no node answers.
@@ -87,7 +87,7 @@ class Actions(Protocol):
 
 @dataclass(frozen=True)
 class Step:
-    """What is done with a group next."""
+    """The next action on a group."""
 
     do: Do
     group: Group
@@ -102,7 +102,7 @@ Next: TypeAlias = Literal["work", "ask", "begin", "finish", "stop", "pause", "ov
 
 @dataclass(frozen=True)
 class Decision:
-    """What is done next with the whole."""
+    """The next action of the upgrade."""
 
     next: Next
     groups: tuple[str, ...] = ()
@@ -117,7 +117,7 @@ class Decision:
 
 
 def decide(state: State) -> Decision:
-    """Return what is done next with an upgrade whose fleet is prepared."""
+    """Return the next action of an upgrade whose fleet is prepared."""
     if state.finished or state.stopped:
         return Decision("over")
     going_back = has_to_go_back(state)
@@ -149,7 +149,7 @@ def has_to_go_back(state: State) -> bool:
 
 
 def next_step(state: State, name: str) -> Step | None:
-    """Return what is done next with a group; None: nothing, now."""
+    """Return the next action on a group; None: nothing now."""
     each = state.groups[name]
     if each.phase == "waiting" and (has_to_go_back(state) or state.paused):
         return None
@@ -267,7 +267,7 @@ RunParallel: TypeAlias = Callable[[Sequence[Iterator[Step]]], None]
 
 @dataclass
 class Driver:
-    """An upgrade under way: `move` after `move`, until it is over or waits for an operator."""
+    """A running upgrade: call `move` until it has ended or waits for an operator."""
 
     journal: Journal
     actions: Actions

@@ -1,4 +1,4 @@
-"""What an upgrade did and is about to do: a file to which every step is written before it is made.
+"""The journal of an upgrade: every step is written to it before it is made.
 
 One JSON object a line, in a file that only its owner can read, and each line is on the disk
 (`fsync`) before the step that it announces begins. So a reader after a `kill -9` knows at

@@ -28,7 +28,7 @@ from gpufleet.upgrade.run.traffic import Frontends
 
 @dataclass(frozen=True)
 class UpgradeRequest:
-    """What an operator has asked for."""
+    """The upgrade that an operator requested."""
 
     inventory: str
     declared: Fleet
@@ -157,7 +157,7 @@ def last_kept(found: FleetView) -> str | None:
 
 
 def _kept_groups(found: FleetView, of: str) -> list[Group]:
-    """Return a group for each replica that is kept, where there is no journal to say which."""
+    """Return a group for each kept replica, where no journal has them."""
     nodes: dict[str, set[str]] = {}
     for name, each in found.looks.items():
         for unit in each.kept[of].units if of in each.kept else ():

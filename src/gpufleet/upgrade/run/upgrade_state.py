@@ -12,7 +12,7 @@ from gpufleet.upgrade.run.journal_entry import Entry, Phase
 
 @dataclass(frozen=True)
 class GroupState:
-    """How far one group is."""
+    """The progress of one group."""
 
     group: Group
     wave: int
@@ -41,13 +41,13 @@ class GroupState:
 
     @property
     def is_over(self) -> bool:
-        """Nothing more is to be done with it."""
+        """Whether it has ended."""
         return self.phase in {"done", "returned", "stuck"}
 
 
 @dataclass(frozen=True)
 class State:
-    """What an upgrade is left in."""
+    """The final state of an upgrade."""
 
     id: str = ""
     kind: str = "upgrade"
@@ -114,7 +114,7 @@ class State:
 
 
 def fold(entries: Iterable[Entry]) -> State:
-    """Return what a journal's entries come to."""
+    """Compute an upgrade's state from its journal's entries."""
     state = State()
     for entry in entries:
         state = apply(state, entry)

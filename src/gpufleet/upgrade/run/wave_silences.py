@@ -32,7 +32,7 @@ SECONDS = 60
 
 @dataclass(frozen=True)
 class OpenSilences:
-    """What became of it."""
+    """The result of opening silences."""
 
     ids: tuple[str, ...] = ()
     """The silences of this upgrade that are open now."""
