@@ -67,14 +67,14 @@ def still_possible(
     kept = []
     for each in broken:
         try:
-            checked(each.fault, each.gpu, profile, driver=driver)
+            parse_fault(each.fault, each.gpu, profile, driver=driver)
         except FleetError:
             continue
         kept.append(each)
     return tuple(kept)
 
 
-def checked(name: str, gpu: int | None, profile: str, *, driver: bool = True) -> Broken:
+def parse_fault(name: str, gpu: int | None, profile: str, *, driver: bool = True) -> Broken:
     """
     Return the remembered fault; a fault of one GPU is GPU 0's if none is named.
 

@@ -143,7 +143,7 @@ def lay() -> Iterator[str]:
 
 
 def attempt(step: Callable[..., None], *arguments: object) -> Iterator[str]:
-    """Do one step; yield why it failed: a node with less than all is still a node."""
+    """Take one step; yield why it failed: the node continues without it."""
     try:
         step(*arguments)
     except OSError as error:

@@ -219,7 +219,7 @@ class Lab:
             if node.profile == NO_GPUS:
                 raise FleetError(f"{name} has no simulated hardware, of which faults are.")
             home = self.facts.node_dir(name)
-            new = active_faults.checked(fault, gpu, node.profile, driver=node.driver)
+            new = active_faults.parse_fault(fault, gpu, node.profile, driver=node.driver)
             before = active_faults.read(home)
             after = (*(each for each in before if each != new), new)
             lines = active_faults.machine_with(node.profile, after).nvml

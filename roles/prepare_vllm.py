@@ -33,7 +33,7 @@ def prepare_vllm(here: NodePlan) -> None:
     before it is switched is what it was. Where the node is to serve nothing, that is laid there.
     """
     wanted = here.settings.vllm
-    found = None if wanted is None else prepared(here, wanted, apart=True)
+    found = None if wanted is None else prepare_node(here, wanted, apart=True)
     planned = {stage.unit for stage in here.stages}
     running = (f"vllm-{each.id}.service" for each in here.running)
     there = Converge(
@@ -58,7 +58,7 @@ class Prepared:
     secrets: Mapping[str, bytes] = field(repr=False)
 
 
-def prepared(here: NodePlan, wanted: Vllm, *, apart: bool = False) -> Prepared:
+def prepare_node(here: NodePlan, wanted: Vllm, *, apart: bool = False) -> Prepared:
     """
     Bring packages, release and model files, and prove that stages can start; touch no unit.
 

@@ -8,7 +8,7 @@ from gpufleet.fleet.run import NodePlan, refuse_partial_restarts
 from gpufleet.operations.converge import Converge
 from gpufleet.operations.wait_ready import wait_ready
 from gpufleet.serving import vllm_node
-from roles.prepare_vllm import prepared
+from roles.prepare_vllm import prepare_node
 
 
 @deploy("vLLM")
@@ -25,7 +25,7 @@ def vllm(here: NodePlan) -> None:
         Converge(vllm_node.no_serving()).units(name="no stages")
         return
     refuse_partial_restarts()
-    found = prepared(here, here.settings.vllm)
+    found = prepare_node(here, here.settings.vllm)
     found.stages.files(name="units")
     found.stages.units(name="stages")
     # Once nothing runs that was started with them.

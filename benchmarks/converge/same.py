@@ -67,7 +67,7 @@ def run(name: str, fleet: BenchFleet, folder: Path) -> list[str]:
 
 
 def state(fleet: BenchFleet, folder: Path) -> set[str]:
-    """Return what is on the nodes of all that is declared: lines, each of a node and a thing."""
+    """Return the state of everything declared on the nodes: a line per node and item."""
     found: set[str] = set()
     for node in fleet.nodes:
         of = declared.read(folder, node)

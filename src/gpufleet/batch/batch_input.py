@@ -182,7 +182,7 @@ def parse_line(raw: bytes | None, rules: InputRules) -> Line:
     found = _parse_json(raw)
     if not isinstance(found, dict):
         raise LineError(
-            'is no object: write {"custom_id": "1", "method": "POST", "url": '
+            'is not an object: write {"custom_id": "1", "method": "POST", "url": '
             '"/v1/chat/completions", "body": {...}}'
         )
     custom_id, body = found.get("custom_id"), found.get("body")
@@ -193,11 +193,9 @@ def parse_line(raw: bytes | None, rules: InputRules) -> Line:
     if not isinstance(found.get("url"), str) or found["url"] not in URLS:
         raise LineError(f"its `url` is not served: write one of {', '.join(URLS)}")
     if unknown := sorted(found.keys() - _KEYS):
-        raise LineError(
-            f"has {json.dumps(unknown[0])[:80]}, which no line of a batch has: remove it"
-        )
+        raise LineError(f"has the unknown key {json.dumps(unknown[0])[:80]}: remove it")
     if not isinstance(body, dict):
-        raise LineError("its `body` is no object: write the request there, with `model`")
+        raise LineError("its `body` is not an object: write the request there, with `model`")
     if body.get("model") != rules.model:
         what = json.dumps(body.get("model"))[:80]
         raise LineError(f"its `model` is {what}: write {json.dumps(rules.model)}")
@@ -225,7 +223,7 @@ def _parse_json(raw: bytes) -> Any:
     except RecursionError:
         raise LineError("its nesting is too deep") from None
     except _ConstantError as error:
-        raise LineError(f"has {error}, which is no value of JSON: write null") from None
+        raise LineError(f"has {error}, which is not valid JSON: write null") from None
     except ValueError:
         raise LineError("has a number with too many digits") from None
 

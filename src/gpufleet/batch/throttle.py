@@ -55,7 +55,7 @@ class Throttle:
     def why(self, now: float) -> str:
         """Return why no line may be asked now; "": some may."""
         if now - self._looked_at > STALE_SECONDS:
-            return "the fleet's load is not known any more"
+            return "the fleet's load is no longer known"
         if now < self._held_until:
             return "the fleet takes no requests, or loses them: trying again"
         return "" if self._allowed else self._why

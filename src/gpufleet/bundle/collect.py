@@ -37,7 +37,7 @@ class Collected:
 
     @property
     def paths(self) -> set[str]:
-        """All of them."""
+        """The paths of all collected files."""
         return self.packages | self.wheels | self.models | self.programs | self.others
 
     def bring(self, remotes: Iterable[Remote]) -> set[str]:

@@ -143,7 +143,7 @@ _NOT_BUILT = (
         "`dkms status`; then `apt install linux-headers-$(uname -r) && dkms autoinstall && "
         "modprobe nvidia`",
     ),
-    Step(Action.REBOOT, "into a kernel that has the module, if there are no such headers any more"),
+    Step(Action.REBOOT, "into a kernel that has the module, if those headers no longer exist"),
 )
 
 

@@ -65,13 +65,13 @@ UNJUDGED: dict[str, str] = {
         "of the GPU's whole life: ecc-corrected judges those since the last reset"
     ),
     "gpus.*.ecc_dram": "parts of a sum: ecc-uncorrected judges the sum of all places",
-    "gpus.*.ecc_sram": "NVIDIA's threshold, and what it counts, is judged by ecc-sram",
+    "gpus.*.ecc_sram": "ecc-sram judges NVIDIA's threshold and its counts",
     "gpus.*.ecc_sram_counts": (
         "parts of a sum: ecc-uncorrected judges the sum, ecc-sram the threshold"
     ),
     "gpus.*.index": "NVML's own number of the GPU",
     "gpus.*.memory.free": "what `total` and `used` leave",
-    "gpus.*.memory.reserved": "the driver's own; what is left for models is in `free`",
+    "gpus.*.memory.reserved": "the driver's own memory; `free` has the rest, for models",
     "gpus.*.minor": "the number of its device file, in the order in which the driver found it",
     "gpus.*.performance_state": "changes with load; pcie-generation asks for it",
     "gpus.*.platform": "its place in the rack: every node has another",
@@ -83,7 +83,7 @@ UNJUDGED: dict[str, str] = {
     "nvlink.*.links.*.errors.symbol_ber": (
         "errors before they are corrected; nvlink-errors judges the effective rate"
     ),
-    "nvlink.*.switch_links": "the links themselves say the same, and nvlink-width counts those",
+    "nvlink.*.switch_links": "nvlink-width counts the links themselves",
     "pci.*.numa_node": "numa.*.node says the same of GPUs; NVSwitches have no use for it",
     "schema": "the document's version: another one is refused as a whole",
     "seconds": "how long the probe took: the load of the node and of its disks",

@@ -186,7 +186,7 @@ JUDGED_OF_GPU: tuple[Fact, ...] = (
     ),
     Fact(
         "gpus.*.power_limit_milliwatts", "a power limit of {}", _told("power_limit_milliwatts"),
-        _MATES, "1 W: NVML rounds; lower ones are judged by power-limit",
+        _MATES, "1 W: NVML rounds; power-limit judges lower values",
         high=(Step(INFO, least=1000),), show=_watts, asked_by="power-limit",
         among=lambda gpu: None if gpu.node.settings.gpus.power_limit_watts else _part(gpu),
     ),
@@ -315,7 +315,7 @@ JUDGED_OF_NODE: tuple[Fact, ...] = (
     ),
     Fact(
         "memory_mib", "{} of memory", _of_node("memory_mib"), _TWINS,
-        "2 %: kernels set aside different shares; one of 32 DIMMs is 3 %",
+        "2 %: kernels reserve different shares; one DIMM of 32 is 3 %",
         low=(Step(WARN, 0.02),), high=(Step(INFO, 0.02),), show=_mib,
     ),
     Fact(
@@ -329,7 +329,7 @@ JUDGED_OF_NODE: tuple[Fact, ...] = (
     ),
     Fact(
         "nics.net.*.speed", "{}", _of_net("speed", with_link=True), _TWINS,
-        "what the link was negotiated to; no tolerance", low=_LESS, high=_OTHER,
+        "the negotiated speed; no tolerance", low=_LESS, high=_OTHER,
         show=lambda value: f"{value} Mbit/s",
     ),
     Fact(

@@ -49,19 +49,19 @@ if TYPE_CHECKING:
     default=0.5,
     show_default=True,
     metavar="SHARE",
-    help="Take at most this share of what is idle.",
+    help="Use at most this share of the idle capacity.",
 )
 @click.option(
     "--concurrency",
     type=click.IntRange(min=1),
-    help="Never more requests at once.  [default: what is idle decides]",
+    help="Requests at once, at most.  [default: by idle capacity]",
 )
 @click.option(
     "--patience",
     type=click.IntRange(min=1),
     default=3600,
     show_default=True,
-    help="End after so many seconds without an answer.",
+    help="End after this many seconds without an answer.",
 )
 @click.option("--retry-failed", is_flag=True, help="Ask the lines that have failed again.")
 @json_option

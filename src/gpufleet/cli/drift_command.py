@@ -63,7 +63,7 @@ def drift(
     Exit status: 0 no drift, 1 drift, 2 unknown, or error.
     """
     use_gevent()
-    found = compared(inventory_file, limit, seconds)
+    found = compare_nodes(inventory_file, limit, seconds)
     if as_json:
         click.echo(json.dumps(found.as_json(), indent=2))
     else:
@@ -83,7 +83,7 @@ def drift(
     return found.status
 
 
-def compared(inventory_file: str, limit: tuple[str, ...], seconds: float) -> Drift:
+def compare_nodes(inventory_file: str, limit: tuple[str, ...], seconds: float) -> Drift:
     """Compare the nodes of an inventory file; for the process and what is raised: `dry_run`."""
     from gpufleet.fleet.drift import Drift, NodeDrift, deploy_files, drift_from_probes
     from gpufleet.fleet.dry_run import dry_run

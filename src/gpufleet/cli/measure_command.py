@@ -87,7 +87,7 @@ class MeasureCommand(FleetCommand):
     "--guest",
     type=click.FloatRange(min=0, max=1, min_open=True),
     metavar="SHARE",
-    help="Measure beside users: take at most this share of what is idle.",
+    help="Measure beside users: use at most this share of the idle capacity.",
 )
 @click.option("--processes", type=click.IntRange(min=1, max=64), help="Client processes.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Of arrivals and lengths.")

@@ -56,7 +56,7 @@ class Refused:
         return "; ".join(self.problems)
 
 
-def bounded(seconds: float, what: str, work: Callable[[], T]) -> T | Late | Refused:
+def run_bounded(seconds: float, what: str, work: Callable[[], T]) -> T | Late | Refused:
     """Return the result of `work` within a limit in seconds, or why there is none."""
     try:
         with gevent.Timeout(seconds):

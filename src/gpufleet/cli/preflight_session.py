@@ -22,9 +22,9 @@ from gpufleet.cli.preflight_requests import (
     Late,
     Refused,
     ask_gateways,
-    bounded,
     git_state,
     read_questions,
+    run_bounded,
 )
 from gpufleet.errors import FleetError
 from gpufleet.fleet import assessment, drift, fleet_plan, inventory_check
@@ -163,7 +163,7 @@ class Session:
         if silent := node_lines.silent_nodes(self.answers):
             self.no_plan = f"a plan needs an answer of every node; silent: {node_ranges(silent)}"
             return
-        found = bounded(
+        found = run_bounded(
             self._left(PLAN_SECONDS),
             "the plan",
             lambda: assessment.plan_fleet(
@@ -251,7 +251,7 @@ class Session:
         if silent or missing:
             loads = f"not all nodes say what runs: {node_ranges({*silent, *missing})}"
         else:
-            found = bounded(
+            found = run_bounded(
                 self._left(LOAD_SECONDS),
                 "the query of loads",
                 lambda: observe.loads(
@@ -264,7 +264,7 @@ class Session:
         return list(lines)
 
     def _fleet_lines(self, status: Mapping[str, Answer]) -> Iterator[Line]:
-        validation = bounded(
+        validation = run_bounded(
             self._left(PLAN_SECONDS), "the check", lambda: inventory_check.validate(self.fleet)
         )
         if isinstance(validation, Validation):

@@ -23,9 +23,9 @@ from gpufleet.cli.doctor_session import FleetLook, look
 from gpufleet.cli.preflight_requests import (
     Late,
     Refused,
-    bounded,
     git_state,
     read_texts,
+    run_bounded,
 )
 from gpufleet.errors import FleetError, file_fault
 from gpufleet.fleet import assessment, drift, fleet_plan, measured_rates
@@ -50,7 +50,7 @@ from gpufleet.report.fleet_document import (
     Node,
     Plan,
     Upgrade,
-    cleaned,
+    clean_document,
 )
 from gpufleet.report.node_parts import gpu_node
 from gpufleet.settings.operator_paths import named_files
@@ -129,7 +129,7 @@ class _Reading:
             *self.unknown,
         ]
         known = document.model_copy(update={"unknown": tuple(dict.fromkeys(unknown))})
-        return cleaned(known, self._secrets())
+        return clean_document(known, self._secrets())
 
     # -- nodes
 
@@ -184,7 +184,7 @@ class _Reading:
             return Plan(
                 unknown=(f"it needs an answer of every node; silent: {node_ranges(silent)}",)
             )
-        found = bounded(
+        found = run_bounded(
             PLAN_SECONDS,
             "the plan",
             lambda: assessment.plan_fleet(
@@ -222,10 +222,10 @@ class _Reading:
     def _drift(self, *, deploys: bool) -> Drift:
         told = drift.drift_from_probes(self.answers, self.settings, self.now.date())
         if deploys:
-            from gpufleet.cli.drift_command import compared
+            from gpufleet.cli.drift_command import compare_nodes
 
             try:
-                whole = compared(self.inventory, (), DRIFT_SECONDS)
+                whole = compare_nodes(self.inventory, (), DRIFT_SECONDS)
             except FleetError as error:
                 self.unknown += (f"what deploys would change: {each}" for each in error.problems)
             else:

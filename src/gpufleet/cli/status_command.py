@@ -139,7 +139,7 @@ def _health(health: Health, *, drained: bool) -> Text:
     from rich.text import Text
 
     if drained:
-        return Text(f"{health}, drained", style="yellow" if health.good else "red")
+        return Text(f"{health}, drained", style="yellow" if health.is_good else "red")
     return Text(str(health), style=_STYLES.get(health, "red"))
 
 

@@ -119,7 +119,7 @@ def _replica(sights: Sights, replica: ReplicaStatus, now: float, inventory: str)
     last = max(ends, key=lambda each: each.when, default=None)
     if last and now - last.when > RECENT_SECONDS:
         last = None
-    since = [rank.since for rank in replica.ranks if not rank.health.good and rank.since]
+    since = [rank.since for rank in replica.ranks if not rank.health.is_good and rank.since]
     log = next(iter(sights.logs.get(replica.id, ())), None)
     stopped = [rank.node for rank in replica.ranks if rank.stopped]
     if stopped:

@@ -126,5 +126,5 @@ def _served(server: ServerState, well: Collection[tuple[str, str]]) -> tuple[str
 
 def _down_of(status: FleetStatus, model: str) -> str:
     """Return a replica of a model that does not serve; "": there is none."""
-    down = [each for each in status.replicas if each.model == model and not each.health.good]
+    down = [each for each in status.replicas if each.model == model and not each.health.is_good]
     return down[0].id if down else ""

@@ -44,7 +44,7 @@ class Gone(NamedTuple):
     """The replacement, in words."""
 
 
-def gone(json_class: str, key: str, version: str) -> Gone | None:
+def removal_of(json_class: str, key: str, version: str) -> Gone | None:
     """Return when a key was removed, and its replacement; None: no older release has it."""
     at = sort_key(version)
     last, since = None, None
@@ -62,6 +62,6 @@ def gone(json_class: str, key: str, version: str) -> Gone | None:
     return Gone(last, since, _REPLACED.get((json_class, key)))
 
 
-def replaced() -> tuple[tuple[str, str, str], ...]:
+def replacements() -> tuple[tuple[str, str, str], ...]:
     """Return class, key and replacement of every entry of the table."""
     return tuple((json_class, key, text) for (json_class, key), text in _REPLACED.items())

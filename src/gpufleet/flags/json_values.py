@@ -98,7 +98,7 @@ class _Judge:
     ) -> JsonFault:
         from gpufleet.flags import json_keys  # only where there is a problem: it is slow
 
-        was = json_keys.gone(owner, key.replace("-", "_"), self._schema.version)
+        was = json_keys.removal_of(owner, key.replace("-", "_"), self._schema.version)
         if was is None:
             return JsonFault(_no_such_key(path, key, fields))
         return JsonFault(

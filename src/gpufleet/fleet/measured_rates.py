@@ -18,7 +18,7 @@ from gpufleet.fleet.fleet_plan import Assessment, running_stages
 from gpufleet.formatting import count_of
 from gpufleet.inventory.loader import Fleet
 from gpufleet.load_test import result
-from gpufleet.load_test.load_target import promised
+from gpufleet.load_test.load_target import contract_from
 from gpufleet.load_test.outcomes import Contract
 from gpufleet.load_test.result import MeasuredRate, Measurement, Stored
 from gpufleet.load_test.subjects import measurements_folder, subject_of
@@ -135,7 +135,7 @@ def replica_rates(
             subject_of(ranks, model, nodes, ranks).fingerprint,
             now,
             # Measured with the default share: 0.5 of requests in time is no service.
-            promised(model.objectives, Contract().share),
+            contract_from(model.objectives, Contract().share),
         )
     return found
 

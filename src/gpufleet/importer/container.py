@@ -239,7 +239,7 @@ def image_note(image: str) -> Note:
     """Return the note on an image."""
     version = release_of(image)
     today = f": it runs vLLM {version} today" if version else ""
-    return Note(f"image {image} is dropped, vllm.version says the release{today}")
+    return Note(f"image {image} is dropped, vllm.version sets the release{today}")
 
 
 def _words(value: Any) -> list[str]:

@@ -72,7 +72,7 @@ def _read(text: str, file: str, name: str) -> Source:
                 return read_kind(mappings)
         if is_yaml:
             keys = ", ".join(key for each in mappings for key in each) or "nothing"
-            raise FleetError(f"has {_short(keys)}, and is none of what is read; {_HOW}")
+            raise FleetError(f"has {_short(keys)}: unknown format; {_HOW}")
     if is_ini(text) and not _STARTS.search(text):
         return read_ini(text)
     return Source(shell.launches(text, name))

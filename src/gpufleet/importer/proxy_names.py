@@ -154,7 +154,7 @@ def _name(
     if behind == (name,):
         if more:
             models[name] = more
-            yield Note(f"litellm.models.{name} has what a request gets that does not say it")
+            yield Note(f"litellm.models.{name} has the defaults for requests")
     elif len(behind) == 1 and not more:
         aliases[name] = behind[0]
         yield Note(f"litellm.aliases.{name} is a further name of {behind[0]}")

@@ -192,7 +192,7 @@ def _read_entry(line: str, where: str, entries: list[TraceEntry], problems: list
         problems.append(f"{where}: its numbers are too long, or its nesting is too deep")
         return
     if not isinstance(found, dict):
-        problems.append(f'{where}: is no object: write {{"timestamp": ..., ...}}')
+        problems.append(f'{where}: is not an object: write {{"timestamp": ..., ...}}')
         return
     at, prompt, answer = (found.get(n) for n in ("timestamp", "input_length", "output_length"))
     blocks = found.get("hash_ids", [])

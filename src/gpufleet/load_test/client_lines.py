@@ -106,7 +106,7 @@ class Client:
                     self._take(json.loads(line, parse_constant=_refuse), found)
                 except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError,
                         RecursionError):  # fmt: skip
-                    raise ClientError("printed what is no line of a load client") from None
+                    raise ClientError("printed a line that is not a load client's") from None
         return found
 
     def _take(self, line: Any, found: list[Outcome]) -> None:

@@ -250,7 +250,7 @@ class NodeClients:
         try:
             task()
         except (ValueError, KeyError, TypeError, RecursionError):
-            self._lose("it printed what is no message of load clients")
+            self._lose("it printed a message that is not a load client's")
         except Exception as error:  # noqa: BLE001  # paramiko's readers may raise anything
             self._lose(f"the connection ended: {printable(str(error)) or type(error).__name__}")
 

@@ -178,7 +178,7 @@ def _unlike(a: Measurement, b: Measurement) -> Iterator[str]:
 
 def _unequal_counts(a: Measurement, b: Measurement) -> Iterator[str]:
     if a.replicas != b.replicas:
-        why = "what they carry together differs by that alone"
+        why = "their total rates differ for that reason alone"
     elif None not in (a.replicas_of, b.replicas_of) and a.replicas_of != b.replicas_of:
         why = "another part of the fleet, of equal size"
     else:

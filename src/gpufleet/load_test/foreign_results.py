@@ -126,7 +126,7 @@ def _vllm_reservations(of: Mapping[str, Any], failed: int | None) -> Iterator[st
             "those of a Poisson process"
         )
     if read_text(of.get("ramp_up_strategy")):
-        yield "its rate rises during the run: it is no single level"
+        yield "its rate rises during the run: not a single level"
     if of.get("request_goodput") is not None:
         yield "its goodput leaves failed requests out, and takes the TPOT of one token as 0"
 
@@ -198,7 +198,7 @@ def _guidellm_reservations(
     if kind == "constant":
         yield _EVEN
     if kind not in ("constant", "poisson", "concurrent", "synchronous", "throughput"):
-        yield f"its strategy {printable(kind or 'is missing')} is no single level"
+        yield f"its strategy {printable(kind or 'is missing')} is not a single level"
     yield "its ITL is the mean of each answer, weighted by its tokens: read as TPOT here"
     warnings = of.get("warnings")
     for each in warnings if isinstance(warnings, list) else []:

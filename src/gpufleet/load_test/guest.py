@@ -126,7 +126,7 @@ def stop_reason(loads: Iterable[ServerLoad | str]) -> str:
     """Return why a guest has to stop now, as a sentence; "": it may go on."""
     for each in loads:
         if isinstance(each, str):
-            return f"a replica's load is not known any more ({each})"
+            return f"a replica's load is no longer known ({each})"
         if each.waiting:
             return f"{each.waiting:.0f} requests wait for {each.replica}"
         if each.kv_usage > MOST_KV_USAGE:

@@ -163,7 +163,7 @@ def find_steady(
     times: Sequence[float], values: Sequence[float], confidence: float = 0.95
 ) -> Steadiness:
     """
-    Return from where on a series has no trend: where the warm-up ends.
+    Return the index from which a series has no trend: the end of the warm-up.
 
     Drops a twentieth after the other from the front, at most half of the series, while one of two
     things shows a trend: the slope of the batch means that are left has an interval without zero;

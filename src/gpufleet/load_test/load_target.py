@@ -86,7 +86,7 @@ def require_text(model: str, declared: Declared) -> None:
 
 def contract_of(model: str, declared: Declared, share: float) -> Contract:
     """Return what clients of a model were promised. Raises `FleetError` where nothing was."""
-    found = promised(served_as(model, declared).objectives, share)
+    found = contract_from(served_as(model, declared).objectives, share)
     if found.ttft_seconds is None and found.itl_seconds is None and found.e2e_seconds is None:
         raise FleetError(
             f"serving.{model}.objectives has no latency, so no load is too much: set "
@@ -95,7 +95,7 @@ def contract_of(model: str, declared: Declared, share: float) -> Contract:
     return found
 
 
-def promised(objectives: Objectives, share: float) -> Contract:
+def contract_from(objectives: Objectives, share: float) -> Contract:
     """Return objectives as a contract that a share of requests has to keep."""
     return Contract(
         objectives.ttft_p99_seconds,

@@ -311,7 +311,7 @@ def _unknown(document: object, known: object, at: str = "") -> Iterator[str]:
 
 
 def _refuse(constant: str) -> float:
-    raise FleetError(f"it is damaged: {constant} is no number of JSON")
+    raise FleetError(f"it is damaged: {constant} is not a JSON number")
 
 
 def _slug(name: str) -> str:

@@ -93,7 +93,7 @@ def _answer(found: Measurement) -> str:
     kept, missed = found.found.kept, found.found.missed
     unit = _unit(found)
     if kept is None and missed is None:
-        return f"It is not known what it carries ({found.found.status})."
+        return f"Its capacity is unknown ({found.found.status})."
     if kept is None:
         return f"No measured load keeps the contract: {missed:.4g} {unit} misses it."
     many = found.found.concurrency

@@ -156,7 +156,7 @@ class Workload:
     their answers: a server's cache has the prompts before, not its own answers."""
 
     def __post_init__(self) -> None:
-        _check(self.prefix_tokens >= 0, f"a prefix of {self.prefix_tokens} tokens is none: write 0")
+        _check(self.prefix_tokens >= 0, f"a prefix of {self.prefix_tokens} tokens: write 0 or more")
         _check(
             self.prefix_groups >= 1 and self.turns >= 1,
             f"{self.prefix_groups} groups of prefixes and {self.turns} turns: write 1 or more",

@@ -117,7 +117,7 @@ def _read_body(line: str) -> tuple[Mapping[str, Any], str]:
     except (ValueError, RecursionError):
         return {}, "its numbers are too long, or its nesting is too deep"
     if not isinstance(found, dict):
-        return {}, 'is no object: write {"messages": [...]} or {"prompt": "..."}'
+        return {}, 'is not an object: write {"messages": [...]} or {"prompt": "..."}'
     why = _problem(found)
     return {name: value for name, value in found.items() if name not in _OURS}, why
 

@@ -169,7 +169,7 @@ def _description(state: DriverState, found: Decision) -> str:
         case "fail":
             return f"fail: {found.said}"
         case "nothing":
-            return "finish what an interrupted run left to load and start"
+            return "finish loading and starting, which an earlier run did not"
         case way:
             verb = {"reload": "unload and load the driver", "ask": "ask for a reboot"}
             return f"{verb.get(way, 'reboot')}: {found.said}"

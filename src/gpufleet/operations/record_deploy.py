@@ -50,10 +50,10 @@ def record_deploy(deploy: str) -> Generator[StringCommand]:
         try:
             problems = _record(deploy)
         except Exception as error:  # noqa: BLE001
-            problems = [f"what was found is not recorded: {type(error).__name__}: {error}"]
+            problems = [f"the deploy could not be recorded: {type(error).__name__}: {error}"]
         for problem in problems:
             logger.warning("%s%s", ctx_host.get().print_prefix, printable(problem))
-    host.noop("what was found is written down when a deploy ends")
+    host.noop("the record is written when a deploy ends")
     yield from ()
 
 

@@ -1,4 +1,4 @@
-"""Take from a node what gpufleet has put there, part by part."""
+"""Remove gpufleet's parts from a node."""
 
 from __future__ import annotations
 

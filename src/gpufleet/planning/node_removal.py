@@ -51,7 +51,7 @@ def lost_nodes(
             found[node] = "no longer declares it"
         elif node in ran_on and not set(ran_on[node].gpu_uuids) <= set(usable[node]):
             why = f" ({left_out[node]})" if left_out.get(node) else ""
-            found[node] = f"has GPUs of it that can no longer be used{why}"
+            found[node] = f"ran it on GPUs that can no longer be used{why}"
     return found
 
 

@@ -192,7 +192,7 @@ def _receipt(found: Receipt, ways: tuple[str, ...], *, shared: bool, prometheus:
         return Verdict(Status.OK, "a test alert was delivered", proof)
     proof = f"none within {RECEIPT_SECONDS} s; {proof}"
     remedy = "ask the person on call whether it came; it may also be silenced"
-    return Verdict(Status.UNKNOWN, "whether a test alert arrived is not known", proof, remedy)
+    return Verdict(Status.UNKNOWN, "it is unknown whether a test alert arrived", proof, remedy)
 
 
 def _history(
@@ -213,7 +213,7 @@ def _history(
         return Verdict(Status.WARN, what, proof, f"{test}; journalctl -u prometheus-alertmanager")
     if all(count.delivered > 0 for count in mine.values()) and not shared:
         return Verdict(Status.OK, "notifications were delivered", proof)
-    return Verdict(Status.UNKNOWN, "whether a person gets alerts is not known", proof, test)
+    return Verdict(Status.UNKNOWN, "it is unknown whether alerts reach a person", proof, test)
 
 
 def _body(page: Any) -> tuple[bool, str]:

@@ -26,7 +26,7 @@ CHECKS: Mapping[str, str] = {
     "services": "declared services answer, and only to those who may ask",
     "names": "names resolve on the nodes to what the inventory says",
     "clocks": "clocks agree with this machine's and with each other",
-    "tls": "certificates are believed, and do not end soon",
+    "tls": "certificates are trusted, and do not expire soon",
     "refusal": "the gateway refuses requests without a key",
     "key": "a client's key is accepted by the gateway",
     "limits": "the gateway limits its clients and its servers",

@@ -80,7 +80,7 @@ def release_lines(
             )  # fmt: skip
         elif "" in here[node]:
             found[node] = Verdict(
-                Status.UNKNOWN, "is not known", "a unit does not tell its release",
+                Status.UNKNOWN, "is not known", "a unit names no release",
                 f"gpufleet drift {inventory}",
             )  # fmt: skip
         elif names != [release]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gpufleet.formatting import join_names
 from gpufleet.load_test import result
-from gpufleet.load_test.load_target import promised
+from gpufleet.load_test.load_target import contract_from
 from gpufleet.load_test.outcomes import Contract
 from gpufleet.load_test.result import MeasuredRate, Stored
 from gpufleet.load_test.subjects import subject_of
@@ -80,7 +80,7 @@ def _measured(
     replicas: dict[str, list[Running]] = {}
     for each in running:
         replicas.setdefault(each.id, []).append(each)
-    contract = promised(served.objectives, Contract().share)
+    contract = contract_from(served.objectives, Contract().share)
     rates: dict[str, MeasuredRate | str] = {
         name: result.carries(
             stored.measurements,

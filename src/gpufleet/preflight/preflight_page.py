@@ -16,7 +16,7 @@ _STYLE = f"{PAGE_STYLE}td:first-child {{ font-weight: bold; white-space: nowrap;
 _ANSWERS = {
     0: "Nothing fails, and nothing is unknown.",
     1: "Something fails: users would notice.",
-    2: "Nothing fails that is known; something is not known.",
+    2: "No line failed; some are unknown.",
 }
 
 

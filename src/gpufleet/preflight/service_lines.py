@@ -167,7 +167,7 @@ def server_lines(
         yield Line("services", "vLLM", verdict)
     for node, why in found.silent.items():
         yield Line("services", f"vLLM on {node}", Verdict(Status.UNKNOWN, "is not known", why, see))
-    bad = [each for each in found.replicas if not each.health.good]
+    bad = [each for each in found.replicas if not each.health.is_good]
     for each in bad:
         status = _BAD.get(each.health, Status.FAIL)
         verdict = Verdict(status, f"does not serve: {each.health}", "; ".join(each.why), see)

@@ -141,13 +141,13 @@ def _disk(
     size = look["folders"].get(release, {"missing": "it was not asked"})
     if isinstance(size, Mapping):
         said = "the release is not installed" if size["missing"] == "absent" else reason(size)
-        proof = f"how large the next release is, is not known: {said}"
+        proof = f"the size of the next release is unknown: {said}"
         return Verdict(Status.UNKNOWN, "is not known", proof, see)
     needs[node_paths.RELEASES].append(("release", size / (1 << 30)))
     for each in models:
         there = look["models"].get(each.directory, {})
         if "bytes" not in there:
-            proof = f"how large {each.model} is, is not known: {reason(there)}"
+            proof = f"how large {each.model} is unknown: {reason(there)}"
             return Verdict(Status.UNKNOWN, "is not known", proof, see)
         needs[node_paths.MODELS].append((each.model, there["bytes"] / (1 << 30)))
     mounts: dict[str, tuple[float, list[tuple[str, float]]]] = {}

@@ -86,7 +86,7 @@ def form_problem(program: str, document: Any) -> str | None:
         first = error.errors(include_url=False, include_context=False)[0]
         where = ".".join(map(str, first["loc"])) or "it"
         found = printable(repr(first["input"])[:80])
-        wanted = _KINDS.get(first["type"], "what its program writes is of another kind")
+        wanted = _KINDS.get(first["type"], "its program writes another kind of document")
         return f"its answer is invalid: {printable(where)} is {found}: {wanted}"
     # Numbers of hundreds of digits.
     except (OverflowError, RecursionError, ValueError) as error:

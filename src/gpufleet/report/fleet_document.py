@@ -2,7 +2,7 @@
 
 `gpufleet report --json` prints it, `--from` reads it; the page and the manifest are made of it and
 of nothing else, so that the same document gives the same bytes. Its texts are those of nodes and
-operators: `cleaned` has taken secrets and control characters out of them.
+operators: `clean_document` has taken secrets and control characters out of them.
 """
 
 from __future__ import annotations
@@ -328,7 +328,7 @@ def form_text(value: Form) -> str:
     return value.model_dump_json(by_alias=True, indent=1) + "\n"
 
 
-def cleaned(document: Document, secrets: Iterable[str]) -> Document:
+def clean_document(document: Document, secrets: Iterable[str]) -> Document:
     """Return a document in which no text has a secret or a control character."""
     hidden = tuple(secrets)
 

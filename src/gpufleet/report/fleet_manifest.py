@@ -214,7 +214,7 @@ def _nodes(
 
 
 def _answered(node: NodeManifest | None) -> str:
-    return "answers" if node else "does not answer, so what it has is not known"
+    return "answers" if node else "does not answer: its state is unknown"
 
 
 def _flat(node: NodeManifest | None) -> dict[str, str]:

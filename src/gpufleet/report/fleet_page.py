@@ -127,7 +127,7 @@ def _settings(found: Document) -> str:
         else "nothing uncommitted"
     )
     if at.problem:
-        changed = f"what is not committed is not known: {at.problem}"
+        changed = f"uncommitted changes are unknown: {at.problem}"
     return f"Settings: commit <code>{html_text(at.commit)}</code>" + html_text(
         f"{f' of {at.date}' if at.date else ''}, {changed}."
     )
@@ -347,8 +347,8 @@ def _drift(found: Document) -> Iterator[str]:
     drift = found.drift
     if not drift.whole:
         yield _text(
-            "Compared are drivers, locks and what the next boot changes. What deploys would change "
-            "was not compared: gpufleet report --drift does."
+            "Compared: drivers, locks, and changes at the next boot. Not compared: changes that "
+            "deploys would make (gpufleet report --drift)."
         )
     yield _list(f"a deploy would be refused: {each}" for each in drift.refused)
     states: dict[str, list[str]] = {}

@@ -45,7 +45,7 @@ def replicas(status: FleetStatus) -> Iterator[Replica]:
             name=each.id,
             model=each.model,
             state=str(each.health),
-            serves=each.health.good,
+            serves=each.health.is_good,
             why=each.why,
             nodes=tuple(dict.fromkeys(rank.node for rank in each.ranks)),
         )
@@ -168,7 +168,7 @@ def capacities(
             why=why.get(row.model, "it was not measured"),
         )
     for name in sorted({each.name for each in entries} - told):
-        no_plan = "there is no plan, and with it no estimate" if found is None else "not sized"
+        no_plan = "there is no plan, and so no estimate" if found is None else "not sized"
         yield Capacity(model=name, replicas="", source="not known", why=why.get(name) or no_plan)
 
 

@@ -32,7 +32,7 @@ class Health(StrEnum):
     DOWN = "down"
 
     @property
-    def good(self) -> bool:
+    def is_good(self) -> bool:
         """Return whether nothing is amiss."""
         return self in {Health.SERVES, Health.RUNS}
 
@@ -192,7 +192,7 @@ def _judge(stage: Mapping[str, Any], clock: float) -> tuple[Health, str]:
     if health in {Health.DOWN, Health.UNKNOWN}:
         return health, why
     group = _group(stage, clock)
-    if group is not None and not group[0].good:
+    if group is not None and not group[0].is_good:
         return group
     if stage["url"] is None and health is Health.STARTS:
         # It answers nowhere: its unit and its group are all that is known.

@@ -167,7 +167,7 @@ def _replica(
     told = [
         (rank.health, f"rank {rank.rank} on {rank.node}: {rank.why}" if several else rank.why)
         for rank in ranks
-        if not rank.health.good
+        if not rank.health.is_good
     ]
     told += [*_doubled(ranks), *_absent(ranks, members, silent), *_estranged(ranks)]
     health = next((each for each in _WORST_FIRST if each in {s for s, _ in told}), Health.SERVES)
@@ -209,7 +209,7 @@ def _absent(
 
 def _estranged(ranks: Sequence[RankStatus]) -> Iterator[tuple[Health, str]]:
     """Yield a sentence if ranks that run are of several incarnations."""
-    running = [rank for rank in ranks if rank.health.good and rank.incarnation]
+    running = [rank for rank in ranks if rank.health.is_good and rank.incarnation]
     if len({rank.incarnation for rank in running}) > 1:
         which = ", ".join(f"rank {rank.rank} {rank.incarnation}" for rank in running)
         yield Health.WRONG, f"its ranks are of different incarnations: {which}"

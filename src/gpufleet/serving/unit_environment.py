@@ -80,7 +80,7 @@ def environment(
 
 def _wrong_variable(name: str, value: str) -> str | None:
     if not _VARIABLE.fullmatch(name):
-        return "is no name of a variable (letters, digits and _, not a digit first)"
+        return "is not a name of a variable (letters, digits and _, not a digit first)"
     if is_unquotable(value):
         return UNQUOTABLE
     return None

@@ -176,7 +176,7 @@ class Litellm(Setting):
     ] = {}
     aliases: Annotated[
         dict[PublicName, PublicName],
-        Field(description="Additional names, each for one of the others"),
+        Field(description="Aliases: additional names, each for another name"),
     ] = {}
     body_keys: Annotated[
         tuple[Annotated[str, form(r"\w+", "a key of letters, digits and `_`")], ...],

@@ -245,7 +245,7 @@ class Vllm(Setting):
         int, Field(ge=1, description="Additional releases to keep on a node, newest first")
     ] = 2
     keep_days: Annotated[
-        int, Field(ge=0, description="Also keep releases built within so many days")
+        int, Field(ge=0, description="Also keep releases built within this many days")
     ] = 14
 
     @model_validator(mode="after")

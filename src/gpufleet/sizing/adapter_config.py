@@ -43,7 +43,7 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
         yield f"has `peft_type` {kind!r}, and vLLM loads LORA only"
         return
     if not _is_rank(config.get("r")):
-        yield f"has no rank: `r` is {config.get('r')!r}, and has to be a number from 1 up"
+        yield f"has no rank: `r` is {config.get('r')!r}; it must be a whole number, 1 or more"
     patterns = config.get("rank_pattern") or {}
     if not isinstance(patterns, Mapping) or not all(map(_is_rank, patterns.values())):
         yield "has a `rank_pattern` whose values are not all numbers from 1 up"

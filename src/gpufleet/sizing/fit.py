@@ -24,7 +24,7 @@ from gpufleet.sizing.dummy_run import GIB
 from gpufleet.sizing.fit_suggestions import SmallCache, explain, gib, rounded_down, suggest
 from gpufleet.sizing.launch_rules.rules import Choice, refusals
 from gpufleet.sizing.media_items import whole_item_tokens, with_raised_default
-from gpufleet.sizing.not_counted import counted, not_counted
+from gpufleet.sizing.not_counted import counted_options, not_counted
 from gpufleet.sizing.options import AUTO_LENGTH, NEWEST, Confidence, Options, Sizing, check_options
 from gpufleet.sizing.served_parts import as_served, is_text_only
 from gpufleet.sizing.stage_memory import (
@@ -59,12 +59,12 @@ def size(description: Description, options: Options) -> Sizing:
     description = as_served(description, options)
     options = with_raised_default(description, options)
     found, too_small = _judge(description, options)
-    smallest = smallest_gpus(description, counted(description, options))
+    smallest = smallest_gpus(description, counted_options(description, options))
     remedy = ""
     if too_small:
 
         def starts(changed: Options) -> bool:
-            known = counted(description, changed)
+            known = counted_options(description, changed)
             return not _refusals(description, changed) and _sizing_of(description, known).fits
 
         remedy = suggest(options, found, smallest, starts)

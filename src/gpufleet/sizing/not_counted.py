@@ -1,4 +1,4 @@
-"""Name what takes memory that is not known here: with it a verdict is unknown.  Pure."""
+"""Name parts whose memory cannot be computed: with one, the verdict is unknown.  Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpufleet.sizing.options import Options
 from gpufleet.sizing.stage_memory import counted_draft
 
 
-def counted(description: Description, options: Options) -> Options:
+def counted_options(description: Description, options: Options) -> Options:
     """Return the options without what takes memory that is not known here."""
     if any(_not_counted_adapters(description, options)):
         options = replace(options, lora=None)
@@ -32,7 +32,7 @@ def not_counted(description: Description, options: Options) -> Iterator[str]:
 def _not_counted_adapters(description: Description, options: Options) -> Iterator[str]:
     why = why_not_counted(description.architecture)
     if options.language_model_only or options.modalities_off:
-        why = why or "which layers of a multimodal model get matrices is not known"
+        why = why or "it is unknown which layers of a multimodal model get matrices"
     if options.lora and why:
         yield (
             f"--enable-lora: the memory of {options.lora.max_loras} adapters of rank "

@@ -376,8 +376,8 @@ def test_a_json_key_that_is_gone_says_since_when_and_what_replaces_it(
 
 
 def test_what_replaces_a_json_key_is_in_the_release_that_lost_it() -> None:
-    for json_class, key, text in json_keys.replaced():
-        was = json_keys.gone(json_class, key, "0.33.0")
+    for json_class, key, text in json_keys.replacements():
+        was = json_keys.removal_of(json_class, key, "0.33.0")
         assert was is not None, key
         assert was.replacement == text
         fields = schema.load(was.since).classes[json_class] or {}

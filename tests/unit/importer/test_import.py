@@ -487,7 +487,7 @@ def test_two_servers_of_one_name_stay_two() -> None:
         ("echo hello", "a.sh", "it does not start vLLM"),
         ("vllm serve 'org/m", "a.sh", "never closed"),
         ("a: [", "a.yml", "is no YAML"),
-        ("plain: 1", "a.yml", "none of what is read"),
+        ("plain: 1", "a.yml", "unknown format"),
         ("models:\n  - name: a\n    env: {A: b}\n", "a.yml", "neither `command` nor `model`"),
         ('models: [{name: a, command: "vllm \'x"}]', "a.yml", "models.a: a quote is opened"),
         ('models: [{name: a, model: m, args: "\'x"}]', "a.yml", "models.a: a quote is opened"),

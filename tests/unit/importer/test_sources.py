@@ -431,8 +431,8 @@ DOUBLED = ", ".join(
 @each_row(
     ("text", "said"),
     [
-        ("plain: 1\nother: {a: b}\n", "plain, other, and is none of what is read; what is read:"),
-        ("k" * 900 + ": 1\n", "none of what is read"),
+        ("plain: 1\nother: {a: b}\n", "plain, other: unknown format; what is read:"),
+        ("k" * 900 + ": 1\n", "unknown format"),
         ("{apiVersion: v1, kind: Pod, spec: 3}", "it does not start vLLM"),
         ("{apiVersion: v1, kind: List, items: {a: b}}", "it does not start vLLM"),
         ("servingEngineSpec: [x]", "it does not start vLLM"),

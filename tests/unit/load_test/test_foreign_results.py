@@ -83,7 +83,7 @@ def test_results_that_vllm_appends_are_levels_of_one_file(tmp_path: Path) -> Non
 
 def test_a_rate_that_rises_is_no_level(tmp_path: Path) -> None:
     (found,) = read_all({**VLLM, "ramp_up_strategy": "linear"}, tmp_path)
-    assert "it is no single level" in said(found)
+    assert "its rate rises during the run: not a single level" in said(found)
 
 
 # -- guidellm
@@ -140,7 +140,7 @@ def test_strategies_of_guidellm_that_are_no_poisson_process_are_named(tmp_path: 
     assert strategy(type_="synchronous").concurrency == 1
     full = strategy(type_="throughput", max_concurrency=512)
     assert (full.rate, full.concurrency) == (None, 512)
-    assert "strategy trace is no single level" in said(strategy(type_="trace", time_scale=1.0))
+    assert "strategy trace is not a single level" in said(strategy(type_="trace", time_scale=1.0))
 
 
 def test_an_unknown_schema_of_guidellm_is_a_reservation(tmp_path: Path) -> None:

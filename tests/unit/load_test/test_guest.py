@@ -57,7 +57,7 @@ def test_what_is_not_known_or_not_idle_is_refused(loads, words) -> None:
         ([load(running=64, kv=0.9)], ""),
         ([load(), load(waiting=2)], "2 requests wait for tiny-0"),
         ([load(kv=0.91)], "91% of tiny-0's KV cache is in use"),
-        ([load(), "tiny-1: no answer in time"], "a replica's load is not known any more"),
+        ([load(), "tiny-1: no answer in time"], "a replica's load is no longer known"),
     ],
 )
 def test_it_stops_when_a_request_waits_or_the_kv_cache_is_full(loads, words) -> None:
@@ -94,7 +94,7 @@ def test_its_own_requests_are_the_same_part_of_each_replicas(loads, own, left) -
         ([load(running=30, waiting=2)], 32, 32, ""),  # none of others is there
         ([load(running=10, kv=0.95)], 10, 0, "95% of tiny-0's KV cache is in use"),
         ([load(running=63)], 0, 0, "1 requests more would fit, and a guest may take 50%"),
-        ([load(), "tiny-1: no answer in time"], 0, 0, "load is not known any more"),
+        ([load(), "tiny-1: no answer in time"], 0, 0, "load is no longer known"),
     ],
 )
 def test_a_guest_that_stays_has_nothing_under_way_while_others_wait(

@@ -141,7 +141,7 @@ def test_what_others_wrote_is_text() -> None:
          "it at 8."),
         (Found(4.0, None, "most"), "no load was seen to miss it"),
         (Found(None, 0.5, "none"), "No measured load keeps the contract: 0.5 requests/s misses it"),
-        (Found(None, None, "budget"), "It is not known what it carries (budget)."),
+        (Found(None, None, "budget"), "Its capacity is unknown (budget)."),
     ],
     ids=str,
 )  # fmt: skip

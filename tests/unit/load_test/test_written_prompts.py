@@ -63,7 +63,7 @@ def test_no_repr_and_no_format_has_a_prompt(tmp_path: Path) -> None:
     "line, why",
     [
         (f'{{"prompt": "{SECRET}"', "is not JSON"),
-        (f'"{SECRET}"', "is no object"),
+        (f'"{SECRET}"', "is not an object"),
         ({SECRET: 1}, "has to have `messages` or `prompt`"),
         ({"prompt": SECRET, "messages": []}, "one of them"),
         ({"prompt": [SECRET]}, "`prompt` is no text"),

@@ -108,7 +108,7 @@ def test_a_gpu_that_may_not_be_used_is_as_gone_as_its_node(second, reserved, why
         )
 
     (problem,) = refused.value.problems
-    gone = f"gpu-02 has GPUs of it that can no longer be used (GPU 0 is not used ({why}))"
+    gone = f"gpu-02 ran it on GPUs that can no longer be used (GPU 0 is not used ({why}))"
     assert gone in problem
 
 

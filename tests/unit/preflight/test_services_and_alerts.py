@@ -74,7 +74,7 @@ def servers(found: FleetStatus, settings: NodeSettings | None = None) -> set[Sta
 
 
 def replica(health: Health) -> ReplicaStatus:
-    return ReplicaStatus("qwen", 0, (), health, () if health.good else ("it says why",))
+    return ReplicaStatus("qwen", 0, (), health, () if health.is_good else ("it says why",))
 
 
 def test_a_replica_that_does_not_serve_fails():

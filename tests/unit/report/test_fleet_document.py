@@ -12,7 +12,7 @@ import pytest
 from gpufleet.errors import FleetError
 from gpufleet.redact import HIDDEN
 from gpufleet.report import fleet_parts
-from gpufleet.report.fleet_document import Document, cleaned, form_text, read_form
+from gpufleet.report.fleet_document import Document, clean_document, form_text, read_form
 from gpufleet.report.fleet_manifest import manifest_of
 from gpufleet.report.fleet_page import fleet_page
 from tests.support.hostile import SAID_BY_LIBRARIES, TEXTS, WRONG, as_bytes, changed
@@ -71,7 +71,7 @@ def test_no_text_of_it_has_a_secret_also_not_between_control_characters(secret: 
     plain = json.loads(form_text(document()))
     for word in (f" {secret} ", f" Bearer\x1b[0m {secret}"):
         told = Document.model_validate_json(json.dumps(with_texts(plain, word)))
-        hidden = cleaned(told, [CANARY])
+        hidden = clean_document(told, [CANARY])
         for text in (form_text(hidden), fleet_page(hidden), form_text(manifest_of(hidden))):
             assert secret not in text
             assert HIDDEN in text
@@ -80,13 +80,13 @@ def test_no_text_of_it_has_a_secret_also_not_between_control_characters(secret: 
 
 
 def test_a_secret_that_is_a_word_of_the_form_changes_no_such_word() -> None:
-    hidden = cleaned(document(), ["measured", "outage", "FAIL"])
+    hidden = clean_document(document(), ["measured", "outage", "FAIL"])
     assert read_form(Document, form_text(hidden), "a.json", "") == hidden
 
 
 def test_lone_surrogates_of_nodes_are_written_as_escapes() -> None:
     told: Any = document(unknown=("a\ud800b",))
-    assert "a\\\\ud800b" in form_text(cleaned(told, []))
+    assert "a\\\\ud800b" in form_text(clean_document(told, []))
 
 
 def test_the_last_ten_upgrades_are_shown_and_the_newest_first() -> None:

@@ -91,9 +91,7 @@ def test_nodes_with_the_same_difference_are_one_line() -> None:
 def test_a_node_that_fell_silent_differs_as_such_and_not_in_its_versions() -> None:
     after = plain()
     after["nodes"]["gpu-01"] = None
-    assert differences(after) == [
-        "gpu-01: node: answers -> does not answer, so what it has is not known"
-    ]
+    assert differences(after) == ["gpu-01: node: answers -> does not answer: its state is unknown"]
 
 
 def test_programs_get_the_same_differences() -> None:

@@ -86,7 +86,7 @@ NOW = Row(
         stat(
             "Reboots pending",
             f"sum(max by (instance) (gpufleet_reboot_pending{{{_ON}}}))",
-            "Plan them: what is installed is not what runs.",
+            "Plan reboots: installed and running versions differ.",
             steps=ANY_IS_TO_LOOK_AT,
         ),
     ),

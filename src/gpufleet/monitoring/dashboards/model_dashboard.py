@@ -167,7 +167,7 @@ FELT = Row(
         _spread(
             "In the queue",
             "vllm:request_queue_time_seconds",
-            "What is long here cannot be mended by a faster model: add a replica.",
+            "Long times here are not the model's: add a replica.",
         ),
     ),
 )
@@ -278,7 +278,7 @@ THROUGHPUT = Row(
                 ),
             ),
             "abort: clients went away, often because they waited too long. length: cut off. Near "
-            "the dashed line: what was measured, add a replica.",
+            "the dashed line (the measured rate): add a replica.",
             width=6,
             stacked=True,
             empty=_QUIET,

@@ -61,7 +61,7 @@ NOW = Row(
         stat(
             "Driver parts differ",
             f"max(gpufleet_driver_mismatch{{{_ON}}})",
-            "What is installed is not what runs: new processes fail. Reload or reboot.",
+            "Installed and loaded versions differ: new processes fail. Reload or reboot.",
             unit=Unit.STATE,
             shown=YES_IS_BAD,
             empty="no driver is loaded",
@@ -84,7 +84,7 @@ NOW = Row(
         stat(
             "Reboot pending",
             f"max(gpufleet_reboot_pending{{{_ON}}})",
-            "Plan it: what is installed is not what runs.",
+            "Plan a reboot: installed and running versions differ.",
             unit=Unit.STATE,
             shown=YES_IS_TO_LOOK_AT,
         ),
@@ -111,7 +111,7 @@ RUNS = Row(
                     f"release, lock) (gpufleet_node_info{{{_ON}}})"
                 ),
             ),
-            "Loaded, on the disk and library have to be one version.",
+            "The loaded module, the one on disk and the library must have one version.",
             14,
             4,
             columns=(
@@ -200,7 +200,7 @@ LOAD = Row(
                     f"max(rate(node_pressure_io_waiting_seconds_total{{{_ON}}}{_RATE}))", "disks"
                 ),
             ),
-            "What is above 10 % is what the node is short of.",
+            "Above 10 %: the node is short of that resource.",
             maximum=1,
         ),
         lines(
@@ -246,7 +246,7 @@ LOAD = Row(
                     "{{device}} out",
                 ),
             ),
-            "Between the nodes of a replica: compare with what the cards can.",
+            "Between the nodes of a replica: compare with the cards' speed.",
         ),
     ),
 )

@@ -172,7 +172,7 @@ DONE = Row(
                 Query(f"1000 * max by (instance) (gpufleet_check_timestamp_seconds{{{_ON}}})"),
                 Query(f"1000 * max by (instance) (gpufleet_drift_timestamp_seconds{{{_ON}}})"),
             ),
-            "A check older than the last deploy says nothing about what it did.",
+            "A check older than the last deploy does not cover that deploy.",
             14,
             6,
             columns=(

@@ -450,7 +450,7 @@ ALERTS: tuple[Alert, ...] = (
         # Half an hour: the two are measured at other moments, and loads change.
         for_seconds=1800,
         summary=f"{_ON} is kept below its clock for want of power, below its own limit",
-        action="Look at the node's power supplies and at what limits the rack.",
+        action="Look at the node's power supplies and at the rack's limits.",
     ),
     Alert(
         name="GpuHot",

@@ -76,7 +76,7 @@ ALERTS: tuple[Alert, ...] = (
         AlertSeverity.TICKET,
         300,
         "{{ $labels.instance }}: Prometheus refuses its configuration and keeps the old one",
-        "promtool check config on the node says why; it would not start again as it is.",
+        "promtool check config on the node names the error; a restart would fail.",
     ),
     Alert(
         "PrometheusRulesFail",
@@ -103,8 +103,8 @@ ALERTS: tuple[Alert, ...] = (
         AlertSeverity.PAGE,
         300,  # alerts are sent again every minute: one lost at a restart does not matter
         "{{ $labels.instance }}: Prometheus reaches no Alertmanager",
-        "Look at Alertmanager's unit and address. What you read came through another one, or "
-        "from Prometheus' own page.",
+        "Look at Alertmanager's unit and address. This alert reached you through another "
+        "one, or on Prometheus' own page.",
         needs=_ALERTMANAGER,
     ),
     Alert(
@@ -113,7 +113,7 @@ ALERTS: tuple[Alert, ...] = (
         AlertSeverity.TICKET,
         300,
         "{{ $labels.instance }}: Alertmanager refuses its configuration and keeps the old one",
-        "amtool check-config on the node says why; it would not start again as it is.",
+        "amtool check-config on the node names the error; a restart would fail.",
         needs=_ALERTMANAGER,
     ),
     Alert(

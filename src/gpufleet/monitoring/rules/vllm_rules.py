@@ -199,7 +199,7 @@ ALERTS = (
         AlertSeverity.PAGE,
         0,
         "{{ $labels.instance }}: stage {{ $labels.stage }} starts again and again",
-        "Read the journal of its last end but one: what it died of stands before the restart.",
+        "Read its journal before the last restart but one: the cause is there.",
     ),
     Alert(
         "VllmKvCacheSaturated",

@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterable, List, Optional
 from gpufleet.on_node.common import change_files, stages
 from gpufleet.on_node.common.answers import CannotRead
 from gpufleet.on_node.common.change_files import RefusedError
-from gpufleet.on_node.common.commands import refused, run
+from gpufleet.on_node.common.commands import refusal_of, run
 from gpufleet.on_node.common.systemctl import show_each
 
 FINGERPRINT = re.compile(r"printf %%s ([0-9A-Za-z]+) > /run/gpufleet/started/%n")
@@ -77,7 +77,7 @@ def states(units: Iterable[str]) -> Dict[str, Dict[str, str]]:
         seconds=SHOW_SECONDS,
     )  # fmt: skip
     if output.status != 0:
-        raise refused("systemctl", output)
+        raise refusal_of("systemctl", output)
     found = {about["Id"]: about for about in show_each(output.out) if "Id" in about}
     if missing := [name for name in names if name not in found]:
         raise CannotRead("error", detail="systemctl does not show " + ", ".join(missing))
@@ -85,7 +85,7 @@ def states(units: Iterable[str]) -> Dict[str, Dict[str, str]]:
 
 
 def is_up(state: Dict[str, str]) -> bool:
-    """Return whether a unit's process is there, and stays."""
+    """Return whether a unit's process runs, and is not being stopped."""
     return state.get("ActiveState") in ("active", "reloading")
 
 
@@ -123,7 +123,7 @@ def systemctl(*words: str, seconds: float) -> None:
 
 
 def look(unit: str, state: Dict[str, str]) -> Dict[str, Any]:
-    """Return what concerns a change of one unit, as `node_answers.UnitLook` has it."""
+    """Return one unit's state for a change, in the form of `node_answers.UnitLook`."""
     content = text(unit)
     release = stages.RELEASE.search(content)
     return {

@@ -114,7 +114,7 @@ def stop(asked: Dict[str, Any]) -> Dict[str, Any]:
             states = systemd.states(units)
             up = [unit for unit in units if not systemd.is_gone(states[unit])]
             found.unchanged = [unit for unit in units if unit not in up]
-            stopped(up, asked["seconds"], found)
+            stop_units(up, asked["seconds"], found)
             found.changed = up
         except (RefusedError, CannotRead, OSError) as error:
             found.problem = sentence(error)
@@ -177,7 +177,7 @@ def following(units: Optional[Sequence[str]]) -> Target:
     chosen = sorted(known) if units is None else [change_files.must_be_name(unit) for unit in units]
     if strange := [unit for unit in chosen if unit not in known]:
         raise RefusedError(
-            "what is prepared here is about %s, not about %s: run deploys/prepare.py"
+            "%s is prepared here, not %s: run deploys/prepare.py"
             % (", ".join(sorted(known)) or "no unit", ", ".join(strange))
         )
     target = Target({}, {})
@@ -305,7 +305,7 @@ def carry_out(target: Target, seconds: float, found: Progress) -> None:
     up = [unit for unit in moving if not systemd.is_gone(states[unit])]
     # Before the stop, for nothing is to lie between that and the start.
     forget_failures(found_due.restart)
-    stopped(up, seconds, found, idle=[unit for unit in up if is_idle(unit)])
+    stop_units(up, seconds, found, idle=[unit for unit in up if is_idle(unit)])
     if found_due.restart:
         start(found_due.restart, found)
     found.changed = found_due.restart
@@ -360,7 +360,7 @@ def is_idle(unit: str) -> bool:
     return bool(left) and all(count == 0 for count in left)
 
 
-def stopped(units: List[str], seconds: float, found: Progress, idle: Sequence[str] = ()) -> None:
+def stop_units(units: List[str], seconds: float, found: Progress, idle: Sequence[str] = ()) -> None:
     """
     Stop units, all at once, and see that they are.
 

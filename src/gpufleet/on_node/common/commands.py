@@ -48,7 +48,7 @@ def run(
     Run a program and return what it answered; with `take`, hand its output over piece by piece.
 
     Raises `CannotRead` with `no_program` or `timeout`. A status that is not 0 is for the caller to
-    judge: `refused()` makes an answer of it.
+    judge: `refusal_of()` makes an answer of it.
     """
     program = subprocess.Popen(
         [path_of(name), *arguments],
@@ -126,7 +126,7 @@ def _outputs(
     )
 
 
-def refused(name: str, output: Output) -> CannotRead:
+def refusal_of(name: str, output: Output) -> CannotRead:
     """Return the exception for a program that ended without an answer."""
     said = output.err.strip().splitlines()
     if "not permitted" in output.err or "ermission denied" in output.err:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.common.answers import REASONS, CannotRead, is_missing, missing, read
-from gpufleet.on_node.common.commands import Output, refused, run
+from gpufleet.on_node.common.commands import Output, refusal_of, run
 from gpufleet.on_node.common.linux_facts import line, names
 
 SECONDS = 5  # for one kernel: modinfo unpacks the module, tens of MB
@@ -56,7 +56,7 @@ def module(kernel: str) -> dict[str, Any]:
     if "not found" in output.err:
         raise CannotRead("absent", detail="no nvidia module for %s" % kernel)
     if output.status:
-        raise refused("modinfo", output)
+        raise refusal_of("modinfo", output)
     return {
         "version": modinfo_field(output, "version"),
         "signer": modinfo_field(output, "signer"),

@@ -11,7 +11,7 @@ from collections import deque
 from typing import Any, Deque, Dict, List, Tuple
 
 from gpufleet.on_node.common.answers import CannotRead, is_missing, read
-from gpufleet.on_node.common.commands import refused, run
+from gpufleet.on_node.common.commands import refusal_of, run
 
 SECONDS = {"journal": 10, "dmesg": 4}
 
@@ -144,6 +144,6 @@ def ring() -> Dict[str, Any]:
     lines.end()
     if lines.first is None:
         if output.status:
-            raise refused("dmesg", output)
+            raise refusal_of("dmesg", output)
         raise CannotRead("absent", detail="the kernel's log is empty")
     return lines.document("dmesg")

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from gpufleet.on_node.common.answers import CannotRead, is_missing, read
-from gpufleet.on_node.common.commands import path_of, refused, run
+from gpufleet.on_node.common.commands import path_of, refusal_of, run
 from gpufleet.on_node.common.linux_facts import line
 
 SECONDS = 10
@@ -42,7 +42,7 @@ def debian() -> dict[str, Any]:
     )  # fmt: skip
     # Status 1 also means that one of the patterns matched nothing.
     if output.status not in (0, 1) or (output.status and "no packages found" not in output.err):
-        raise refused("dpkg-query", output)
+        raise refusal_of("dpkg-query", output)
     found: dict[str, Any] = {}
     for row in output.out.splitlines():
         name, version, status = row.split("\t")
@@ -57,7 +57,7 @@ def red_hat() -> dict[str, Any]:
     form = "%{NAME}\t%{VERSION}-%{RELEASE}\t%{ARCH}\n"
     output = run("rpm", "-qa", "--qf", form, seconds=SECONDS)
     if output.status:
-        raise refused("rpm", output)
+        raise refusal_of("rpm", output)
     rows = sorted(row.split("\t") for row in output.out.splitlines())
     locks = version_locks()
     return {
@@ -98,7 +98,7 @@ def apt() -> dict[str, Any]:
     # With architectures given, apt does not ask dpkg for them, which is half of what this costs.
     output = run("apt-config", "-o", "APT::Architectures=none", "dump", seconds=SECONDS)
     if output.status:
-        raise refused("apt-config", output)
+        raise refusal_of("apt-config", output)
     pairs = re.findall(r'^([\w:-]+?)(?:::)? "(.*)";$', output.out, re.MULTILINE)
 
     def values(*keys: str) -> list[str]:

@@ -13,7 +13,7 @@ from gpufleet.on_node.common.answers import CannotRead, is_missing, read
 from gpufleet.on_node.common.linux_facts import line
 
 
-def who(pid: int, otherwise: Callable[[int], Any]) -> dict[str, Any]:
+def describe_process(pid: int, otherwise: Callable[[int], Any]) -> dict[str, Any]:
     """Return a process' name (`otherwise` asks the driver for it), systemd unit and user."""
     name = read(line, "/proc/%d/comm" % pid)
     return {

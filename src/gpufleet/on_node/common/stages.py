@@ -98,24 +98,26 @@ def model(path: str) -> dict[str, Any]:
     if not os.path.isdir(folder):
         raise CannotRead("absent")
     return {
-        "config": read(parsed, folder + "/config.json"),
-        "hf_quant_config": read(parsed, folder + "/hf_quant_config.json"),
-        "adapter_config": read(parsed, folder + "/adapter_config.json"),
-        "bytes": read(stored, folder),
-        "modules": read(parsed, folder + "/modules.json"),
+        "config": read(parse_json_file, folder + "/config.json"),
+        "hf_quant_config": read(parse_json_file, folder + "/hf_quant_config.json"),
+        "adapter_config": read(parse_json_file, folder + "/adapter_config.json"),
+        "bytes": read(stored_bytes, folder),
+        "modules": read(parse_json_file, folder + "/modules.json"),
     }
 
 
-def parsed(path: str) -> Any:
+def parse_json_file(path: str) -> Any:
     """Return a JSON file's content."""
     with open(path, encoding="utf-8") as file:
         return json.loads(file.read(DESCRIPTION_BYTES))
 
 
-def stored(folder: str) -> int:
+def stored_bytes(folder: str) -> int:
     """Return the bytes of a checkpoint's tensors, as its index or its files have them."""
     try:
-        return int(parsed(folder + "/model.safetensors.index.json")["metadata"]["total_size"])
+        return int(
+            parse_json_file(folder + "/model.safetensors.index.json")["metadata"]["total_size"]
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return tensors(folder + "/model.safetensors")
 

@@ -15,7 +15,7 @@ from typing import Any, Callable, Iterator
 
 from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.common.answers import CannotRead, read
-from gpufleet.on_node.common.commands import path_of, refused, run
+from gpufleet.on_node.common.commands import path_of, refusal_of, run
 from gpufleet.on_node.common.linux_facts import line, names
 from gpufleet.on_node.common.systemctl import show_each
 
@@ -226,7 +226,7 @@ def units() -> dict[str, Any]:
     if "not been booted with systemd" in output.err:
         raise CannotRead("absent", detail="systemd does not run here")
     if not blocks:
-        raise refused("systemctl", output)
+        raise refusal_of("systemctl", output)
     by_id = {block.get("Id", ""): block for block in blocks}
     in_order = dict(zip(UNITS, blocks)) if len(blocks) == len(UNITS) else {}
     found = {unit: by_id.get(unit) or in_order.get(unit) for unit in UNITS}

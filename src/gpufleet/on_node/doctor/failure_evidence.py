@@ -133,7 +133,7 @@ def unit(stage: str) -> dict[str, Any]:
 
 
 def kernel_lines() -> List[List[Any]]:
-    """Return what the kernel warned of, and what it said of GPUs."""
+    """Return the kernel log's warnings, and its lines about GPUs."""
     entries = unit_journal.journal(
         "--dmesg", "--boot=all", "--lines=%d" % KERNEL_LINES, "--since=@%d" % since(),
         fields=unit_journal.FIELDS,

@@ -40,11 +40,11 @@ class Bindings:
                 continue
             if isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*":
                 self.stars.append(statement)
-            for name in dict.fromkeys(bound(statement)):
+            for name in dict.fromkeys(bound_names(statement)):
                 to.setdefault(name, []).append(statement)
 
 
-def bound(statement: ast.AST) -> Iterator[str]:
+def bound_names(statement: ast.AST) -> Iterator[str]:
     """
     Yield the names that a statement binds or fills.
 
@@ -69,7 +69,7 @@ def bound(statement: ast.AST) -> Iterator[str]:
             yield from _targets(statement.target)
         for inner in ast.iter_child_nodes(statement):
             if isinstance(inner, (ast.stmt, ast.ExceptHandler)):
-                yield from bound(inner)
+                yield from bound_names(inner)
 
 
 def _targets(target: ast.expr) -> Iterator[str]:

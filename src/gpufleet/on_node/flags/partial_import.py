@@ -22,7 +22,7 @@ import types
 import warnings
 from typing import Any, Dict, Iterator, List, Optional
 
-from gpufleet.on_node.flags.bindings import Bindings, bound
+from gpufleet.on_node.flags.bindings import Bindings, bound_names
 from gpufleet.on_node.flags.fakes import REPLACED, outside
 from gpufleet.on_node.flags.placeholder import absent
 from gpufleet.on_node.flags.source import Release
@@ -257,7 +257,7 @@ class Scope:
     def _run_those(self, body: List[ast.stmt], name: str) -> None:
         """Run those of `body` that bind `name`."""
         for statement in body:
-            if name in bound(statement):
+            if name in bound_names(statement):
                 self._run(statement, name)
 
     def _holds(self, test: ast.expr) -> bool:
@@ -271,7 +271,7 @@ class Scope:
         """Import one name of the statement, not its neighbours."""
         kind = type(statement)
         alone = kind(**dict(ast.iter_fields(statement)))
-        alone.names = [one for one in statement.names if name in bound(kind(names=[one]))]
+        alone.names = [one for one in statement.names if name in bound_names(kind(names=[one]))]
         try:
             self._exec(ast.copy_location(alone, statement))
         except ImportError:  # a release that asks for a newer Python, or a file that a build makes

@@ -49,7 +49,7 @@ from gpufleet.on_node.gpu_software.driver_units import (
     SERVICE_SECONDS,
     FailedError,
     active,
-    barred,
+    blocked_stages,
     do,
     forget,
     keep,
@@ -104,7 +104,7 @@ def look() -> dict[str, Any]:
         "used_by": used_by(),
         "active": active(SERVICES),
         "kept": stopped_units(),
-        "barred": barred(),
+        "barred": blocked_stages(),
         "mark": text_of(MARK),
     }
 
@@ -275,7 +275,7 @@ def reboot() -> dict[str, Any]:
 
 def clear() -> dict[str, Any]:
     """Remove the mark, and start what waited for that."""
-    stages_down = barred()
+    stages_down = blocked_stages()
     keep(stages_down, [])
     remove(MARK)
     own = services_kept(SERVICES)

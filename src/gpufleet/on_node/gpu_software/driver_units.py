@@ -69,7 +69,7 @@ def is_up(about: dict[str, str]) -> bool:
     return about.get("ActiveState") in {"active", "activating", "reloading"}
 
 
-def barred() -> list[str]:
+def blocked_stages() -> list[str]:
     """Return the enabled stages that the guard of unchecked nodes keeps down."""
     return [
         unit

@@ -22,7 +22,7 @@ def memory(part: str) -> Ask:
     return lambda nvml, gpu: getattr(MEMORY(nvml, gpu), part)
 
 
-def remapped(part: str) -> Ask:
+def remap_state(part: str) -> Ask:
     """Return a question for a state of the row remapper, 0 or 1."""
     return lambda nvml, gpu: int(bool(REMAPPED(nvml, gpu)[part]))
 
@@ -37,8 +37,8 @@ VALUES: Tuple[Tuple[str, Ask], ...] = (
     ("sm_clock_hertz", lambda nvml, gpu: get("ClockInfo", 1)(nvml, gpu) * 1000000),
     # 1: uncorrected, 0: since the driver was loaded.
     ("ecc_uncorrected_total", get("TotalEccErrors", 1, 0)),
-    ("row_remap_pending", remapped("pending")),
-    ("row_remap_failure", remapped("failed")),
+    ("row_remap_pending", remap_state("pending")),
+    ("row_remap_failure", remap_state("failed")),
 )
 # What a board does not have is no failure: GeForce has no ECC and no row remapper, some boards
 # measure no power (nvmlReturn_t 3 and 13).

@@ -39,7 +39,7 @@ from gpufleet.on_node.common import (
     textfile,
 )
 from gpufleet.on_node.common.answers import CannotRead, is_missing, missing, read
-from gpufleet.on_node.common.commands import refused, run
+from gpufleet.on_node.common.commands import refusal_of, run
 from gpufleet.on_node.common.forked import Watch
 from gpufleet.on_node.common.linux_facts import line, names
 from gpufleet.on_node.common.systemctl import show_each
@@ -164,7 +164,7 @@ def units() -> List[Dict[str, Any]]:
     )  # fmt: skip
     said = {about.get("Id"): about for about in show_each(output.out)}
     if output.status or not set(wanted) <= set(said):
-        raise refused("systemctl", output)
+        raise refusal_of("systemctl", output)
     return [
         {
             "stage": each["unit"][len("vllm-") : -len(".service")],

@@ -10,7 +10,7 @@ import re
 from typing import Any, Callable, Dict
 
 from gpufleet.on_node.common.answers import CannotRead, is_missing, read
-from gpufleet.on_node.common.commands import refused, run
+from gpufleet.on_node.common.commands import refusal_of, run
 from gpufleet.on_node.common.kernel_messages import STAMP
 from gpufleet.on_node.common.linux_facts import line
 
@@ -111,7 +111,7 @@ def ring(known: Known) -> Known:
     add: Callable[[str], None] = count.add_later
     output = run("dmesg", seconds=SECONDS["dmesg"])
     if output.status:
-        raise refused("dmesg", output)
+        raise refusal_of("dmesg", output)
     for row in output.out.splitlines():
         add(row)
     return {"counts": count.counts, "until": count.until}

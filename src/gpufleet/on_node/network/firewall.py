@@ -96,7 +96,7 @@ def users(wanted: str) -> bool:
     return True
 
 
-def saved(path: str, wanted: str) -> bool:
+def is_saved(path: str, wanted: str) -> bool:
     """Return whether a file has the wanted text."""
     try:
         with open(path, encoding="utf-8") as file:
@@ -135,7 +135,7 @@ def look(wanted: str) -> dict[str, Any]:
         "user": known,
         "loaded": loaded_table() if installed else None,
         "canonical": canonical(wanted) if installed and known else None,
-        "saved": saved(PARAMETERS["rules"], wanted),
+        "saved": is_saved(PARAMETERS["rules"], wanted),
         "pending": active(REVERT + ".timer") == "active",
         "service": active(PARAMETERS["service"]),
     }

@@ -243,7 +243,7 @@ async def _say(send: Send, status: int, document: Mapping[str, Any]) -> None:
 
 
 def authorities(directory: str) -> str | None:
-    """Return the file with those whom certificates are believed: LiteLLM has a list of its own."""
+    """Return the file of trusted certificate authorities: LiteLLM has a list of its own."""
     known = (f"{directory}/upstream-ca.pem", *SYSTEMS)
     return next((each for each in known if Path(each).exists()), None)
 

@@ -331,8 +331,7 @@ MEANINGS = (
      "its index is malformed, which only the vendor can fix; until then use a mirror that has the "
      "one before"),
     (r"Hash Sum mismatch|unexpected size|weak security",
-     "what it serves is not what its signed index says, as while a mirror is brought up to date: "
-     "run again later"),
+     "its files differ from its signed index, as during an update of a mirror: run again later"),
     (r"does not have a Release file|404",
      "there is no repository at this address: correct it"),
     (r"Could not (resolve|connect|handshake)|Unable to connect|timed out|Connection|unreachable",

@@ -23,7 +23,7 @@ from gpufleet.on_node.common.nvml import (
     table_answers,
     text,
 )  # fmt: skip
-from gpufleet.on_node.common.processes import who
+from gpufleet.on_node.common.processes import describe_process
 from gpufleet.on_node.probe import nvml_links
 
 # A count beyond this is not a count: 16 GPUs are the most in one machine of NVIDIA's, and a process
@@ -68,7 +68,7 @@ def processes(kind: str) -> Ask:
 
     def ask(nvml: Any, gpu: Any) -> list[dict[str, Any]]:
         return [
-            {**vars(process), **who(process.pid, nvml.nvmlSystemGetProcessName)}
+            {**vars(process), **describe_process(process.pid, nvml.nvmlSystemGetProcessName)}
             for process in question(nvml, gpu)
         ]
 
@@ -76,7 +76,7 @@ def processes(kind: str) -> Ask:
 
 
 def throttle_samples(nvml: Any, gpu: Any) -> list[int]:
-    """Return why clocks are held down: once, or three times where hardware does it."""
+    """Return the reasons for throttling, read once, or three times if hardware throttles."""
     question = either(get("CurrentClocksEventReasons"), get("CurrentClocksThrottleReasons"))
     samples = [question(nvml, gpu)]
     while samples[0] & HARDWARE_SLOWDOWN and len(samples) < SAMPLES:

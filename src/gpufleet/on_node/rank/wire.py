@@ -227,7 +227,7 @@ class Link:
         try:
             message = json.loads(body.decode())
         except ValueError:
-            raise LostError("sent a frame that is no JSON") from None
+            raise LostError("sent a frame that is not JSON") from None
         if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
             raise LostError("sent a frame without a kind")
         theirs = message.get("incarnation")

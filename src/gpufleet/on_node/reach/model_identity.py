@@ -79,7 +79,7 @@ def below(directory: str) -> Iterator[Tuple[str, str]]:
 
 
 def mark(path: str) -> Tuple[int, str]:
-    """Return a file's size, and the digest of what is read of it."""
+    """Return a file's size, and the digest of the parts that are read."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size <= WHOLE_BYTES:

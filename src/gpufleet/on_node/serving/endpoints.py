@@ -106,16 +106,16 @@ def request(
     url: str, seconds: float, key: str | None = None, body: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """Return {"status": HTTP status, "body": text} or {"error": why there was no answer}."""
-    return unencrypted(url, seconds, {"Authorization": "Bearer " + key} if key else {}, body)
+    return ask_without_tls(url, seconds, {"Authorization": "Bearer " + key} if key else {}, body)
 
 
 def ask(url: str, seconds: float, key: str | None, put: questions.Question) -> dict[str, Any]:
     """Return likewise what a server answers to the question for a kind of model."""
     headers = {**dict(put.headers), **({"Authorization": "Bearer " + key} if key else {})}
-    return unencrypted(url + put.path, seconds, headers, put.body)
+    return ask_without_tls(url + put.path, seconds, headers, put.body)
 
 
-def unencrypted(
+def ask_without_tls(
     url: str, seconds: float, headers: dict[str, str], body: dict[str, Any] | bytes | None = None
 ) -> dict[str, Any]:
     """Return likewise what comes without encryption, and by no proxy: it is on this node."""
@@ -153,7 +153,7 @@ def read_key(path: str | None) -> str | None:
         return file.read().strip()
 
 
-def parsed(answer: dict[str, Any]) -> Any:
+def parse_body(answer: dict[str, Any]) -> Any:
     """Return the JSON of a 200 answer, or None."""
     if answer.get("status") != 200:
         return None
@@ -204,7 +204,7 @@ def endpoint(asked: dict[str, Any], unit: dict[str, str]) -> dict[str, Any]:
         seen["key_error"] = str(error)
         return seen
     models = request(asked["url"] + "/v1/models", HEALTH_SECONDS, key)
-    document = parsed(models)
+    document = parse_body(models)
     if document is None:
         seen["models_error"] = models
     else:
@@ -232,7 +232,7 @@ def answer_as(asked: dict[str, Any], name: str, key: str | None, seconds: float)
     answer = ask(asked["url"], seconds, key, put)
     if answer.get("status") != 200:
         return {"kind": kind, "completion_error": answer}
-    judged = questions.judge(kind, put, parsed(answer), known)
+    judged = questions.judge(kind, put, parse_body(answer), known)
     if judged.problem:
         return {"kind": kind, "completion_error": {"error": judged.problem}}
     return {"kind": kind, "completion": judged.text}
@@ -257,7 +257,7 @@ def metrics(asked: dict[str, Any], unit: dict[str, str] | None) -> dict[str, Any
     answer = exporter_answer(asked, asked.get("password"))
     seen["status"] = answer.get("status")
     if asked.get("loopback_port"):
-        seen["exposed"] = exposed(asked["loopback_port"])
+        seen["exposed"] = exposed_addresses(asked["loopback_port"])
     if answer.get("status") != 200:
         seen["error"] = answer.get("error") or answer.get("body")
         return seen
@@ -278,14 +278,14 @@ def exporter_answer(asked: dict[str, Any], password: str | None) -> dict[str, An
         pair = "%s:%s" % (asked["username"], password)
         headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
     if not asked["url"].startswith("https:"):
-        return unencrypted(asked["url"], HEALTH_SECONDS, headers)
+        return ask_without_tls(asked["url"], HEALTH_SECONDS, headers)
     try:
-        return encrypted(asked, headers)
+        return ask_over_tls(asked, headers)
     except Exception as error:
         return {"error": "%s: %s" % (type(error).__name__, error)}
 
 
-def encrypted(asked: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
+def ask_over_tls(asked: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
     """Return what comes over TLS; raises what goes wrong."""
     # 20 ms of a processor, on nodes whose exporters have no certificate for nothing.
     import hashlib
@@ -316,7 +316,7 @@ def encrypted(asked: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
     return {"status": answer.status, "body": body if answer.status == 200 else body[:2000]}
 
 
-def exposed(port: int) -> list[str] | None:
+def exposed_addresses(port: int) -> list[str] | None:
     """Return the addresses beyond loopback at which something listens on a port; None: unknown."""
     found = []
     try:

@@ -104,7 +104,7 @@ def of_text(text: str) -> Tuple[str, Expected]:
 
 def expected(kind: str, folder: str) -> Expected:
     """Return the facts about answers in the files of the model in `folder`."""
-    config = described(folder, "config.json")
+    config = read_description(folder, "config.json")
     if not isinstance(config, dict):
         return Expected()
     if kind == "classify":
@@ -117,7 +117,7 @@ def expected(kind: str, folder: str) -> Expected:
 
 def vector(folder: str, config: "dict[str, Any]") -> Tuple[Optional[int], bool]:
     """Return how many numbers an embedder's vector has, and whether its length is 1."""
-    modules = described(folder, "modules.json")
+    modules = read_description(folder, "modules.json")
     listed = modules if isinstance(modules, list) else []
     types = {
         str(each.get("type", "")).rpartition(".")[2]: each
@@ -130,16 +130,20 @@ def vector(folder: str, config: "dict[str, Any]") -> Tuple[Optional[int], bool]:
         return None, NORMALIZE in types
     size = config.get("hidden_size")
     if POOLING in types:
-        told = described(folder, "%s/config.json" % types[POOLING].get("path", ""))
+        told = read_description(folder, "%s/config.json" % types[POOLING].get("path", ""))
         size = told.get("word_embedding_dimension", size) if isinstance(told, dict) else size
     return size if isinstance(size, int) else None, NORMALIZE in types
 
 
-def described(folder: str, name: str) -> Any:
+def read_description(folder: str, name: str) -> Any:
     """Return what a JSON file of a model says; None: it is not there, or says nothing."""
     path = os.path.normpath(folder + "/" + name)
     try:
-        return stages.parsed(linux_facts.ROOT + path) if path.startswith(folder + "/") else None
+        return (
+            stages.parse_json_file(linux_facts.ROOT + path)
+            if path.startswith(folder + "/")
+            else None
+        )
     except (OSError, ValueError, RecursionError):
         return None
 
@@ -202,7 +206,7 @@ def tone() -> bytes:
 
 
 def judge(kind: str, put: Question, document: Any, known: Expected) -> Judged:
-    """Return what an answer of JSON to a question says; nothing that a server prints raises."""
+    """Judge a JSON answer to a question; no output of a server raises an exception."""
     try:
         if kind == "embed":
             return embedding(document, known)
@@ -211,7 +215,7 @@ def judge(kind: str, put: Question, document: Any, known: Expected) -> Judged:
         if kind == "classify":
             return label(document, known)
         if kind == "reward":
-            return numbers("its answer", flat(document["data"][0]["data"]))
+            return numbers("its answer", flatten_numbers(document["data"][0]["data"]))
         if kind == "transcribe":
             return words(document["text"])
         if kind == GENERATE:
@@ -242,11 +246,11 @@ def numbers(what: str, found: Sequence[Any]) -> Judged:
     return Judged("%d number%s" % (len(values), "" if len(values) == 1 else "s"), values)
 
 
-def flat(found: Any) -> List[Any]:
+def flatten_numbers(found: Any) -> List[Any]:
     """Return the numbers of lists in lists, in their order."""
     if not isinstance(found, list):
         return [found]
-    return [each for part in found for each in flat(part)]
+    return [each for part in found for each in flatten_numbers(part)]
 
 
 def embedding(document: Any, known: Expected) -> Judged:

@@ -97,7 +97,7 @@ def replica(asked: dict[str, Any]) -> dict[str, Any]:
 
     found = {
         url: {
-            "golden": ranked(url, key, name, asked)
+            "golden": rank_prompts(url, key, name, asked)
             if kind == "rerank"
             else golden(url, asked, put),
             "metrics": metrics(url),
@@ -131,7 +131,7 @@ def golden(url: str, asked: dict[str, Any], put: Put) -> list[list[Any]]:
     return found
 
 
-def ranked(url: str, key: str | None, name: str, asked: dict[str, Any]) -> list[list[Any]]:
+def rank_prompts(url: str, key: str | None, name: str, asked: dict[str, Any]) -> list[list[Any]]:
     """Return the place and the score of each prompt among all of them, by the query."""
     prompts = asked["prompts"]
     put = questions.question("rerank", name, asked.get("query", questions.QUERY), prompts)
@@ -161,7 +161,7 @@ def answer_of_kind(
     if said["status"] != 200:
         why = "HTTP %s: %s" % (said["status"], said["body"][:CHARACTERS])
         return {**NO_ANSWER, "kind": kind, "error": why}, None
-    judged = questions.judge(kind, put, endpoints.parsed(said), about)
+    judged = questions.judge(kind, put, endpoints.parse_body(said), about)
     # Six digits say all that is compared, and keep a journal small.
     values = judged.numbers and [float("%.6g" % each) for each in judged.numbers[:NUMBERS]]
     return {
@@ -216,7 +216,7 @@ def numbered(url: str, key: str | None, body: dict[str, Any]) -> list[int] | Non
 
 def chosen(said: dict[str, Any]) -> dict[str, Any] | None:
     """Return the one completion of an answer, or None."""
-    document = endpoints.parsed(said)
+    document = endpoints.parse_body(said)
     try:
         found = document["choices"][0]
     except (KeyError, IndexError, TypeError):
@@ -237,7 +237,7 @@ def metrics(url: str) -> dict[str, Any]:
 def alerts(url: str) -> dict[str, Any]:
     """Return what fires, as Alertmanager's API (version 2) lists it, the silenced ones too."""
     said = endpoints.request(url + "/api/v2/alerts?silenced=true&inhibited=true", ALERTS_SECONDS)
-    listed = endpoints.parsed(said)
+    listed = endpoints.parse_body(said)
     if not isinstance(listed, list):
         why = said.get("error") or "HTTP %s: %s" % (said["status"], said["body"][:CHARACTERS])
         return {"error": "%s: %s" % (url, why), "alerts": []}

@@ -50,7 +50,7 @@ from gpufleet.on_node.common import (
     unit_journal,
 )
 from gpufleet.on_node.common.answers import CannotRead, is_missing, read
-from gpufleet.on_node.common.commands import refused, run
+from gpufleet.on_node.common.commands import refusal_of, run
 from gpufleet.on_node.common.forked import Watch
 from gpufleet.on_node.common.systemctl import properties
 from gpufleet.on_node.serving import endpoints, questions
@@ -267,7 +267,7 @@ def since(unit: str) -> float:
     names = "StateChangeTimestampMonotonic,ActiveEnterTimestampMonotonic,ActiveState"
     output = run("systemctl", "show", "--property=" + names, "--", unit, seconds=10)
     if output.status != 0:
-        raise refused("systemctl", output)
+        raise refusal_of("systemctl", output)
     known = properties(output.out)
     active = known.get("ActiveState") == "active"
     name = "ActiveEnterTimestampMonotonic" if active else "StateChangeTimestampMonotonic"
@@ -322,7 +322,7 @@ def indices() -> dict[str, int]:
     query = ("--query-gpu=uuid,index", "--format=csv,noheader")
     output = run("nvidia-smi", *query, seconds=GPU_SECONDS - 2)
     if output.status != 0:
-        raise refused("nvidia-smi", output)
+        raise refusal_of("nvidia-smi", output)
     pairs = (row.split(",") for row in output.out.splitlines() if row.count(",") == 1)
     return {uuid.strip(): int(index) for uuid, index in pairs}
 

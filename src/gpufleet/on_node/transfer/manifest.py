@@ -94,7 +94,7 @@ class Tree:
         return json.dumps(document, sort_keys=True, separators=(",", ":")).encode("ascii")
 
 
-def described(
+def describe_tree(
     root: str,
     leave_out: Iterable[str] = (),
     piece: int = PIECE_BYTES,
@@ -166,7 +166,7 @@ def pack(manifest: bytes) -> bytes:
     return zlib.compress(manifest, 1)
 
 
-def unpacked(data: bytes) -> bytes:
+def unpack_manifest(data: bytes) -> bytes:
     """Return it again. Raises `RefusedError` for an invalid one, and for one that is too large."""
     reader = zlib.decompressobj()
     try:

@@ -376,7 +376,7 @@ def pull(
         data = memoryview(buffer)[: tree.size(number)]
         lines.fill(data)
         if hashlib.sha256(data).hexdigest() != tree.pieces[number]:
-            raise LostError("piece %d was not what the manifest says" % number)
+            raise LostError("piece %d differs from the manifest" % number)
         take(number, data)
         heard = time.monotonic()
 
@@ -384,7 +384,7 @@ def pull(
 def _length(line: bytes, most: int) -> int:
     sign, _, word = line.partition(b" ")
     if sign != b"=" or not word.isdigit() or len(word) > 12 or int(word) > most:
-        raise LostError("it does not report the size of what it sends")
+        raise LostError("it does not report the size of its data")
     return int(word)
 
 

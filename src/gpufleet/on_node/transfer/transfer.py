@@ -52,10 +52,10 @@ from gpufleet.on_node.common import file_lock
 from gpufleet.on_node.transfer import peers, store
 from gpufleet.on_node.transfer.manifest import (
     RefusedError,
-    described,
+    describe_tree,
     pack,
     parse_manifest,
-    unpacked,
+    unpack_manifest,
 )
 
 PARAMETERS: Dict[str, Any] = globals().get("PARAMETERS") or {}
@@ -134,7 +134,7 @@ def describe(given: Dict[str, Any]) -> Dict[str, Any]:
     with hold_lock(given["lock"], fcntl.LOCK_SH):
         found = kept_manifest(given)
         if found is None:
-            found = described(directory, given["leave_out"], done=tell.report).manifest()
+            found = describe_tree(directory, given["leave_out"], done=tell.report).manifest()
             remember(given, found)
     made = parse_manifest(found, hashlib.sha256(found).hexdigest(), given["leave_out"])
     files = sum(each.kind == "f" for each in made.entries)
@@ -178,7 +178,7 @@ def fetch(given: Dict[str, Any]) -> Dict[str, Any]:
         coming = store.IncomingTree(given["directory"], given["mark"])
         fetching = Fetching(given)
         packed = fetching.manifest()
-        found = unpacked(packed)
+        found = unpack_manifest(packed)
         made = parse_manifest(found, given["digest"], given["leave_out"])
         coming.prepare(made)
         holding = peers.Holding(made, packed, coming.files, whole=False)
@@ -358,7 +358,7 @@ def kept_manifest(given: Dict[str, Any]) -> Any:
     try:
         with open(_place(given), "rb") as file:
             made, _, data = file.read().partition(b"\n")
-        return unpacked(data) if made == making_id(given["mark"]) else None
+        return unpack_manifest(data) if made == making_id(given["mark"]) else None
     except (OSError, RefusedError):
         return None
 

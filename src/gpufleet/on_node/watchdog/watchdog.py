@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: looks whether this node's vLLM servers get on, and does what was asked for.
+"""RUNS ON THE NODE: watches the progress of its vLLM servers, and acts as configured.
 
     gpufleet-watchdog [CONFIGURATION]        by default /etc/gpufleet/watchdog.json
 

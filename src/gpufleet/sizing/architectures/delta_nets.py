@@ -384,7 +384,7 @@ def alice(config: Mapping[str, Any]) -> Architecture:
         experts=experts,
         moe_intermediate_size=inner,
         pipeline=False,
-        notes=("what its layers keep of earlier ones during a step is not counted",),
+        notes=("the states that its layers keep during a step are not counted",),
         further=(
             *rotary_tables(fields, head_dim),
             Part("mixing", _alice_mixing("model.attnres_final.res", hidden), Where.LAST),

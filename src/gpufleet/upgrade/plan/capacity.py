@@ -21,7 +21,7 @@ from gpufleet.upgrade.plan.required_replicas import (
     required_replicas,
     serving,
     serving_after,
-    taken,
+    stopped_replicas,
 )
 from gpufleet.upgrade.plan.wave import Wave, model_of
 from gpufleet.upgrade.plan.waves import spare, waves
@@ -100,7 +100,7 @@ def remaining_capacity(
             RemainingCapacity(
                 wave.number, model, count[model], takes, needs[model].needed, model in accepted
             )
-            for model, takes in sorted(taken(wave.groups, serve).items())
+            for model, takes in sorted(stopped_replicas(wave.groups, serve).items())
         ]
         if (then := serving_after(wave.groups, serve)) is not serve:
             serve, count = then, Counter(map(model_of, then))
@@ -187,7 +187,7 @@ def _most(found: Iterable[Wave], loads: Sequence[ReplicaLoad]) -> Counter[str]:
     serve, most = serving(loads), Counter[str]()
     for wave in found:
         for group in wave.groups:
-            most |= taken([group], serve)
+            most |= stopped_replicas([group], serve)
     return most
 
 

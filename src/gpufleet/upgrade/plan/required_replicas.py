@@ -74,7 +74,7 @@ def serving(loads: Iterable[ReplicaLoad]) -> frozenset[str]:
     return frozenset(each.replica for each in loads if each.serves)
 
 
-def taken(groups: Iterable[Group], serve: frozenset[str]) -> Counter[str]:
+def stopped_replicas(groups: Iterable[Group], serve: frozenset[str]) -> Counter[str]:
     """Return how many replicas of each model stop serving while these groups are changed."""
     return Counter(
         model_of(replica) for group in groups for replica in group.replicas if replica in serve

@@ -28,7 +28,7 @@ from gpufleet.upgrade.plan.required_replicas import (
     required_replicas,
     serving,
     serving_after,
-    taken,
+    stopped_replicas,
 )
 from gpufleet.upgrade.plan.wave import Group, Wave, model_of
 
@@ -105,7 +105,7 @@ class _Queue:
         count = Counter(model for group in groups for model in group.models)
 
         def first(group: Group) -> tuple[object, ...]:
-            takes = taken([group], self.serve)
+            takes = stopped_replicas([group], self.serve)
             judged = takes.total() == len(group.replicas) > 0 and not group.goes
             models = min((count[model] for model in group.models), default=0)
             ordinary = not loads or judged
@@ -114,7 +114,7 @@ class _Queue:
         self.count = Counter(map(model_of, self.serve))
         self.kinds: dict[tuple[object, ...], _Kind] = {}
         for order, group in enumerate(sorted(groups, key=first)):
-            takes = taken([group], self.serve)
+            takes = stopped_replicas([group], self.serve)
             self.most |= takes
             kind = (tuple(sorted(takes.items())), group.models)
             alike = self.kinds.setdefault(kind, _Kind(takes, group.models))

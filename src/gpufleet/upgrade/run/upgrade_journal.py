@@ -38,7 +38,7 @@ _MOST = 2000  # characters of a text in an entry: what nodes say is quoted, not 
 
 
 def new_id() -> str:
-    """Return a name for an upgrade that sorts by time: a directory's on nodes, a file's here."""
+    """Return a name that sorts by time: of the directory on nodes, and of the file here."""
     return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(2)}"
 
 

@@ -370,7 +370,7 @@ def test_the_unit_is_the_innermost_one(tree, cgroup, unit):
 
 
 def test_our_own_process_is_as_ps_says():
-    own = processes.who(os.getpid(), str)
+    own = processes.describe_process(os.getpid(), str)
     by_ps = subprocess.run(
         ["ps", "-o", "ruid=,comm=", "-p", str(os.getpid())],
         capture_output=True, text=True, check=True,

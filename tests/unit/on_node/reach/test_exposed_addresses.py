@@ -26,7 +26,7 @@ def test_a_port_on_loopback_is_not_exposed(address: str, family: socket.AddressF
     with listening(address, family) as server:
         server.listen()
 
-        assert endpoints.exposed(server.getsockname()[1]) == []
+        assert endpoints.exposed_addresses(server.getsockname()[1]) == []
 
 
 @pytest.mark.parametrize(("address", "family"), BEYOND)
@@ -34,13 +34,13 @@ def test_a_port_on_all_addresses_is(address: str, family: socket.AddressFamily):
     with listening(address, family) as server:
         server.listen()
 
-        assert len(endpoints.exposed(server.getsockname()[1]) or []) == 1
+        assert len(endpoints.exposed_addresses(server.getsockname()[1]) or []) == 1
 
 
 def test_a_port_that_nobody_listens_on_is_not():
     """Bound, and not listening: nobody can reach it."""
     with listening(*BEYOND[0]) as server:
-        assert endpoints.exposed(server.getsockname()[1]) == []
+        assert endpoints.exposed_addresses(server.getsockname()[1]) == []
 
 
 def test_an_ipv4_address_in_ipv6_s_clothes_is_known():

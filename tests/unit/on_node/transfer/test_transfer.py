@@ -28,7 +28,12 @@ from typing import Any
 import pytest
 
 from gpufleet.artifacts import distribution
-from gpufleet.on_node.transfer.manifest import PIECE_BYTES, RefusedError, described, parse_manifest
+from gpufleet.on_node.transfer.manifest import (
+    PIECE_BYTES,
+    RefusedError,
+    describe_tree,
+    parse_manifest,
+)
 from gpufleet.remote import payload
 
 pytestmark = pytest.mark.slow
@@ -367,7 +372,7 @@ HOSTILE: dict[str, Callable[[dict[str, Any]], object]] = {
 def test_a_hostile_manifest_is_refused(name: str, tmp_path: Path) -> None:
     grow(tmp_path / "tree", mib=1)
     (tmp_path / "tree/zz").symlink_to("/tmp")
-    honest = described(str(tmp_path / "tree"), LEFT_OUT).manifest()
+    honest = describe_tree(str(tmp_path / "tree"), LEFT_OUT).manifest()
     assert parse_manifest(honest, sha256(honest), LEFT_OUT).bytes > MIB
     manifest = json.loads(honest)
     HOSTILE[name](manifest)
