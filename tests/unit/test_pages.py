@@ -18,7 +18,9 @@ LONG = {"settings.md", "known-models.md"}
 
 
 def without_code(text: str) -> str:
-    return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    """Return a page without its blocks of code; empty lines take their place."""
+    block = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+    return block.sub(lambda found: "\n" * found.group().count("\n"), text)
 
 
 @cache
@@ -62,6 +64,19 @@ def test_a_page_has_at_most_three_hundred_lines() -> None:
     assert long - LONG == set()
 
 
+def test_prose_ends_at_a_hundred_columns() -> None:
+    """But for tables, blocks of code and output, and what cannot be broken: a link."""
+    wide = [
+        f"{page.relative_to(ROOT)}:{number}"
+        for page in (*PAGES, ROOT / "CHANGELOG.md")
+        if page.name not in LONG
+        for number, line in enumerate(without_code(page.read_text()).splitlines(), 1)
+        if len(line) > 100 and not line.lstrip().startswith("|") and not line.startswith("    ")
+        if " " in line.strip().lstrip("-* ")
+    ]
+    assert wide == []
+
+
 def test_the_first_page_fits_a_screen_and_begins_with_two_commands() -> None:
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= 80
@@ -101,6 +116,24 @@ def test_commands_and_options_that_pages_show_exist() -> None:
             wrong.append(shown)
     assert len(typed_commands()) > 100
     assert wrong == []
+
+
+def test_targets_and_deploys_that_pages_show_exist() -> None:
+    """`make TARGET`, and `pyinfra INVENTORY deploys/NAME.py`; options of pyinfra are pyinfra's."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    wrong = set()
+    for page in PAGES:
+        text = page.read_text()
+        typed = re.findall(
+            r"^ {4}make ([a-z-]+)|^make ([a-z-]+)|`make ([a-z-]+)", text, re.MULTILINE
+        )
+        wrong |= {f"{page.name}: make {''.join(found)}" for found in typed} - {
+            f"{page.name}: make {target}" for target in targets
+        }
+        for deploy in re.findall(r"\bdeploys/([a-z_]+)\.py", text):
+            if not (ROOT / f"deploys/{deploy}.py").is_file():
+                wrong.add(f"{page.name}: deploys/{deploy}.py")
+    assert wrong == set()
 
 
 def test_modules_and_tests_that_pages_name_exist() -> None:
