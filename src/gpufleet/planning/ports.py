@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpufleet.formatting import join_names
+from gpufleet.formatting import join_names, node_ranges
 from gpufleet.settings.node_settings import NodeSettings
 
 LAST_PORT = 65535
@@ -83,7 +83,8 @@ class _Ports:
                     firsts[served.port][model] = "port" in served.model_fields_set
             self.declared[name] = firsts
         self.clashes: dict[tuple[int, tuple[str, ...]], list[str]] = defaultdict(list)
-        self.stepped: dict[tuple[str, int, str], list[str]] = defaultdict(list)
+        self.stepped: dict[tuple[str, int, int], list[tuple[str, str]]] = defaultdict(list)
+        """By model, its port and the declared one: nodes, each with what has the declared one."""
         self.beyond: dict[tuple[str, int], str] = {}
 
     def assign(self, endpoints: Sequence[Endpoint]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -146,8 +147,11 @@ class _Ports:
                 for node in endpoint.nodes
                 for at in endpoint.ports(endpoint.declared)
             }
-            user = " and ".join(sorted(having - {""})) or self._explicit_key(endpoint)
-            self.stepped[endpoint.model, port, user] += endpoint.nodes
+            users = {_without_replica(each) for each in having - {""}}
+            users = users or {self._explicit_key(endpoint)}
+            self.stepped[endpoint.model, port, endpoint.declared] += [
+                (node, user) for node in endpoint.nodes for user in users
+            ]
         self._take(endpoint, port)
 
     def _in_use(self, endpoint: Endpoint, port: int) -> bool:
@@ -211,11 +215,18 @@ class _Ports:
             )
 
     def _remarks(self) -> Iterable[str]:
-        for (model, port, user), nodes in sorted(self.stepped.items()):
+        for (model, port, declared), found in sorted(self.stepped.items()):
+            nodes, users = ({each[at] for each in found} for at in (0, 1))
             yield (
-                f"{model}: its first replica on {join_names(set(nodes))} has port {port}, for "
-                f"{user} has the one it declares"
+                f"{model}: port {port} on {node_ranges(nodes)}, because {declared} is taken by "
+                f"{join_names(users)}"
             )
+
+
+def _without_replica(user: str) -> str:
+    """Return the model of a replica's name; a setting's key and other programs unchanged."""
+    model, _, number = user.rpartition("-")
+    return model if number.isdigit() else user
 
 
 def _by_name(endpoint: Endpoint) -> tuple[str, int]:

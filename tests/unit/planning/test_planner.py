@@ -498,8 +498,7 @@ def test_a_port_of_another_program_is_stepped_over_and_a_written_one_refused():
 
     assert [stage.port for stage in found.stages] == [8002]
     assert found.reasons[-1] == (
-        "m: its first replica on gpu-01 has port 8002, for a program of others has the one it "
-        "declares"
+        "m: port 8002 on gpu-01, because 8000 is taken by a program of others"
     )
     with pytest.raises(FleetError, match=r"set by a program of others and serving\.m\.port"):
         plan([node], {"gpu-01": declare({"m": model(port=8000)})}, ports=taken)
@@ -670,9 +669,7 @@ def test_a_default_port_yields_to_one_that_was_written():
         "a-0": ("gpu-01", 8000),
         "z-0": ("gpu-01", 8001),
     }
-    assert "z: its first replica on gpu-01 has port 8001, for serving.a.port has" in "".join(
-        found.reasons
-    )
+    assert "z: port 8001 on gpu-01, because 8000 is taken by serving.a.port" in found.reasons
     assert again.stages == found.stages
 
 
