@@ -1,0 +1,176 @@
+"""One node taken out of service and put back: marks, gateways, the end of its requests.
+
+Border. `fleet/draining.py` says what a drain is about, `on_node/change/change.py` makes the marks,
+and `upgrade/run/traffic.py` tells gateways, as an upgrade does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from gpufleet.cli.common_options import operator_name
+from gpufleet.errors import FleetError
+from gpufleet.fleet import draining, fleet_plan
+from gpufleet.fleet.draining import Drain
+from gpufleet.inventory.loader import Fleet
+from gpufleet.node.marks import Mark, deploy_problems
+from gpufleet.upgrade.run import node_questions, observe
+from gpufleet.upgrade.run.connections import Nodes
+from gpufleet.upgrade.run.node_answers import Marks, NodeLook, RequestsLeft
+from gpufleet.upgrade.run.traffic import Frontends
+
+TELL_SECONDS = 60
+"""How long gateways are tried, where one does not answer at once."""
+
+
+class NodeDrains:
+    """Takes nodes of an inventory out of service, and puts them back."""
+
+    def __init__(self, declared: Fleet, nodes: Nodes) -> None:
+        self.declared, self.nodes = declared, nodes
+        self.front = Frontends(nodes, declared)
+
+    def drain(self, name: str, why: str, seconds: int | None, *, force: bool) -> dict[str, Any]:
+        """Drain a node; return the outcome."""
+        found, looks = self.find(name)
+        deploys = {node: each for node in found.every_node if (each := looks[node].deploy)}
+        if problems := deploy_problems(deploys):
+            raise FleetError(*problems)
+        if not force and (refused := draining.refusal(found)):
+            raise FleetError(refused)
+        by = operator_name()
+        marks = self._set_marks({name: node_questions.cordon(by, why)})
+        # Marks before gateways: killed in between, the fleet says what was about to happen.
+        marks |= self._set_marks(
+            {
+                node: node_questions.drain(found.replicas_on(node), by, why)
+                for node in found.every_node
+                if found.replicas_on(node)
+            }
+        )
+        # A deploy has begun since they were looked at.
+        if problems := tuple(f"{n}: {m.problem}" for n, m in marks.items() if m.problem):
+            raise FleetError(*problems)
+        began = time.monotonic()
+        self.front.set_servers("drain", found.servers, TELL_SECONDS)
+        limit = self._drain_seconds(name, looks) if seconds is None else seconds
+        left, unknown = self._wait_until_quiet(found, limit)
+        return {
+            "node": name,
+            "did": "drained",
+            "replicas": list(found.replicas),
+            "cordon": mark_json(marks[name].cordon),
+            "told": self.front.is_declared(),
+            "left": left,
+            "unknown": unknown,
+            "seconds": round(time.monotonic() - began, 1),
+            "quiet": not left and not unknown,
+            "problems": [] if self.front.is_declared() else [_NOBODY],
+        }
+
+    def undrain(self, name: str, *, force: bool) -> dict[str, Any]:
+        """Undo a drain; return the outcome."""
+        found, looks = self.find(name)
+        # A replica that is drained without a unit here (it was stopped) is undrained as well.
+        here = {**dict.fromkeys(looks[name].drained, (name,)), **found.nodes}
+        stays = {
+            replica: mark
+            for replica, mark in looks[name].drained.items()
+            if mark.upgrade is not None and not force
+        }
+        problems = [f"{replica} stays drained: {mark}" for replica, mark in sorted(stays.items())]
+        free = sorted(set(here) - set(stays))
+        # Gateways before marks: killed in between, it is done again.
+        self.front.set_servers(
+            "ready", [each for each in found.servers if each["replica"] in free], TELL_SECONDS
+        )
+        wanted: dict[str, list[str]] = {}
+        for replica in free:
+            for node in here[replica]:
+                wanted.setdefault(node, []).append(replica)
+        marks = self._set_marks(
+            {node: node_questions.undrain(each, force=force) for node, each in wanted.items()}
+        )
+        problems += [each.problem for each in marks.values() if each.problem]
+        kept = looks[name].cordon
+        if kept and _is_of_drain(kept, looks[name].drained.values()):
+            kept = self._set_marks({name: node_questions.uncordon(force=force)})[name].cordon
+        return {
+            "node": name,
+            "did": "undrained",
+            "replicas": free,
+            "cordon": mark_json(kept),
+            "told": self.front.is_declared(),
+            "problems": problems,
+        }
+
+    def cordon(self, name: str, by: str, why: str) -> None:
+        """Cordon a node; a cordon that is there stays."""
+        self._set_marks({name: node_questions.cordon(by, why)})
+
+    def uncordon(self, name: str) -> None:
+        """Lift a person's cordon; drain marks stay."""
+        self._set_marks({name: node_questions.uncordon()})
+
+    def find(self, name: str) -> tuple[Drain, Mapping[str, NodeLook]]:
+        """Return the replicas that a drain of a node affects, and the marks of its nodes."""
+        answers = observe.survey(self.nodes, self.declared)
+        if isinstance(said := answers[name], str):
+            raise FleetError(f"{name}: {said}")
+        documents = {node: each for node, each in answers.items() if not isinstance(each, str)}
+        looks = observe.look(self.nodes, documents)
+        out = {(node, replica) for node, each in looks.items() for replica in each.drained}
+        found = draining.find_drain(name, fleet_plan.running_stages(documents), out)
+        return found, looks
+
+    def _set_marks(self, wanted: Mapping[str, Any]) -> dict[str, Marks]:
+        return self.nodes.ask_until(wanted, Marks.read, 0)
+
+    def _drain_seconds(self, name: str, looks: Mapping[str, NodeLook]) -> int:
+        """Return the longest `drain_seconds` of what runs on a node, or of all that it declares."""
+        serving = self.declared.gpu_nodes[name].settings.serving
+        here = {
+            model
+            for model in serving
+            for unit in looks[name].units.values()
+            if unit.replica.rpartition("-")[0] == model
+        }
+        return max((serving[model].drain_seconds for model in here or serving), default=0)
+
+    def _wait_until_quiet(self, found: Drain, seconds: int) -> tuple[int, list[str]]:
+        """Wait for requests to end; return how many are left, and the servers that do not say."""
+        end = time.monotonic() + seconds
+        queued = self.front.wait(found.servers, seconds)
+        asked = {
+            node: node_questions.wait_quiet(
+                [f"vllm-{each}.service" for each in found.replicas_on(node)],
+                max(0.0, end - time.monotonic()),
+            )
+            for node in found.every_node
+            if found.replicas_on(node)
+        }
+        answers = self.nodes.ask_until(asked, RequestsLeft.read, 0)
+        left = max(queued, sum(each.total for each in answers.values()))
+        return left, sorted(url for each in answers.values() for url in each.unknown)
+
+
+_NOBODY = "no gateway and no `balancer` is declared: clients keep sending requests to this node"
+
+
+def _is_of_drain(cordon: Mark, drained: Any) -> bool:
+    """Return whether a cordon is the one that a drain made."""
+    return any((each.by, each.why) == (cordon.by, cordon.why) for each in drained)
+
+
+def mark_json(mark: Mark | None) -> dict[str, Any] | None:
+    """Return a mark as plain values for `json.dumps`."""
+    if mark is None:
+        return None
+    return {"by": mark.by, "why": mark.why, "since": mark_time(mark), "upgrade": mark.upgrade}
+
+
+def mark_time(mark: Mark) -> str:
+    """Return when a mark was made, in UTC."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(mark.since))
