@@ -225,7 +225,9 @@ def _fleet(
     if not names:
         raise FleetError(f"{shown}: has no nodes: name hosts in `groups`")
     stem = () if path.stem in nested.members else (path.stem,)
-    typed: Variables = {key: (value, Origin("--data")) for key, value in overrides.items()}
+    typed: Variables = {
+        key: (value, Origin("--data")) for key, value in overrides.items() if "." not in key
+    }
 
     problems: list[str] = []
 
@@ -248,6 +250,16 @@ def _fleet(
         )
         for name in names
     }
+    for key, value in overrides.items():
+        if "." in key:
+            into = {name: variables.set_below(each, key, value) for name, each in merged.items()}
+            merged |= {name: each for name, each in into.items() if each is not None}
+            if not any(each is not None for each in into.values()):
+                parts = key.split(".")
+                problems.append(
+                    f"--data {key}: no node has `{'.'.join(parts[: min(2, len(parts) - 1)])}` to "
+                    "set it in: write the whole setting as JSON, or change group_vars/"
+                )
     if problems:  # checking what could be read would only add mistakes that are none
         raise FleetError(*problems)
     known = {"group_vars": ("all", *stem, *nested.members), "host_vars": names}

@@ -12,7 +12,7 @@ identifiers, `NAME.yml` beside `NAME.yaml`, and values that JSON does not have.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -124,6 +124,35 @@ def load(directories: Iterable[Path], name: str, root: Path | None = None) -> Va
 def merge(*layers: Variables) -> Variables:
     """Lay variables over each other: the last layer that has a key decides its whole value."""
     return {key: found for layer in layers for key, found in layer.items()}
+
+
+def set_below(found: Variables, dotted: str, value: Any) -> Variables | None:
+    """
+    Return variables with one value inside a mapping replaced: `serving.llama.replicas`.
+
+    None: they have nothing of that name to put it into, down to the second part (`serving.llama`).
+    A key may have dots itself, as a model's name: the longest one that is there counts.
+    """
+    top, *parts = dotted.split(".")
+    whole, origin = found.get(top, (None, Origin("")))
+    if not isinstance(whole, Mapping) or (len(parts) > 1 and not _known_parts(whole, parts)):
+        return None
+    place = Origin(f"--data on {origin.file}", origin.line, origin.inner)
+    return {**found, top: (_put(whole, parts, value), place)}
+
+
+def _put(whole: Mapping[str, Any], parts: Sequence[str], value: Any) -> dict[str, Any]:
+    count = _known_parts(whole, parts) or 1
+    key, rest = ".".join(parts[:count]), parts[count:]
+    if not rest:
+        return {**whole, key: value}
+    below = whole.get(key)
+    return {**whole, key: _put(below if isinstance(below, Mapping) else {}, rest, value)}
+
+
+def _known_parts(whole: Mapping[str, Any], parts: Sequence[str]) -> int:
+    """Return how many of the first parts are a key that is there; 0: none."""
+    return next((n for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in whole), 0)
 
 
 def files_of(directory: Path, name: str, root: Path | None = None) -> tuple[Path, ...]:

@@ -137,6 +137,27 @@ def test_a_node_beats_its_groups_and_the_command_line_beats_all(project):
     assert {data["node_exporter"]["port"] for data in typed.values()} == {9003}
 
 
+def test_the_command_line_sets_one_value_inside_a_setting_where_a_node_has_it(project):
+    model = "{model: /srv/a, replicas: 1, flags: {max-num-seqs: 8}}"
+    vllm = "{version: 0.32.0, lock: locks/x.txt, api_key_file: secrets/key}"
+    serving = f"{{llama-3.1: {model}, b: {model}}}"
+    project.write("group_vars/gpu_a.yml", f"vllm: {vllm}\nserving: {serving}\n")
+
+    typed = "serving.llama-3.1.flags.max-num-seqs"
+    before = project.data()
+    data = project.data("--data", f"{typed}=16")
+    # pyinfra shows it beside all settings, too.
+    assert {each.pop(typed) for each in data.values()} == {16}
+    changed = [name for name in data if data[name] != before[name]]
+    assert changed == [name for name in before if before[name].get("serving")] != []
+    for name in changed:
+        serving = data[name]["serving"]
+        assert serving["llama-3.1"]["flags"] == {"max-num-seqs": 16}
+        assert serving["b"] == before[name]["serving"]["b"]
+        del serving["llama-3.1"]["flags"], before[name]["serving"]["llama-3.1"]["flags"]
+        assert data[name] == before[name]
+
+
 def test_groups_of_the_same_depth_are_read_by_name(project):
     """As Ansible does: the last name wins."""
     project.inventory('groups={"b": ["@fake/n1"], "a": ["@fake/n1"]}')
@@ -213,7 +234,16 @@ def test_files_of_ours_are_found_from_any_directory(project):
         pytest.param((*DEPLOY, "--exclude", "gpu"), "match no host", id="excludes-all"),
         pytest.param((*DEPLOY, "--group-data", "x"), "--group-data", id="group-data"),
         pytest.param((*DEPLOY, "--data", "x"), "--data x: has no value", id="data-without-value"),
-        pytest.param((*DEPLOY, "--data", "vllm.x=1"), "dots are not allowed", id="data-with-dots"),
+        pytest.param(
+            (*DEPLOY, "--data", "serving.tiny.replicas=2"),
+            "--data serving.tiny.replicas: no node has `serving.tiny` to set it in",
+            id="data-into-nothing",
+        ),
+        pytest.param(
+            (*DEPLOY, "--data", "node_exporter.prt=1"),
+            "--data on group_vars/all.yml:1: node_exporter.prt: no setting has this name",
+            id="data-inside-checked",
+        ),
         pytest.param((*DEPLOY, "--data", "vlm={}"), "--data: vlm: no setting", id="data-unknown"),
         pytest.param(
             (*DEPLOY, "--data", 'node_exporter={"prt": 1}'),
