@@ -32,6 +32,7 @@ from gpufleet.load_test.client_places import CONTROLLER, ClientPlace
 from gpufleet.load_test.level import LevelSummary
 from gpufleet.load_test.level_runs import LevelRuns
 from gpufleet.load_test.load_target import Target
+from gpufleet.load_test.outcomes import Contract
 from gpufleet.load_test.rate_search import RateSearch
 from gpufleet.load_test.verdicts import fewest_seconds
 from gpufleet.load_test.workloads import TokenRange
@@ -171,15 +172,32 @@ def simulated_search(work: tuple[Row, int]) -> Searched:
 def find(
     row: Row, seed: int, request_seconds: float, run: Callable[[float, float], LevelSummary]
 ) -> Searched:
-    """Search by levels of a rate and the most seconds, as `gpufleet measure` does."""
-    queue = row.queue
+    """Find the rate of a row; `run` puts on a level of a rate and the most seconds."""
     # The command begins with 0.5: here other levels are tried in each search.
     start = random.Random(seed).uniform(0.5, 1.0)
-    rates = RateSearch(start, MOST_TIMES * queue.saturation, budget_levels=MOST_LEVELS)
+    rates = RateSearch(start, MOST_TIMES * row.queue.saturation, budget_levels=MOST_LEVELS)
+    floor = request_seconds if row.floor else None
+    return run_search(rates, row.queue.contract, row.seconds, floor, run)
+
+
+def run_search(
+    rates: RateSearch,
+    contract: Contract,
+    seconds: float,
+    request_seconds: float | None,
+    run: Callable[[float, float], LevelSummary],
+) -> Searched:
+    """
+    Search as `gpufleet measure` does; `run` puts on a level of a rate and the most seconds.
+
+    With `request_seconds` each level has the least time that a verdict takes; None: `seconds` only.
+    """
     levels = []
     while (rate := rates.next()) is not None:
-        least = 2 * fewest_seconds(queue.contract, rate, request_seconds) if row.floor else 0.0
-        levels.append(run(rate, max(row.seconds, least) * rates.budget_factor))
+        least = (
+            0.0 if request_seconds is None else 2 * fewest_seconds(contract, rate, request_seconds)
+        )
+        levels.append(run(rate, max(seconds, least) * rates.budget_factor))
         rates.add(levels[-1])
     found = rates.result()
     return Searched(
