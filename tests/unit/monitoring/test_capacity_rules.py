@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from gpufleet.monitoring.rules import capacity_rules
 from gpufleet.monitoring.rules.capacity_rules import MeasuredReplica
 from gpufleet.monitoring.rules.files import RuleSettings, rule_files
+from tests.unit.monitoring.prometheus import asked, prometheus
 from tests.unit.monitoring.promtool import Case, Firing, run, too_early
 
 MINUTE = 60
@@ -134,6 +141,48 @@ def rules_file(measured: tuple[MeasuredReplica, ...]) -> str:
 
 def test_the_alert_fires_near_what_was_measured_and_nowhere_else(tmp_path: Path) -> None:
     run(CASES, {"vllm.rules.yml": rules_file(MEASURED)}, capacity_rules.ALERTS, tmp_path)
+
+
+def samples(now: float) -> Iterator[str]:
+    """Yield half an hour of two replicas, at 99 % and at 85 % of what they carry."""
+    series = {**replica(9.9), **replica(0.85, stage="other-0")}
+    families: dict[str, list[str]] = {}
+    for name, values in series.items():
+        first, _, step = values.partition("x")[0].partition("+")
+        for second in range(-1800, 0, 15):
+            value = float(first) + float(step or 0) * second / MINUTE + (3600 if step else 0)
+            families.setdefault(name.partition("{")[0], []).append(
+                f"{name} {value:g} {now + second:.3f}\n"
+            )
+    for family, lines in families.items():
+        yield f"# TYPE {family} unknown\n"
+        yield from lines
+    yield "# EOF\n"
+
+
+@pytest.mark.slow
+def test_a_real_prometheus_fires_the_alert_and_no_other_model_s(tmp_path: Path) -> None:
+    """Its window is real, over samples that are there; the ten minutes of `for` are 5 s here."""
+    text = rules_file(MEASURED)
+    assert "for: 600s" in text or "for: 10m" in text
+    rules = {"vllm.rules.yml": re.sub(r"for: (600s|10m)$", "for: 5s", text, flags=re.MULTILINE)}
+    with prometheus(tmp_path, samples(time.time()), rules) as url:
+        firing: list[Any] = []
+        end = time.monotonic() + 60
+        while not firing and time.monotonic() < end:
+            time.sleep(1)
+            firing = asked(url, f'ALERTS{{alertname="{NEAR}",alertstate="firing"}}', time.time())
+        ratio = asked(url, "model:measured_load:ratio", time.time())
+        pending = asked(url, f'ALERTS{{alertname="{NEAR}",model="other"}}', time.time())
+
+    # They fall as the samples' end passes out of the window.
+    shares = {each["metric"]["model"]: float(each["value"][1]) for each in ratio}
+    assert 0.9 < shares["tiny"] < 1
+    assert 0.7 < shares["other"] < 0.9
+    (alert,) = firing
+    assert (alert["metric"]["model"], alert["metric"]["measured"]) == ("tiny", "2026-11-20")
+    assert alert["metric"]["severity"] == "ticket"
+    assert pending == []
 
 
 def test_without_a_measurement_there_is_neither_alert_nor_rate() -> None:
