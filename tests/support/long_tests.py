@@ -32,6 +32,7 @@ PARTS = {
     "tests/unit/": "programs",
     "tests/lab/test_batch.py": "batch",
     "tests/lab/test_commands.py": "measure",
+    "tests/lab/test_measuring.py": "measure",
     "tests/lab/test_doctor.py": "doctor",
     "tests/lab/test_lab_commands.py": "main-job",
     "tests/lab/test_main_job.py": "main-job",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +19,10 @@ from gpufleet.cli.common_options import (
 from gpufleet.cli.fleet_inputs import use_gevent
 from gpufleet.errors import FleetError
 from gpufleet.sanitize import printable
+
+if TYPE_CHECKING:
+    from gpufleet.cli.measure_session import Session
+    from gpufleet.cli.measure_wanted import Wanted
 
 
 class MeasureCommand(FleetCommand):
@@ -103,6 +107,20 @@ class MeasureCommand(FleetCommand):
     metavar="A B",
     help="Compare two results instead; B may be of vllm bench serve, guidellm or aiperf.",
 )
+@click.option(
+    "--tune",
+    is_flag=True,
+    help="Try settings on one drained replica and propose the best; it returns to what is "
+    "declared.",
+)
+@click.option(
+    "--try",
+    "tries",
+    multiple=True,
+    metavar="NAME=V,V",
+    help="With --tune: values of max-num-seqs, max-num-batched-tokens or tensor_parallel.  "
+    "[default: half and twice what runs; divisions that fit]",
+)
 @json_option
 def measure(inventory_file: str, *, compare: tuple[Path, Path] | None, **given: Any) -> int:
     """
@@ -115,13 +133,15 @@ def measure(inventory_file: str, *, compare: tuple[Path, Path] | None, **given: 
     gpufleet measure inventories/prod.py --replica llama-0 --preset rag
     gpufleet measure inventories/prod.py llama --guest 0.3 --gateway lb-01 --key-file key
     gpufleet measure inventories/prod.py llama --gateway lb-01 --key-file key --from load-01
+    gpufleet measure inventories/prod.py llama --tune --try max-num-seqs=128,256
     gpufleet measure --compare measurements/a.json measurements/b.json
 
     Puts load on the model: without --guest only where no other request is under way. Changes
-    nothing on nodes, and leaves nothing there. Results are files: JSON, a Benchmark Report for each
-    level, and a page.
+    nothing on nodes but for --tune, and leaves nothing there. Results are files: JSON, a Benchmark
+    Report for each level, and a page.
 
-    Exit status: 0 found, 1 not known or the objectives are never met, 2 error.
+    Exit status: 0 found, 1 not known or the objectives are never met (with --tune: by what is
+    declared), 2 error.
     """
     if compare:
         return _print_comparison(*compare, as_json=given["as_json"])
@@ -133,6 +153,8 @@ def measure(inventory_file: str, *, compare: tuple[Path, Path] | None, **given: 
 
     wanted = Wanted(**given)
     with Session(inventory_file, wanted) as session:
+        if wanted.tune:
+            return _tune(session, wanted)
         found = session.measure()
     files = write_result(found, wanted.output or measurements_folder(inventory_file))
     if wanted.as_json:
@@ -140,6 +162,19 @@ def measure(inventory_file: str, *, compare: tuple[Path, Path] | None, **given: 
     else:
         print_result(found, files)
     return int(found.found.kept is None or found.found.status not in _FOUND)
+
+
+def _tune(session: Session, wanted: Wanted) -> int:
+    from gpufleet.cli.measure_output import print_tuning
+    from gpufleet.cli.tune_session import TuneSession
+
+    found = TuneSession(session, wanted).tune()
+    if wanted.as_json:
+        print_json(found.as_json())
+    else:
+        print_tuning(found, session.wanted.model or "")
+    declared = found.trials[0].measured
+    return int(declared is None or declared.found.status not in _FOUND)
 
 
 # A rate that is known: the highest that keeps the contract, or all that was asked for keeps it.

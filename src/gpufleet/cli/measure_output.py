@@ -13,6 +13,7 @@ from gpufleet.load_test.client_process import Beat
 from gpufleet.load_test.level import Level, LevelSummary
 from gpufleet.load_test.load_target import Target
 from gpufleet.load_test.result import Measurement
+from gpufleet.load_test.tuning import Tuning, data_of
 from gpufleet.paths import write_whole
 from gpufleet.sanitize import printable
 
@@ -83,6 +84,40 @@ def print_result(found: Measurement, files: tuple[Path, ...]) -> None:
     click.echo()
     click.echo(printable(answer(found)))
     click.echo(printable(f"written: {files[0]} and {files[1].name}"))
+
+
+def print_tuning(tuning: Tuning, model: str) -> None:
+    """Print the trials, and what they propose."""
+    table = new_table("settings", "GPUs", "requests/s", "missed at", "result")
+    for each in tuning.trials:
+        found = each.measured.found if each.measured else None
+        add_row(
+            table,
+            str(each),
+            str(each.gpus or ""),
+            f"{found.kept:.3g}" if found and found.kept else "",
+            f"{found.missed:.3g}" if found and found.missed else "",
+            each.why if found is None else found.status,
+        )
+    display(table)
+    click.echo()
+    for line in proposal_lines(tuning, model):
+        click.echo(printable(line))
+
+
+def proposal_lines(tuning: Tuning, model: str) -> list[str]:
+    """Return what trials propose: the settings as they are written, or that none is better."""
+    best = tuning.proposal
+    if best is None or best.measured is None:
+        return [
+            "no setting that was tried carries more for a GPU, beyond noise: keep what is declared"
+        ]
+    declared = tuning.trials[0]
+    return [
+        f"proposed, for it carries more for a GPU, beyond noise ({best.measured.found.why}):",
+        *(f"  {name}: {value}" for name, value in data_of(model, best.settings).items()),
+        f"compare them: gpufleet measure --compare {declared.file} {best.file}",
+    ]
 
 
 def answer(found: Measurement) -> str:

@@ -78,7 +78,7 @@ class Session:
         self._check_place()
         trace = read_trace(Path(wanted.trace)) if wanted.trace else None
         work = trace_work(wanted.trace or "", trace) if trace else wanted.work()
-        fleet = self._look()
+        fleet = self.look()
         model = load_target.choose_model(fleet.declared, wanted.model)
         load_target.require_text(model, fleet.declared)
         contract = load_target.contract_of(model, fleet.declared, wanted.share)
@@ -147,7 +147,7 @@ class Session:
             finally:
                 clients.close()
 
-    def _look(self) -> NodeAnswers:
+    def look(self) -> NodeAnswers:
         """Ask all nodes what runs, and refuse while it is being changed."""
         found = self.fleet.ask_nodes()
         if problems := found.changes():

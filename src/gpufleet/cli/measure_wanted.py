@@ -42,6 +42,8 @@ class Wanted:
     seed: int
     output: Path | None
     as_json: bool
+    tune: bool = False
+    tries: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         exclusive = (
@@ -51,6 +53,16 @@ class Wanted:
             ("--guest", self.guest, "--concurrency", self.concurrency),
             ("--trace", self.trace, "--prompts", self.prompts),
             ("--trace", self.trace, "--concurrency", self.concurrency),
+            *(
+                ("--tune", self.tune or None, option, given)
+                for option, given in (
+                    ("--gateway", self.gateway),
+                    ("--rate", self.rate),
+                    ("--concurrency", self.concurrency),
+                    ("--trace", self.trace),
+                    ("--guest", self.guest),
+                )
+            ),
         )
         if problems := [
             f"{one} and {other} exclude each other: remove one"
@@ -58,6 +70,8 @@ class Wanted:
             if given is not None and too is not None
         ]:
             raise FleetError(*problems)
+        if self.tries and not self.tune:
+            raise FleetError("--try names values for --tune: add --tune, or remove it")
 
     def work(self) -> Work:
         """Return the requests that are wanted."""

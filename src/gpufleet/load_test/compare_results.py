@@ -111,6 +111,18 @@ def compare(a: Measurement, b: Measurement) -> Comparison:
     )
 
 
+def carries_more(a: Measurement, b: Measurement) -> bool:
+    """
+    Return whether one GPU carries more in `b` than in `a`, beyond the intervals of the two rates.
+
+    Raises `FleetError` as `compare` does.
+    """
+    if problems := [*_unlike(a, b)]:
+        raise FleetError(*problems)
+    low, high = (_part(each, sum(each.subject.gpus.values()) or 1) for each in (a, b))
+    return low.missed is not None and high.kept is not None and low.missed <= high.kept
+
+
 def compare_foreign(ours: Measurement, theirs: Iterable[ForeignResult]) -> Comparison:
     """
     Return which latencies in another tool's results differ from these at an equal load.
@@ -188,11 +200,16 @@ def _unequal_counts(a: Measurement, b: Measurement) -> Iterator[str]:
 
 def _a_replica(of: Measurement) -> Found:
     """Return a result per replica."""
+    return _part(of, of.replicas)
+
+
+def _part(of: Measurement, parts: int) -> Found:
+    """Return what was found, divided into equal parts."""
     kept, missed = of.found.kept, of.found.missed
     return replace(
         of.found,
-        kept=None if kept is None else kept / of.replicas,
-        missed=None if missed is None else missed / of.replicas,
+        kept=None if kept is None else kept / parts,
+        missed=None if missed is None else missed / parts,
     )
 
 

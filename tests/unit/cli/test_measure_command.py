@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -50,6 +51,19 @@ def test_all_that_exclude_each_other_are_named_at_once() -> None:
         "--replica and --gateway exclude each other: remove one",
         "--rate and --concurrency exclude each other: remove one",
     )
+
+
+def test_what_a_search_on_one_replica_has_not_is_refused_beside_tune() -> None:
+    given: dict[str, Any] = {"tune": True, "gateway": "lb", "rate": 1.0, "trace": "t", "guest": 0.3}
+    with pytest.raises(FleetError) as refused:
+        Wanted(**{**TYPED, **given})
+
+    assert refused.value.problems == tuple(
+        f"--tune and {option} exclude each other: remove one"
+        for option in ("--gateway", "--rate", "--trace", "--guest")
+    )
+    with pytest.raises(FleetError, match="--try names values for --tune"):
+        Wanted(**{**TYPED, "tries": ("max-num-seqs=8",)})
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -44,29 +44,41 @@ class Deploy:
     inventory: str
     logs: Path
     """A directory for its owner alone."""
-    upgrade: str
-    """Whose deploys these are: its id."""
+    upgrade: str = ""
+    """Whose deploys these are: its id; "": of none."""
 
-    def run(self, file: str, seconds: float, nodes: Iterable[str] = (), name: str = "") -> Path:
+    def run(
+        self,
+        file: str,
+        seconds: float,
+        nodes: Iterable[str] = (),
+        name: str = "",
+        data: Mapping[str, object] | None = None,
+    ) -> Path:
         """
         Run a deploy file on nodes, or on all; return where its output is.
+
+        `data` has values in place of declared ones, by their dotted names.
 
         Raises `FleetError` with what it said last where it fails, or takes longer than `seconds`.
         """
         path = self.logs / f"{name or Path(file).stem}.log"
         limits = [word for node in nodes for word in ("--limit", node)]
-        command = pyinfra_command(Path(file).stem, "-y", *limits, self.inventory)
+        values = [
+            word for key, each in (data or {}).items() for word in ("--data", f"{key}={each}")
+        ]
+        command = pyinfra_command(Path(file).stem, "-y", *limits, *values, self.inventory)
         self.logs.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             stamp = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-            os.write(handle, f"--- {stamp} {file} {' '.join(limits)}\n".encode())
+            os.write(handle, f"--- {stamp} {file} {' '.join([*limits, *values])}\n".encode())
             begin = os.lseek(handle, 0, os.SEEK_END)
             # A session of its own: Ctrl-C is for us, and a deploy that is cut off leaves more to do
             # than one that comes to its end.
             process = Popen(
                 command,
-                env={**os.environ, VARIABLE: self.upgrade},
+                env={**os.environ, **({VARIABLE: self.upgrade} if self.upgrade else {})},
                 stdin=DEVNULL,
                 stdout=handle,
                 stderr=STDOUT,

@@ -119,3 +119,45 @@ def test_a_shared_deploy_that_failed_is_nobodys_proof() -> None:
         with pytest.raises(FleetError):
             job.get(timeout=5)
     assert len(tried) == 2
+
+
+INVENTORY = """\
+from gpufleet import inventory
+
+globals().update(inventory.load(__file__, groups={"gpu": ["gpu-01", "gpu-02"]}))
+"""
+RUN = """\
+import sys
+from pathlib import Path
+
+from gevent import monkey
+
+monkey.patch_all()
+from gpufleet.upgrade.run.deploy_process import Deploy
+
+Deploy("inventories/prod.py", Path("logs")).run(
+    "deploys/vllm.py", 60, ("gpu-01",), "tiny-1", {"serving.tiny.flags.max-num-seqs": 8}
+)
+"""
+
+
+def test_a_deploy_of_no_upgrade_gets_values_in_place_of_declared_ones(tmp_path: Path) -> None:
+    """The inventory has no such model, which pyinfra refuses before it connects."""
+    (tmp_path / "inventories").mkdir()
+    (tmp_path / "inventories/prod.py").write_text(INVENTORY)
+    done = subprocess.run(
+        [sys.executable, "-c", RUN],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    said = "--data serving.tiny.flags.max-num-seqs: no node has `serving.tiny` to set it in"
+    assert done.returncode == 1
+    assert "FleetError: deploys/vllm.py failed: " in done.stderr
+    assert said in done.stderr
+    log = (tmp_path / "logs/tiny-1.log").read_text()
+    assert "--limit gpu-01 --data serving.tiny.flags.max-num-seqs=8" in log
+    assert said in log

@@ -1,0 +1,242 @@
+"""Which settings are tried on one replica, and which of them carries more.  Pure.
+
+One setting after the other, each value on top of the best so far. A trial is better only where
+`compare_results` would say so: its interval of rates for one GPU lies above the best one's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpufleet.errors import FleetError
+from gpufleet.formatting import join_names, suggestion
+from gpufleet.load_test.compare_results import carries_more
+from gpufleet.load_test.load_target import Declared
+from gpufleet.load_test.result import Measurement
+from gpufleet.node.marks import Mark
+from gpufleet.planning.stage import Running
+from gpufleet.settings.serving_settings import Served
+
+WHY = "gpufleet measure --tune"
+"""Begins the reason of its drains, by which the next run knows what a killed one has left."""
+SEQS, TOKENS, TENSOR = "max-num-seqs", "max-num-batched-tokens", "tensor_parallel"
+COMMON: Mapping[str, tuple[int, ...]] = {SEQS: (128, 256, 512), TOKENS: (2048, 8192, 16384)}
+"""Tried where nothing is declared: vLLM's own default depends on release and GPU."""
+MOST_VALUES = 8
+"""Of one setting: each is a restart and a whole measurement."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One combination of settings on the replica."""
+
+    settings: Mapping[str, int]
+    """In place of the declared ones; empty: as declared."""
+    measured: Measurement | None = None
+    why: str = ""
+    """It was not measured, and why."""
+    file: Path | None = None
+    """Of the result."""
+
+    @property
+    def gpus(self) -> int:
+        """Return how many GPUs the replica took."""
+        return sum(self.measured.subject.gpus.values()) if self.measured else 0
+
+    def __str__(self) -> str:
+        return describe(self.settings)
+
+
+class Tuning:
+    """The trials so far, and the next one."""
+
+    def __init__(self, values: Mapping[str, Sequence[int]]) -> None:
+        """Take the values to try, by setting, in the order in which these are tried."""
+        self.trials: list[Trial] = []
+        self.best = Trial({})
+        self._left: list[Mapping[str, int]] = [
+            {}, *({name: each} for name, every in values.items() for each in every)
+        ]  # fmt: skip
+        self.planned = tuple(self._left)
+        """What is tried, before any is known to be better."""
+
+    def next(self) -> Mapping[str, int] | None:
+        """Return what to try next, as declared first; None: no more."""
+        if not self._left:
+            return None
+        return {**self.best.settings, **self._left[0]}
+
+    def add(self, trial: Trial) -> None:
+        """Take the trial of what `next` returned."""
+        del self._left[0]
+        self.trials.append(trial)
+        if trial.measured is None:
+            return
+        declared = self.best.measured
+        if declared is None or carries_more(declared, trial.measured):
+            self.best = trial
+
+    @property
+    def proposal(self) -> Trial | None:
+        """Return the trial that carries more than what is declared; None: none does."""
+        return self.best if self.best.settings else None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for `json.dumps`."""
+        return {
+            "trials": [_trial_json(each) for each in self.trials],
+            "proposal": _trial_json(self.proposal) if self.proposal else None,
+        }
+
+
+def _trial_json(trial: Trial) -> dict[str, Any]:
+    found = trial.measured.found if trial.measured else None
+    return {
+        "settings": dict(trial.settings),
+        "kept": found.kept if found else None,
+        "missed": found.missed if found else None,
+        "status": found.status if found else None,
+        "gpus": trial.gpus or None,
+        "file": str(trial.file) if trial.file else None,
+        "why": trial.why,
+    }
+
+
+def describe(settings: Mapping[str, int]) -> str:
+    """
+    Return settings as they are written.
+
+    >>> describe({"max-num-seqs": 256}), describe({})
+    ('max-num-seqs 256', 'as declared')
+    """
+    return ", ".join(f"{name} {value}" for name, value in settings.items()) or "as declared"
+
+
+def data_of(model: str, settings: Mapping[str, int]) -> dict[str, int]:
+    """
+    Return settings by the dotted names that `gpufleet deploy --data` takes.
+
+    >>> data_of("llama", {"max-num-seqs": 256, "tensor_parallel": 2})
+    {'serving.llama.flags.max-num-seqs': 256, 'serving.llama.tensor_parallel': 2}
+    """
+    return {
+        f"serving.{model}.{name if name == TENSOR else f'flags.{name}'}": value
+        for name, value in settings.items()
+    }
+
+
+def fields_of(served: Served, settings: Mapping[str, int]) -> dict[str, Any]:
+    """Return the fields of a model's settings with these in place of the declared ones."""
+    flags = {name: value for name, value in settings.items() if name != TENSOR}
+    found: dict[str, Any] = {"flags": {**served.flags, **flags}}
+    return found | ({TENSOR: settings[TENSOR]} if TENSOR in settings else {})
+
+
+def parse_values(typed: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """
+    Return the values that were typed as `NAME=VALUE,VALUE`.
+
+    Raises `FleetError` for what is not of that form, for other settings and for too many values.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    problems = []
+    for each in typed:
+        name, _, values = each.partition("=")
+        numbers = tuple(
+            dict.fromkeys(int(v) for v in values.split(",") if v.isascii() and v.isdigit())
+        )
+        if name not in (SEQS, TOKENS, TENSOR):
+            problems.append(
+                f"--try {each}: {name!r} is not a setting that is tried"
+                f"{suggestion(name, [SEQS, TOKENS, TENSOR])}: write {SEQS}, {TOKENS} or {TENSOR}"
+            )
+        elif len(numbers) != len(values.split(",")) or 0 in numbers:
+            problems.append(f"--try {each}: write different whole numbers, as --try {name}=128,256")
+        elif len(numbers) > MOST_VALUES:
+            problems.append(f"--try {each}: at most {MOST_VALUES} values of a setting are tried")
+        else:
+            found[name] = numbers
+    if problems:
+        raise FleetError(*problems)
+    return found
+
+
+def usual_values(
+    arguments: Sequence[str], divisions: Sequence[int], running: int
+) -> dict[str, tuple[int, ...]]:
+    """
+    Return what is tried where nothing else was typed: half and twice what runs, or common values.
+
+    `arguments` are those of the replica's unit, `divisions` the sizes of tensor-parallel groups
+    that fit, `running` the one that runs.
+    """
+    given = {name: value for name, _, value in (each.strip().partition(" ") for each in arguments)}
+    found: dict[str, tuple[int, ...]] = {}
+    for name, common in COMMON.items():
+        now = given.get(f"--{name}", "")
+        found[name] = (
+            tuple(each for each in (int(now) // 2, int(now) * 2) if each)
+            if now.isascii() and now.isdigit()
+            else common
+        )
+    found[TENSOR] = tuple(each for each in sorted(set(divisions)) if each != running)
+    return {name: values for name, values in found.items() if values}
+
+
+# -- the replica
+
+
+def choose_replica(
+    model: str,
+    wanted: str | None,
+    declared: Declared,
+    marks: Mapping[str, Mark],
+) -> tuple[Running, Mark | None]:
+    """
+    Return the replica to try settings on (the one that is named, or the last of several), and the
+    mark that a killed run has left on it: then it may not run as it is declared.
+
+    `marks` are those of drained replicas. What a killed run has left comes first. Raises
+    `FleetError` where it is the only one and not named, spans nodes, or gets no requests.
+    """
+    ranks = list(_ranks(model, declared))
+    left = {name: mark for name, mark in marks.items() if mark.why.startswith(WHY)}
+    able = {each.id for each in ranks if each.id in left or each.id not in declared.out}
+    if wanted is not None and wanted not in {each.id for each in ranks}:
+        known = sorted({each.id for each in ranks})
+        raise FleetError(f"{model} has no replica {wanted!r}{suggestion(wanted, known)}")
+    if wanted is not None and wanted not in able:
+        raise FleetError(
+            f"{wanted} gets no requests: {declared.out[wanted]}: try another replica, or put this "
+            "one back first"
+        )
+    if not able:
+        raise FleetError(
+            f"no replica of {model} serves: deploy it first, or `gpufleet status` says what keeps "
+            "it"
+        )
+    if wanted is None and len(able) == 1 and not left.keys() & able:
+        only = next(iter(able))
+        raise FleetError(
+            f"{only} is the only replica of {model} that serves, and its requests would fail while "
+            f"settings are tried: name it to do so, --replica {only}"
+        )
+    chosen = wanted or max(left.keys() & able or able, key=_number)
+    found = [each for each in ranks if each.id == chosen]
+    if len(found) > 1:
+        raise FleetError(
+            f"{chosen} spans {join_names(each.node for each in found)}: settings are tried on "
+            "replicas of one node only"
+        )
+    return found[0], left.get(chosen)
+
+
+def _ranks(model: str, declared: Declared) -> Iterator[Running]:
+    return (each for each in declared.running if each.model == model)
+
+
+def _number(replica: str) -> int:
+    return int(replica.rpartition("-")[2])

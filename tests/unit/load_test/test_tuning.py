@@ -1,0 +1,241 @@
+"""What `--tune` tries, on which replica, and what it proposes: nothing that noise may have made."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import pytest
+
+from gpufleet.cli.measure_output import proposal_lines
+from gpufleet.errors import FleetError
+from gpufleet.load_test.compare_results import carries_more
+from gpufleet.load_test.load_target import Declared
+from gpufleet.load_test.result import Found, Measurement
+from gpufleet.load_test.tuning import (
+    WHY,
+    Trial,
+    Tuning,
+    choose_replica,
+    data_of,
+    fields_of,
+    parse_values,
+    usual_values,
+)
+from gpufleet.node.marks import Mark
+from gpufleet.settings.serving_settings import Served
+from tests.support.rows import each_row
+from tests.unit.load_test.sample_results import SUBJECT, measurement
+from tests.unit.upgrade.fleets import runs
+
+
+def carried(kept: float | None, missed: float | None, gpus: int = 1) -> Measurement:
+    subject = dataclasses.replace(SUBJECT, gpus={"NVIDIA H100 80GB HBM3": gpus})
+    return measurement(levels=(), found=Found(kept, missed, "found", "why"), subject=subject)
+
+
+def run(values: Mapping[str, tuple[int, ...]], results: Mapping[str, Measurement | str]) -> Tuning:
+    """Try all values; `results` are by the words of a trial."""
+    tuning = Tuning(values)
+    while (settings := tuning.next()) is not None:
+        found = results[str(Trial(settings))]
+        tuning.add(Trial(settings, why=found) if isinstance(found, str) else Trial(settings, found))
+    return tuning
+
+
+# -- what is better
+
+
+@each_row(
+    "a, b, more",
+    [
+        (carried(4, 5), carried(5, 6), True),
+        (carried(4, 5), carried(4.9, 6), False),
+        (carried(4, None), carried(9, 10), False),
+        (carried(4, 5), carried(None, 6), False),
+        (carried(None, 5), carried(6, None), True),
+        # Twice the GPUs have to carry twice as much.
+        (carried(4, 5), carried(8, 9, gpus=2), False),
+        (carried(4, 5), carried(10, 11, gpus=2), True),
+        (carried(8, 9, gpus=2), carried(5, 6), True),
+    ],
+)
+def test_a_setting_is_better_only_where_its_rate_for_a_gpu_is_beyond_noise(
+    a: Measurement, b: Measurement, more: bool
+) -> None:
+    assert carries_more(a, b) is more
+
+
+def test_each_setting_is_tried_on_top_of_the_best_before_it() -> None:
+    found = run(
+        {"max-num-seqs": (64, 256), "max-num-batched-tokens": (2048, 8192)},
+        {
+            "as declared": carried(4, 5),
+            "max-num-seqs 64": carried(2, 3),
+            "max-num-seqs 256": carried(6, 7),
+            "max-num-seqs 256, max-num-batched-tokens 2048": carried(6, 7),
+            "max-num-seqs 256, max-num-batched-tokens 8192": carried(8, 9),
+        },
+    )
+
+    assert found.proposal is not None
+    assert found.proposal.settings == {"max-num-seqs": 256, "max-num-batched-tokens": 8192}
+    assert proposal_lines(found, "llama")[1:3] == [
+        "  serving.llama.flags.max-num-seqs: 256",
+        "  serving.llama.flags.max-num-batched-tokens: 8192",
+    ]
+    assert found.as_json()["proposal"]["kept"] == 8
+
+
+def test_the_best_of_several_values_counts_and_not_the_last() -> None:
+    found = run(
+        {"max-num-seqs": (64, 128, 256)},
+        {
+            "as declared": carried(4, 5),
+            "max-num-seqs 64": carried(9, 10),
+            "max-num-seqs 128": carried(6, 7),
+            "max-num-seqs 256": carried(9.5, 11),
+        },
+    )
+
+    assert found.proposal is not None
+    assert found.proposal.settings == {"max-num-seqs": 64}
+
+
+def test_nothing_is_proposed_within_noise_or_where_no_trial_was_measured() -> None:
+    found = run(
+        {"max-num-seqs": (64, 256)},
+        {
+            "as declared": carried(4, 6),
+            "max-num-seqs 64": "it did not start",
+            "max-num-seqs 256": carried(5, 7),
+        },
+    )
+
+    assert found.proposal is None
+    assert found.as_json()["proposal"] is None
+    assert [each["why"] for each in found.as_json()["trials"]] == ["", "it did not start", ""]
+    assert proposal_lines(found, "llama") == [
+        "no setting that was tried carries more for a GPU, beyond noise: keep what is declared"
+    ]
+
+
+def test_the_first_trial_is_what_is_declared() -> None:
+    assert Tuning({"max-num-seqs": (8,)}).next() == {}
+
+
+# -- what is tried
+
+
+def test_half_and_twice_what_runs_are_tried_and_divisions_that_fit() -> None:
+    arguments = ("--max-num-seqs 128", "--max-num-batched-tokens 4096 ")
+
+    assert usual_values(arguments, (1, 2, 4), 2) == {
+        "max-num-seqs": (64, 256),
+        "max-num-batched-tokens": (2048, 8192),
+        "tensor_parallel": (1, 4),
+    }
+
+
+def test_common_values_are_tried_where_nothing_is_declared() -> None:
+    found = usual_values(("--max-model-len 4096",), (1,), 1)
+
+    assert found == {
+        "max-num-seqs": (128, 256, 512),
+        "max-num-batched-tokens": (2048, 8192, 16384),
+    }
+
+
+def test_one_sequence_has_no_half() -> None:
+    assert usual_values(("--max-num-seqs 1",), (), 1)["max-num-seqs"] == (2,)
+
+
+def test_values_that_were_typed_are_tried_in_their_order() -> None:
+    assert parse_values(("tensor_parallel=2", "max-num-seqs=256,64")) == {
+        "tensor_parallel": (2,),
+        "max-num-seqs": (256, 64),
+    }
+
+
+def test_all_mistakes_of_typed_values_are_named_at_once() -> None:
+    with pytest.raises(FleetError) as refused:
+        parse_values(
+            ("max-num-seq=8", "max-num-seqs=", "max-num-seqs=8,x", "max-num-seqs=1,2,3,4,5,6,7,8,9")
+        )
+
+    first, *rest = refused.value.problems
+    assert "'max-num-seq' is not a setting that is tried; did you mean 'max-num-seqs'" in first
+    assert ["whole numbers" in each for each in rest] == [True, True, False]
+    assert "at most 8 values" in rest[-1]
+
+
+def test_settings_are_deployed_and_planned_alike() -> None:
+    served = Served(model="/srv/tiny", flags={"max-num-seqs": 8, "enforce-eager": True})
+    settings = {"max-num-seqs": 16, "tensor_parallel": 2}
+
+    fields = fields_of(served, settings)
+    assert fields == {
+        "flags": {"max-num-seqs": 16, "enforce-eager": True},
+        "tensor_parallel": 2,
+    }
+    assert data_of("tiny", settings) == {
+        "serving.tiny.flags.max-num-seqs": 16,
+        "serving.tiny.tensor_parallel": 2,
+    }
+    assert served.flags["max-num-seqs"] == 8
+
+
+# -- on which replica
+
+FLEET = Declared(
+    addresses={},
+    settings={},
+    gateways={},
+    running=(runs("tiny-0", "a", "GPU-0"), runs("tiny-1", "b", "GPU-1"), runs("big-0", "b", "x")),
+    out={},
+)
+LEFT = Mark("ann@laptop", f"{WHY}: tries settings on tiny-0", 1.0, None)
+
+
+def test_the_last_of_several_replicas_is_taken_or_the_one_that_is_named() -> None:
+    assert choose_replica("tiny", None, FLEET, {})[0].id == "tiny-1"
+    assert choose_replica("tiny", "tiny-0", FLEET, {})[0].id == "tiny-0"
+
+
+def test_the_only_replica_is_taken_only_by_its_name() -> None:
+    with pytest.raises(FleetError, match=r"big-0 is the only replica .* --replica big-0"):
+        choose_replica("big", None, FLEET, {})
+
+    assert choose_replica("big", "big-0", FLEET, {}) == (FLEET.running[2], None)
+
+
+def test_a_replica_that_is_left_alone_while_another_is_drained_is_the_only_one() -> None:
+    drained = dataclasses.replace(FLEET, out={"tiny-1": "drained by ann: power"})
+
+    with pytest.raises(FleetError, match="tiny-0 is the only replica"):
+        choose_replica("tiny", None, drained, {"tiny-1": Mark("ann", "power", 1.0, None)})
+
+
+def test_what_a_killed_run_has_left_comes_first() -> None:
+    left = dataclasses.replace(FLEET, out={"tiny-0": f"drained by {LEFT}"})
+
+    assert choose_replica("tiny", None, left, {"tiny-0": LEFT}) == (FLEET.running[0], LEFT)
+
+
+def test_a_replica_that_a_person_has_drained_is_refused_with_the_reason() -> None:
+    mark = Mark("ann@laptop", "new power supply", 1.0, None)
+    drained = dataclasses.replace(FLEET, out={"tiny-0": f"drained by {mark}"})
+
+    with pytest.raises(FleetError, match=r"tiny-0 gets no requests: drained by .*power supply"):
+        choose_replica("tiny", "tiny-0", drained, {"tiny-0": mark})
+
+
+def test_replicas_over_several_nodes_and_unknown_ones_are_refused() -> None:
+    spread = dataclasses.replace(
+        FLEET, running=(runs("tiny-0", "a", "x"), runs("tiny-0", "b", "y", rank=1))
+    )
+
+    with pytest.raises(FleetError, match="tiny-0 spans a, b"):
+        choose_replica("tiny", "tiny-0", spread, {})
+    with pytest.raises(FleetError, match="no replica 'tiny-7'"):
+        choose_replica("tiny", "tiny-7", FLEET, {})
