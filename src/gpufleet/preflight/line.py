@@ -116,7 +116,7 @@ class Preflight:
 
     def as_json(self) -> dict[str, Any]:
         """
-        Return plain values for `json.dumps`.
+        Return plain values for `json.dumps`: docs/reference/preflight.schema.json describes them.
 
             {"schema": 1, "inventory": ..., "when": ..., "counts": {"OK": 20, ...},
              "lines": [{"check": "driver", "status": "OK", "subject": "gpu-[01-14]", ...}]}

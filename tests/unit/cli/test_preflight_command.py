@@ -9,10 +9,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from gpufleet.cli.preflight_requests import git_state
 from gpufleet.preflight.line import CHECKS
+from tests.support.checkout import ROOT
 from tests.support.fleet_folder import GPUFLEET, VLLM
 
 INVENTORY = """\
@@ -68,6 +70,8 @@ def test_nodes_that_refuse_are_one_line_of_each_check_and_no_check_is_missing(
     run = preflight(tmp_path, 9, "--json", "-o", str(tmp_path / "preflight.html"))
 
     assert run.returncode == 1, run.stderr
+    schema = json.loads((ROOT / "docs/reference/preflight.schema.json").read_text())
+    jsonschema.validate(json.loads(run.stdout), schema)
     lines = json.loads(run.stdout)["lines"]
     assert list(dict.fromkeys(line["check"] for line in lines)) == list(CHECKS)
     silent = [e for e in lines if e["check"] == "node-checks"]

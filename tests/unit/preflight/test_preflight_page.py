@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 import re
 
+import jsonschema
+
 from gpufleet.preflight.line import CHECKS, Line, Preflight, Status, Verdict, in_order
 from gpufleet.preflight.preflight_page import preflight_page
+from tests.support.checkout import ROOT
 from tests.unit.preflight.sound_fleet import INVENTORY, NOW
+
+SCHEMA = json.loads((ROOT / "docs/reference/preflight.schema.json").read_text())
 
 
 def found(*lines: Line) -> Preflight:
@@ -47,6 +52,7 @@ def test_a_page_can_be_printed():
 
 def test_programs_get_every_line_with_its_proof():
     document = json.loads(json.dumps(found(*SOUND, BAD).as_json()))
+    jsonschema.validate(document, SCHEMA)
     assert document["schema"] == 1
     assert document["counts"] == {"OK": len(CHECKS), "WARN": 0, "UNKNOWN": 0, "FAIL": 1}
     (line,) = [each for each in document["lines"] if each["status"] == "FAIL"]
@@ -58,3 +64,9 @@ def test_programs_get_every_line_with_its_proof():
         "proof": "ended",
         "remedy": "renew it",
     }
+
+
+def test_the_schema_has_every_check_and_every_status():
+    line = SCHEMA["$defs"]["line"]["properties"]
+    assert line["check"]["enum"] == [*CHECKS]
+    assert line["status"]["enum"] == [*map(str, Status)]

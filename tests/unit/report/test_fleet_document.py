@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
+import jsonschema
 import pytest
 
 from gpufleet.errors import FleetError
@@ -18,6 +19,7 @@ from gpufleet.report.fleet_page import fleet_page
 from tests.support.hostile import SAID_BY_LIBRARIES, TEXTS, WRONG, as_bytes, changed
 from tests.unit.report.sample_fleet import document, upgrade
 from tests.unit.report.test_fleet_page import with_texts
+from tools import report_schemas
 
 CANARY = "canary7391"
 TOKEN = "hf_abcdefghijklmnopqrstuvwx"
@@ -35,6 +37,24 @@ def test_what_was_written_is_read_back_and_gives_the_same_page() -> None:
     assert after == before
     assert fleet_page(after) == fleet_page(before)
     assert form_text(after) == form_text(before)
+
+
+def test_the_schemas_are_those_of_the_forms_and_take_what_is_written() -> None:
+    """Otherwise: `python -m tools.report_schemas`."""
+    written = {"report": document(), "report-manifest": manifest_of(document())}
+    for file, (kind, title) in report_schemas.SCHEMAS.items():
+        assert file.read_text() == report_schemas.schema(kind, title)
+        of = written[file.name.removesuffix(".schema.json")]
+        jsonschema.validate(json.loads(form_text(of)), json.loads(file.read_text()))
+
+
+def test_the_schema_takes_no_document_with_another_key_or_another_kind_of_value() -> None:
+    (file, *_) = report_schemas.SCHEMAS
+    schema = json.loads(file.read_text())
+    plain = json.loads(form_text(document()))
+    for wrong in ({**plain, "more": 1}, {**plain, "nodes": {}}, {**plain, "schema": 2}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(wrong, schema)
 
 
 @pytest.mark.parametrize("name", [name for name in TEXTS if name not in {"Latin-1", "UTF-16"}])
