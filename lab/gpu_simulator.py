@@ -10,10 +10,12 @@ from pathlib import Path
 from gpufleet.errors import FleetError
 from lab import nvml
 from lab.state import CACHE, NO_GPUS, write
+from lab.vendor.templates import program
 
 # Where Debian's libnvidia-ml1 installs the real one, which is where loaders look.
 _LIBRARY = Path(f"usr/lib/{platform.machine()}-linux-gnu/libnvidia-ml.so.1")
 _PROFILE = Path("etc/gpufleet-lab/nvml.conf")
+_SMI = Path("usr/bin/nvidia-smi")
 
 
 def check_profiles(wanted: dict[str, str]) -> None:
@@ -38,7 +40,7 @@ def install(root: Path, version: str | None) -> None:
     Put the library into the node whose root is mounted at `root`.
 
     The library has the driver's name, libnvidia-ml.so.570.124.06, and the loader's beside it, as
-    NVIDIA's packages install it. `version` None takes it away.
+    NVIDIA's packages install it. `nvidia-smi` comes with it. `version` None takes both away.
     """
     built = nvml.build(CACHE / "nvml")
     folder, name = (root / _LIBRARY).parent, f"{_LIBRARY.stem}.{version}"
@@ -46,7 +48,9 @@ def install(root: Path, version: str | None) -> None:
         if other.name not in ((_LIBRARY.name, name) if version else ()):
             other.unlink()
     if version is None:
+        (root / _SMI).unlink(missing_ok=True)
         return
+    write(root / _SMI, str(program("nvidia_smi.py", VERSION=version).content), 0o755)
     target, draft = folder / name, folder / f".{name}.new"
     if not target.exists() or target.read_bytes() != built.read_bytes():
         # Renamed into place: a process that has the old one mapped keeps it whole.

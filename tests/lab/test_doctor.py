@@ -12,7 +12,7 @@ import re
 import shlex
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from lab import fake_kernel_log
+from lab.tiny_model import HIDDEN, LAYERS
 from tests.lab.conftest import Fleet, standing
 from tests.lab.group_faults import wait
 from tests.support.checkout import own_lab
@@ -39,9 +40,11 @@ PORT = 8443
 PAGE = "measured/doctor.md"
 CANARY = "canary-7d1f4e9b"
 # A start with two cores to its first error: imports alone take 20 s beside another server.
-FAILS_SECONDS = 240
-SERVES_SECONDS = 300
+FAILS_SECONDS = 400
+SERVES_SECONDS = 600
+DEPLOY_SECONDS = 1200
 NAMED_SECONDS = 10
+GONE_SECONDS = 120
 # Longer than a deploy of the gateway: an expired certificate is refused.
 VALID_SECONDS = 150
 HOME = "/etc/gpufleet/gateway"
@@ -77,17 +80,24 @@ class Failure:
     """Where it is broken."""
     subject: str = "tiny-0"
     """What the subject of the problem begins with."""
+    net: str = ""
+    """What happens to the node's link."""
     fix: str = ""
-    """What doctor says to type, as typed on the node; the server or the gateway is well then."""
+    """What doctor says to type, a command a line: `gpufleet` here, all else on the node."""
 
 
+DEPLOY = "gpufleet deploy vllm"
+# As told where files of the model are not as a deploy placed them.
+PLACE_AGAIN = f"rm $MODEL/.complete\n{DEPLOY}"
+# A KV cache of half a context: two numbers of two bytes a layer for each token.
+HALF_A_CONTEXT = 512 // 2 * 2 * 2 * LAYERS * HIDDEN
 UNDO = f"rm {DROP_IN}; systemctl daemon-reload && systemctl restart --no-block $UNIT"
 KILL = "systemctl restart $UNIT; systemctl kill -s KILL $UNIT"
-CONFIG = "cp $MODEL/config.json /root/config.json"
-BACK = "cp /root/config.json $MODEL/config.json"
+CONFIG = "cp -p $MODEL/config.json /root/config.json"
+BACK = "cp -p /root/config.json $MODEL/config.json"
 
 
-def edited(what: str) -> dict[str, str]:
+def edited(what: str) -> dict[str, Any]:
     """Return how the model's config is changed by a statement on `c`, and put back."""
     program = (
         "import json,sys; p=sys.argv[1]+'/config.json'; c=json.load(open(p)); "
@@ -125,20 +135,30 @@ FAILURES = (
     Failure(
         "max-model-len beyond the model's",
         "longer than",
-        "",
+        "systemctl cat",
         "--max-model-len 900000",
+        fix=UNDO,
     ),
     Failure(
         "a tool parser that does not exist",
         "parser",
-        "",
+        "systemctl cat",
         "--enable-auto-tool-choice --tool-call-parser nosuch",
+        fix=UNDO,
     ),
     Failure(
         "a KV cache below one request",
         "Weights, activations",
         "max-num-seqs",
         "--kv-cache-memory-bytes 4096",
+        fix=UNDO,
+    ),
+    Failure(
+        "a context that the KV cache does not hold",
+        "as planned, on each GPU: weights",
+        "context",
+        f"--kv-cache-memory-bytes {HALF_A_CONTEXT}",
+        fix=UNDO,
     ),
     Failure(
         "the port is taken",
@@ -152,42 +172,50 @@ FAILURES = (
     ),
     Failure(
         "the model's config is gone",
-        "incomplete",
-        "gpufleet deploy vllm",
+        "has no config.json",
+        "/.complete` on",
         before="mv $MODEL/config.json /root/config.json",
-        after="mv /root/config.json $MODEL/config.json",
+        after="mv -n /root/config.json $MODEL/config.json",
+        fix=PLACE_AGAIN,
     ),
     Failure(
         "a model type that Transformers lacks",
-        "older than",
-        "",
+        "config.json: written after",
+        "/.complete` on",
         **edited("c.update(model_type='nosuch')"),
+        fix=PLACE_AGAIN,
     ),
     Failure(
         "an architecture that vLLM lacks",
-        "model",
-        "",
+        "does not know the model",
+        "/.complete` on",
         **edited("c.update(architectures=['NoSuchForCausalLM'])"),
+        fix=PLACE_AGAIN,
     ),
     Failure(
         "heads that tensor_parallel does not divide",
         "heads",
         "tensor_parallel",
+        "--tensor-parallel-size 2",
         **edited("c.update(num_attention_heads=1, num_key_value_heads=1, head_dim=128)"),
+        fix=f"{UNDO}\n{PLACE_AGAIN}",
     ),
     Failure(
         "weights that are cut off",
-        "truncated download",
-        "gpufleet deploy vllm",
-        before="cd $MODEL; cp model.safetensors /root/weights; truncate -s 1000 model.safetensors",
-        after="cp /root/weights $MODEL/model.safetensors",
+        "model.safetensors: written after",
+        "/.complete` on",
+        before="cd $MODEL; cp -p model.safetensors /root/weights; "
+        "truncate -s 1000 model.safetensors",
+        after="cp -p /root/weights $MODEL/model.safetensors",
+        fix=PLACE_AGAIN,
     ),
     Failure(
         "the API key's file is gone",
         "LoadCredential",
         "gpufleet deploy vllm",
         before="mv /etc/vllm/credentials/api-key /root/api-key",
-        after="mv /root/api-key /etc/vllm/credentials/api-key",
+        after="mv -n /root/api-key /etc/vllm/credentials/api-key",
+        fix=DEPLOY,
     ),
     Failure(
         "it was stopped by hand",
@@ -224,21 +252,51 @@ FAILURES = (
         "systemctl restart gpufleet-gateway",
         node=GATEWAY,
         subject=f"gateway {GATEWAY}",
+        fix="gpufleet deploy gateway",
+    ),
+    Failure(
+        "a cordon that was left",
+        "was cordoned",
+        "gpufleet uncordon",
+        before=f"gpufleet cordon {NODE} --why rehearsal",
+        serves=True,
+        subject=f"{NODE} (cordon)",
+        fix=f"gpufleet uncordon {NODE}",
+    ),
+    Failure(
+        "the network between the nodes is cut",
+        "not reached",
+        f"ssh {NODE}",
+        net="cut",
+        serves=True,
+        subject=NODE,
+    ),
+    Failure(
+        "/dev/shm is full",
+        "MiB of shared memory",
+        "ls -la /dev/shm",
+        fault="shm-small",
+        before="head -c 62M /dev/zero > /dev/shm/psm_dead",
+        after="rm -f /dev/shm/psm_dead",
+        serves=True,
+        fix="ls -la /dev/shm; rm /dev/shm/psm_dead; mount -o remount,size=50% /dev/shm",
     ),
     *(
-        Failure(f"hardware: {fault}", says, do, fault=fault, serves=True)
-        for fault, says, do in (
+        Failure(f"hardware: {fault}", says, do, fault=fault, serves=True, fix="; ".join(fix))
+        for fault, says, do, *fix in (
             ("gpu-lost", "fallen off the bus", "dmesg"),
             ("gpu-missing", "does not list", "lspci"),
-            ("recovery-reset", "asks to reset the GPU", "nvidia-smi -r"),
+            ("recovery-reset", "asks to reset the GPU", "nvidia-smi -r", "nvidia-smi -r -i 0"),
             ("recovery-reboot", "asks to reboot the node", "reboot"),
             ("ecc-uncorrected", "uncorrectable memory errors", "stop"),
-            ("remap-pending", "row remap is pending", "nvidia-smi -r"),
+            ("remap-pending", "row remap is pending", "nvidia-smi -r", "nvidia-smi -r"),
             ("remap-failed", "could not be remapped", "stop"),
             ("nvlink-dead-link", "1 of 18 links down", "nvidia-smi nvlink"),
             ("throttle-hw-thermal", "heat throttles it", "TEMPERATURE"),
             ("pcie-x8", "8 PCIe lanes", "lspci"),
-            ("mig-on", "MIG is on", "stop"),
+            ("mig-on", "MIG is on", "nvidia-smi -mig 0", "nvidia-smi -mig 0 -i 0"),
+            ("persistence-off", "persistence", "nvidia-smi -pm 1", "nvidia-smi -pm 1"),
+            ("compute-exclusive", "process", "nvidia-smi -c 0", "nvidia-smi -c 0 -i 0"),
             ("foreign-memory", "no process is listed", "check again"),
             ("mismatch", "different versions", "modprobe"),
             ("fabric-unhealthy", "bandwidth is degraded", "nvidia-fabricmanager"),
@@ -246,10 +304,11 @@ FAILURES = (
             ("xid-79", "fallen off the bus", "stop"),
             ("clock-unsynced", "clock", "chrony"),
             ("inforom-corrupt", "InfoROM", ""),
-            ("power-capped", "power", "nvidia-smi"),
-            ("shm-small", "/dev/shm", ""),
+            ("power-capped", "power", "nvidia-smi -i 0 -pl", "nvidia-smi -i 0 -pl 700"),
+            ("shm-small", "/dev/shm", "mount -o", "mount -o remount,size=50% /dev/shm"),
+            ("disk-full", "free", "free"),
             ("hot", "°C", ""),
-            ("clocks-locked", "clock", "nvidia-smi"),
+            ("clocks-locked", "clock", "-rgc", "nvidia-smi -i 0 -rac", "nvidia-smi -i 0 -rgc"),
         )
     ),
 )
@@ -265,6 +324,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         data = yaml.safe_load((variables / "lab.yml").read_text())
         del data["dcgm"]
         data["gpus"] = {"reserved": list(range(4, 8))}
+        data["serving"]["tiny"]["tensor_parallel"] = 1  # half of the processes
         (variables / "lab.yml").write_text(yaml.safe_dump(data))
         (variables / "monitoring.yml").unlink()
         declare_gateway(found, days=30)
@@ -308,6 +368,20 @@ def doctor(fleet: Fleet) -> tuple[dict[str, Any], float]:
 
 
 def shell(fleet: Fleet, commands: str, node: str = NODE) -> None:
+    """Type commands: those of gpufleet here with the inventory, others on the node."""
+    for line in commands.splitlines():
+        if line.startswith("gpufleet "):
+            _, *words = shlex.split(line)
+            at = 2 if words[0] == "deploy" else 1
+            sure = ["-y"] if words[0] == "deploy" else []
+            typed = [*words[:at], fleet.inventory, *words[at:], *sure]
+            run = fleet.gpufleet(*typed, seconds=DEPLOY_SECONDS)
+            assert run.status == 0, run.output
+        else:
+            on_node(fleet, line, node)
+
+
+def on_node(fleet: Fleet, commands: str, node: str) -> None:
     unit = fleet.ssh(NODE, f"cat /etc/systemd/system/{UNIT}")
     model = re.search(r"^    (/var/lib/vllm/models/\S+)", unit, re.MULTILINE)
     port = re.search(r"--port (\d+)", unit)
@@ -337,6 +411,8 @@ def kernel_says(fleet: Fleet, text: str) -> None:
 def break_it(fleet: Fleet, failure: Failure) -> None:
     if failure.subject.startswith("kernel"):
         kernel_says(fleet, OOM)
+    if failure.fault:
+        fleet.lab.fault(NODE, failure.fault)
     if failure.before:
         shell(fleet, failure.before, failure.node)
     lines = failure.unit
@@ -347,18 +423,21 @@ def break_it(fleet: Fleet, failure: Failure) -> None:
         lines += f"\nExecStart=\nExecStart={command} \\\n    {failure.flags}"
     if lines:
         add_to_unit(fleet, lines)
-    if failure.fault:
-        fleet.lab.fault(NODE, failure.fault)
-    elif failure.node == NODE and not failure.before.endswith("$UNIT"):
+    if failure.net:
+        fleet.lab.net(failure.node, failure.net)
+    if not failure.serves and failure.node == NODE and not failure.before.endswith("$UNIT"):
         fleet.ssh(NODE, f"systemctl restart --no-block {UNIT}")
 
 
-def mend(fleet: Fleet, failure: Failure) -> None:
+def mend(fleet: Fleet, failure: Failure, *, repaired: bool = False) -> None:
+    """Put back what was broken; `repaired`: what doctor said to type has done so."""
+    if failure.net:
+        fleet.lab.net(failure.node, "heal")
     if failure.fault or failure.subject.startswith("kernel"):
         fleet.lab.clear(NODE)
-    if failure.after:
+    if failure.after and not repaired:
         shell(fleet, failure.after, failure.node)
-    if failure.fault or failure.node != NODE:
+    if failure.serves or failure.node != NODE:
         return
     # A server that starts ends by SIGTERM only after its deadline.
     fleet.ssh(NODE, f"rm -f {DROP_IN}; systemctl daemon-reload; systemctl stop --no-block {UNIT}")
@@ -368,17 +447,17 @@ def mend(fleet: Fleet, failure: Failure) -> None:
 
 def fixed(fleet: Fleet, failure: Failure) -> str:
     """Type what doctor said; return what became of it, for the table."""
-    if failure.fault:
-        fleet.lab.clear(NODE)
-        wait(lambda: not about(doctor(fleet)[0], failure), 60, f"{failure.name}: it is gone")
-        return "gone after the simulated repair"
-    if not failure.fix:
+    simulated = not failure.fix and (failure.fault or failure.net)
+    if not failure.fix and not simulated:
         return "not typed"
-    shell(fleet, failure.fix, failure.node)
-    if failure.node == NODE:
+    if simulated:
+        mend(fleet, failure)
+    else:
+        shell(fleet, failure.fix, failure.node)
+    if not failure.serves and failure.node == NODE:
         wait(lambda: is_well(fleet), SERVES_SECONDS, f"{failure.name}: it serves again")
-    wait(lambda: not about(doctor(fleet)[0], failure), 60, f"{failure.name}: it is gone")
-    return "works"
+    wait(lambda: not about(doctor(fleet)[0], failure), GONE_SECONDS, f"{failure.name}: it is gone")
+    return "gone after the simulated repair" if simulated else "works"
 
 
 def is_well(fleet: Fleet) -> bool:
@@ -413,6 +492,7 @@ def has_failed(fleet: Fleet) -> bool:
 
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda each: each.name)
 def test_a_failure_is_named_with_its_cause_and_what_to_do(fleet: Fleet, failure: Failure) -> None:
+    became = ""
     break_it(fleet, failure)
     try:
         if not failure.serves and failure.node == NODE:
@@ -422,7 +502,7 @@ def test_a_failure_is_named_with_its_cause_and_what_to_do(fleet: Fleet, failure:
         assert named, json.dumps(found, indent=1)
         became = fixed(fleet, failure)
     finally:
-        mend(fleet, failure)
+        mend(fleet, failure, repaired=became == "works")
     note(
         PAGE,
         failure.name,
@@ -470,6 +550,7 @@ def test_a_gateway_that_does_not_reach_a_server_is_named(fleet: Fleet) -> None:
         subject=f"gateway {GATEWAY}",
     )  # fmt: skip
     seconds = 0.0
+    named: list[dict[str, Any]] = []
 
     def is_named() -> bool:
         nonlocal seconds, named
@@ -477,7 +558,6 @@ def test_a_gateway_that_does_not_reach_a_server_is_named(fleet: Fleet) -> None:
         named = about(found, failure)
         return bool(named)
 
-    named: list[dict[str, Any]] = []
     chain = "{ type filter hook output priority 0; }"
     table = f"add table ip cut\nadd chain ip cut out {chain}\nadd rule ip cut out {rule}\n"
     fleet.ssh(GATEWAY, "nft -f -", stdin=table)
@@ -495,6 +575,12 @@ STOPPED = Failure("tiny-1 stopped", "stopped", "systemctl start", subject="tiny-
 GATEWAY_DOWN = Failure("", "does not", "systemctl start", subject=f"gateway {GATEWAY}")
 LOST = Failure("", "fallen off the bus", "dmesg", fault="gpu-lost")
 KILLED = Failure("", "memory", "memory", subject="kernel of")
+
+
+def left(fleet: Fleet, failures: Iterable[Failure]) -> list[dict[str, Any]]:
+    """Return what is still named of failures."""
+    found, _ = doctor(fleet)
+    return [problem for each in failures for problem in about(found, each)]
 
 
 @pytest.mark.parametrize(
@@ -526,13 +612,17 @@ def test_two_failures_at_once_are_both_named_and_causes_stand_before_effects(
     for each in found["problems"]:
         if each["because"]:
             assert order.index(each["because"]) < order.index(each["subject"])
+    became = "not typed"
+    if GATEWAY_DOWN in pair:  # what it said of both is what was typed
+        wait(lambda: not left(fleet, pair), SERVES_SECONDS, "both are gone")
+        became = "works"
     if KILLED in pair:
         (killed,) = (each for each in found["problems"] if each["subject"] == "tiny-0")
         assert killed["because"] == f"kernel of {NODE}"
     what = " and ".join(problems[0]["what"] for problems in named)
     do = "; ".join(str(problems[0]["do"]) for problems in named)
     do = do.replace(fleet.inventory, "INVENTORY")
-    note(PAGE, f"two at once: {what}", "both", do, f"{seconds:.1f} s", "not typed")
+    note(PAGE, f"two at once: {what}", "both", do, f"{seconds:.1f} s", became)
 
 
 def test_a_bundle_has_no_secret_of_the_node(fleet: Fleet, tmp_path: Path) -> None:

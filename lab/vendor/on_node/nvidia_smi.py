@@ -1,9 +1,10 @@
 #!/usr/bin/python3 -I
 """A stand-in for nvidia-smi: NVML's values of the driver and of every GPU.
 
-Runs on the node: standard library only, Python 3.8. It knows -L, -pm 0|1, --query-gpu with the
-names below, and shows a short list otherwise; it fails in the words and with the status of the real
-one where NVML does not open.
+Runs on the node: standard library only, Python 3.8. It knows -L, the setters of SETTERS and CHANGES
+with and without -i INDEX, --query-gpu with the names below, and shows a short list otherwise; it
+fails in the words and with the status of the real one where NVML does not open. Unlike the real one
+it resets GPUs that are in use.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 VERSION = "@VERSION@"
@@ -22,6 +24,24 @@ SAID = {
     NOT_LOADED: "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. "
     "Make sure that the latest NVIDIA driver is installed and running.\n",
 }
+STATE = Path("/etc/gpufleet-lab/nvml.conf.state")
+"""What setters of the simulated NVML have changed."""
+SETTERS = {
+    "-pm": ("nvmlDeviceSetPersistenceMode", 1),
+    "-pl": ("nvmlDeviceSetPowerManagementLimit", 1000),
+    "-mig": ("nvmlDeviceSetMigMode", 1),
+    "-c": ("nvmlDeviceSetComputeMode", 1),
+    "-e": ("nvmlDeviceSetEccMode", 1),
+}
+"""Options with a number: the function, and what the number is multiplied by."""
+_UNLOCKED = {"clocks.reasons": 1}
+CHANGES = {
+    "-rgc": _UNLOCKED,
+    "-rmc": _UNLOCKED,
+    "-rac": _UNLOCKED,
+    "-r": {"recovery_action": 0, "remap.pending": 0},
+}
+"""Options without a number: keys of the simulation's profile that they change."""
 BUFFER = 96  # NVML_DEVICE_NAME_V2_BUFFER_SIZE
 
 
@@ -74,14 +94,41 @@ def queries(nvml: Nvml) -> dict[str, Callable[[Any], str]]:
     }
 
 
+def change(nvml: Nvml, arguments: list[str]) -> None:
+    """Do what options say with one GPU, or with all of them."""
+    words = iter(arguments)
+    only = None
+    wanted = []
+    for word in words:
+        if word == "-i":
+            only = int(next(words))
+        elif word in SETTERS:
+            wanted.append((word, int(next(words))))
+        elif word in CHANGES:
+            wanted.append((word, 0))
+        else:
+            sys.exit("Invalid combination of input arguments.")
+    for index, gpu in enumerate(nvml.gpus()):
+        for word, number in wanted if only in (None, index) else ():
+            if word in CHANGES:
+                with STATE.open("a") as state:
+                    changed = CHANGES[word].items()
+                    state.writelines(f"gpu.{index}.{key} = {value}\n" for key, value in changed)
+                continue
+            name, times = SETTERS[word]
+            more = [ctypes.byref(ctypes.c_uint())] if word == "-mig" else []
+            failed = getattr(nvml.library, name)(gpu, number * times, *more)
+            if failed:
+                sys.exit(f"{word}: NVML error {failed}")
+
+
 def main() -> None:
     """Answer one command line."""
     nvml = Nvml()
     known = queries(nvml)
     arguments = sys.argv[1:]
-    if arguments[:1] == ["-pm"]:
-        for gpu in nvml.gpus():
-            nvml.library.nvmlDeviceSetPersistenceMode(gpu, int(arguments[1]))
+    if {*arguments} & {*SETTERS, *CHANGES}:
+        change(nvml, arguments)
         return
     if arguments == ["-L"]:
         form, names = "GPU {}: {} (UUID: {})", ["index", "name", "uuid"]

@@ -38,8 +38,8 @@ def ask_bounded(
     Put questions to nodes, all at once; keys are pairs of a name of the question and a node.
 
     Takes at most `seconds`. A question without an answer by then has a sentence, and so has every
-    question of a node that takes longer than `connect_seconds` to connect. `then` returns what is
-    asked because of an answer, of the same node, by the same deadline.
+    question of a node that takes longer than `connect_seconds` to connect: `not reached: ...`.
+    `then` returns what is asked because of an answer, of the same node, by the same deadline.
     """
     late = Timed(0, 0, f"no answer within {seconds:.0f} s")
     found = dict.fromkeys(questions, late)
@@ -53,7 +53,8 @@ def ask_bounded(
         _, node = key
         found[key] = late
         sent = time.time()
-        answer: Answer = doors[node].get() if node in doors else ""
+        unreached = doors[node].get() if node in doors else ""
+        answer: Answer = f"not reached: {unreached}" if unreached else ""
         answer = answer or nodes.ask({node: question})[node]
         found[key] = Timed(sent, time.time(), answer)
         jobs.extend(gevent.spawn(put, each, more) for each, more in then(*key, answer).items())

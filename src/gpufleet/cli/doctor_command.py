@@ -36,7 +36,7 @@ LONGEST_NAME = 200
     type=click.FloatRange(min=1, max=3600),
     default=20,
     show_default=True,
-    help="Of a fleet: seconds to wait for nodes; a third of it to connect.",
+    help="Of a fleet: seconds to wait for nodes; 30% of them to connect.",
 )
 @json_option
 def doctor(logs: tuple[str, ...], *, bundle: Path | None, seconds: float, as_json: bool) -> int:

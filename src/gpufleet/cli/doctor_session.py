@@ -9,20 +9,23 @@ import io
 import os
 import tarfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gpufleet.artifacts.model_files import checkpoint
 from gpufleet.artifacts.operator_files import read as read_file
 from gpufleet.cli.bounded_questions import Questions, ask_bounded
-from gpufleet.doctor import fleet_problems, journal_causes, replica_speed
+from gpufleet.cli.preflight_requests import Late, Refused, bounded
+from gpufleet.doctor import fleet_problems, journal_causes, planned_memory, replica_speed
 from gpufleet.doctor.fleet_diagnosis import Diagnosis
 from gpufleet.doctor.node_evidence import NodeEvidence, node_evidence
 from gpufleet.doctor.sights import Alert, Sights
 from gpufleet.doctor.support_bundle import bundle_files
 from gpufleet.errors import FleetError
-from gpufleet.fleet.assessment import check_nodes
+from gpufleet.fleet import assessment
+from gpufleet.formatting import join_names
 from gpufleet.inventory.loader import Fleet, read
 from gpufleet.monitoring.rules.rule import runbook_page
 from gpufleet.network import haproxy
@@ -33,6 +36,7 @@ from gpufleet.serving import credentials
 from gpufleet.serving.status import fleet_status
 from gpufleet.settings.monitoring_settings import Objectives
 from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.sizing.options import Sizing
 from gpufleet.upgrade.gates import baseline
 from gpufleet.upgrade.gates.baseline import Alerts
 from gpufleet.upgrade.run import observe, wave_silences
@@ -41,8 +45,10 @@ from gpufleet.upgrade.run.node_questions import NodeQuestion
 
 JOURNAL_LINES = 1500
 """Lines per replica: a start with its traceback on eight ranks has some 1,000."""
-CONNECT_SHARE = 1 / 3
+CONNECT_SHARE = 0.3
 """The share of the time for connecting: later nodes do not keep the others waiting."""
+PLAN_SECONDS = 3.0
+"""A plan of models that no node has reads their descriptions from the Hub."""
 ABOUT = ("instance", "model_name", "model", "gateway", "node")
 """Labels that say what an alert is about."""
 
@@ -138,19 +144,22 @@ def look(inventory_file: str, seconds: float) -> FleetLook:
         log = _evidence(name, each)
         known = evidence.get(name, log)
         evidence[name] = replace(known, stages={**known.stages, **log.stages})
-    report = check_nodes(answers.probes, declared.gpu_nodes)
+    report = assessment.check_nodes(answers.probes, declared.gpu_nodes)
+    logs = {
+        **journal_causes.of_replicas(status, evidence, report, inventory_file),
+        **journal_causes.of_gateways(evidence, inventory_file),
+    }
+    sizes, unsized = _sizes(answers.probes, declared, planned_memory.short_of_memory(status, logs))
     sights = Sights(
         status,
         report,
         answers.gateways,
         evidence,
-        {
-            **journal_causes.of_replicas(status, evidence, report, inventory_file),
-            **journal_causes.of_gateways(evidence, inventory_file),
-        },
+        logs,
         {name: journal_causes.of_kernel(each, inventory_file) for name, each in evidence.items()},
         replica_speed.replica_speeds(answers.speeds),
         _objectives(declared),
+        sizes,
         [
             Alert(
                 each.name,
@@ -161,7 +170,7 @@ def look(inventory_file: str, seconds: float) -> FleetLook:
             )
             for each in answers.alerts.alerts
         ],
-        answers.alerts.problems,
+        (*answers.alerts.problems, *unsized),
     )
     return FleetLook(inventory_file, declared, sights, now)
 
@@ -173,6 +182,22 @@ def _objectives(declared: Fleet) -> dict[str, Objectives]:
         for each in declared.gpu_nodes.values()
         for model, served in each.settings.serving.items()
     }
+
+
+def _sizes(
+    probes: Mapping[str, Answer], declared: Fleet, models: Collection[str]
+) -> tuple[dict[tuple[str, str], Sizing], tuple[str, ...]]:
+    """Return what the plan counts for models, by model and node, and why it is not known."""
+    if not models:
+        return {}, ()
+    known = {name: each for name, each in probes.items() if not isinstance(each, str)}
+    there = {name: each for name, each in declared.gpu_nodes.items() if name in known}
+    found = bounded(
+        PLAN_SECONDS, "the plan", lambda: assessment.plan_fleet(known, there, unfit_stops=False)
+    )
+    if isinstance(found, Late | Refused):
+        return {}, (f"what the plan counts for {join_names(sorted(models))}: {found}",)
+    return planned_memory.planned_sizes(found.plan, models), ()
 
 
 def _evidence(node: str, answer: Answer) -> NodeEvidence:
@@ -188,7 +213,7 @@ def _ask(nodes: Nodes, declared: Fleet, seconds: float) -> _Answers:
 
     def then(what: str, node: str, answer: Answer) -> Questions:
         if what == "status":
-            return _journals(node, answer, seconds)
+            return _journals(node, answer, seconds, declared)
         return _gateway_log(node, answer, seconds) if what == "gateway" else {}
 
     status = payload.program("serving/status", completion=False)
@@ -243,7 +268,7 @@ def _ask(nodes: Nodes, declared: Fleet, seconds: float) -> _Answers:
     )
 
 
-def _journals(node: str, answer: Answer, seconds: float) -> Questions:
+def _journals(node: str, answer: Answer, seconds: float, declared: Fleet) -> Questions:
     """
     Return the question for what a node logged, from what its own status says.
 
@@ -254,7 +279,13 @@ def _journals(node: str, answer: Answer, seconds: float) -> Questions:
     if status.silent:
         return {}
     stages = fleet_problems.wanted_journals(status, time.time()).get(node, ())
-    return {("journals", node): _log_question(stages, seconds)}
+    served = declared.gpu_nodes[node].settings.serving
+    models = {
+        stage: wanted.directory
+        for stage in stages
+        if (entry := served.get(stage.rpartition("-")[0])) and (wanted := checkpoint(entry))
+    }
+    return {("journals", node): _log_question(stages, seconds, models)}
 
 
 def _gateway_log(node: str, answer: Answer, seconds: float) -> Questions:
@@ -265,10 +296,13 @@ def _gateway_log(node: str, answer: Answer, seconds: float) -> Questions:
     return {("gateway logs", node): _log_question(stages, seconds)}
 
 
-def _log_question(stages: Iterable[str], seconds: float) -> NodeQuestion:
+def _log_question(
+    stages: Iterable[str], seconds: float, models: Mapping[str, str] | None = None
+) -> NodeQuestion:
     program = payload.program(
         "doctor/failure_evidence",
         stages=list(stages),
+        models=dict(models or {}),
         lines=JOURNAL_LINES,
         seconds=fleet_problems.RECENT_SECONDS,
     )

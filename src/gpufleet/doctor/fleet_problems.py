@@ -17,11 +17,12 @@ from gpufleet.doctor.fleet_diagnosis import Diagnosis, Impact, Problem, worst_fi
 from gpufleet.doctor.gateway_problems import certificate_problems, gateway_problems
 from gpufleet.doctor.journal_causes import is_killed_for_memory
 from gpufleet.doctor.node_problems import failed_checks, kernel_subject, marks_of, node_problems
+from gpufleet.doctor.planned_memory import RULES, size_sentence
 from gpufleet.doctor.sights import LogCause, Sights
 from gpufleet.doctor.slow_replicas import slow_problems, unknown_speeds
 from gpufleet.errors import FleetError
 from gpufleet.formatting import count_of, format_duration, join_names, suggestion
-from gpufleet.serving.rank_status import Health, RankStatus
+from gpufleet.serving.rank_status import Health, LastRestart, RankStatus
 from gpufleet.serving.status import FleetStatus, ReplicaStatus
 
 RECENT_SECONDS = 86400.0
@@ -128,15 +129,19 @@ def _replica(sights: Sights, replica: ReplicaStatus, now: float, inventory: str)
     evidence = list(replica.why[:MOST_SENTENCES])
     if log:
         evidence.append(log.quote)
+        if log.rule in RULES and (size := sights.sizes.get((replica.model, nodes[0]))):
+            evidence.append(size_sentence(size))
     if last:
         evidence.append(f"ended {format_duration(now - last.when)} ago: {last.cause}")
     evidence += _changes(sights, nodes, began)
     differs = list(_differs(sights, replica.id, nodes))
+    damaged = dict(_damaged(sights, replica.id, nodes, inventory)) if not serves else {}
     do = (log.do if log else "") or _look(replica, inventory)
     if stopped:
         do = f"`systemctl start vllm-{replica.id}` on {join_names(stopped)}"
-    elif differs:
-        do = f"{_undo(replica.id)}\n{do}"
+    elif differs or damaged:
+        undo = [_undo(replica.id)] if differs else []
+        do = "\n".join([*undo, *damaged.values(), do])
     elif not (log and log.cause):
         do += f"\n`gpufleet drift {inventory} --limit {nodes[0]}` names what is not as declared"
     if serves:
@@ -147,8 +152,8 @@ def _replica(sights: Sights, replica: ReplicaStatus, now: float, inventory: str)
         replica.id,
         what + ("; it is drained" if drained else ""),
         _impact(sights.status, replica, drained=drained),
-        tuple(dict.fromkeys([*evidence, *differs])),
-        STOPPED if stopped else log.cause if log else last.cause if last else "",
+        tuple(dict.fromkeys([*evidence, *differs, *damaged])),
+        STOPPED if stopped else _cause(log, last, damaged),
         do,
         "docs/alerts/vllm-down.md",
         began,
@@ -206,6 +211,35 @@ def _differs(sights: Sights, replica: str, nodes: Iterable[str]) -> Iterator[str
             yield f"{node}: its unit reads what gpufleet did not write: {', '.join(unit.drop_ins)}"
         if unit and unit.reload:
             yield f"{node}: its unit's file was changed, and systemd has not read it since"
+
+
+def _damaged(
+    sights: Sights, replica: str, nodes: Iterable[str], inventory: str
+) -> Iterator[tuple[str, str]]:
+    """Yield what of a model's files is not as a deploy placed them, and what to type."""
+    for node in nodes:
+        known = sights.evidence.get(node)
+        model = known.models.get(replica) if known else None
+        if model is None:
+            continue
+        deploy = f"`gpufleet deploy vllm {inventory}`"
+        # A deploy passes over a directory that is marked as complete.
+        again = f"`rm {model.directory}/.complete` on {node}, then {deploy}"
+        if not model.complete:
+            yield f"{node}: {model.directory} is not complete", deploy
+        if model.missing:
+            yield f"{node}: {model.directory} has no {', '.join(model.missing)}", again
+        if model.changed:
+            changed = ", ".join(model.changed)
+            yield f"{node}: {model.directory}: {changed}: written after a deploy placed it", again
+
+
+def _cause(log: LogCause | None, last: LastRestart | None, damaged: Collection[str]) -> str:
+    found = log.cause if log else last.cause if last else ""
+    if not damaged:
+        return found
+    files = "the model's files are not as a deploy placed them"
+    return f"{files}: {found}" if found else files
 
 
 def _undo(replica: str) -> str:

@@ -172,6 +172,7 @@ def _cause(found: Finding, inventory: str, replica: str) -> LogCause:
         found.first.source,
         found.rule.component,
         found.first_at.timestamp() if found.first_at else None,
+        found.rule.id,
     )
 
 

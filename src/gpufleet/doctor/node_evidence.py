@@ -36,6 +36,18 @@ class UnitDifference:
 
 
 @dataclass(frozen=True)
+class PlacedModel:
+    """The files of a model that a deploy has placed."""
+
+    directory: str
+    complete: bool
+    """Whether it is marked so."""
+    missing: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    """Written after it was complete."""
+
+
+@dataclass(frozen=True)
 class Certificate:
     """A certificate that gpufleet placed on a node."""
 
@@ -57,6 +69,8 @@ class NodeEvidence:
     """Journals of stages, by id."""
     units: Mapping[str, UnitDifference] = field(default_factory=dict)
     """Units of the same stages, where they could be read."""
+    models: Mapping[str, PlacedModel] = field(default_factory=dict)
+    """Models of the same stages, where they could be read."""
     kernel: tuple[JournalLine, ...] = ()
     changes: tuple[tuple[float, str], ...] = ()
     """When, in seconds since 1970, and what was changed; oldest first."""
@@ -90,6 +104,16 @@ def node_evidence(node: str, answer: Mapping[str, Any] | str) -> NodeEvidence:
                 str(name): _unit(said)
                 for name, said in answer["units"].items()
                 if "missing" not in said
+            },
+            {
+                str(name): PlacedModel(
+                    str(said["directory"]),
+                    bool(said["complete"]),
+                    tuple(map(str, said["missing"])),
+                    tuple(map(str, said["changed"])),
+                )
+                for name, said in answer["models"].items()
+                if "directory" in said
             },
             _lines(answer["kernel"]),
             ()
@@ -132,6 +156,11 @@ def _unread(node: str, answer: Mapping[str, Any]) -> Iterator[str]:
             f"the unit of {name}": said
             for name, said in answer["units"].items()
             if "missing" in said
+        },
+        **{
+            f"the model of {name}": said
+            for name, said in answer["models"].items()
+            if "directory" not in said
         },
     }
     for part, said in parts.items():

@@ -12,6 +12,7 @@ from gpufleet.network.haproxy import GatewayState
 from gpufleet.serving.rank_status import iso
 from gpufleet.serving.status import FleetStatus
 from gpufleet.settings.monitoring_settings import Objectives
+from gpufleet.sizing.options import Sizing
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class LogCause:
     """The rule's component: `vllm`, `driver`, `host`."""
     at: float | None = None
     """In seconds since 1970."""
+    rule: str = ""
+    """Its id; "": none has the line."""
 
     @property
     def quote(self) -> str:
@@ -66,5 +69,7 @@ class Sights:
     """The speed of each replica; a sentence: it could not be read."""
     objectives: Mapping[str, Objectives] = field(default_factory=dict)
     """The objectives of each declared model."""
+    sizes: Mapping[tuple[str, str], Sizing] = field(default_factory=dict)
+    """What the plan counts in memory, by model and node, of models whose log reports it missing."""
     alerts: Sequence[Alert] = ()
     unseen: tuple[str, ...] = ()

@@ -436,11 +436,19 @@ class UnitDifference(TypedDict):
     signal: str | None
 
 
+class PlacedModel(TypedDict):
+    directory: str
+    complete: bool
+    missing: list[str]
+    changed: list[str]
+
+
 class FailureEvidence(Document):
     clock: Number
     boot: Time | Missing
     stages: dict[str, JournalLines | Missing]
     units: dict[str, UnitDifference | Missing]
+    models: dict[str, PlacedModel | Missing]
     kernel: JournalLines | Missing
     changes: list[Annotated[tuple[Time, str], Row]] | Missing
     certificates: list[Annotated[tuple[str, str, Time], Row]] | Missing

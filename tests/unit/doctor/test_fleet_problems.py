@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 
 import pytest
 
 from gpufleet.checks.finding import Action, Finding, GpuId, Report, Severity, Step
 from gpufleet.doctor.fleet_diagnosis import Impact, Problem, worst_first
 from gpufleet.doctor.fleet_problems import concerning, diagnose, wanted_journals
-from gpufleet.doctor.node_evidence import Certificate, NodeEvidence, UnitDifference
+from gpufleet.doctor.node_evidence import (
+    Certificate,
+    NodeEvidence,
+    PlacedModel,
+    UnitDifference,
+)
+from gpufleet.doctor.planned_memory import RULES, planned_sizes, short_of_memory, size_sentence
 from gpufleet.doctor.sights import Alert, LogCause, Sights
 from gpufleet.errors import FleetError
+from gpufleet.failures.rule_file import rules
+from gpufleet.fleet.assessment import plan_fleet
 from gpufleet.network.haproxy import GatewayState, ServerState
 from gpufleet.node.marks import Lock, Mark
 from gpufleet.serving.out_of_service import Change, OutOfService
 from gpufleet.serving.rank_status import Health, LastRestart, RankStatus
 from gpufleet.serving.status import FleetStatus, ReplicaStatus
+from gpufleet.sizing.options import Sizing
 from tests.support.rows import each_row
+from tests.unit.report.sample_fleet import declared, probes
 
 NOW = 1_795_290_000.0
 GPU = GpuId(3, "GPU-3", "0000:18:00.0")
@@ -388,3 +398,107 @@ def test_four_failures_at_once_are_all_named_and_each_cause_stands_before_its_ef
     }
     assert all(order.index(cause) < order.index(effect) for effect, cause in because.items())
     assert sorted(order) == sorted([*because, *because.values(), "certificate /x on lb-01"])
+
+
+# -- files of models
+
+
+@each_row(
+    ("model", "says", "do"),
+    [
+        (
+            PlacedModel("/m", True, (), ("config.json",)),
+            "/m: config.json: written after a deploy placed it",
+            "`rm /m/.complete` on gpu-01, then `gpufleet deploy vllm inventories/prod.py`",
+        ),
+        (
+            PlacedModel("/m", True, ("a.safetensors",)),
+            "/m has no a.safetensors",
+            "`rm /m/.complete",
+        ),
+        (PlacedModel("/m", False), "/m is not complete", "`gpufleet deploy vllm"),
+    ],
+)
+def test_files_that_are_not_as_a_deploy_placed_them_are_named_before_what_the_log_reports(
+    model, says, do
+):
+    log = replace(OUT_OF_MEMORY, cause="the release does not know the model")
+
+    def first(down):
+        evidence = {"gpu-01": NodeEvidence("gpu-01", models={"llama-0": model})}
+        seen = sights(down, OTHER, logs={"llama-0": [log]}, evidence=evidence)
+        return found(seen).problems[0]
+
+    named = first(DOWN)
+    assert says in " ".join(named.evidence)
+    assert named.cause == (
+        "the model's files are not as a deploy placed them: the release does not know the model"
+    )
+    assert named.do.startswith(do)
+    stopped = replace(DOWN, ranks=(replace(DOWN.ranks[0], stopped=True),))
+    assert first(stopped).do == "`systemctl start vllm-llama-0` on gpu-01"
+
+
+def test_a_model_as_it_was_placed_is_not_mentioned():
+    evidence = {"gpu-01": NodeEvidence("gpu-01", models={"llama-0": PlacedModel("/m", True)})}
+    named = found(sights(DOWN, logs={"llama-0": [OUT_OF_MEMORY]}, evidence=evidence)).problems[0]
+    assert (named.cause, named.do.splitlines()[0]) == (OUT_OF_MEMORY.cause, OUT_OF_MEMORY.do)
+
+
+# -- memory
+
+
+def planned(**numbers):
+    return Sizing(
+        **{
+            **{each.name: 0 for each in fields(Sizing) if each.default is MISSING},
+            "fits": True,
+            "reasons": (),
+            "weights_bytes_per_gpu": 12 << 30,
+            "kv_bytes_for_max_model_len_per_gpu": 4915 << 20,
+            "kv_cache_bytes_per_gpu": 3174 << 20,
+            "max_model_len": 32768,
+            "largest_max_model_len": 20000,
+            **numbers,
+        }
+    )
+
+
+def test_the_plans_numbers_stand_beside_a_log_that_reports_memory_missing():
+    def evidence(size=None, rule="mem-kv-one-request", node="gpu-01"):
+        log = replace(OUT_OF_MEMORY, rule=rule)
+        sizes = {("llama", node): size or planned()}
+        seen = sights(DOWN, OTHER, logs={"llama-0": [log]}, sizes=sizes)
+        return " ".join(found(seen).problems[0].evidence)
+
+    assert "a context of 32,768 tokens needs 4.80 GiB, 3.10 GiB are there: 20,000 tokens fit" in (
+        evidence()
+    )
+    assert "weights 12.00 GiB" in evidence()
+    assert "no context fits" in evidence(planned(largest_max_model_len=0))
+    assert "as planned" not in evidence(rule="port-taken")
+    assert "as planned" not in evidence(node="gpu-02")
+
+
+def test_only_models_whose_log_reports_memory_missing_are_sized():
+    logs = {
+        "llama-0": [replace(OUT_OF_MEMORY, rule="mem-no-kv")],
+        "qwen-0": [replace(OUT_OF_MEMORY, rule="len-derived")],
+    }
+    there = status(DOWN, replica("qwen-0", health=Health.DOWN))
+    assert short_of_memory(there, logs) == {"llama"}
+
+
+def test_the_rules_of_memory_exist():
+    assert {each.id for each in rules()} >= RULES
+
+
+def test_the_plans_numbers_are_those_of_the_division_that_it_chose():
+    plan = plan_fleet(probes(), declared(), unfit_stops=False).plan
+    sizes = planned_sizes(plan, {"q"})
+    assert {model for model, _ in sizes} == {"q"}
+    for (_, node), size in sizes.items():
+        (chosen,) = (each.chosen for each in plan.candidates if node in each.names)
+        assert chosen.sizing is size
+        assert f"{size.max_model_len:,} tokens" in size_sentence(size)
+    assert planned_sizes(plan, {"other"}) == {}

@@ -225,6 +225,15 @@ EVIDENCE = {
         "tiny-0": {"drop_ins": ["/run/a.conf"], "reload": False, "signal": "KILL"},
         "wide-0": {"missing": "timeout"},
     },
+    "models": {
+        "tiny-0": {
+            "directory": "/m",
+            "complete": True,
+            "missing": ["a.safetensors"],
+            "changed": ["config.json"],
+        },
+        "wide-0": {"missing": "absent"},
+    },
     "kernel": [[1_000_000, None, 3, "EXT4-fs error"]],
     "changes": [[AT - 60, "deploy: vllm"]],
     "certificates": [["/etc/gpufleet/gateway/tls.pem", "gateway", AT + 60]],

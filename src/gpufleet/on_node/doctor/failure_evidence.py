@@ -4,6 +4,7 @@ Takes (JSON header `PARAMETERS`):
   stages   ids of the stages whose journals are wanted: llama-0; gateway: that of the gateway
   lines    at most so many of each, the last ones
   seconds  how far back to look
+  models   {id: the folder of its model that a deploy has placed}, of some of the stages
 Prints one JSON document:
   schema   1
   clock    the node's time, in seconds since 1970
@@ -12,12 +13,14 @@ Prints one JSON document:
   units    {id: {"drop_ins": [paths of drop-ins that gpufleet did not write], "reload": whether the
            unit's file was changed since systemd read it, "signal": what ended its main process
            last, as KILL; "" if it ended by itself; null: not known}}
+  models   {id: {"directory", "complete": whether it is marked so, "missing": [files], "changed":
+           [files that were written after it was complete]}}, of the parameter's
   kernel   the same as stages of the kernel's log: warnings and worse, and what is about GPUs
   changes  [[seconds since 1970, what], ...], oldest first: deploys that ended, packages that were
            installed, upgraded or removed; equal times and packages of one moment are one entry
   certificates   [[path, use, end in seconds since 1970], ...] of those that gpufleet placed here
-Each of `boot`, a stage, a unit, `kernel`, `changes` and `certificates` is {"missing": reason} if it
-cannot be read.
+Each of `boot`, a stage, a unit, a model, `kernel`, `changes` and `certificates` is {"missing":
+reason} if it cannot be read.
 
 It reads; it changes nothing. Secrets are replaced as in on_node/common/unit_journal.py.
 """
@@ -31,7 +34,7 @@ import sys
 import time
 from typing import Any, Iterator, List
 
-from gpufleet.on_node.common import kernel_messages, linux_facts, unit_journal
+from gpufleet.on_node.common import kernel_messages, linux_facts, model_folder, unit_journal
 from gpufleet.on_node.common.answers import CannotRead, read
 from gpufleet.on_node.common.commands import run
 from gpufleet.on_node.common.systemctl import properties
@@ -70,6 +73,10 @@ def main() -> None:
         "boot": read(boot),
         "stages": {each: read(stage_lines, each) for each in wanted},
         "units": {each: read(unit, each) for each in wanted},
+        "models": {
+            str(each): read(model, str(folder))
+            for each, folder in PARAMETERS.get("models", {}).items()
+        },
         "kernel": read(kernel_lines),
         "changes": read(changes),
         "certificates": read(certificates),
@@ -129,6 +136,20 @@ def unit(stage: str) -> dict[str, Any]:
         ][:MOST_DROP_INS],
         "reload": known.get("NeedDaemonReload") == "yes",
         "signal": ends[-1].get("signal", "") if ends else None,
+    }
+
+
+def model(directory: str) -> dict[str, Any]:
+    """Return whether a model's files are as a deploy has placed them."""
+    folder = linux_facts.ROOT + directory
+    there = [name for name, _ in model_folder.sizes(folder)]
+    names = [name for name in there if not name.startswith(model_folder.NOTES)]
+    complete = model_folder.MARK in names
+    return {
+        "directory": directory,
+        "complete": complete,
+        "missing": sorted(set(model_folder.shards(folder)).difference(names))[:NAMED],
+        "changed": list(model_folder.changed(folder, names))[:NAMED] if complete else [],
     }
 
 

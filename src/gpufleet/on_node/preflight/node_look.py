@@ -40,8 +40,9 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 from gpufleet.on_node.common.answers import CannotRead
 from gpufleet.on_node.common.commands import run
 from gpufleet.on_node.common.forked import Watch
+from gpufleet.on_node.common.model_folder import MARK, NOTES, changed, shards, sizes
 from gpufleet.on_node.transfer import folder_size
-from gpufleet.on_node.transfer.model_hashes import MARK, NOTES, hash_file
+from gpufleet.on_node.transfer.model_hashes import hash_file
 
 PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 
@@ -172,44 +173,16 @@ def model(directory: str, files: Optional[Dict[str, List[str]]]) -> Dict[str, An
     known = {name for name in there if name != MARK and not name.startswith(NOTES)}
     wanted = set(shards(directory)) if files is None else set(files)
     complete = MARK in there
-    marked = os.stat(os.path.join(directory, MARK)).st_mtime if complete else None
     small = [name for name in sorted(known & set(files or {})) if there[name] <= HASHED_BYTES]
-    changed = [
-        name
-        for name in sorted(known)
-        # A second for file systems that count no parts of one.
-        if marked is not None and os.stat(os.path.join(directory, name)).st_mtime > marked + 1
-    ]
     return {
         "complete": complete,
         "missing": sorted(wanted - known)[:NAMED],
         "extra": sorted(known - wanted)[:NAMED] if files is not None else [],
-        "changed": changed[:NAMED],
+        "changed": list(changed(directory, known))[:NAMED] if complete else [],
         "wrong": list(other_hashes(directory, small, files or {}))[:NAMED],
         "hashed": len(small),
         "bytes": sum(there.values()),
     }
-
-
-def sizes(directory: str) -> Iterator[Tuple[str, int]]:
-    """Yield each file below a directory with its bytes; raises `OSError` if it is not there."""
-    os.listdir(directory)
-    for place, _, names in os.walk(directory):
-        for name in names:
-            path = os.path.join(place, name)
-            yield os.path.relpath(path, directory), os.stat(path).st_size
-
-
-def shards(directory: str) -> Iterator[str]:
-    """Yield the files that a model without a lock has to have: its config, and its index's."""
-    yield "config.json"
-    try:
-        with open(
-            os.path.join(directory, "model.safetensors.index.json"), encoding="utf-8"
-        ) as file:
-            yield from {str(each) for each in json.load(file)["weight_map"].values()}
-    except FileNotFoundError:
-        return
 
 
 def other_hashes(directory: str, names: List[str], files: Dict[str, List[str]]) -> Iterator[str]:

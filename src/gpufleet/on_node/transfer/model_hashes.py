@@ -8,14 +8,12 @@ import os
 import stat
 from typing import Dict, Iterator, List, Tuple
 
+from gpufleet.on_node.common.model_folder import MARK, NOTES
 from gpufleet.on_node.transfer.manifest import RefusedError
 
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _BLOCK = 1 << 20
-# What the Hub's client notes of a download; older releases of gpufleet left it there.
-NOTES = ".cache/"
-MARK = ".complete"
 
 
 def hold_to_lock(folder: int, shown: str, files: Dict[str, List[str]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import time
 
@@ -154,3 +155,23 @@ def test_the_ends_of_certificates_are_those_that_roles_wrote_down(node):
     (folder / "certificate-gateway.prom").write_text(text)
     (folder / "facts.prom").write_text("x 1\n")
     assert node([])["certificates"] == [["/etc/gpufleet/gateway/tls.pem", "gateway", 1795290000]]
+
+
+def test_files_of_a_model_that_are_missing_or_were_written_since_it_was_placed_are_named(node):
+    folder = node.root / "models/m"
+    folder.mkdir(parents=True)
+    index = {"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    for name in ("config.json", "1.safetensors", "2.safetensors", ".complete"):
+        (folder / name).write_text("{}")
+
+    def said():
+        return node([], models={"llama-0": "/models/m", "qwen-0": "/models/none"})["models"]
+
+    sound = {"directory": "/models/m", "complete": True, "missing": [], "changed": []}
+    assert said() == {"llama-0": sound, "qwen-0": {"missing": "absent"}}
+    os.utime(folder / "config.json", (time.time() + 60,) * 2)
+    (folder / "2.safetensors").unlink()
+    assert said()["llama-0"] == {**sound, "missing": ["2.safetensors"], "changed": ["config.json"]}
+    (folder / ".complete").unlink()
+    assert (said()["llama-0"]["complete"], said()["llama-0"]["changed"]) == (False, [])

@@ -1,0 +1,48 @@
+"""What the plan counts on in GPU memory, beside what vLLM reports of it.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from gpufleet.doctor.sights import LogCause
+from gpufleet.planning.planner import FleetPlan
+from gpufleet.serving.status import FleetStatus
+from gpufleet.sizing.fit_suggestions import gib
+from gpufleet.sizing.options import Sizing
+
+RULES = frozenset(
+    {"mem-no-kv", "mem-kv-one-request", "mem-torch-oom", "mem-graph-capture", "mem-cpu-node"}
+    | {"mem-sampler-warmup", "mem-free-below-util", "mem-external-weights"}
+)
+"""Rules about memory that a plan counts."""
+
+
+def short_of_memory(status: FleetStatus, logs: Mapping[str, Sequence[LogCause]]) -> Collection[str]:
+    """Return the models of which a log reports that memory is missing."""
+    return {
+        each.model
+        for each in status.replicas
+        if any(cause.rule in RULES for cause in logs.get(each.id, ()))
+    }
+
+
+def planned_sizes(plan: FleetPlan, models: Collection[str]) -> dict[tuple[str, str], Sizing]:
+    """Return what the plan counted for these models, by model and node."""
+    return {
+        (considered.model, node): chosen.sizing
+        for considered in plan.candidates
+        if considered.model in models and (chosen := considered.chosen) and chosen.sizing
+        for node in considered.names
+    }
+
+
+def size_sentence(size: Sizing) -> str:
+    """Return a plan's numbers of one GPU in words."""
+    fits = "no context fits"
+    if size.largest_max_model_len:
+        fits = f"{size.largest_max_model_len:,} tokens fit"
+    return (
+        f"as planned, on each GPU: weights {gib(size.weights_bytes_per_gpu)}; a context of "
+        f"{size.max_model_len:,} tokens needs {gib(size.kv_bytes_for_max_model_len_per_gpu)}, "
+        f"{gib(size.kv_cache_bytes_per_gpu)} are there: {fits}"
+    )
