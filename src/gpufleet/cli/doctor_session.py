@@ -17,7 +17,7 @@ from pathlib import Path
 from gpufleet.artifacts.model_files import checkpoint
 from gpufleet.artifacts.operator_files import read as read_file
 from gpufleet.cli.bounded_questions import Questions, ask_bounded
-from gpufleet.cli.preflight_requests import Late, Refused, bounded
+from gpufleet.cli.preflight_requests import Late, Refused, run_bounded
 from gpufleet.doctor import fleet_problems, journal_causes, planned_memory, replica_speed
 from gpufleet.doctor.fleet_diagnosis import Diagnosis
 from gpufleet.doctor.node_evidence import NodeEvidence, node_evidence
@@ -192,7 +192,7 @@ def _sizes(
         return {}, ()
     known = {name: each for name, each in probes.items() if not isinstance(each, str)}
     there = {name: each for name, each in declared.gpu_nodes.items() if name in known}
-    found = bounded(
+    found = run_bounded(
         PLAN_SECONDS, "the plan", lambda: assessment.plan_fleet(known, there, unfit_stops=False)
     )
     if isinstance(found, Late | Refused):
