@@ -362,7 +362,7 @@ class ModelAllocation:
         more = len(self.rooms) - _NODES_NAMED
         others = f"; and {count_of(more, 'more node')}" if more > 0 else ""
         count, left = len(self.placed), max(map(self._largest_share, self.rooms), default=0)
-        lower = [f"lower `gpu_share` to {left / 1000:g}"] if left else []
+        lower = [f"lower `gpu_share` to {left / 1000:g}"] if self._fits_into(left) else []
         lower += [f"lower `replicas` to {count}"] if count else ["lower another model's share"]
         return (
             f"serving.{self.name}: {count_of(self.required, 'replica')} of {self._size(1)} "
@@ -377,9 +377,21 @@ class ModelAllocation:
             (
                 gpu_shares.MOST - sum(room.shares_on(gpu).values())
                 for gpu in room.layout.gpus
-                if room.has_share(gpu, 0, self.name, gpu_shares.MOST)
+                if room.has_share(gpu, 0, self.name, gpu_shares.MOST) and not room.node.cordon
             ),
             default=0,
+        )
+
+    def _fits_into(self, share: int) -> bool:
+        """Return whether the model fits into a smaller share, in thousandths."""
+        if not 0 < share < self.share:
+            return False
+        smaller = self.served.model_copy(update={"gpu_share": share / 1000})
+        return any(
+            candidates.evaluate_divisions(
+                self.name, smaller, self.description, each.kind, each.nodes, sizer=self.sizer
+            ).chosen
+            for each in self.considered.values()
         )
 
     def _cordoned(self) -> str:

@@ -327,6 +327,23 @@ def test_shares_that_add_up_to_too_much_name_what_is_on_the_gpu():
     assert "lower `gpu_share` to 0.35" in problem
 
 
+def test_a_refusal_names_no_share_that_is_too_small_for_the_model():
+    with pytest.raises(FleetError) as refused:
+        fleet(
+            {"chat": {**CHAT, "gpu_share": 0.5}, "other": {**CHAT, "gpu_share": 0.48}},
+            gpus={"reserved": [1]},
+        )
+    assert "lower `gpu_share` to 0.45" in str(refused.value)
+
+    with pytest.raises(FleetError) as refused:
+        fleet(
+            {"chat": {**CHAT, "gpu_share": 0.85}, "other": {**CHAT, "gpu_share": 0.48}},
+            gpus={"reserved": [1]},
+        )
+    assert "lower `gpu_share`" not in str(refused.value)
+    assert "lower another model's share" in str(refused.value)
+
+
 def test_a_model_that_nobody_can_read_is_refused_unless_that_is_accepted():
     unread = {"model": "/srv/unknown", "gpu_share": 0.2}
     with pytest.raises(FleetError, match="set `tensor_parallel: 1` beside it"):
