@@ -7,8 +7,17 @@ import pytest
 from gpufleet import node_paths
 from gpufleet.artifacts.release import Release
 from gpufleet.converge.desired import Directory, File
+from gpufleet.planning.stage import Stage
 from gpufleet.serving.credentials import NOT_FOR_UNITS
-from gpufleet.serving.vllm_node import CREDENTIALS, required_state, restart_files
+from gpufleet.serving.unit import UnitFile
+from gpufleet.serving.vllm_node import (
+    CREDENTIALS,
+    endpoints,
+    required_state,
+    restart_files,
+    wait_seconds,
+)
+from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Vllm
 
 VLLM = Vllm.model_validate({"version": "0.32.0", "lock": "a.txt", "listen": "127.0.0.1"})
@@ -48,3 +57,33 @@ def test_what_servers_of_one_gpu_wait_with_is_only_where_some_are() -> None:
     assert found == {node_paths.GPU_TURN}
     there = {each.path for each in required_state(VLLM, BUILD, {}).values_of(File)}
     assert node_paths.GPU_TURN not in there
+
+
+def test_a_server_that_may_be_the_last_of_its_gpu_has_the_time_of_all() -> None:
+    seconds = {"chat": 300, "embed": 100, "alone": 50, "whole": 500}
+    served = {
+        name: {"model": "/srv/m", "start_seconds": each, "gpu_share": 0.3}
+        for name, each in seconds.items()
+    }
+    served["whole"]["gpu_share"] = None
+    settings = NodeSettings.model_validate({"vllm": VLLM.model_dump(), "serving": served})
+    gpus = {"chat": 0, "embed": 0, "alone": 1, "whole": 2}
+    stages = [
+        Stage(
+            name,
+            0,
+            "gpu-01",
+            (gpu,),
+            (f"GPU-{gpu}",),
+            8000 + at,
+            1,
+            gpu_share=settings.serving[name].gpu_share,
+        )
+        for at, (name, gpu) in enumerate(gpus.items())
+    ]
+    rendered = {stage: UnitFile(stage.unit, "", "", "") for stage in stages}
+
+    found = {each.id: each.start_seconds for each in endpoints(rendered, settings)}
+
+    assert found == {"chat-0": 400, "embed-0": 400, "alone-0": 50, "whole-0": 500}
+    assert wait_seconds(stages, settings) == 800
