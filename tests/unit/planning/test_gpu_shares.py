@@ -15,6 +15,7 @@ from gpufleet.catalog.gpu_models import cuda_total_gib
 from gpufleet.errors import FleetError
 from gpufleet.planning.explanation import explain
 from gpufleet.planning.gpu_shares import derive, start_seconds, utilization
+from gpufleet.planning.gpu_totals import gpus_text
 from gpufleet.planning.planner import plan
 from gpufleet.planning.stage import Running
 from gpufleet.settings.serving_settings import Served
@@ -225,6 +226,7 @@ def test_a_picture_names_the_shares_of_a_gpu_and_what_is_left():
     lines = explain(found, nodes).splitlines()
     assert "  GPU 0  c-0 0.6 port 8000, e-0 0.2 port 8001, r-0 0.1 port 8002, free 0.05" in lines
     assert "  GPU 1  free" in lines
+    assert [gpus_text(stage) for stage in found.stages] == ["0 (0.6)", "0 (0.2)", "0 (0.1)"]
 
 
 def test_json_has_the_share_where_there_is_one():
