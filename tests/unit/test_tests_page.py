@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 
-import click
 import pytest
 
 from gpufleet.cli.main import gpufleet
 from tests.conftest import lab_of
 from tests.support.checkout import ROOT
+from tests.support.commands import commands
 
 # No roles: the package's own file, and what two of them have in common.
 NO_ROLES = {"__init__", "_monitoring_common"}
@@ -22,26 +21,19 @@ PAGE = (ROOT / "docs/develop/tests.md").read_text()
 SECURITY = (ROOT / "docs/develop/security-tests.md").read_text()
 
 
-def rows(title: str, page: str = PAGE) -> list[tuple[str, str, str]]:
-    """Return the cells of a section's table, without backquotes."""
+AUDIT = "The audit of November 2026"
+
+
+def cells(title: str, page: str) -> list[tuple[str, ...]]:
+    """Return the rows of a section's table, without backquotes."""
     section = page.split(f"\n## {title}\n")[1].split("\n## ", maxsplit=1)[0]
     lines = [line for line in section.splitlines() if line.startswith("| ")][2:]
-    found = []
-    for line in lines:
-        what, suite, test = (cell.strip().strip("`") for cell in line.strip("|").split("|"))
-        found.append((what, suite, test))
-    return found
+    return [tuple(cell.strip().strip("`") for cell in line.strip("|").split("|")) for line in lines]
 
 
-def commands(group: click.Group, words: str = "gpufleet") -> Iterator[str]:
-    """Yield every command of the command line that has none below it."""
-    context = click.Context(group)
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        if isinstance(command, click.Group):
-            yield from commands(command, f"{words} {name}")
-        else:
-            yield f"{words} {name}"
+def rows(title: str, page: str = PAGE) -> list[tuple[str, str, str]]:
+    """Return the rows of a table of three columns."""
+    return [(what, suite, test) for what, suite, test in cells(title, page)]
 
 
 def suite_of(test: str) -> str:
@@ -65,7 +57,7 @@ def suite_of(test: str) -> str:
     ("title", "there"),
     [
         ("Deploys", [f"deploys/{each.name}" for each in (ROOT / "deploys").glob("*.py")]),
-        ("Commands", list(commands(gpufleet))),
+        ("Commands", [words for words, _ in commands(gpufleet)]),
         (
             "Roles",
             [each.stem for each in (ROOT / "roles").glob("*.py") if each.stem not in NO_ROLES],
@@ -82,12 +74,22 @@ def test_a_row_names_a_test_for_each_and_the_suite_that_it_is_in(
 
 
 def test_each_property_of_security_has_a_test_in_the_suite_that_its_row_says() -> None:
-    titles = re.findall(r"(?m)^## (.+)$", SECURITY)
+    titles = [each for each in re.findall(r"(?m)^## (.+)$", SECURITY) if each != AUDIT]
     table = [row for title in titles for row in rows(title, SECURITY)]
 
     assert len(table) > 30
     assert len({what for what, _, _ in table}) == len(table)
     assert [row for row in table if suite_of(row[2]) != row[1]] == []
+
+
+def test_each_finding_of_the_audit_has_a_test_and_its_commits() -> None:
+    table = cells(AUDIT, SECURITY)
+
+    numbers = [*(f"F{at}" for at in range(1, 14)), *(f"R{at}" for at in range(1, 5))]
+    assert list(dict.fromkeys(number for number, _, _, _ in table)) == numbers
+    for _, _, test, commits in table:
+        assert suite_of(test)
+        assert re.fullmatch(r"[0-9a-f]{8}(, [0-9a-f]{8})*", commits), commits
 
 
 def test_deploys_and_roles_run_on_nodes() -> None:
