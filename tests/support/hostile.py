@@ -96,6 +96,10 @@ SAID_BY_LIBRARIES = (
 """Words of validators, parsers and Python that are none of an operator's."""
 
 
+PAGE = "measured/hostile-inputs.md"
+ANSWERED = "all in sentences"
+
+
 @dataclass(frozen=True)
 class Row:
     """A command line, and files that are written before it runs."""

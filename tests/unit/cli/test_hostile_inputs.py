@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from tests.support.checkout import ROOT
-from tests.support.hostile import TEXTS, WRONG, Row, as_bytes, changed, fault
+from tests.support.hostile import ANSWERED, PAGE, TEXTS, WRONG, Row, as_bytes, changed, fault
+from tests.support.measured import note
 from tests.support.sound_node import sound_node
 
 UPGRADE = "20261122T134708Z-ab12"
@@ -234,6 +235,14 @@ ROWS = {
     "words": word_rows,
 }
 
+WHAT = {
+    "files": "files that commands read: broken, binary, bombs, of another kind",
+    "missing files": "files that are not there",
+    "documents": "probes, settings and model configs with one value of another kind",
+    "weights": "headers of safetensors that lie",
+    "words": "words on command lines: empty, huge, escape codes, paths",
+}
+
 
 SAMPLE = 6
 """Each sixth row in every run, all of them in a long part."""
@@ -248,6 +257,8 @@ def test_a_sample_of_hostile_inputs_ends_in_sentences(kind: str, tmp_path: Path)
 @pytest.mark.parametrize("kind", ROWS)
 def test_every_hostile_input_ends_in_a_sentence(kind: str, tmp_path: Path) -> None:
     assert faults(kind, 1, tmp_path) == []
+    count = len(list(ROWS[kind]()))
+    note(PAGE, WHAT[kind], "`unit/cli/test_hostile_inputs.py`", str(count), ANSWERED)
 
 
 def test_there_are_more_than_630_hostile_inputs() -> None:

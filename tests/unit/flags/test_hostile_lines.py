@@ -12,10 +12,13 @@ import time
 from collections.abc import Iterator
 
 import click
+import pytest
 from click.testing import CliRunner
 
 from gpufleet.cli.flags_command import flags
 from gpufleet.errors import FleetError
+from tests.support.hostile import ANSWERED, PAGE
+from tests.support.measured import note
 from tests.support.rows import each_row
 
 SECONDS = 10.0
@@ -229,3 +232,12 @@ def test_diff_answers_each_value_in_words(name: str, value: str) -> None:
 @each_row(("name", "value"), VALUES.items())
 def test_explain_answers_each_name_in_words(name: str, value: str) -> None:
     answered("explain", "--vllm", "0.33.0", "--", value)
+
+
+def test_the_number_of_lines_is_written(request: pytest.FixtureRequest) -> None:
+    """The last test of the file: where none has failed, all above are answered."""
+    lines = len(list(_lines())) + 3 * len(LINES) + 4 * len(VALUES)
+    assert lines > 630
+    if not request.session.testsfailed:
+        what = "vLLM command lines for `gpufleet flags`"
+        note(PAGE, what, "`unit/flags/test_hostile_lines.py`", str(lines), ANSWERED)

@@ -16,6 +16,8 @@ from gpufleet.settings.mistake_sentence import mistake
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.parse import SettingsError, parse_settings
 from gpufleet.settings.serving_settings import Served
+from tests.support.hostile import ANSWERED, PAGE
+from tests.support.measured import note
 
 HOSTILE: tuple[Any, ...] = (
     None,
@@ -93,6 +95,8 @@ def test_no_refusal_of_any_key_has_a_validators_words() -> None:
                 assert len(what) < 700, (where, what)
     assert asked > 6000
     assert refused > asked / 2
+    what = f"{len(every)} keys of the settings, each with {len(HOSTILE)} odd values"
+    note(PAGE, what, "`unit/settings/test_mistake_sentence.py`", str(asked), ANSWERED)
 
 
 @pytest.mark.parametrize(
