@@ -26,7 +26,7 @@ from tests.lab.environment import (
     serving_fleet,
 )
 from tests.lab.faults import reached
-from tests.lab.upgrade_fleet import GATEWAY, NEW
+from tests.lab.upgrade_fleet import GATES, GATEWAY, NEW
 from tests.lab.walk import RATE, UNI_FLAGS
 from tests.support.checkout import own_lab
 
@@ -196,6 +196,30 @@ def test_a_gateway_that_the_kernel_kills_is_back_and_loses_what_was_under_way(
         seconds = killed(fleet, GATEWAY, unit)
         row.said = f"nothing: systemd had it back after {seconds:.0f} s"
     assert row.clients.failed <= (seconds + 2) * RATE, row.clients.failures
+
+
+def test_an_upgrade_whose_gates_would_ask_a_stopped_alertmanager_drains_nothing(
+    fleet: OneRelease,
+) -> None:
+    before = fleet.wanted["serving"]["tiny"]["flags"]
+
+    def mend() -> None:
+        fleet.ssh(GATEWAY, "systemctl start prometheus-alertmanager")
+        fleet.declare(upgrade={"gates": GATES})
+        fleet.declare_model(flags=before)
+
+    with broken(fleet, "Alertmanager is stopped, and an upgrade begins", mend) as row:
+        fleet.ssh(GATEWAY, "systemctl stop prometheus-alertmanager")
+        fleet.declare(upgrade={"gates": {**GATES, "alerts": True}})
+        fleet.declare_model(flags={**before, "max-num-seqs": before["max-num-seqs"] + 1})
+        done = fleet.upgrade()
+        assert done.returncode != 0, done.stdout
+        assert "Traceback" not in done.stdout, done.stdout
+        assert "lertmanager" in done.stdout, done.stdout
+        row.said = last_words(done.stdout)
+        assert not any(fleet.drained().values())
+        assert not fleet.locked()
+    assert row.clients.failed == 0
 
 
 def test_a_node_whose_journal_has_ended_is_deployed(fleet: OneRelease) -> None:
