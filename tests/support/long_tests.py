@@ -33,10 +33,7 @@ PARTS = {
     "tests/lab/test_batch.py": "batch",
     "tests/lab/test_commands.py": "measure",
     "tests/lab/test_measuring.py": "measure",
-    "tests/lab/test_doctor.py::test_a_failure_is_named_with_its_cause_and_what_to_do[hardware": (
-        "doctor-hardware"
-    ),
-    "tests/lab/test_doctor_": "doctor-hardware",
+    "tests/lab/test_doctor_hardware.py": "doctor-hardware",
     "tests/lab/test_doctor.py": "doctor",
     "tests/lab/test_lab_commands.py": "main-job",
     "tests/lab/test_main_job.py": "main-job",
