@@ -62,7 +62,7 @@ HARDWARE = (
             ("inforom-corrupt", "InfoROM", ""),
             ("power-capped", "power", "nvidia-smi -i 0 -pl", "nvidia-smi -i 0 -pl 700"),
             ("shm-small", "/dev/shm", "mount -o", "mount -o remount,size=50% /dev/shm"),
-            ("disk-full", "free", "free"),
+            ("disk-full", "0.7 GiB are free", "du -xh"),
             ("hot", "°C", ""),
             ("clocks-locked", "clock", "-rgc", "nvidia-smi -i 0 -rac", "nvidia-smi -i 0 -rgc"),
         )

@@ -414,3 +414,30 @@ def test_a_connection_that_is_over_is_told_from_one_that_is_there(sshd):
         client.get_transport().close()
         assert is_lost(connector)
     assert not is_lost(object())
+
+
+def test_doctor_names_dead_nodes_of_fourteen_and_looks_at_the_others(
+    sshd, silent, library, tmp_path
+):
+    good = {**sshd, **simulated(library, "h100x8")}
+    gone = {"gpu-05", "gpu-09"}
+    names = [f"gpu-{number:02}" for number in range(1, 15)]
+    nodes = [(name, {**good, "ssh_port": silent} if name in gone else good) for name in names]
+    (tmp_path / "inventories").mkdir()
+    (tmp_path / "inventories/x.py").write_text(
+        "from gpufleet import inventory\n"
+        f"globals().update(inventory.load(__file__, groups={{'gpu': {nodes!r}}}))\n"
+    )
+    run = subprocess.run(
+        [GPUFLEET, "doctor", "inventories/x.py", "--json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 1, run.stderr
+    said = {each["subject"]: each["what"] for each in json.loads(run.stdout)["problems"]}
+    # Of the 20 s that it waits for answers, 6 are for connections.
+    assert {name: said[name] for name in names if name in said} == {
+        name: f"{name} cannot be asked: not reached: no answer within 6 s" for name in gone
+    }
