@@ -10,6 +10,7 @@ it resets GPUs that are in use.
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,7 @@ SAID = {
     NOT_LOADED: "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. "
     "Make sure that the latest NVIDIA driver is installed and running.\n",
 }
-STATE = Path("/etc/gpufleet-lab/nvml.conf.state")
+STATE = Path(os.environ.get("GPUFLEET_NVML_STATE", "/etc/gpufleet-lab/nvml.conf.state"))
 """What setters of the simulated NVML have changed."""
 SETTERS = {
     "-pm": ("nvmlDeviceSetPersistenceMode", 1),
