@@ -4,8 +4,8 @@
 
 Reads `vllm-VERSION.tar.gz` from FOLDER, `vllm-VERSION.whl` for a release that has no source
 distribution, and fetches from the package index what is not there, by the hash that the index
-gives. Without a VERSION: those that the package has now. Writes `data/schemas.json.xz` and
-`data/metrics.json.xz`, the same bytes from the same releases.
+gives. Without a VERSION: those that the package has now. Writes `schemas.json.xz`,
+`metrics.json.xz` and `models.json.xz` of `data/`, the same bytes from the same releases.
 """
 
 from __future__ import annotations
@@ -42,17 +42,18 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"{__doc__}\n")
         return 2
     folder, versions = Path(arguments[0]), list(arguments[1:]) or list(schema.versions())
-    schemas, metrics = {}, {}
+    schemas, metrics, models = {}, {}, {}
     try:
         fetch(folder, versions)
         for version in sorted(versions, key=schema.sort_key):
-            found = extract.flag_document(str(_source(folder, version)), metrics=True)
+            found = extract.flag_document(str(_source(folder, version)), metrics=True, models=True)
             metrics[version] = found.pop("metrics")
+            models[version] = found.pop("models")
             unresolved = found.pop("unresolved")
             schemas[version] = found
             sys.stdout.write(
                 f"{version}: {len(found['flags'])} flags, {len(found['env'])} variables, "
-                f"{len(metrics[version])} metrics\n"
+                f"{len(metrics[version])} metrics, {len(models[version])} classes of models\n"
             )
             sys.stdout.writelines(f"  not resolved: {line}\n" for line in unresolved)
     except (FleetError, OSError) as error:
@@ -60,6 +61,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     (DATA / "schemas.json.xz").write_bytes(pack(schemas))
     (DATA / "metrics.json.xz").write_bytes(pack(metrics))
+    (DATA / "models.json.xz").write_bytes(pack(models))
     return 0
 
 

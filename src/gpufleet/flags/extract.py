@@ -31,6 +31,7 @@ def program(
     seconds: float = SECONDS,
     helps: bool = False,
     metrics: bool = False,
+    models: bool = False,
 ) -> payload.Payload:
     """
     Return the program that prints the document of the release at `source` on a node.
@@ -39,7 +40,12 @@ def program(
     {"refused": SENTENCE} and exits with 1 where there is none.
     """
     return payload.program(
-        "flags/schema", source=source, seconds=seconds, helps=helps, metrics=metrics
+        "flags/schema",
+        source=source,
+        seconds=seconds,
+        helps=helps,
+        metrics=metrics,
+        models=models,
     )
 
 
@@ -50,6 +56,7 @@ def flag_document(
     seconds: float = SECONDS,
     helps: bool = False,
     metrics: bool = False,
+    models: bool = False,
 ) -> dict[str, Any]:
     """
     Return the document of the release at `source`, which `schema.from_document` reads.
@@ -58,7 +65,7 @@ def flag_document(
     `python` would import. Raises `FleetError` with the reason when there is no such release.
     """
     place = source if source == INSTALLED else str(Path(source).absolute())
-    text = program(place, seconds=seconds, helps=helps, metrics=metrics)
+    text = program(place, seconds=seconds, helps=helps, metrics=metrics, models=models)
     environment = {"PATH": os.environ.get("PATH", os.defpath), "PYTHONHASHSEED": "0"}
     try:
         done = subprocess.run(

@@ -394,16 +394,26 @@ def _packaged(name: str) -> Mapping[str, str]:
     }
 
 
+def packaged_releases(name: str) -> tuple[str, ...]:
+    """Return the releases that a packaged file has a part of."""
+    return tuple(_packaged(name))
+
+
+def packaged_part(name: str, version: str) -> str | None:
+    """Return one release's part of a packaged file, unparsed; None: it has none."""
+    return _packaged(name).get(_release(version))
+
+
 def packaged(name: str, version: str) -> str:
     """
     Return one release's part of the packaged file `name` ("schemas", "metrics"), unparsed.
 
     Raises `FleetError` for a release that is not in it, naming its neighbours.
     """
-    release = _release(version)
-    part = _packaged(name).get(release)
+    part = packaged_part(name, version)
     if part is not None:
         return part
+    release = _release(version)
     known = versions()
     older = [one for one in known if sort_key(one) < sort_key(release)][-1:]
     newer = [one for one in known if sort_key(one) > sort_key(release)][:1]

@@ -10,12 +10,15 @@ a remark says so of files that could be read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gpufleet.errors import FleetError
+from gpufleet.flags import served_classes
+from gpufleet.flags.schema import sort_key
 from gpufleet.planning.flag_layers import KIND, LayeredFlag
 from gpufleet.planning.stage import Running
+from gpufleet.settings.monitoring_settings import Objectives
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import ModelKind, Served, Vllm
 from gpufleet.sizing.model_kinds import POOLS, UNREAD, KindReading
@@ -89,11 +92,40 @@ def resolve_kinds(
             problems += error.problems
             found[model] = ResolvedKind(wanted.kind or "generate")
             continue
+        if vllm:
+            problem, remark = _release_words(
+                model, wanted, vllm.version, readings.get(model, UNREAD).name, found[model].kind
+            )
+            problems += [problem] if problem else []
+            found[model] = replace(found[model], remark=found[model].remark or remark)
+        problems += objective_problems(model, found[model].kind, wanted.objectives)
         if found[model].kind == "transcribe" and vllm:
             problems += _without_audio(model, vllm, (locks or {}).get(vllm.lock))
     if problems and judged:
         raise FleetError(*problems)
     return ResolvedKinds(found)
+
+
+def _release_words(
+    model: str, served: Served, version: str, name: str, kind: ModelKind
+) -> tuple[str, str]:
+    """
+    Return why a release cannot serve a class as this kind, and a remark where it may.
+
+    vLLM runs a class that it has no code for by the package transformers, if that has it: whether
+    it does is not known here.
+    """
+    pools = kind in POOLS
+    if not name or served_classes.has_code(version, name, pools=pools) is not False:
+        return "", ""
+    known = served_classes.releases_with(name, pools=pools)
+    newer = [each for each in known if sort_key(each) > sort_key(version)]
+    have = f"{newer[0]} and newer have" if newer else f"{known[-1]} was the last that had"
+    own = {key.lstrip("-").replace("_", "-"): value for key, value in served.flags.items()}
+    where = f"serving.{model}: vLLM {version} has no code of its own for {name}: vLLM {have} it"
+    if own.get("model-impl") == "vllm" or not served_classes.runs_by_transformers(version, kind):
+        return f"{where}: choose such a release as `vllm.version`, or another model", ""
+    return "", f"{where}; {version} runs it by the package transformers, if that has it"
 
 
 def _without_audio(model: str, vllm: Vllm, text: str | None) -> Iterable[str]:
@@ -104,6 +136,18 @@ def _without_audio(model: str, vllm: Vllm, text: str | None) -> Iterable[str]:
             f"{model} transcribes: write the lock with `gpufleet packages lock vllm "
             f"{vllm.version} --also 'vllm[audio]=={vllm.version}'`"
         )
+
+
+def objective_problems(model: str, kind: ModelKind, objectives: Objectives) -> tuple[str, ...]:
+    """Return a sentence for each objective that a model of this kind cannot have."""
+    if kind not in POOLS:
+        return ()
+    return tuple(
+        f"serving.{model}.objectives.{name}: a model of `kind: {kind}` answers with one document "
+        "and no tokens: write `e2e_p99_seconds`, the time to the whole answer"
+        for name in ("ttft_p99_seconds", "itl_p99_seconds")
+        if getattr(objectives, name) is not None
+    )
 
 
 def kind_problems(settings: Mapping[str, NodeSettings]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, get_args
 
 from gpufleet.settings.serving_settings import ModelKind
@@ -79,6 +79,8 @@ class KindReading:
     """What was found, as the end of a sentence: "its class is BertModel"."""
     converts: bool = False
     """Whether its class completes text, and pools only by `--convert`."""
+    name: str = ""
+    """Of its class, where config.json has one."""
 
 
 UNREAD = KindReading(None, ALL, "its files could not be read")
@@ -96,11 +98,11 @@ def read_kind(config: Mapping[str, Any], modules: Sequence[Any] | None = None) -
     name = str(names[0]) if isinstance(names, list | tuple) and names else ""
     if not name:
         return KindReading(None, ALL, "its config.json has no `architectures`")
-    found = _of_class(name, config)
+    found = replace(_of_class(name, config), name=name)
     if modules is None or found.kind not in {"generate", "embed", None}:
         return found
     why = f"{found.why}, and its modules.json is that of an embedder"
-    return KindReading("embed", found.possible | {"embed"}, why, found.converts)
+    return replace(found, kind="embed", possible=found.possible | {"embed"}, why=why)
 
 
 def _of_class(name: str, config: Mapping[str, Any]) -> KindReading:

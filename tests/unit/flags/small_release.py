@@ -124,6 +124,41 @@ class ModelConfig:
 def get_attr_docs(cls):
     raise RuntimeError("there is no source of an imported class to look at")
 """,
+    "vllm/model_executor/models/registry.py": """
+import torch
+
+_TEXT_GENERATION_MODELS = {
+    "LlamaForCausalLM": ("llama", "LlamaForCausalLM"),
+    "OwnForCausalLM": ("own", "OwnForCausalLM"),
+}
+_EMBEDDING_MODELS = {
+    "BertModel": ("bert", "BertEmbeddingModel"),
+    **{name: place for name, place in _TEXT_GENERATION_MODELS.items() if place[0] == "llama"},
+}
+_MULTIMODAL_MODELS = {
+    "EarForConditionalGeneration": ("ear", "EarForConditionalGeneration"),
+    "EarAndMouthForConditionalGeneration": ("vllm.models.ears", "EarAndMouth"),
+}
+_SPECULATIVE_DECODING_MODELS = {"Draft": ("draft", "Draft")}
+_TRANSFORMERS_BACKEND_MODELS = {"TransformersForCausalLM": ("transformers", "T")}
+_VLLM_MODELS = {**_TEXT_GENERATION_MODELS, **_SPECULATIVE_DECODING_MODELS}
+raise RuntimeError("nothing else of it runs")
+""",
+    "vllm/model_executor/models/ear.py": """
+import torch
+
+class EarForConditionalGeneration(torch.nn.Module, SupportsTranscription):
+    supports_transcription_only: ClassVar[Literal[True]] = True
+
+raise RuntimeError("this is only read")
+""",
+    "vllm/models/ears.py": """
+class Helper(torch.nn.Module):
+    supports_transcription_only = True
+
+class EarAndMouth(torch.nn.Module, SupportsTranscription):
+    supports_transcription_only = False
+""",
     "vllm/engine/arg_utils.py": """
 import argparse
 import dataclasses

@@ -179,6 +179,25 @@ def test_limits_are_those_of_the_field_that_a_value_reaches_unchanged(source):
     }
 
 
+def test_classes_of_models_are_found_with_what_they_are_listed_for(source):
+    document = extract.flag_document(str(source), models=True)
+
+    assert document["models"] == {
+        "BertModel": ["embed"],
+        "EarAndMouthForConditionalGeneration": ["generate", "transcribe"],
+        "EarForConditionalGeneration": ["transcribe"],
+        "LlamaForCausalLM": ["embed", "generate"],
+        "OwnForCausalLM": ["generate"],
+        "TransformersForCausalLM": ["backend"],
+    }
+    assert document["unresolved"] == []
+
+
+def test_a_release_without_lists_of_classes_has_none(source):
+    (source / "vllm/model_executor/models/registry.py").unlink()
+    assert extract.flag_document(str(source), models=True)["models"] == {}
+
+
 def test_metrics_are_found_where_they_are_made(source):
     document = extract.flag_document(str(source), metrics=True)
 

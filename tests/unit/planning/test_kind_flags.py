@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gpufleet.errors import FleetError
+from gpufleet.flags import served_classes
 from gpufleet.planning.kind_flags import kind_problems, resolve_kind, resolve_kinds
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Served
@@ -108,8 +109,8 @@ def test_files_that_cannot_be_read_are_said_once_by_the_plan_itself() -> None:
     assert resolve_kind("m", served(), UNREAD).remark == ""
 
 
-def node(**model: Any) -> NodeSettings:
-    vllm = {"version": "0.32.0", "lock": "locks/v.txt", "listen": "127.0.0.1"}
+def node(version: str = "0.32.0", **model: Any) -> NodeSettings:
+    vllm = {"version": version, "lock": "locks/v.txt", "listen": "127.0.0.1"}
     return NodeSettings.model_validate({"vllm": vllm, "serving": {"m": {"model": "/m", **model}}})
 
 
@@ -132,3 +133,78 @@ def test_settings_that_contradict_themselves_are_found_without_the_models_files(
     assert ["needs pooling" in each for each in kind_problems({"a": wrong})] == [True]
     assert kind_problems({"a": node(flags={"convert": "classify"})}) == ()
     assert kind_problems({"a": node(kind="rerank")}) == ()
+
+
+@each_row(
+    "reading, objectives, refused",
+    [
+        (ENCODER, {"ttft_p99_seconds": 1}, ["ttft_p99_seconds"]),
+        (CROSS, {"ttft_p99_seconds": 1, "itl_p99_seconds": 1}, ["ttft_p99_seconds",
+                                                                "itl_p99_seconds"]),
+        (ENCODER, {"e2e_p99_seconds": 1}, []),
+        (DECODER, {"ttft_p99_seconds": 1, "itl_p99_seconds": 1}, []),
+        (SPEECH, {"ttft_p99_seconds": 1}, []),
+    ],
+)  # fmt: skip
+def test_what_makes_no_tokens_has_no_objective_for_them(
+    reading: KindReading, objectives: dict[str, float], refused: list[str]
+) -> None:
+    found: tuple[str, ...] = ()
+    try:
+        resolve_kinds({"a": node(objectives=objectives)}, {"m": reading})
+    except FleetError as error:
+        found = error.problems
+    assert [each.split(":")[0] for each in found] == [
+        f"serving.m.objectives.{name}" for name in refused
+    ]
+    assert all("write `e2e_p99_seconds`" in each for each in found)
+
+
+@each_row(
+    "version, name, flags, words",
+    [
+        # Speech and the like are run by vLLM's own code alone.
+        ("0.29.0", "FireRedLIDForConditionalGeneration", {}, "remark"),
+        ("0.19.0", "JinaEmbeddingsV5Model", {}, "remark"),
+        ("0.19.0", "JinaEmbeddingsV5Model", {"model-impl": "vllm"}, "refused"),
+        ("0.20.1", "JinaEmbeddingsV5Model", {"model-impl": "vllm"}, ""),
+        ("0.19.0", "XLMRobertaModel", {}, ""),
+        # Made from Qwen3ForCausalLM.
+        ("0.32.0", "Qwen3ForSequenceClassification", {"model-impl": "vllm"}, ""),
+        # In no release's lists: a publisher's own, or a plugin's.
+        ("0.32.0", "MyOwnEmbeddingModel", {"model-impl": "vllm"}, ""),
+        # Its lists are not in the package.
+        ("0.99.0", "JinaEmbeddingsV5Model", {"model-impl": "vllm"}, ""),
+    ],
+)
+def test_a_class_that_the_release_has_no_code_for_is_named(
+    version: str, name: str, flags: dict[str, Any], words: str
+) -> None:
+    reading = read_kind({"architectures": [name]})
+    settings, problems, remarks = {"a": node(version, flags=flags)}, "", ""
+    try:
+        found = resolve_kinds(settings, {"m": reading})
+    except FleetError as error:
+        [problems] = error.problems
+    else:
+        remarks = " ".join(found.remarks)
+    said = {"refused": problems, "remark": remarks}
+    for which, text in said.items():
+        assert (f"vLLM {version} has no code of its own for {name}" in text) == (which == words)
+    if words == "refused":
+        assert "vLLM 0.20.0 and newer have it: choose such a release" in problems
+    if name.startswith("FireRed"):
+        assert "was the last that had it" in remarks
+
+
+def test_speech_is_refused_where_the_release_has_no_code_for_it() -> None:
+    """No package runs it in its stead."""
+    release, newest = served_classes.releases()[0], served_classes.releases()[-1]
+    [name, *_] = [
+        name
+        for name, uses in (served_classes.classes(newest) or {}).items()
+        if uses == ("transcribe",) and served_classes.has_code(release, name, pools=False) is False
+    ]
+    reading = read_kind({"architectures": [name]})
+    with pytest.raises(FleetError, match=f"vLLM {release} has no code of its own for {name}"):
+        resolve_kinds({"a": node(release, kind="transcribe")}, {"m": reading})

@@ -1,8 +1,9 @@
 """RUNS ON THE NODE, or on the controller: what `vllm serve` of one release takes, as one document.
 
 Takes PARAMETERS: `source` (a path, or "installed" for the release of the Python that runs this),
-`seconds` (the deadline), `helps` and `metrics` (whether those are wanted, too). Prints the document
-{"schema": 1, ...} that docs/configure/flags.md describes, or {"refused": SENTENCE} with status 1.
+`seconds` (the deadline), `helps`, `metrics` and `models` (whether those are wanted, too).
+Prints the document {"schema": 1, ...} that docs/configure/flags.md describes, or {"refused":
+SENTENCE} with status 1.
 
 Run it with a Python that can read the release's syntax: 3.10 or newer. It runs parts of the
 release's code (partial_import.py), imports no package, and writes nothing.
@@ -28,6 +29,7 @@ from gpufleet.on_node.flags.document import document_flags
 from gpufleet.on_node.flags.fakes import order_literals
 from gpufleet.on_node.flags.limits import add_limits
 from gpufleet.on_node.flags.metrics import release_metrics
+from gpufleet.on_node.flags.model_classes import model_classes
 from gpufleet.on_node.flags.parser import ParserError, parser_class, serve_parser
 from gpufleet.on_node.flags.partial_import import Modules
 from gpufleet.on_node.flags.source import SourceError, release
@@ -49,7 +51,9 @@ class _NoPackages:
             raise ImportError("%s is not imported here" % name)
 
 
-def document(source: str, *, helps: bool = False, metrics: bool = False) -> Dict[str, Any]:
+def document(
+    source: str, *, helps: bool = False, metrics: bool = False, models: bool = False
+) -> Dict[str, Any]:
     """Return the document of one release. Raises `SourceError` or `ParserError`."""
     modules = Modules(release(source))
     sys.modules["vllm"] = types.ModuleType("vllm")  # nothing may find the installed one
@@ -75,6 +79,8 @@ def document(source: str, *, helps: bool = False, metrics: bool = False) -> Dict
     }
     if metrics:
         found["metrics"] = release_metrics(modules.release)
+    if models:
+        found["models"] = model_classes(modules)
     return found
 
 
@@ -91,14 +97,19 @@ def _end_in_time(source: str, seconds: float) -> None:
 
 
 def _answer(
-    source: str, seconds: float = _SECONDS, *, helps: bool = False, metrics: bool = False
+    source: str,
+    seconds: float = _SECONDS,
+    *,
+    helps: bool = False,
+    metrics: bool = False,
+    models: bool = False,
 ) -> Dict[str, Any]:
     python = "Python %d.%d" % sys.version_info[:2]
     if sys.version_info < _PYTHON:
         return {"refused": "%s is too old to read a release of vLLM" % python}
     _end_in_time(source, seconds)
     try:
-        return document(source, helps=helps, metrics=metrics)
+        return document(source, helps=helps, metrics=metrics, models=models)
     except (SourceError, ParserError) as error:
         return {"refused": str(error)}
     finally:

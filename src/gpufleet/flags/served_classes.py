@@ -1,0 +1,76 @@
+"""
+Which classes of models a release of vLLM has code for, and what as.
+
+Read from the releases' own lists (`on_node/flags/model_classes.py`) by tools/collect_flags.py. A
+class that no packaged release lists is not judged: a publisher's own, or that of a plugin.
+Pure, but for reading its own data.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+
+from gpufleet.flags.schema import packaged_part, packaged_releases, sort_key
+
+# vLLM reads a class with one of the first endings as one with the second, and converts it
+# (_normalize_arch in model_executor/models/registry.py of 0.32.0).
+_CONVERTED = (
+    "ForSequenceClassification", "ForAudioClassification", "ForImageClassification",
+    "ForVideoClassification", "ClassificationModel", "ForRewardModeling", "RewardModel",
+    "ForTextEncoding", "EmbeddingModel", "Model",
+)  # fmt: skip
+_TEXT = ("ForCausalLM", "ForConditionalGeneration", "ChatModel", "LMHeadModel")
+# What transformers' classes are run as where vLLM has no code of its own, by kind.
+_BACKENDS = {
+    "generate": "TransformersForCausalLM",
+    "embed": "TransformersEmbeddingModel",
+    "rerank": "TransformersForSequenceClassification",
+    "classify": "TransformersForSequenceClassification",
+}
+
+
+@cache
+def classes(version: str) -> Mapping[str, tuple[str, ...]] | None:
+    """Return what a release lists each class for; None: its lists are not in the package."""
+    part = packaged_part("models", version)
+    return None if part is None else {name: tuple(uses) for name, uses in json.loads(part).items()}
+
+
+def has_code(version: str, name: str, *, pools: bool) -> bool | None:
+    """
+    Return whether a release has code for a class; None: not known, as no release lists it.
+
+    `pools`: it is to be an embedder or the like, which vLLM makes of a class that completes text.
+    """
+    listed = classes(version)
+    if listed is None or not releases_with(name, pools=pools):
+        return None
+    return _listed(listed, name, pools=pools)
+
+
+def runs_by_transformers(version: str, kind: str) -> bool:
+    """Return whether a release runs a class of this kind that it has no code for."""
+    return _BACKENDS.get(kind, "") in (classes(version) or {})
+
+
+@cache
+def releases_with(name: str, *, pools: bool) -> tuple[str, ...]:
+    """Return the releases in the package that have code for a class, oldest first."""
+    return tuple(
+        version for version in releases() if _listed(classes(version) or {}, name, pools=pools)
+    )
+
+
+@cache
+def releases() -> tuple[str, ...]:
+    """Return the releases whose lists are in the package, oldest first."""
+    return tuple(sorted(packaged_releases("models"), key=sort_key))
+
+
+def _listed(listed: Mapping[str, tuple[str, ...]], name: str, *, pools: bool) -> bool:
+    if name in listed:
+        return True
+    stems = [name.removesuffix(end) for end in _CONVERTED if pools and name.endswith(end)]
+    return any(stem + end in listed for stem in stems for end in _TEXT)
