@@ -30,11 +30,12 @@ from typing import Any, Literal, Self
 
 Fault = Literal[
     "", "500", "503", "429", "reset", "cut off", "hang", "stop", "error in stream", "closed",
-    "not a stream",
+    "not a stream", "not a number",
 ]  # fmt: skip
 """What happens to a request: "reset", "cut off" (its connection ends), "hang" and "error in stream"
 after its first token; "stop": it has no end mark, but ends well otherwise; "": nothing. Where no
-stream is asked for, "cut off" and "reset" end the connection before the answer."""
+stream is asked for, "cut off" and "reset" end the connection before the answer; "not a number":
+vectors and scores have one."""
 
 HEAD = (
     b"HTTP/1.1 200 OK\r\ndate: Sun, 06 Nov 2033 08:49:37 GMT\r\nserver: uvicorn\r\n"
@@ -64,8 +65,8 @@ class Seen:
 
     @property
     def tokens(self) -> int:
-        """Return the tokens that it asked for."""
-        return int(self.body.get("max_tokens", 16))
+        """Return the tokens that it asked for; 1 of a model that makes no text."""
+        return int(self.body.get("max_tokens", 1 if self.body.keys() & {"input", "query"} else 16))
 
 
 class QueueServer:
@@ -230,7 +231,7 @@ class QueueServer:
     async def _answer(
         self, seen: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
-        if not seen.body.keys() & {"prompt", "messages"} or seen.tokens < 1:
+        if not seen.body.keys() & {"prompt", "messages", "input", "query"} or seen.tokens < 1:
             await self._status(writer, "400 Bad Request")
             return True
         if seen.fault in ("500", "503", "429"):
@@ -333,7 +334,7 @@ class QueueServer:
             return self._loop.time(), await self._break(seen.fault, reader, writer)
         usage = {"prompt_tokens": 7, "completion_tokens": seen.tokens}
         choice = {"index": 0, "text": SECRET_TEXT, "finish_reason": "length"}
-        answer = {"id": "cmpl-1", "choices": [choice], "usage": usage}
+        answer = pooled(seen) or {"id": "cmpl-1", "choices": [choice], "usage": usage}
         await self._plain(writer, json.dumps(answer), "application/json")
         return end, True
 
@@ -367,6 +368,25 @@ class QueueServer:
             writer.get_extra_info("socket").setsockopt(1, 13, b"\1\0\0\0\0\0\0\0")  # SO_LINGER 0
             writer.transport.abort()
         return False
+
+
+def pooled(seen: Seen) -> dict[str, Any] | None:
+    """Return the answer of a model that makes no text; None: it is asked for one."""
+    body, score = seen.body, None if seen.fault == "not a number" else 0.5
+    if "query" in body:
+        words = " ".join([body["query"], *body["documents"]]).split()
+        rows = [{"index": at, "relevance_score": score} for at in range(len(body["documents"]))]
+        return {"results": rows, "usage": {"total_tokens": len(words)}}
+    if "input" not in body:
+        return None
+    row = {
+        "index": 0,
+        "label": "a",
+        "probs": [score, 0.5],
+        "embedding": [score, 0.5],
+        "data": [0.5],
+    }
+    return {"data": [row], "usage": {"prompt_tokens": len(body["input"])}}
 
 
 def chunk(document: Any) -> bytes:

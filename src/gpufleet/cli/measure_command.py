@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from gpufleet.cli.measure_session import Session
     from gpufleet.cli.measure_wanted import Wanted
 
+PRESETS = ("chat", "rag", "code", "batch", "documents", "queries", "candidates")
+"""Of `load_test.workloads` and `load_test.pooled_work`."""
+
 
 class MeasureCommand(FleetCommand):
     """Comparing two results needs no inventory."""
@@ -50,20 +53,18 @@ class MeasureCommand(FleetCommand):
 @ca_file_option
 @click.option(
     "--preset",
-    type=click.Choice(["chat", "rag", "code", "batch"]),
-    default="chat",
-    show_default=True,
-    help="Lengths of prompts and answers.",
+    type=click.Choice(PRESETS),
+    help="Lengths of prompts and answers.  [default: the first of the model's kind]",
 )
 @click.option(
     "--lengths",
     metavar="IN,OUT",
-    help="Tokens of every prompt and answer, in place of a preset: 1000,200.",
+    help="In place of a preset: 1000,200 tokens; 256 of an embedder; QUERY,DOCUMENT,COUNT.",
 )
 @click.option(
     "--prompts",
     type=click.Path(exists=True, dir_okay=False),
-    help="Your own prompts, a JSON object with `prompt` a line. They are never printed.",
+    help="Your own requests, a JSON object a line. They are never printed.",
 )
 @click.option(
     "--trace",

@@ -77,10 +77,10 @@ class Session:
         wanted = self.wanted
         self._check_place()
         trace = read_trace(Path(wanted.trace)) if wanted.trace else None
-        work = trace_work(wanted.trace or "", trace) if trace else wanted.work()
         fleet = self.look()
         model = load_target.choose_model(fleet.declared, wanted.model)
-        load_target.require_text(model, fleet.declared)
+        kind = load_target.kind_of(model, fleet.declared)
+        work = trace_work(wanted.trace or "", trace, kind) if trace else wanted.work(kind)
         contract = load_target.contract_of(model, fleet.declared, wanted.share)
         target, notes = self.fleet.target(
             model,

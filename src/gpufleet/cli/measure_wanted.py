@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,13 @@ from typing import Any
 import gevent
 
 from gpufleet.errors import FleetError
-from gpufleet.load_test import guest, workloads
+from gpufleet.load_test import guest, pooled_work, workloads
 from gpufleet.load_test.arrivals import Trace
 from gpufleet.load_test.level_runs import Work
+from gpufleet.load_test.pooled_work import PooledWork, parse_work
 from gpufleet.load_test.written_prompts import WrittenPrompts, from_jsonl
+from gpufleet.settings.serving_settings import ModelKind
+from gpufleet.sizing.model_kinds import POOLS
 
 GUEST_LOOK_SECONDS = 3.0
 
@@ -28,7 +31,7 @@ class Wanted:
     from_node: str | None
     key_file: str | None
     ca_file: str | None
-    preset: str
+    preset: str | None
     lengths: str | None
     prompts: str | None
     trace: str | None
@@ -73,12 +76,14 @@ class Wanted:
         if self.tries and not self.tune:
             raise FleetError("--try names values for --tune: add --tune, or remove it")
 
-    def work(self) -> Work:
-        """Return the requests that are wanted."""
+    def work(self, kind: ModelKind) -> Work:
+        """Return the requests that are wanted, to a model of this kind."""
         if self.prompts:
-            return from_jsonl(Path(self.prompts))
+            return from_jsonl(Path(self.prompts), kind)
         if not self.lengths:
-            return workloads.PRESETS[self.preset]
+            return self._preset(kind)
+        if kind in POOLS:
+            return parse_work(kind, self.lengths)
         before, comma, after = self.lengths.partition(",")
         if not comma:
             raise FleetError(
@@ -90,6 +95,17 @@ class Wanted:
             workloads.parse_lengths(after),
             "as it was typed",
         )
+
+    def _preset(self, kind: ModelKind) -> Work:
+        known: Mapping[str, Work] = workloads.PRESETS
+        if kind in POOLS:
+            known = {each.name: each for each in pooled_work.PRESETS[kind]}
+        found = known.get(self.preset or next(iter(known)))
+        if found is None:
+            raise FleetError(
+                f"--preset {self.preset}: a model of `kind: {kind}` has {', '.join(known)}"
+            )
+        return found
 
 
 class GuestWatch:
@@ -119,8 +135,13 @@ class GuestWatch:
         return ""
 
 
-def trace_work(name: str, trace: Trace) -> workloads.Workload:
+def trace_work(name: str, trace: Trace, kind: ModelKind) -> workloads.Workload:
     """Return a trace's largest request: for the first one, and for what a client can do."""
+    if kind in POOLS:
+        raise FleetError(
+            f"--trace {name}: a trace has lengths of answers, and a model of `kind: {kind}` makes "
+            "no text: use --preset, --lengths or --prompts"
+        )
     largest = max(trace.entries, key=lambda each: each.prompt_tokens + each.tokens)
     return workloads.Workload(
         Path(name).name,
@@ -136,6 +157,15 @@ def work_json(work: Work, seed: int, trace: str | None) -> dict[str, Any]:
         return {"trace": Path(trace).name, "seed": seed}
     if isinstance(work, WrittenPrompts):
         return {"prompts": work.name, "count": len(work), "seed": seed}
+    if isinstance(work, PooledWork):
+        documents = {"documents": work.documents, "document": str(work.document)}
+        return {
+            "preset": work.name,
+            "kind": work.kind,
+            "input": str(work.input),
+            **(documents if work.documents else {}),
+            "seed": seed,
+        }
     return {
         "preset": work.name,
         "input": str(work.input),

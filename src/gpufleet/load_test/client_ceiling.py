@@ -13,7 +13,8 @@ from gpufleet.load_test.client_lines import Client, ClientError
 from gpufleet.load_test.client_process import LevelLoop, LoadSpec, wait_for
 from gpufleet.load_test.client_transport import Link, Transport, local_client
 from gpufleet.load_test.outcomes import Outcome
-from gpufleet.load_test.workloads import COMPLETIONS, TokenRange, Workload, fixed
+from gpufleet.load_test.pooled_work import PooledWork
+from gpufleet.load_test.workloads import TokenRange, Workload
 from gpufleet.on_node.load.failure_reasons import CLIENT_LIMIT
 from gpufleet.remote import payload
 
@@ -40,7 +41,7 @@ class Ceiling:
     """Processor time of a client for one request while it keeps up: each token read by itself."""
     prompt_tokens: int
     tokens: int
-    """Tokens per answer, one event each."""
+    """Tokens per answer, one event each; 0: the answer is one document."""
     cores: int
 
     def rate_at(self, share: float) -> float:
@@ -55,24 +56,24 @@ class Ceiling:
 
 def ceiling(
     processes: int,
+    work: Workload | PooledWork,
     *,
-    prompt_tokens: int = 512,
-    tokens: int = 128,
     seconds: float = 3.0,
     cores: int | None = None,
     transport: Transport = local_client,
 ) -> Ceiling:
     """
-    Measure what the clients can do with requests of this size, in `seconds` and two starts.
+    Measure what the clients can do with such requests, in `seconds` and two starts.
 
     Each client has a server of its own beside it, where it runs; `cores` are there (None: this
     machine's). Without TLS: that costs a client some more.
     Raises `FleetError` when one of them ends early.
     """
-    work = Workload("ceiling", fixed(prompt_tokens), fixed(tokens), "its own cost")
+    tokens = round(work.mean_tokens)
+    answer = work.example_answer() if isinstance(work, PooledWork) else None
     servers: list[Link] = []
     try:
-        program = payload.program("load/ceiling_server", tokens=tokens)
+        program = payload.program("load/ceiling_server", tokens=tokens, answer=answer)
         servers.extend(transport(program) for _ in range(processes))
         ports = _ports([Client(server) for server in servers])
         _, cost = _run(_PACED_PLACES, ports, work, seconds / 2, transport)
@@ -86,29 +87,36 @@ def ceiling(
         for server in servers:
             server.close()
     there = cores or len(os.sched_getaffinity(0))
-    return Ceiling(processes, rate, cost, prompt_tokens, tokens, there)
+    return Ceiling(processes, rate, cost, round(work.mean_prompt_tokens), tokens, there)
 
 
 def _run(
-    places: int, ports: Sequence[int], work: Workload, seconds: float, transport: Transport
+    places: int,
+    ports: Sequence[int],
+    work: Workload | PooledWork,
+    seconds: float,
+    transport: Transport,
 ) -> tuple[float, float]:
     """Return requests per second of all clients, and the processor time of a client for one."""
     arrivals = ClosedLoop(places, _SPREAD_SECONDS)
     requests = work.requests("none", TokenRange(1000, 100_000), "ceiling")
     links: list[Link] = []
     came: list[float] = []
-    """When tokens came: whole answers may take longer than all of it."""
+    """When tokens came, or documents: whole answers may take longer than all of it."""
+    parts = max(1.0, work.mean_tokens)
 
     def note(outcome: Outcome) -> None:
         if outcome.error == CLIENT_LIMIT:
             raise ClientError("has too few connections or descriptors (`ulimit -n`)")
         if outcome.first is not None:
             came.extend(accumulate(outcome.gaps, initial=outcome.first))
+        elif outcome.done is not None:
+            came.append(outcome.done)
 
     try:
         for port in ports:
             url = f"http://127.0.0.1:{port}"
-            spec = LoadSpec(url, COMPLETIONS, arrivals, requests, 1, seconds, _MOST_SECONDS)
+            spec = LoadSpec(url, work.path, arrivals, requests, 1, seconds, _MOST_SECONDS)
             links.append(transport(payload.program("load/client", **spec.parameters(0, 1))))
         clients = [Client(link) for link in links]
         wait_for(clients, lambda client: client.ready)
@@ -118,8 +126,8 @@ def _run(
             link.close()
     counted = sum(_RAMP_SECONDS <= at <= seconds for at in came)
     if not counted:
-        raise ClientError("got no token in time")
-    return counted / work.output.mean / (seconds - _RAMP_SECONDS), run.cpu_seconds
+        raise ClientError("got no answer in time")
+    return counted / parts / (seconds - _RAMP_SECONDS), run.cpu_seconds
 
 
 def _ports(servers: Sequence[Client]) -> list[int]:

@@ -239,8 +239,9 @@ class Level:
         Return why the server cannot keep up; "" if that does not show.
 
         Needs an open loop, a server that is full, and three signs: requests in flight rise over
-        the second half of the time, TTFT rises over due times, and the rise of requests in flight
-        exceeds what Poisson arrivals do to a server that just keeps up.
+        the second half of the time, TTFT (of an answer without tokens, the time to its end) rises
+        over due times, and the rise of requests in flight exceeds what Poisson arrivals do to a
+        server that just keeps up.
         """
         now, half = self._now, self._now / 2
         looks, self._overload_looks = self._overload_looks, self._looks_until(now)
@@ -256,12 +257,13 @@ class Level:
         if growth.value * half < wanders or now < OVERLOAD_REQUEST_TIMES * full:
             return ""
         delays = [(each.due, each.ttft) for each in self._outcomes if each.ttft is not None]
-        delay = _trend(sorted(each for each in delays if each[0] >= full))
+        name = "TTFT" if delays else "e2e"
+        delay = _trend(sorted(each for each in delays or self._times if each[0] >= full))
         if delay is None or delay.low <= 0:
             return ""
         return (
             f"over-saturated after {now:.0f} s: requests in flight grow by {growth.value:.2g} a "
-            f"second of {self._rate:.3g} that arrive, TTFT by {delay.value:.2g} s a second"
+            f"second of {self._rate:.3g} that arrive, {name} by {delay.value:.2g} s a second"
         )
 
 

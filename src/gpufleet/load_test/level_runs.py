@@ -21,11 +21,13 @@ from gpufleet.load_test.client_process import Beat, LevelRun, LoadSpec, run_leve
 from gpufleet.load_test.level import Level, LevelSummary
 from gpufleet.load_test.load_target import Target
 from gpufleet.load_test.outcomes import Contract, Outcome
+from gpufleet.load_test.pooled_work import PRESETS, PooledWork
 from gpufleet.load_test.result import Found
-from gpufleet.load_test.workloads import TokenRange, Workload, fixed
+from gpufleet.load_test.workloads import TokenRange, Workload, fixed, text_work
 from gpufleet.load_test.written_prompts import WrittenPrompts
+from gpufleet.on_node.load.failure_reasons import WRONG
 
-Work: TypeAlias = Workload | WrittenPrompts
+Work: TypeAlias = Workload | PooledWork | WrittenPrompts
 
 FEWEST_GIVE_UP_SECONDS = 30.0
 GIVE_UP_TIMES = 10
@@ -81,6 +83,8 @@ class LevelRuns:
         if isinstance(work, Workload):
             whole = max(1, work.most_tokens - work.output.most - work.prefix_tokens)
             work = replace(work, input=fixed(whole), output=fixed(work.output.most), turns=1)
+        elif isinstance(work, PooledWork):
+            work = work.largest()
         found: list[Outcome] = []
         spec = self._spec(work, ClosedLoop(1), _TRY_SECONDS, _TRY_SECONDS)
         run_level(
@@ -131,7 +135,7 @@ class LevelRuns:
         name = self.target.served_name
         requests = (
             work.requests(name, self.ids, secrets.token_hex(8))
-            if isinstance(work, Workload)
+            if isinstance(work, Workload | PooledWork)
             else work.requests(name)
         )
         return LoadSpec(
@@ -174,15 +178,17 @@ def give_up_seconds(contract: Contract) -> float:
 
 def measure_client(work: Work, processes: int | None, place: ClientPlace) -> Ceiling:
     """Measure the rate that clients reach at a place with a workload's requests."""
-    prompt, tokens = (
-        (round(work.mean_prompt_tokens), round(work.mean_tokens))
-        if isinstance(work, Workload)
-        else (512, 128)
-    )
+    like: Workload | PooledWork
+    if isinstance(work, Workload):
+        prompt, tokens = round(work.mean_prompt_tokens), round(work.mean_tokens)
+        like = text_work(max(1, prompt), max(1, tokens))
+    elif isinstance(work, WrittenPrompts):
+        like = PRESETS[work.kind][0] if work.kind in PRESETS else text_work(512, 128)
+    else:
+        like = work
     return ceiling(
         processes or place.processes,
-        prompt_tokens=max(1, prompt),
-        tokens=max(1, tokens),
+        like,
         cores=place.cores,
         transport=place.transport,
     )
@@ -193,12 +199,15 @@ _NO_WAY = "the clients' machine may not reach it: see `firewall.clients`"
 
 def _explain(error: str, work: Work) -> str:
     """Explain a failed first request."""
-    size = (
-        f" of {work.most_tokens} tokens, prompt and answer," if isinstance(work, Workload) else ""
-    )
+    size = ""
+    if not isinstance(work, WrittenPrompts):
+        what = "prompt and answer" if isinstance(work, Workload) else "its longest text"
+        size = f" of {work.most_tokens} tokens, {what},"
     hints = {
         "400": "it may be longer than the model's context: write shorter --lengths",
         "401": "the key is not the server's: see --key-file, or `vllm.api_key_file`",
+        WRONG: "it is not what its kind of model answers, as numbers that are not finite: see "
+        "`gpufleet status --completion`",
         "403": "this client may not use the model: see `gateway.clients`",
         "404": "it does not serve this name: see `gpufleet status`",
         "429": "this client's requests are limited: see `gateway.clients`, `requests_per_minute`",
@@ -239,6 +248,8 @@ def describe_work(work: Work) -> str:
         return f"{work.name}: {work.input} tokens in, {work.output} out" + (
             f", {work.turns} turns" if work.turns > 1 else ""
         )
+    if isinstance(work, PooledWork):
+        return str(work)
     return f"{work.name}: {count_of(len(work), 'prompt')}"
 
 

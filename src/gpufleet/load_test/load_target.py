@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 from gpufleet.errors import FleetError
 from gpufleet.formatting import join_names, suggestion
 from gpufleet.load_test.outcomes import Contract
+from gpufleet.planning.kind_flags import objective_problems
 from gpufleet.planning.stage import Running
 from gpufleet.serving import servers
 from gpufleet.settings.base import LOOPBACK
 from gpufleet.settings.monitoring_settings import Objectives
 from gpufleet.settings.node_settings import NodeSettings
-from gpufleet.settings.serving_settings import Served
+from gpufleet.settings.serving_settings import ModelKind, Served
+from gpufleet.sizing.model_kinds import POOLS
 
 
 @dataclass(frozen=True)
@@ -74,19 +76,30 @@ def choose_model(declared: Declared, wanted: str | None) -> str:
     return wanted
 
 
-def require_text(model: str, declared: Declared) -> None:
-    """Raise `FleetError` where the model does not complete text, which all load tests ask for."""
-    kind = next((each.kind for each in declared.running if each.model == model), "generate")
-    if kind != "generate":
+def kind_of(model: str, declared: Declared) -> ModelKind:
+    """Return what a model is asked for. Raises `FleetError` where no load test can ask for it."""
+    kinds = (each.kind for each in declared.running if each.model == model)
+    kind: ModelKind = next(kinds, "generate")
+    if kind == "transcribe":
         raise FleetError(
-            f"{model}: it runs as a model of `kind: {kind}`, and load tests send requests for "
-            "text only: measure it with a tool of its kind, as `vllm bench serve`"
+            f"{model}: it runs as a model of `kind: transcribe`, and load tests send no sound: "
+            "measure it with a tool of its kind, as `vllm bench serve`"
         )
+    return kind
 
 
 def contract_of(model: str, declared: Declared, share: float) -> Contract:
     """Return what clients of a model were promised. Raises `FleetError` where nothing was."""
-    found = contract_from(served_as(model, declared).objectives, share)
+    objectives = served_as(model, declared).objectives
+    kind = kind_of(model, declared)
+    if problems := objective_problems(model, kind, objectives):
+        raise FleetError(*problems)
+    found = contract_from(objectives, share)
+    if kind in POOLS and found.e2e_seconds is None:
+        raise FleetError(
+            f"serving.{model}.objectives has no latency, so no load is too much: set "
+            "`e2e_p99_seconds`, the time to the answer"
+        )
     if found.ttft_seconds is None and found.itl_seconds is None and found.e2e_seconds is None:
         raise FleetError(
             f"serving.{model}.objectives has no latency, so no load is too much: set "

@@ -222,7 +222,8 @@ class RateSearch:
 
 def knee(levels: Sequence[LevelSummary]) -> LevelSummary | None:
     """
-    Return the level from which on output tokens per second no longer rise in proportion.
+    Return the level from which on tokens per second no longer rise in proportion: those of answers,
+    or those of prompts where no answer has any.
 
     The best fit of two lines, one from zero to the knee and one from there on, if the second rises
     at most `KNEE_SLOPE` as steeply; None if it does not, or for fewer than five loads.
@@ -230,16 +231,18 @@ def knee(levels: Sequence[LevelSummary]) -> LevelSummary | None:
     ordered = _by_load(levels)
     if len(ordered) < FEWEST_FOR_KNEE:
         return None
-    _, at = min((_misfit(ordered, at)[0], at) for at in range(1, len(ordered) - 1))
-    _, first, second = _misfit(ordered, at)
-    top = ordered[-1]
-    short = top.output_tokens_per_second <= KNEE_SHORTFALL * first * top.load
+    points = [(each.load, each.output_tokens_per_second) for each in ordered]
+    if not any(tokens for _, tokens in points):
+        points = [(each.load, each.prompt_tokens_per_second) for each in ordered]
+    _, at = min((_misfit(points, at)[0], at) for at in range(1, len(ordered) - 1))
+    _, first, second = _misfit(points, at)
+    load, tokens = points[-1]
+    short = tokens <= KNEE_SHORTFALL * first * load
     return ordered[at] if short and second <= KNEE_SLOPE * first else None
 
 
-def _misfit(ordered: Sequence[LevelSummary], at: int) -> tuple[float, float, float]:
+def _misfit(points: Sequence[tuple[float, float]], at: int) -> tuple[float, float, float]:
     """Return squared error and slopes of a line from zero to a level and one from there on."""
-    points = [(each.load, each.output_tokens_per_second) for each in ordered]
     first = _steepness(points[: at + 1])
     edge = points[at][0]
     rest = [(x - edge, y - first * edge) for x, y in points[at + 1 :]]

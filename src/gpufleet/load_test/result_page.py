@@ -106,7 +106,7 @@ def _answer(found: Measurement) -> str:
 def _bends(found: Measurement) -> Iterator[str]:
     unit = _unit(found)
     if (bend := knee(found.levels)) is not None:
-        yield f"The knee: above {bend.load:.4g} {unit}, output tokens per second rise by less."
+        yield f"The knee: above {bend.load:.4g} {unit}, tokens per second rise by less."
     if (bend := itl_runaway(found.levels)) is not None:
         yield f"At {bend.load:.4g} {unit}, p99 ITL has grown by a larger factor than the load."
 
@@ -115,7 +115,7 @@ def _promises(contract: Contract) -> Iterator[str]:
     for name, seconds in (
         ("time to first token (TTFT)", contract.ttft_seconds),
         ("mean time between the tokens of an answer (ITL)", contract.itl_seconds),
-        ("time to the last token (end to end)", contract.e2e_seconds),
+        ("time to the whole answer (end to end)", contract.e2e_seconds),
     ):
         if seconds is not None:
             yield f"{name}: at most {value_text(seconds, 's')}"
@@ -157,17 +157,20 @@ def _drawings(found: Measurement) -> Iterator[tuple[str, Chart, str]]:
         limit = getattr(found.contract, promise)
         chart = Chart(f"{name} by load", unit, "s", series, limit, band, logarithmic=True)
         yield name, chart, _LATENCY_NOTE if name == last else ""
-    tokens = [
-        Point(each.load, rate, f"{each.load:.4g} {unit}: {rate:.4g} tokens/s")
-        for each in found.levels
-        if (rate := each.output_tokens_per_second)
-    ]
-    yield (
-        "Output tokens per second",
-        Chart("output tokens per second by load", unit, "tokens/s",
-              (Series("output", "a", tokens),), band=band),
-        "",
-    )  # fmt: skip
+    for name, key in (
+        ("Output", "output_tokens_per_second"),
+        ("Prompt", "prompt_tokens_per_second"),
+    ):
+        tokens = [
+            Point(each.load, rate, f"{each.load:.4g} {unit}: {rate:.4g} tokens/s")
+            for each in found.levels
+            if (rate := getattr(each, key))
+        ]
+        series = [Series(name.lower(), "a", tokens)]
+        chart = Chart(
+            f"{name.lower()} tokens per second by load", unit, "tokens/s", series, band=band
+        )
+        yield f"{name} tokens per second", chart, ""
 
 
 def _share_point(level: LevelSummary, unit: str) -> Point:

@@ -224,6 +224,11 @@ class Workload:
         return lambda _process, _processes: form
 
 
+def text_work(prompt_tokens: int, tokens: int) -> Workload:
+    """Return requests of one size, to find what a client can do."""
+    return Workload("ceiling", fixed(prompt_tokens), fixed(tokens), "its own cost")
+
+
 PRESETS: Mapping[str, Workload] = MappingProxyType(
     {
         each.name: each

@@ -13,6 +13,8 @@ from typing import Any
 
 from gpufleet.errors import FleetError, file_fault, json_fault
 from gpufleet.load_test.workloads import COMPLETIONS
+from gpufleet.on_node.serving import questions
+from gpufleet.settings.serving_settings import ModelKind
 
 CHAT = "/v1/chat/completions"
 MOST_BYTES = 32 << 20
@@ -20,6 +22,14 @@ MOST_BYTES = 32 << 20
 _NAMED = 5
 """Lines that a refusal names."""
 _OURS = ("model", "stream", "stream_options")
+_TEXT = '{"messages": [...]} or {"prompt": "..."}'
+_INPUT = '{"input": "..."}'
+_FORMS: Mapping[str, str] = {
+    "embed": _INPUT,
+    "classify": _INPUT,
+    "reward": _INPUT,
+    "rerank": '{"query": "...", "documents": ["...", ...]}',
+}
 
 
 @dataclass(frozen=True)
@@ -30,6 +40,8 @@ class WrittenPrompts:
     path: str
     _bodies: tuple[Mapping[str, Any], ...] = field(repr=False)
     _max_tokens: int
+    kind: ModelKind = "generate"
+    """Of the model that they are for."""
 
     def __len__(self) -> int:
         return len(self._bodies)
@@ -40,6 +52,8 @@ class WrittenPrompts:
 
         How many tokens a text has only the server knows: it answers 400 to those too long.
         """
+        if self.kind != "generate":
+            return
         problems = []
         for number, body in enumerate(self._bodies, 1):
             prompt = body.get("prompt")
@@ -56,24 +70,32 @@ class WrittenPrompts:
 
     def requests(self, model: str) -> Callable[[int, int], dict[str, Any]]:
         """Return what a client makes its requests from, as a function of its number and count."""
-        own = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
+        own: dict[str, Any] = {"model": model}
+        asked: dict[str, Any] = {}
+        if self.kind == "generate":
+            own |= {"stream": True, "stream_options": {"include_usage": True}}
+            asked = {"max_tokens": self._max_tokens}
         texts = [
             # 0: the model ends its answers by itself, so none is too short.
-            (json.dumps({"max_tokens": self._max_tokens, **body, **own}), 0)
+            (json.dumps({**asked, **body, **own}), 0)
             for body in self._bodies
         ]
 
         def part(process: int, processes: int) -> dict[str, Any]:
-            return {"kind": "written", "bodies": texts[process::processes] or texts}
+            bodies = texts[process::processes] or texts
+            return {"kind": "written", "asked": self.kind, "bodies": bodies}
 
         return part
 
 
-def from_jsonl(path: Path, max_tokens: int = 512) -> WrittenPrompts:
+def from_jsonl(
+    path: Path, kind: ModelKind = "generate", *, max_tokens: int = 512
+) -> WrittenPrompts:
     """
     Read prompts: a JSON object a line, the body of a request to vLLM's OpenAI server.
 
-    Each has `messages`, or each has `prompt` (a text, or token ids). Other fields travel along; the
+    Each has `messages`, or each has `prompt` (a text, or token ids); a reranker's have `query` and
+    `documents`, those of other models that make no text `input`. Other fields travel along; the
     model's name and streaming are set here. `max_tokens` is for those that do not say it. Raises
     `FleetError` with the first lines that cannot be taken.
     """
@@ -90,7 +112,7 @@ def from_jsonl(path: Path, max_tokens: int = 512) -> WrittenPrompts:
         with path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    found, why = _read_body(line)
+                    found, why = _read_body(line, kind)
                     bodies.append(found)
                     problems += [f"{path}: line {number}: {why}"] if why else []
     except (OSError, ValueError) as error:
@@ -99,6 +121,9 @@ def from_jsonl(path: Path, max_tokens: int = 512) -> WrittenPrompts:
         raise FleetError(*problems[:_NAMED])
     if not bodies:
         raise FleetError(f"{path} has no prompt: write one JSON object a line")
+    if kind != "generate":
+        where = questions.question(kind, "").path
+        return WrittenPrompts(path.name, where, tuple(bodies), max_tokens, kind)
     chats = sum("messages" in body for body in bodies)
     if 0 < chats < len(bodies):
         raise FleetError(
@@ -108,7 +133,7 @@ def from_jsonl(path: Path, max_tokens: int = 512) -> WrittenPrompts:
     return WrittenPrompts(path.name, CHAT if chats else COMPLETIONS, tuple(bodies), max_tokens)
 
 
-def _read_body(line: str) -> tuple[Mapping[str, Any], str]:
+def _read_body(line: str, kind: ModelKind) -> tuple[Mapping[str, Any], str]:
     """Return a line's request and "", or nothing and why it cannot be taken."""
     try:
         found = json.loads(line)
@@ -117,8 +142,8 @@ def _read_body(line: str) -> tuple[Mapping[str, Any], str]:
     except (ValueError, RecursionError):
         return {}, "its numbers are too long, or its nesting is too deep"
     if not isinstance(found, dict):
-        return {}, 'is not an object: write {"messages": [...]} or {"prompt": "..."}'
-    why = _problem(found)
+        return {}, f"is not an object: write {_FORMS.get(kind, _TEXT)}"
+    why = _problem(found) if kind == "generate" else _pooled_problem(found, kind)
     return {name: value for name, value in found.items() if name not in _OURS}, why
 
 
@@ -137,6 +162,21 @@ def _problem(body: Mapping[str, Any]) -> str:
     if body.get("n", 1) != 1 or body.get("best_of", 1) != 1:
         return "`n` or `best_of` asks for several answers, which are not timed apart: leave it out"
     return ""
+
+
+def _pooled_problem(body: Mapping[str, Any], kind: ModelKind) -> str:
+    """Return why a line is no request to a model of this kind; "": it is one."""
+    texts = [body.get("input")]
+    if kind == "rerank":
+        documents = body.get("documents")
+        texts = [body.get("query"), *(documents if isinstance(documents, list) else [])]
+    one = texts[0]
+    fine = all(isinstance(each, str) and each for each in texts) or (
+        kind != "rerank" and _is_token_list(one)
+    )
+    if fine and len(texts) > (kind == "rerank"):
+        return ""
+    return f"is no request to a model of `kind: {kind}`: write {_FORMS[kind]}"
 
 
 def _is_message(value: object) -> bool:

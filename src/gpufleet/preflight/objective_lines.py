@@ -36,7 +36,10 @@ def _objectives(model: str, found: Objectives) -> Verdict:
     if set_:
         return Verdict(Status.OK, "has objectives", ", ".join([*set_, errors]))
     proof = f"`serving.{model}.objectives` has no latency; {errors}"
-    remedy = f"`serving.{model}.objectives.ttft_p99_seconds`: what users are promised"
+    remedy = (
+        f"`serving.{model}.objectives.ttft_p99_seconds`, or `e2e_p99_seconds` of a model that "
+        "makes no text: what users are promised"
+    )
     return Verdict(Status.WARN, "has no objective for a latency", proof, remedy)
 
 

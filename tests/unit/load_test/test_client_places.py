@@ -26,6 +26,7 @@ from gpufleet.load_test.client_places import ClientPlace, NodeClients, this_mach
 from gpufleet.load_test.client_process import run_level
 from gpufleet.load_test.client_transport import Link
 from gpufleet.load_test.outcomes import Outcome
+from gpufleet.load_test.workloads import text_work
 from gpufleet.on_node.load.client_group import GREETING
 from gpufleet.remote import payload
 from gpufleet.remote.channel import Streams, local_command
@@ -116,7 +117,7 @@ def test_the_ceiling_is_that_of_the_clients_there() -> None:
     with node_clients() as clients:
         place = clients.place(serves=False)
         assert (place.name, place.cores) == ("load-01", len(os.sched_getaffinity(0)))
-        found = ceiling(1, prompt_tokens=64, tokens=16, seconds=2.0, cores=64,
+        found = ceiling(1, text_work(64, 16), seconds=2.0, cores=64,
                         transport=place.transport)  # fmt: skip
     assert found.cores == 64
     assert found.requests_per_second > 5

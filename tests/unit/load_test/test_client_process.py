@@ -36,7 +36,7 @@ from gpufleet.load_test.client_lines import Client, ClientError
 from gpufleet.load_test.client_process import LevelRun, LoadSpec, run_level
 from gpufleet.load_test.client_transport import LocalLink, local_client
 from gpufleet.load_test.outcomes import Outcome
-from gpufleet.load_test.workloads import TokenRange, Workload, fixed, uniform
+from gpufleet.load_test.workloads import TokenRange, Workload, fixed, text_work, uniform
 from gpufleet.load_test.written_prompts import from_jsonl
 from gpufleet.remote.payload import Payload
 from tests.support.checkout import ROOT
@@ -554,7 +554,7 @@ def test_it_runs_where_gevent_has_taken_over() -> None:
 
 
 def test_the_clients_own_ceiling_is_measured() -> None:
-    found = ceiling(1, prompt_tokens=64, tokens=16, seconds=2.0)
+    found = ceiling(1, text_work(64, 16), seconds=2.0)
     assert found.requests_per_second > 20
     assert 0 < found.cpu_seconds < 0.05
     assert found.rate_at(0.5) == pytest.approx(0.5 / found.cpu_seconds)

@@ -264,6 +264,23 @@ def test_the_knee_is_where_throughput_stops_to_follow_the_load() -> None:
     assert found.load == 8
 
 
+def test_the_knee_of_what_makes_no_text_is_that_of_its_prompts() -> None:
+    levels = curve((16, 840), (1, 100), (2, 202), (12, 820), (4, 395), (8, 800), (32, 850))
+    pooled = [
+        replace(
+            each,
+            prompt_tokens_per_second=each.output_tokens_per_second,
+            output_tokens_per_second=0.0,
+        )
+        for each in levels
+    ]
+    bend = knee(levels)
+    assert bend is not None
+    assert (knee(pooled) or pooled[0]).load == bend.load
+    idle = [replace(each, prompt_tokens_per_second=100.0 * each.load) for each in pooled]
+    assert knee(idle) is None
+
+
 @each_row(
     "levels",
     [

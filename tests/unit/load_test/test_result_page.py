@@ -222,7 +222,7 @@ def test_the_knee_and_the_load_at_which_itl_runs_away_are_named() -> None:
         for rate in tokens
     )  # fmt: skip
     said = Page(found(levels=levels)).of("p")
-    assert "The knee: above 8 requests/s, output tokens per second rise by less." in said
+    assert "The knee: above 8 requests/s, tokens per second rise by less." in said
     assert "At 8 requests/s, p99 ITL has grown by a larger factor than the load." in said
     assert not any("knee" in each or "larger factor" in each for each in Page(found()).of("p"))
 
@@ -239,8 +239,9 @@ def test_latencies_shares_and_tokens_are_drawn_against_the_load() -> None:
         "ITL by load",
         "End to end by load",
         "output tokens per second by load",
+        "prompt tokens per second by load",
     ]
-    share, ttft, _, e2e, _ = charts(text)
+    share, ttft, _, e2e, _, _ = charts(text)
     # Its contract has no end to end.
     assert [len(each.findall(".//line[@class='limit']")) for each in (share, ttft, e2e)] == [
         1,
@@ -342,3 +343,17 @@ def test_a_closed_loop_is_drawn_by_concurrency() -> None:
     assert "concurrent requests" in {each.text for each in page.findall("text")}
     said = [each.findtext("title") or "" for each in page.findall(".//circle")]
     assert said[0].startswith("4 concurrent requests: ")
+
+
+def test_a_model_that_makes_no_text_has_a_page_without_tokens() -> None:
+    """It has one latency, to the end of the answer."""
+    found = measurement(
+        contract=Contract(e2e_seconds=0.5),
+        levels=tuple(
+            replace(each, ttft={}, itl={}, output_tokens_per_second=0.0) for each in LEVELS
+        ),
+        workload={"preset": "documents", "kind": "embed", "input": "lognormal:220:480", "seed": 1},
+    )
+    words = " ".join(text for _, text in Page(result_page(found)).words)
+    assert "lognormal:220:480" in words
+    assert "whole answer" in words

@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: a server that computes nothing, to find what a load client itself can do.
 
-Takes (`PARAMETERS`): tokens, of each answer. Prints {"port": N}, a port on loopback, and ends with
-its input.
+Takes (`PARAMETERS`): tokens, of each answer; answer: a document that is all of it, null: it is a
+stream of tokens. Prints {"port": N}, a port on loopback, and ends with its input.
 
 It answers as a busy vLLM does: in steps, each of which sends one event to every request. So a token
 costs the client what it costs it there: a wake-up shared with some others, and a read of its own.
@@ -45,11 +45,18 @@ def events(tokens: int) -> "tuple[bytes, bytes]":
     return event({**about, "choices": [choice]}), last
 
 
+def whole(answer: Any) -> bytes:
+    """Return an answer that is one document."""
+    body = json.dumps(answer, separators=(",", ":")).encode()
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    return head % len(body) + body
+
+
 class Server(asyncio.Protocol):
     """One connection: the end of a request is seen by its length alone."""
 
-    def __init__(self, streams: "dict[Server, int]", tokens: int) -> None:
-        self._streams, self._tokens = streams, tokens
+    def __init__(self, streams: "dict[Server, int]", head: bytes, tokens: int) -> None:
+        self._streams, self._head, self._tokens = streams, head, tokens
         self._data = bytearray()
         self.transport: Any = None
 
@@ -65,7 +72,7 @@ class Server(asyncio.Protocol):
             length = head.lower().partition(b"content-length:")[2].split(None, 1)[0]
             if len(body) >= int(length):
                 self._data.clear()
-                self.transport.write(HEAD)
+                self.transport.write(self._head)
                 self._streams[self] = self._tokens
 
     def connection_lost(self, _: Any) -> None:
@@ -73,12 +80,14 @@ class Server(asyncio.Protocol):
         self._streams.pop(self, None)
 
 
-async def serve(tokens: int) -> None:
+async def serve(tokens: int, answer: Any) -> None:
     """Answer until the input ends, which ends the process."""
     loop = asyncio.get_running_loop()
     streams: Dict[Server, int] = {}
-    token, last = events(tokens)
-    server = await loop.create_server(lambda: Server(streams, tokens), "127.0.0.1", 0)
+    head, (token, last) = HEAD, events(tokens)
+    if answer is not None:
+        head, tokens, last = b"", 0, whole(answer)
+    server = await loop.create_server(lambda: Server(streams, head, tokens), "127.0.0.1", 0)
     CommandReader(loop, lambda _: None)
     port = server.sockets[0].getsockname()[1]
     LineWriter(loop).write(b'{"port":%d}\n' % port)
@@ -96,4 +105,4 @@ async def serve(tokens: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(PARAMETERS["tokens"]))
+    asyncio.run(serve(PARAMETERS["tokens"], PARAMETERS["answer"]))

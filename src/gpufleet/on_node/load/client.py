@@ -2,7 +2,7 @@
 
 Takes (`PARAMETERS`):
   url           "http://ADDRESS:PORT" or https
-  path          "/v1/completions" or "/v1/chat/completions"
+  path          "/v1/completions", "/v1/chat/completions", or that of another kind of model
   headers       {name: value}: of every request, the API key among them
   certificate   PEM of the authority that the server's certificate is verified against; null: the
                 system's
@@ -11,7 +11,7 @@ Takes (`PARAMETERS`):
                 places that begin within that time; one of the first two with a concurrency: what is
                 due waits until one of n places is free
   seed          of arrivals and lengths
-  requests      {"kind": "tokens" or "written", ...}: the form that request_draws takes
+  requests      {"kind": "tokens", "pooled" or "written", ...}: the form that request_draws takes
   process, processes  the number of this client, and how many there are
   seconds       after so long none is sent
   give_up_seconds  a request that is not done so long after it was due has failed
@@ -48,6 +48,7 @@ from gpufleet.on_node.load.failure_reasons import STOPPED, TIMEOUT
 from gpufleet.on_node.load.http_stream import Exchange
 from gpufleet.on_node.load.request_draws import (
     RESTING_SECONDS,
+    PooledRequests,
     TokenRequests,
     WrittenRequests,
     arrival_times,
@@ -81,10 +82,11 @@ class Load:
         self.over: "asyncio.Future[None]" = self.loop.create_future()
         self.pool = Pool(Address(given), given["connections"], self.now, self._finished)
         form = given["requests"]
+        drawn = PooledRequests if form["kind"] == "pooled" else TokenRequests
         self._requests: Any = (
             WrittenRequests(form)
             if form["kind"] == "written"
-            else TokenRequests(form, given["seed"], given["process"], given["processes"])
+            else drawn(form, given["seed"], given["process"], given["processes"])
         )
         self._arrivals = arrivals_of(given)
         self._places: Optional[int] = given["arrivals"].get("concurrency")
@@ -198,7 +200,8 @@ class Load:
             self._note_lag(now - due)
         requests = self._requests
         prepared = requests.next() if entry is None else requests.replayed(*entry)
-        exchange = Exchange(due, now, chat=self.pool.address.chat)
+        chat = self.pool.address.chat
+        exchange = Exchange(due, now, chat=chat, judge=prepared.judge)
         exchange.prompt_tokens, exchange.asked = prepared.prompt_tokens, prepared.tokens
         exchange.resume = prepared.resume
         self._active[exchange] = None

@@ -3,7 +3,8 @@
 A protocol, not streams: times are taken in the callback that gets the bytes, and no task is woken
 for each token. Answers are events (`text/event-stream`) as vLLM's OpenAI server sends them, of
 /v1/completions or of /v1/chat/completions, framed by chunks, by a length or by the connection's
-end. No text of an answer is kept, and none is in an error.
+end. Those of models that make no text are one document of JSON. No text of an answer is kept, and
+none is in an error.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from gpufleet.on_node.load.failure_reasons import (
     NOT_A_STREAM,
     NOT_HTTP,
     TOO_LARGE,
+    WRONG,
     reason_of,
 )
+from gpufleet.on_node.serving.questions import Judged
 
 HEAD_BYTES = 64 << 10
 LINE_BYTES = 1 << 20
@@ -47,15 +50,28 @@ class Exchange:
         "gaps",
         "header",
         "holder",
+        "judge",
         "last",
+        "parts",
         "prompt_tokens",
         "resume",
         "sent",
         "tokens",
     )
 
-    def __init__(self, due: float, sent: float, *, chat: bool = False) -> None:
+    def __init__(
+        self,
+        due: float,
+        sent: float,
+        *,
+        chat: bool = False,
+        judge: Optional[Callable[[Any], Judged]] = None,
+    ) -> None:
         self.due, self.sent, self.chat = due, sent, chat
+        self.judge = judge
+        """Takes an answer that is one document; None: it is a stream."""
+        self.parts: List[bytes] = []
+        """Of such an answer."""
         self.first: Optional[float] = None
         self.last = 0.0
         self.done: Optional[float] = None
@@ -90,6 +106,23 @@ class Exchange:
             self.ended = True
         else:
             self._take_document(event, now)
+
+    def take_whole(self, now: float) -> None:
+        """Note an answer that is one document. It has no first token, and no gaps."""
+        assert self.judge is not None
+        text, self.parts = b"".join(self.parts), []
+        try:
+            document = json.loads(text)
+            usage = document.get("usage") or {}
+            # A reranker of older releases counts all of them only.
+            counted = usage.get("prompt_tokens") or usage.get("total_tokens")
+            self.prompt_tokens = int(counted or self.prompt_tokens)
+            if self.judge(document).problem:
+                self.error = WRONG
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            self.error = IN_STREAM
+        if not self.error:
+            self.done = now
 
     def _take_document(self, event: bytes, now: float) -> None:
         try:
@@ -222,13 +255,16 @@ class Connection(asyncio.Protocol):
         assert exchange is not None
         if self._line.startswith(b"data:") and not self._skip:  # the last line may have no end
             exchange.take(self._line[5:].strip(), self._clock())
-        if not exchange.error:
-            if not exchange.ended:
-                exchange.error = CUT_OFF
-            elif exchange.first is None:
-                exchange.error = EMPTY
-            else:
-                exchange.done = exchange.last
+        if exchange.error:
+            pass
+        elif exchange.judge is not None:
+            exchange.take_whole(self._clock())
+        elif not exchange.ended:
+            exchange.error = CUT_OFF
+        elif exchange.first is None:
+            exchange.error = EMPTY
+        else:
+            exchange.done = exchange.last
         if not reusable:
             self.drop()
         self._owner.released(self, exchange, reusable)
@@ -256,6 +292,8 @@ class Connection(asyncio.Protocol):
         self._keep = words[0] == b"HTTP/1.1" and b"close" not in fields.get(b"connection", b"")
         if status != 200:
             self._skip_body("%d" % status)
+        elif self.exchange is not None and self.exchange.judge is not None:
+            pass
         elif b"text/event-stream" not in fields.get(b"content-type", b""):
             self._skip_body(NOT_A_STREAM)
         if b"chunked" in fields.get(b"transfer-encoding", b""):
@@ -320,6 +358,9 @@ class Connection(asyncio.Protocol):
         exchange = self.exchange
         assert exchange is not None
         if self._skip:
+            return
+        if exchange.judge is not None:
+            exchange.parts.append(data)
             return
         if self._line:
             data = self._line + data

@@ -6,6 +6,9 @@ its first tokens, behind the prefix that it is meant to share, and a salt that d
 run. The rest is cut from one pool of random ids, which costs a request a copy and no draw for each
 token; the same ids at another place are no hit, for a block's hash covers all blocks before it
 (vLLM, v1/core/kv_cache_utils.py).
+
+Models that make no text are asked as `on_node/serving/questions.py` says, and so are their answers
+judged. A reranker takes texts only: words stand for tokens there.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ import math
 import random
 from typing import Any, Callable, Deque, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
+from gpufleet.on_node.serving import questions
+
 POOL_TOKENS = 1 << 15
 NUMBER_TOKENS = 8
 """Tokens that hold a prompt's number: with 64 ids that is 2.8e14 numbers."""
@@ -27,6 +32,16 @@ BLOCK_TOKENS = 512
 """Prompt tokens for which an id of a trace's `hash_ids` stands (Mooncake, FAST25-release)."""
 RESTING_SECONDS = 5.0
 """Arrivals of so long are conversations that rest when the load begins."""
+_TEXT = (
+    "and are back been book call city come cost data days done door each even face fact find five"
+    " food form four from game give good hand have head help here high home hour into just keep"
+    " kind know last left life like line list long made make many more most move much name need"
+    " news next once only open over part plan read"
+)
+WORDS = _TEXT.split()
+"""Of `FEWEST_IDS` words, each of which is one token for most tokenizers of English."""
+_MARK = "\x01"
+"""Stands in a question for a text that is drawn."""
 
 
 class Prepared(NamedTuple):
@@ -41,6 +56,8 @@ class Prepared(NamedTuple):
     """One more header line, with its end."""
     resume: Optional[Callable[[], None]] = None
     """Call it when the answer is whole: the next turn may follow."""
+    judge: Optional[Callable[[Any], questions.Judged]] = None
+    """Takes an answer that is one document of JSON; None: the answer is a stream of tokens."""
 
 
 def arrival_times(rate: float, seed: object) -> Iterator[float]:
@@ -79,19 +96,19 @@ def lengths(form: Dict[str, Any], seed: object) -> Iterator[int]:
 
 
 class TokenPool:
-    """Random token ids as the text that a body has, to cut pieces from."""
+    """Random token ids, or words, as the text that a body has, to cut pieces from."""
 
-    def __init__(self, low: int, high: int, salt: str) -> None:
-        """Draw from the ids `low` <= id < `high`."""
+    def __init__(self, low: int, high: int, salt: str, unit: Callable[[int], bytes]) -> None:
+        """Draw from the ids `low` <= id < `high`; `unit` writes one, with what separates it."""
         source = random.Random(salt)
-        self._low, self._span = low, high - low
-        words = [b"%d," % (low + int(source.random() * self._span)) for _ in range(POOL_TOKENS)]
+        self._low, self._span, self._unit = low, high - low, unit
+        words = [unit(low + int(source.random() * self._span)) for _ in range(POOL_TOKENS)]
         self._text = b"".join(words)
         self._starts = [0, *itertools.accumulate(map(len, words))]
         self._first = source.getrandbits(48)
 
     def piece(self, start: int, count: int) -> bytes:
-        """Return `count` ids from a place of the pool, each with a comma behind it."""
+        """Return `count` ids from a place of the pool, each with its separator behind it."""
         parts = []
         while count > 0:
             start %= POOL_TOKENS
@@ -106,8 +123,18 @@ class TokenPool:
         digits = []
         for _ in range(count):
             value, digit = divmod(value, self._span)
-            digits.append(b"%d," % (self._low + digit))
+            digits.append(self._unit(self._low + digit))
         return b"".join(digits)
+
+
+def id_unit(value: int) -> bytes:
+    """Return a token's id as a list of JSON has it."""
+    return b"%d," % value
+
+
+def word_unit(value: int) -> bytes:
+    """Return a word of a text."""
+    return WORDS[value].encode() + b" "
 
 
 class _Conversation:
@@ -133,7 +160,8 @@ class TokenRequests:
     """
 
     def __init__(self, form: Dict[str, Any], seed: object, process: int, processes: int) -> None:
-        self._pool = TokenPool(form["vocabulary"][0], form["vocabulary"][1], form["salt"])
+        low, high = form["vocabulary"]
+        self._pool = TokenPool(low, high, form["salt"], id_unit)
         self._inputs = lengths(form["input"], "%s/input" % (seed,))
         self._outputs = lengths(form["output"], "%s/output" % (seed,))
         self._draw = random.Random("%s/choice" % (seed,)).random
@@ -230,16 +258,73 @@ class TokenRequests:
         return Prepared(body, count, output, header, resume)
 
 
+class PooledRequests:
+    """
+    Requests for a model of another kind than `generate`, one after the other.
+
+    `form` has asked (the kind), model, vocabulary [low, high), salt and input (as `lengths` has
+    them): of a text, or of a reranker's query; documents: how many a query has, and document: their
+    lengths. Texts are token ids, which vLLM takes in place of one; those of a reranker are words.
+    """
+
+    def __init__(self, form: Dict[str, Any], seed: object, process: int, processes: int) -> None:
+        kind = form["asked"]
+        texts = kind == "rerank"
+        low, high = (0, len(WORDS)) if texts else form["vocabulary"]
+        self._pool = TokenPool(low, high, form["salt"], word_unit if texts else id_unit)
+        self._quotes = (b'"', b'"') if texts else (b"[", b"]")
+        self._draw = random.Random("%s/choice" % (seed,)).random
+        self._numbers = itertools.count(process, processes)
+        self._inputs = lengths(form["input"], "%s/input" % (seed,))
+        self._documents = int(form.get("documents", 0))
+        document = form.get("document", form["input"])
+        self._lengths = lengths(document, "%s/document" % (seed,))
+        put = questions.question(kind, form["model"], _MARK, [_MARK] * self._documents)
+        body = json.dumps(put.body, separators=(",", ":")).encode()
+        self._parts = body.split(json.dumps(_MARK).encode())
+        self._judge = judge_of(kind, put)
+
+    def rest(self, count: int) -> None:
+        """Nothing is under way: each of them stands for itself."""
+
+    def next(self) -> Prepared:
+        """Return the next request."""
+        counts = [next(self._inputs), *(next(self._lengths) for _ in range(self._documents))]
+        first, last = self._quotes
+        pieces = [self._parts[0]]
+        for count, part in zip(counts, self._parts[1:]):
+            pieces += [first, self._text(count), last, part]
+        # How many tokens words are, only the server knows.
+        known = 0 if self._documents else sum(counts)
+        return Prepared(b"".join(pieces), known, 0, judge=self._judge)
+
+    def replayed(self, *_: object) -> Prepared:
+        """Return the next request: a trace then says only when."""
+        return self.next()
+
+    def _text(self, count: int) -> bytes:
+        digits = min(count, NUMBER_TOKENS)
+        text = self._pool.number(next(self._numbers), digits)
+        return (text + self._pool.piece(int(self._draw() * POOL_TOKENS), count - digits))[:-1]
+
+
+def judge_of(kind: str, put: questions.Question) -> Callable[[Any], questions.Judged]:
+    """Return what judges the answer to a question; the model's files are not known here."""
+    return lambda document: questions.judge(kind, put, document, questions.Expected())
+
+
 class WrittenRequests:
     """
     The operator's own requests in the order given, from the first one again after the last.
 
-    `form` has bodies: [[text, tokens asked for], ...].
+    `form` has bodies: [[text, tokens asked for], ...], and asked: the kind of the model.
     """
 
     def __init__(self, form: Dict[str, Any]) -> None:
+        kind = form.get("asked", questions.GENERATE)
         self._bodies: List[Prepared] = [
-            Prepared(text.encode(), 0, int(tokens)) for text, tokens in form["bodies"]
+            Prepared(text.encode(), 0, int(tokens), judge=_judge_written(kind, text))
+            for text, tokens in form["bodies"]
         ]
         self._number = 0
 
@@ -254,6 +339,12 @@ class WrittenRequests:
     def replayed(self, *_: object) -> Prepared:
         """Return the next request: a trace then says only when."""
         return self.next()
+
+
+def _judge_written(kind: str, text: str) -> Optional[Callable[[Any], questions.Judged]]:
+    if kind == questions.GENERATE:
+        return None
+    return judge_of(kind, questions.Question("", json.loads(text)))
 
 
 def token_frame(model: str) -> "tuple[bytes, bytes]":

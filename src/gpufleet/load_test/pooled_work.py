@@ -1,0 +1,175 @@
+"""What requests to a model look like that makes no text: embeddings, rankings, labels.  Pure.
+
+One answer comes as a whole, so its only latency is that to its end. Texts are random token ids, and
+their lengths are exact. A reranker takes no token ids: words stand there for tokens, and the server
+counts how many they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from gpufleet.errors import FleetError
+from gpufleet.load_test.workloads import Lengths, TokenRange, fixed, lognormal, parse_lengths
+from gpufleet.on_node.serving import questions
+from gpufleet.settings.serving_settings import ModelKind
+from gpufleet.sizing.model_kinds import POOLS
+
+PAIR_TOKENS: Final = 4
+"""That a tokenizer sets around a query and its document, at most: RoBERTa's `<s> </s></s> </s>`."""
+_NUMBERS: Final = 1024
+"""Of a vector: BGE-M3's and Qwen3-Embedding-0.6B's."""
+_LENGTHS: Final = (
+    "a reranker's request has a query and 1 or more documents, others have one text: write "
+    "`--lengths QUERY,DOCUMENT,COUNT`, as 16,256,20, or `--lengths TOKENS`"
+)
+
+
+@dataclass(frozen=True)
+class PooledWork:
+    """Requests of random texts to a model of a kind that pools."""
+
+    name: str
+    kind: ModelKind
+    input: Lengths
+    """Of a text; of a reranker's query."""
+    reason: str
+    """Why it has these lengths."""
+    documents: int = 0
+    """That a reranker's query comes with."""
+    document: Lengths | None = None
+    """Of each of them."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in POOLS:
+            raise ValueError(f"{self.kind} is asked for text")
+        if (self.kind == "rerank") != (self.documents > 0 and self.document is not None):
+            raise FleetError(f"workload {self.name}: {_LENGTHS}")
+
+    mean_tokens = 0.0
+    """Of an answer: it has none."""
+
+    @property
+    def path(self) -> str:
+        """Return where such requests go."""
+        return questions.question(self.kind, "").path
+
+    @property
+    def most_tokens(self) -> int:
+        """Return the tokens of the longest text that the model reads at once."""
+        if self.document is None:
+            return self.input.most
+        return self.input.most + self.document.most + PAIR_TOKENS
+
+    @property
+    def mean_prompt_tokens(self) -> float:
+        """Return the mean tokens that a request is made of."""
+        return self.input.mean + self.documents * (self.document.mean if self.document else 0.0)
+
+    def largest(self) -> PooledWork:
+        """Return work of which each request is the largest of this one."""
+        document = self.document and fixed(self.document.most)
+        return PooledWork(
+            self.name, self.kind, fixed(self.input.most), self.reason, self.documents, document
+        )
+
+    def check_context(self, max_model_len: int) -> None:
+        """Refuse, with `FleetError`, texts that the model's context cannot hold."""
+        if self.most_tokens > max_model_len:
+            what = "query and document have" if self.documents else "text has"
+            raise FleetError(
+                f"workload {self.name}: its longest {what} {self.most_tokens} tokens, and the "
+                f"context has {max_model_len} (`max_model_len`): write shorter --lengths"
+            )
+
+    def requests(
+        self, model: str, ids: TokenRange, salt: str
+    ) -> Callable[[int, int], dict[str, Any]]:
+        """Return what a client makes its requests from; see `workloads.Workload.requests`."""
+        form = {
+            "kind": "pooled",
+            "asked": self.kind,
+            "model": model,
+            "vocabulary": [ids.low, ids.high],
+            "salt": salt,
+            "input": self.input.form(),
+            "documents": self.documents,
+            "document": (self.document or self.input).form(),
+        }
+        return lambda _process, _processes: form
+
+    def example_answer(self) -> dict[str, Any]:
+        """Return an answer of the size that this kind has, to find what a client can do."""
+        numbers = [at / _NUMBERS - 0.5 for at in range(_NUMBERS)]
+        usage = {"usage": {"prompt_tokens": 1, "total_tokens": 1}}
+        if self.kind == "embed":
+            return {"data": [{"index": 0, "embedding": numbers}], **usage}
+        if self.kind == "rerank":
+            row = {"document": {"text": "a"}, "relevance_score": 0.5}
+            return {"results": [{"index": at, **row} for at in range(self.documents)], **usage}
+        if self.kind == "classify":
+            return {"data": [{"index": 0, "label": "a", "probs": [0.5, 0.5]}], **usage}
+        return {"data": [{"index": 0, "data": [0.5]}], **usage}
+
+    def __str__(self) -> str:
+        if self.document is None:
+            return f"{self.name}: {self.input} tokens"
+        return (
+            f"{self.name}: a query of {self.input} words with {self.documents} documents of "
+            f"{self.document}"
+        )
+
+
+_PASSAGES = lognormal(220, 480, 0.7)
+_QUERIES = lognormal(14, 64, 0.6)
+_BEIR = (
+    "the 19 collections of BEIR (Thakur et al., 2021, table 1), at 1.3 tokens a word: documents of "
+    "11 to 635 words, 170 in the mean, queries of 3 to 20 words, ArguAna's apart"
+)
+
+
+def _texts(kind: ModelKind) -> PooledWork:
+    return PooledWork("documents", kind, _PASSAGES, f"texts that are indexed, as {_BEIR}")
+
+
+PRESETS: Mapping[ModelKind, tuple[PooledWork, ...]] = MappingProxyType(
+    {
+        "embed": (
+            _texts("embed"),
+            PooledWork("queries", "embed", _QUERIES, f"what users look for, as {_BEIR}"),
+        ),
+        "rerank": (
+            PooledWork(
+                "candidates",
+                "rerank",
+                _QUERIES,
+                f"a query with the 20 documents that a search has found, as {_BEIR}; query and "
+                "document fit together into the 512 tokens of small encoders",
+                20,
+                lognormal(220, 440, 0.7),
+            ),
+        ),
+        "classify": (_texts("classify"),),
+        "reward": (_texts("reward"),),
+    }
+)
+"""Workloads of each kind; the first is the default."""
+
+
+def parse_work(kind: ModelKind, text: str) -> PooledWork:
+    """
+    Return the work that an operator typed: lengths of texts, or a reranker's QUERY,DOCUMENT,COUNT.
+
+    >>> str(parse_work("rerank", "16,256,20"))
+    'lengths: a query of 16 words with 20 documents of 256'
+    """
+    first, *others = text.split(",")
+    counted = len(others) == 2 and others[1].isascii() and others[1].isdigit()
+    if len(others) != (2 if kind == "rerank" else 0) or (others and not counted):
+        raise FleetError(f"--lengths {text}: {_LENGTHS}")
+    document = parse_lengths(others[0]) if others else None
+    count = int(others[1][:5]) if others else 0
+    return PooledWork("lengths", kind, parse_lengths(first), "as it was typed", count, document)
