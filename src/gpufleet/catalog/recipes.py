@@ -1,8 +1,8 @@
 """
 Published recipes: which arguments and variables others serve a model with, on which GPUs.
 
-`data/recipes.json` has facts of vLLM's recipes, each with its file there. Pure, but for reading
-its own data.
+`data/recipes.json` has facts of vLLM's recipes, `data/pooling_recipes.json` of its documentation,
+each with its file there. Pure, but for reading its own data.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from gpufleet.errors import FleetError
 from gpufleet.formatting import join_names
 
 DATA = Path(__file__).parent / "data" / "recipes.json"
+POOLING = DATA.with_name("pooling_recipes.json")
+"""Models that make no text, of which vLLM's recipes have few."""
 
 
 class _Entry(BaseModel):
@@ -47,9 +49,11 @@ class Recipe(Addition):
     since: str
     """The first release of vLLM that serves it."""
     source: str
-    """Its file in the repository that `about()` names."""
+    """Its file at the place that `about()` names."""
     verified_on: tuple[str, ...] = ()
     """GPUs, by the catalogue's names."""
+    kind: str | None = None
+    """What the model is asked for, as `serving.<model>.kind`; None: its files say it."""
     installs_more: bool = False
     """It needs packages that no release of vLLM brings."""
     features: dict[str, tuple[str, ...]] = Field(default_factory=dict)
@@ -62,22 +66,29 @@ class Recipe(Addition):
 
 class _Table(_Entry):
     about: str
+    origin: str = "vLLM's recipes"
     recipes: tuple[Recipe, ...]
 
 
 @cache
-def _table() -> _Table:
-    return _Table.model_validate_json(DATA.read_bytes())
+def _tables() -> tuple[_Table, ...]:
+    return tuple(_Table.model_validate_json(file.read_bytes()) for file in (DATA, POOLING))
 
 
-def about() -> str:
-    """Return where the recipes are from, and of which day."""
-    return _table().about
+def about() -> tuple[str, ...]:
+    """Return where the recipes are from, and of which day or release."""
+    return tuple(each.about for each in _tables())
+
+
+def origin(recipe: Recipe) -> str:
+    """Return what a recipe's `source` is a file of."""
+    return next(each.origin for each in _tables() if recipe in each.recipes)
 
 
 def every() -> tuple[Recipe, ...]:
     """Return all recipes, by the names of their models."""
-    return tuple(sorted(_table().recipes, key=lambda one: one.model.lower()))
+    found = [recipe for table in _tables() for recipe in table.recipes]
+    return tuple(sorted(found, key=lambda one: one.model.lower()))
 
 
 def find(model: str) -> Recipe:

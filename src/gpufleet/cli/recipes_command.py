@@ -64,7 +64,7 @@ def recipes(
             print_json([one.model_dump(mode="json") for one in catalog.every()])
         else:
             display(recipes_table(catalog.every()))
-            click.echo(catalog.about(), err=True)
+            click.echo("\n".join(catalog.about()), err=True)
         return 0
     recipe = catalog.find(model)
     if as_json:
@@ -122,9 +122,16 @@ def _print(
     release = version or default_release()
     launch = Launch(variant.model, (variant.model, *found.arguments), found.environment)
     imported = convert([launch], schema.load(release))
+    settings = dict(imported.settings)
+    if recipe.kind:
+        settings["serving"] = {
+            name: {"kind": recipe.kind, **served} for name, served in settings["serving"].items()
+        }
     since = variant.since or recipe.since
-    click.echo(f"# {variant.model}, {variant.precision}: {recipe.source} of vLLM's recipes")
-    click.echo(yaml.safe_dump(dict(imported.settings), sort_keys=False, width=100), nl=False)
+    click.echo(
+        f"# {variant.model}, {variant.precision}: {recipe.source} of {catalog.origin(recipe)}"
+    )
+    click.echo(yaml.safe_dump(settings, sort_keys=False, width=100), nl=False)
     for note in imported.notes:
         click.echo(f"{'to decide: ' if note.decide else ''}{note}", err=True)
     for sentence in _remarks(recipe, variant, card.name if card else None):

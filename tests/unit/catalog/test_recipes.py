@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from typing import Any
 
 import pytest
 
@@ -12,9 +14,13 @@ from gpufleet.flags import schema
 from gpufleet.importer.convert import Imported, convert
 from gpufleet.importer.server import Launch
 from gpufleet.planning.candidates import evaluate_divisions
+from gpufleet.planning.kind_flags import resolve_kind
 from gpufleet.planning.parallelism import Kind
 from gpufleet.settings.serving_settings import Served
+from gpufleet.sizing.architectures.description import ModelFiles, describe
+from gpufleet.sizing.architectures.overrides import with_overrides
 from gpufleet.sizing.fit import size
+from gpufleet.sizing.model_kinds import POOLS, read_kind
 from tests.support.models import MODELS, described
 
 NEWEST = schema.versions()[-1]
@@ -83,6 +89,67 @@ def test_the_planner_judges_every_recipe_whose_config_is_known_and_most_fit_one_
                     fits.add(name)
     # What does not is for several machines (Kimi-K2), or starts with a shorter context alone.
     assert len(fits) > len(judged) / 2 > 10
+
+
+QWEN3 = json.loads((MODELS / "Qwen--Qwen3-0.6B.json").read_text())["config"]
+QWEN2 = json.loads((MODELS / "Qwen--Qwen2-1.5B.json").read_text())["config"]
+XLM = {
+    "hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": 24,
+    "intermediate_size": 4096, "vocab_size": 250002, "max_position_embeddings": 8194,
+    "type_vocab_size": 1, "torch_dtype": "float32",
+}  # fmt: skip
+# The class of each, as vLLM's documentation lists it, in a config of its size or of its kin's.
+POOLED: dict[str, tuple[dict[str, Any], list[Any] | None]] = {
+    "Qwen/Qwen3-Embedding-0.6B": (QWEN3, [{"type": "sentence_transformers.models.Transformer"}]),
+    "BAAI/bge-m3": ({**XLM, "architectures": ["XLMRobertaModel"]}, [{"type": "Transformer"}]),
+    "BAAI/bge-reranker-v2-m3": (
+        {**XLM, "architectures": ["XLMRobertaForSequenceClassification"], "num_labels": 1},
+        None,
+    ),
+    "Qwen/Qwen3-Reranker-0.6B": (QWEN3, None),
+    "mixedbread-ai/mxbai-rerank-base-v2": (QWEN2, None),
+    "jason9693/Qwen2.5-1.5B-apeach": (
+        {**QWEN2, "architectures": ["Qwen2ForSequenceClassification"], "num_labels": 2},
+        None,
+    ),
+    "Skywork/Skywork-Reward-V2-Qwen3-0.6B": (
+        {**QWEN3, "architectures": ["Qwen3ForSequenceClassification"], "num_labels": 1},
+        None,
+    ),
+}
+L4 = Kind("NVIDIA L4", 23034, (8, 9), (1,), NEWEST)
+
+
+@pytest.mark.parametrize("name", sorted(POOLED))
+def test_a_recipe_of_a_model_without_text_has_the_kind_that_its_class_can_be(name: str) -> None:
+    config, modules = POOLED[name]
+    recipe = recipes.find(name)
+    found = imported(recipe, recipe.variants[0], "L4", ())
+    [settings] = found.settings["serving"].values()
+    served = Served.model_validate({**settings, "kind": recipe.kind, "revision": "0" * 40})
+    files = with_overrides(ModelFiles(config), served.flags.get("hf-overrides", {}))
+    reading = read_kind(files.config, modules)
+
+    assert resolve_kind("m", served, reading).kind == recipe.kind
+    assert recipe.kind in POOLS
+    planned = evaluate_divisions("model", served, describe(files), L4, 1, sizer=size)
+    assert planned.chosen, [each.reason for each in planned.candidates]
+
+
+def test_every_recipe_of_a_model_without_text_is_held_to_that() -> None:
+    assert {each.model for each in recipes.every() if each.kind} == {*POOLED}
+
+
+def test_every_kind_has_a_recipe() -> None:
+    """Speech and images are in vLLM's own recipes, which name no kind: the files say it."""
+    assert {each.kind for each in recipes.every()} - {None} == POOLS
+    assert recipes.find("openai/whisper-large-v3")
+    assert recipes.find("Qwen/Qwen2.5-VL-7B-Instruct")
+
+
+def test_a_recipe_names_what_its_source_is_a_file_of() -> None:
+    assert recipes.origin(recipes.find("BAAI/bge-m3")) == "vLLM's documentation"
+    assert recipes.origin(recipes.find("openai/whisper-large-v3")) == "vLLM's recipes"
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-32B-FP8", "qwen/qwen3-32b", "Qwen/Qwen3-32B-AWQ"])

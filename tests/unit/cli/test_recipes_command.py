@@ -40,3 +40,11 @@ def test_without_a_model_every_recipe_has_a_line_with_the_gpus_that_it_was_verif
     [line] = [each for each in found.stdout.splitlines() if each.startswith("openai/gpt-oss-20b ")]
     assert "H100" in line
     assert "github.com/vllm-project/recipes at commit" in found.stderr
+
+
+def test_a_model_that_makes_no_text_is_printed_with_its_kind_and_where_that_is_from() -> None:
+    found = run("Qwen/Qwen3-Reranker-4B", "--vllm", "0.32.0")
+    served = yaml.safe_load(found.stdout)["serving"]["qwen3-reranker-4b"]
+    assert served["kind"] == "rerank"
+    assert served["flags"]["hf-overrides"]["is_original_qwen3_reranker"] is True
+    assert "docs/models/pooling_models/scoring.md of vLLM's documentation" in found.stdout
