@@ -24,6 +24,7 @@ of all; one that finds no room waits up to a minute each time.
 LONGEST_BACK_OFF_SECONDS = 60.0
 _BUSY = frozenset({408, 425, 429, 503})
 _LOST = frozenset({502, 504})
+_SCORES = ("relevance_score", "score")
 _REFUSED = frozenset({401, 403})
 """The key is not taken: so for every line."""
 
@@ -76,6 +77,8 @@ def judge(reply: Reply) -> Verdict:
     document = _parse(reply.body)
     if status == 200 and not isinstance(document, dict):
         return Verdict("broken", status, "not JSON")
+    if status == 200 and _has_no_number(document):
+        return Verdict("broken", status, "not a number")
     kind = "answer"
     if status in _REFUSED:
         kind = "refused"
@@ -111,6 +114,18 @@ def output_line(line: Line, verdict: Verdict) -> dict[str, Any]:
         "response": response,
         "error": error,
     }
+
+
+def _has_no_number(document: Any) -> bool:
+    """Return whether a vector or a score lacks a number: vLLM writes null for one that is none."""
+    rows = [document.get(key) for key in ("data", "results")]
+    found = [row for part in rows if isinstance(part, list) for row in part]
+    return any(
+        isinstance(value, list) and None in value
+        for row in found
+        if isinstance(row, dict)
+        for value in (row.get("embedding"), *([[row[key]] for key in _SCORES if key in row]))
+    )
 
 
 def _parse(body: bytes) -> Any:
@@ -160,8 +175,11 @@ class Totals:
         self.answered += 1
         usage = document["response"]["body"].get("usage")
         if isinstance(usage, dict):
-            self.prompt_tokens += _count(usage.get("prompt_tokens"))
-            self.completion_tokens += _count(usage.get("completion_tokens"))
+            completion = _count(usage.get("completion_tokens"))
+            # A reranker of some releases counts all of them only.
+            rest = _count(usage.get("total_tokens")) - completion
+            self.prompt_tokens += _count(usage.get("prompt_tokens")) or max(0, rest)
+            self.completion_tokens += completion
 
 
 def _count(value: Any) -> int:

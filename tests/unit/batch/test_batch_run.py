@@ -208,3 +208,35 @@ def test_without_a_fleet_it_ends_in_time_and_says_why(tmp_path: Path) -> None:
     assert summary["answered"] == 0
     assert summary["failed"] == {}
     assert "no answer for 1 s: " in summary["stopped"]
+
+
+def test_lines_for_embeddings_and_rankings_are_asked_and_a_number_that_is_none_fails(
+    tmp_path: Path,
+) -> None:
+    """Each route by its own lines in one input; of each five tries are made."""
+    rows = [
+        ("/v1/embeddings", {"input": "line 0"}),
+        ("/rerank", {"query": "line 1", "documents": ["a", "b c"]}),
+        ("/v1/embeddings", {"input": [1, 2, 3]}),
+    ]
+    for faults, answered in ((("",), 3), (("not a number",), 0)):
+        with QueueServer(slots=SLOTS, first_seconds=0.004, faults=faults) as server:
+            batch = Batch(tmp_path, server)
+            lines = [
+                {"custom_id": f"id {at}", "url": url, "body": {"model": "stand-in", **body}}
+                for at, (url, body) in enumerate(rows)
+            ]
+            batch.input.write_text("\n".join(map(json.dumps, lines)))
+            batch.output = tmp_path / f"{answered}.jsonl"
+            found = batch.run()
+            asked = Counter(each.path for each in server.record)
+        assert found["answered"] == answered
+        assert found["failed"] == ({} if answered else {"not a number": 3})
+        assert {each["custom_id"] for each in batch.answers()} == {"id 0", "id 1", "id 2"}
+        assert set(asked) == {"/v1/embeddings", "/v1/rerank"}
+    ranked = next(each for each in json_lines(tmp_path / "3.jsonl") if each["custom_id"] == "id 1")
+    assert len(ranked["response"]["body"]["results"]) == 2
+
+
+def json_lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]

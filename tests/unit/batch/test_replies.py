@@ -17,6 +17,12 @@ LINE = Line("r1", "/v1/completions", b"{}")
     [
         (Reply(200, b"{}"), "answer", ""),
         (Reply(200, b"<html>"), "broken", "not JSON"),
+        (Reply(200, b'{"data": [{"embedding": [0.5, 1]}, {"embedding": "AAAA"}]}'), "answer", ""),
+        (Reply(200, b'{"data": [{"embedding": [0.5, null]}]}'), "broken", "not a number"),
+        (Reply(200, b'{"results": [{"relevance_score": 0.5}]}'), "answer", ""),
+        (Reply(200, b'{"results": [{"relevance_score": null}]}'), "broken", "not a number"),
+        (Reply(200, b'{"data": [{"score": null}]}'), "broken", "not a number"),
+        (Reply(200, b'{"data": [1, null], "results": "x"}'), "answer", ""),
         (Reply(200, b"[" * 200_000), "broken", "not JSON"),
         (Reply(400, b"no JSON"), "answer", "400"),
         (Reply(404, b"{}"), "answer", "404"),
@@ -87,3 +93,10 @@ def test_totals_count_only_numbers_as_tokens() -> None:
 
 def test_tries_are_apart_by_twice_as_long_each_time_and_a_minute_at_most() -> None:
     assert [back_off_seconds(each) for each in (1, 2, 3, 7, 5000)] == [1, 2, 4, 60, 60]
+
+
+def test_what_a_reranker_read_counts_as_prompts_where_it_tells_the_sum_alone() -> None:
+    totals = Totals()
+    for usage in ({"total_tokens": 9}, {"prompt_tokens": 4, "total_tokens": 9}):
+        totals.add({"error": None, "response": {"body": {"usage": usage}}})
+    assert (totals.prompt_tokens, totals.completion_tokens) == (13, 0)
