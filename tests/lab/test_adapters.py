@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -127,6 +127,34 @@ class AdapterFleet(OneRelease):
             return error.code, error.read().decode(errors="replace")[:300]
 
     @contextmanager
+    def listing(self, name: str) -> Iterator[list[str]]:
+        """
+        Look, while this lasts, for the gateway listing a name that a server has unloaded.
+
+        Servers are asked first: a name that is gone there must be gone at the gateway after that.
+        """
+        found: list[str] = []
+        over = threading.Event()
+
+        def look() -> None:
+            while not over.wait(0.2):
+                gone = []
+                for node in NODES:
+                    with suppress(OSError, AssertionError):
+                        gone += [node] if name not in self.models(self.server(node)) else []
+                with suppress(OSError, AssertionError):
+                    if gone and name in self.models():
+                        found.append(f"{gone} unloaded {name}, and the gateway listed it")
+
+        thread = threading.Thread(target=look, daemon=True)
+        thread.start()
+        try:
+            yield found
+        finally:
+            over.set()
+            thread.join(timeout=150)
+
+    @contextmanager
     def asking(self, model: str) -> Iterator[Asked]:
         """Ask the gateway by one name, again and again, while this lasts."""
         asked, over = Asked(), threading.Event()
@@ -210,6 +238,31 @@ def test_no_name_of_a_client_is_a_path(fleet: AdapterFleet) -> None:
         assert (opened, after) == ("", "opened\n")
 
 
+def test_an_adapter_that_no_server_loads_stops_the_first_wave_and_reaches_no_other(
+    fleet: AdapterFleet,
+) -> None:
+    broken = fleet.adapter_at_a_path("broken")
+    for node in NODES:
+        file = fleet.lab.root(node) / broken["source"].lstrip("/") / "adapter_model.safetensors"
+        file.write_bytes(file.read_bytes()[:100])
+    weights = file.read_bytes()
+    sql = fleet.wanted["serving"]["tiny"]["adapters"]["sql"]
+    broken["sha256"] = hashlib.sha256(weights).hexdigest()
+    before, pids = fleet.models(), fleet.pids()
+    fleet.declare_model(adapters={"sql": sql, "broken": broken})
+    with fleet.asking("sql") as asked:
+        run = fleet.upgrade()
+    assert run.returncode != 0, run.stdout
+    assert asked.failed == []
+    assert "broken" in run.stdout, run.stdout
+    touched = [name for name, pid in fleet.pids().items() if pids[name] != pid]
+    assert len(touched) == 1, (pids, fleet.pids())
+    for url in ("", *map(fleet.server, NODES)):
+        assert fleet.models(url) == before
+    fleet.declare_model(adapters={"sql": sql})
+    fleet.changes_nothing()
+
+
 def test_an_upgrade_changes_adds_and_removes_adapters_and_loses_no_request(
     fleet: AdapterFleet,
 ) -> None:
@@ -231,12 +284,13 @@ def test_an_upgrade_changes_adds_and_removes_adapters_and_loses_no_request(
         copied = fleet.ssh(node, "stat -c '%U %a' /var/lib/vllm/models/adapters/*/adapter_*")
         assert copied.splitlines() == ["root 644"] * 2
 
-    # The deploy's own order: the gateway forgets a name before a server does.
+    # The gateway forgets a name before a server does.
     fleet.declare_model(adapters={"sql": changed["sql"]})
-    with fleet.asking("sql") as asked:
+    with fleet.asking("sql") as asked, fleet.listing("chat") as early:
         run = fleet.upgrade()
         assert run.returncode == 0, run.stdout
     assert asked.failed == []
+    assert early == []
     assert fleet.models() == {"tiny": None, "sql": "tiny"}
     assert fleet.ask("chat")[0] == 404
     for node in NODES:

@@ -286,6 +286,7 @@ class Session:
         yield from service_lines.service_lines(self.looks, self.settings, self.inventory)
         found = fleet_status(status, self.fleet.gpu_nodes)
         yield from service_lines.server_lines(found, self.gpu_settings, self.inventory)
+        yield from service_lines.adapter_lines(found, self.fleet.gpu_nodes, self.inventory)
         served = {
             name: each for here in self.gpu_settings.values() for name, each in here.serving.items()
         }

@@ -20,7 +20,7 @@ from gpufleet.cli.fleet_inputs import (
     use_gevent,
 )
 from gpufleet.console import add_row, display, new_table
-from gpufleet.formatting import count_of, node_ranges, ranges
+from gpufleet.formatting import count_of, join_names, node_ranges, ranges
 from gpufleet.sanitize import printable
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def status(
     with live.connect(inventory_file, wanted) as ask:
         answers = ask(
             lambda node: program if node in declared.gpu_nodes else None,
-            seconds or (100 if completion else 40),
+            seconds or (160 if completion else 40),
             "the look",
         )
     found = fleet_status(answers, declared.gpu_nodes, whole=not limit)
@@ -124,7 +124,7 @@ def status_table(found: FleetStatus, now: float) -> RenderableType:
                 f"{_ago(now - last.when)} ago: {last.cause}" if last else "",
             )
     parts: list[RenderableType] = [table] if found.replicas else []
-    lines = [*_incarnations(found, now), *_amiss(found), *_marks(found, now)]
+    lines = [*_incarnations(found, now), *_adapters(found), *_amiss(found), *_marks(found, now)]
     if lines:
         parts += [Text(), *(Text(printable(line)) for line in lines)]
     serving = sum(each.health is Health.SERVES for each in found.replicas)
@@ -166,6 +166,13 @@ def _incarnations(found: FleetStatus, now: float) -> Iterator[str]:
                 f"{replica.id}: {count_of(len(replica.ranks), 'rank')} of incarnation "
                 f"{replica.ranks[0].counter}, {replica.incarnation}{since}"
             )
+
+
+def _adapters(found: FleetStatus) -> Iterator[str]:
+    """Yield which adapters each model's replicas load."""
+    for names, replicas in found.adapters().items():
+        if names:
+            yield f"{join_names(replicas)}: adapter{'s' * (len(names) > 1)} {join_names(names)}"
 
 
 def _amiss(found: FleetStatus) -> Iterator[str]:

@@ -24,6 +24,7 @@ CHECKS: Mapping[str, str] = {
     "sources": "nodes reach the Hub or the mirror that they download from",
     "disk": "there is room for the next release and the models' next revisions",
     "services": "declared services answer, and only to those who may ask",
+    "adapters": "every server loads exactly the declared LoRA adapters",
     "names": "names resolve on the nodes to what the inventory says",
     "clocks": "clocks agree with this machine's and with each other",
     "tls": "certificates are trusted, and do not expire soon",

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gpufleet.formatting import count_of, join_names
-from gpufleet.preflight.line import Line, Status, Verdict, by_node, reason
+from gpufleet.preflight.line import Line, Status, Verdict, by_node, reason, unknown
 from gpufleet.remote.query import Answer
 from gpufleet.serving.rank_status import Health
-from gpufleet.serving.status import FleetStatus
+from gpufleet.serving.status import FleetStatus, declared_adapters
 from gpufleet.settings.base import LOOPBACK
 from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.node_variables import NodeVars
 
 Guard = Literal["key", "password", "network"]
 """How a service keeps others out: by a client's key, a password, or not at all."""
@@ -185,6 +186,40 @@ def server_lines(
             proof += "; each asks for its key, or is behind the firewall or on loopback"
         verdict = Verdict(Status.OK, "replicas serve", proof)
         yield Line("services", "vLLM", verdict)
+
+
+def adapter_lines(
+    found: FleetStatus, declared: Mapping[str, NodeVars], inventory: str
+) -> Iterator[Line]:
+    """Yield whether each replica's server loads and lists exactly the adapters of its model."""
+    see = f"gpufleet status {inventory}"
+    wanted = {model: names for model, names in declared_adapters(declared).items() if names}
+    loads = {replica: names for names, some in found.adapters().items() for replica in some}
+    count = 0
+    for model in sorted({*wanted, *(each.model for each in found.replicas if loads[each.id])}):
+        mine = [each for each in found.replicas if each.model == model]
+        names = wanted.get(model, ())
+        for each in mine:
+            if loads[each.id] != names:
+                proof = f"loads {join_names(loads[each.id]) or 'none'}, declared "
+                verdict = Verdict(
+                    Status.FAIL,
+                    "has other adapters than are declared",
+                    proof + (join_names(names) or "none"),
+                    f"gpufleet upgrade {inventory}",
+                )
+                yield Line("adapters", each.id, verdict)
+        ill = [each.id for each in mine if not each.health.good]
+        if ill or not mine or found.silent:
+            why = f"{join_names(ill)}: see services" if ill else "not every replica is known"
+            yield unknown("adapters", why, see, model)
+        elif all(loads[each.id] == names for each in mine):
+            proof = f"{count_of(len(mine), 'replica')} list {join_names(names)}, and no other"
+            yield Line("adapters", model, Verdict(Status.OK, "has its adapters", proof))
+        count += 1
+    if not count:
+        proof = "no entry of `serving` has `adapters`, and no server loads one"
+        yield Line("adapters", "fleet", Verdict(Status.OK, "none is declared", proof))
 
 
 def _open_servers(nodes: Iterable[tuple[str, NodeSettings]]) -> Iterator[str]:

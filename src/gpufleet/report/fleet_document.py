@@ -137,6 +137,8 @@ class Model(Form):
     """That declare it."""
     files: Digests = {}
     """Hashes that the lock of models has; none: it is not locked."""
+    adapters: Texts = ()
+    """LoRA adapters: `NAME: SOURCE at REVISION`, or the hash of a path's weights."""
     release: str = ""
     """The release of vLLM that is declared for it."""
 

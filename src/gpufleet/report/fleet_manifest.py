@@ -45,6 +45,8 @@ class ModelManifest(Form):
     release: str
     """The release of vLLM."""
     files: Digests
+    adapters: Texts = ()
+    """LoRA adapters; none in a manifest of an older gpufleet."""
 
 
 class Manifest(Form):
@@ -94,6 +96,7 @@ def manifest_of(document: Document) -> Manifest:
                 nodes=each.nodes,
                 release=each.release,
                 files=each.files,
+                adapters=each.adapters,
             )
             for each in document.models
         ),

@@ -302,12 +302,22 @@ def _versions(found: Document) -> Iterator[str]:
     if found.models:
         yield "<h3>Models</h3>"
         yield _table(
-            ("model", "source", "revision", "vLLM", "replicas", "files with a hash", "nodes"),
+            (
+                "model",
+                "source",
+                "revision",
+                "adapters",
+                "vLLM",
+                "replicas",
+                "files with a hash",
+                "nodes",
+            ),
             [
                 (
                     each.name,
                     each.source,
                     each.revision or "none",
+                    "\n".join(each.adapters) or "none",
                     each.release or "not known",
                     each.declared,
                     str(len(each.files)),

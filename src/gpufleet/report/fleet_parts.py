@@ -31,6 +31,7 @@ from gpufleet.report.fleet_document import (
     Upgrade,
 )
 from gpufleet.serving.status import FleetStatus
+from gpufleet.settings.adapter_settings import Adapter
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.upgrade.report.report import Report as UpgradeReport
 
@@ -59,7 +60,7 @@ def models(
 
     `locks` are the locks of models by their file, `releases` the declared release by node.
     """
-    alike: dict[tuple[str, str, str, str, str, str], list[str]] = {}
+    alike: dict[tuple[str, str, str, str, str, str, tuple[str, ...]], list[str]] = {}
     for node, here in sorted(settings.items()):
         if here.vllm is None:
             continue
@@ -71,9 +72,10 @@ def models(
                 str(served.replicas),
                 releases.get(node, ""),
                 here.vllm.models_lock if checkpoint(served) else "",
+                tuple(_adapter(name, each) for name, each in sorted(served.adapters.items())),
             )
             alike.setdefault(key, []).append(node)
-    for (name, source, revision, declared, release, lock), nodes in sorted(alike.items()):
+    for (name, source, revision, declared, release, lock, adapters), nodes in sorted(alike.items()):
         yield Model(
             name=name,
             source=source,
@@ -81,8 +83,15 @@ def models(
             declared=declared,
             nodes=tuple(nodes),
             files=dict(sorted(locks.get(lock, {}).get((source, revision), {}).items())),
+            adapters=adapters,
             release=release,
         )
+
+
+def _adapter(name: str, of: Adapter) -> str:
+    """Return an adapter in a line: which weights it is, as far as settings say."""
+    pinned = of.revision or of.sha256
+    return f"{name}: {of.source}{f' at {pinned}' if pinned else ', as it lies there'}"
 
 
 def plan(found: Assessment) -> Plan:

@@ -77,6 +77,8 @@ class RankStatus:
     release: str = ""
     kind: str = "generate"
     """What its model is asked for, as its unit says."""
+    adapters: tuple[str, ...] = ()
+    """LoRA adapters that its server loads, by name, as its unit says."""
     restarts: int | None = None
     """Restarts by systemd, since the last manual start."""
     last_restart: LastRestart | None = None
@@ -103,6 +105,7 @@ class RankStatus:
             "ports": list(self.ports),
             "release": self.release,
             "kind": self.kind,
+            "adapters": list(self.adapters),
             "restarts": self.restarts,
             "last_restart": self.last_restart
             and {"when": iso(self.last_restart.when), "cause": self.last_restart.cause},
@@ -153,6 +156,7 @@ def rank_status(node: str, stage: Mapping[str, Any], answer: Mapping[str, Any]) 
         ),
         release=str(stage["release"]),
         kind=str(stage.get("kind", "generate")),
+        adapters=tuple(sorted(map(str, stage.get("adapters", ())))),
         restarts=int(count) if str(count).isdigit() else None,
         last_restart=last_restart(stage, str(answer["boot_id"])),
         phase=str(state["phase"]) if known else "",
@@ -183,6 +187,7 @@ def _judge(stage: Mapping[str, Any], clock: float) -> tuple[Health, str]:
         fingerprint=stage["fingerprint"],
         keyed=bool(stage["keyed"]),
         restarts=int(properties.get("NRestarts") or 0),
+        adapters=tuple(map(str, stage.get("adapters", ()))),
     )
     health, why = _HEALTH[verdict.state], verdict.text
     if health is Health.WRONG and seen.get("started") != stage["fingerprint"]:

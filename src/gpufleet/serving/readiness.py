@@ -115,7 +115,8 @@ def verdict(
     Takes `seen` from `on_node/serving/endpoints.py`; `fingerprint` is what the process must have
     been started with (None: not compared); `keyed`: a request without the API key must be refused;
     `restarts` is how often the unit may have restarted by itself (NRestarts): one that did so more
-    often has died; `adapters` are listed, and each completes by its name.
+    often has died; `adapters` are listed, no other model is, and each answers by its name, where
+    the model was asked itself.
     """
     if "error" in seen or "error" in seen.get("unit", {}):
         reason = seen.get("error") or seen.get("unit", {}).get("error")
@@ -159,10 +160,13 @@ def verdict(
             f"{unit}: /health is 200, but {asked.partition(' of ')[0]} fails: "
             f"{_short(seen['completion_error'])}{f': {cause}' if cause else ''}{_other_kind(seen)}",
         )
-    return _adapter_verdict(unit, seen, adapters) or Verdict(State.READY, f"{unit}: answers")
+    judged = _adapter_verdict(unit, seen, served_name, adapters)
+    return judged or Verdict(State.READY, f"{unit}: answers")
 
 
-def _adapter_verdict(unit: str, seen: Mapping[str, Any], adapters: Sequence[str]) -> Verdict | None:
+def _adapter_verdict(
+    unit: str, seen: Mapping[str, Any], served_name: str, adapters: Sequence[str]
+) -> Verdict | None:
     """Judge a server that is ready otherwise by its adapters; None: all answer."""
     if missing := sorted(set(adapters) - set(seen.get("models", []))):
         return Verdict(
@@ -170,8 +174,14 @@ def _adapter_verdict(unit: str, seen: Mapping[str, Any], adapters: Sequence[str]
             f"{unit}: does not serve the adapter{'s' * (len(missing) > 1)} {', '.join(missing)} "
             "that the plan says: run deploys/vllm.py",
         )
+    if others := sorted(set(seen.get("models", [])) - {served_name, *adapters}):
+        return Verdict(
+            State.WRONG,
+            f"{unit}: also serves {', '.join(others)}, which no unit of gpufleet loads: restart it "
+            "(`systemctl restart` on its node), and find out who loaded it",
+        )
     answers = seen.get("adapters", {})
-    for name in sorted(adapters):
+    for name in sorted(adapters) if "completion" in seen else ():
         answer = answers.get(name, {"error": "it was not asked"})
         if answer.get("status") == _OK:
             continue

@@ -69,6 +69,14 @@ class FleetStatus:
     remarks: tuple[str, ...] = ()
     out: OutOfService = field(default_factory=OutOfService)
 
+    def adapters(self) -> dict[tuple[str, ...], list[str]]:
+        """Return the replicas whose servers load the same adapters, by the names of these."""
+        alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
+        for replica in self.replicas:
+            names = {name for rank in replica.ranks for name in rank.adapters}
+            alike[tuple(sorted(names))].append(replica.id)
+        return dict(alike)
+
     @property
     def serves(self) -> bool:
         """Return whether all that is declared serves, and nothing is unknown."""
@@ -136,7 +144,9 @@ def fleet_status(
     )
     missing, undeclared = _compared(replicas, declared, silent) if whole else ((), ())
     out, unread = out_of_service(answers)
-    return FleetStatus(replicas, silent, missing, (*remarks, *undeclared, *unread), out)
+    adapters = _adapter_remarks(replicas, declared)
+    said = (*remarks, *undeclared, *adapters, *unread)
+    return FleetStatus(replicas, silent, missing, said, out)
 
 
 def _stages(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -239,6 +249,35 @@ def _compared(
         if model not in wanted
     )
     return missing, undeclared
+
+
+def declared_adapters(declared: Mapping[str, NodeVars]) -> dict[str, tuple[str, ...]]:
+    """Return the adapters that each model is declared with, by name."""
+    return {
+        model: tuple(sorted(served.adapters))
+        for each in declared.values()
+        for model, served in each.settings.serving.items()
+    }
+
+
+def _adapter_remarks(
+    replicas: Iterable[ReplicaStatus], declared: Mapping[str, NodeVars]
+) -> Iterator[str]:
+    """Yield a sentence for each replica that runs with other adapters than are declared."""
+    wanted = declared_adapters(declared)
+    for replica in replicas:
+        loads = {name for rank in replica.ranks for name in rank.adapters}
+        names = {*wanted.get(replica.model, loads)}
+        told = [
+            f"{word} {', '.join(sorted(found))}"
+            for word, found in (("does not load", names - loads), ("still loads", loads - names))
+            if found
+        ]
+        if told and any(rank.port is not None for rank in replica.ranks):
+            yield (
+                f"{replica.id} {' and '.join(told)}: `adapters` of its entry in `serving` has "
+                "changed: run an upgrade or deploys/vllm.py"
+            )
 
 
 def _counted(count: int, noun: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from gpufleet.errors import FleetError
 from gpufleet.preflight import alert_lines, service_lines
 from gpufleet.preflight.alert_lines import Counts, Receipt, read_receipt
 from gpufleet.preflight.line import Status, Verdict
-from gpufleet.serving.rank_status import Health
+from gpufleet.serving.rank_status import Health, RankStatus
 from gpufleet.serving.status import FleetStatus, ReplicaStatus
 from gpufleet.settings.node_settings import NodeSettings
 from tests.unit.preflight import sound_fleet as fleet
@@ -91,6 +92,31 @@ def test_servers_without_key_and_firewall_warn():
     found = FleetStatus((replica(Health.SERVES),), {})
     assert servers(found, fleet.gpu_settings(vllm=vllm)) == {OK}, "the firewall guards them"
     assert servers(found, fleet.gpu_settings(vllm=vllm, firewall=None)) == {OK, WARN}
+
+
+def adapters(wanted: tuple[str, ...], *replicas: ReplicaStatus, **more: Any) -> set[Status]:
+    own = {name: {"source": f"/srv/{name}"} for name in wanted}
+    served = {"qwen": {"model": "/srv/qwen", "adapters": own}}
+    vllm = {"version": "0.32.0", "lock": "l", "allow_unauthenticated": True}
+    settings = fleet.gpu_settings(vllm=vllm, serving=served)
+    declared: Any = {ONE: SimpleNamespace(settings=settings)}
+    found = FleetStatus(replicas, more.get("silent", {}))
+    return {each.status for each in service_lines.adapter_lines(found, declared, INVENTORY)}
+
+
+def loads(number: int, *names: str, health: Health = Health.SERVES) -> ReplicaStatus:
+    rank = RankStatus(ONE, 0, health, adapters=names)
+    return ReplicaStatus("qwen", number, (rank,), health, ())
+
+
+def test_each_replica_loads_exactly_the_declared_adapters():
+    assert adapters((), loads(0)) == {OK}
+    assert adapters(("a", "b"), loads(0, "a", "b"), loads(1, "a", "b")) == {OK}
+    assert adapters(("a", "b"), loads(0, "a", "b"), loads(1, "a")) == {FAIL}
+    assert adapters((), loads(0, "a")) == {FAIL}
+    assert adapters(("a",), loads(0, "a", health=Health.WRONG)) == {UNKNOWN}
+    assert adapters(("a",)) == {UNKNOWN}
+    assert adapters(("a",), loads(0, "a"), silent={"gpu-2": "no answer"}) == {UNKNOWN}
 
 
 # -- alerts

@@ -17,7 +17,7 @@ from gpufleet.report.fleet_document import Document, clean_document, form_text, 
 from gpufleet.report.fleet_manifest import manifest_of
 from gpufleet.report.fleet_page import fleet_page
 from tests.support.hostile import SAID_BY_LIBRARIES, TEXTS, WRONG, as_bytes, changed
-from tests.unit.report.sample_fleet import document, upgrade
+from tests.unit.report.sample_fleet import REVISION, document, settings, upgrade
 from tests.unit.report.test_fleet_page import with_texts
 from tools import report_schemas
 
@@ -119,3 +119,22 @@ def test_the_last_ten_upgrades_are_shown_and_the_newest_first() -> None:
     shown = [each.id for each in fleet_parts.upgrades(every)]
 
     assert shown == [f"u-{number:02}" for number in range(11, 1, -1)]
+
+
+def test_a_models_adapters_are_in_the_document_and_its_manifest() -> None:
+    commit, digest = "a" * 40, "b" * 64
+    adapters = {
+        "sql": {"source": "org/sql", "revision": commit},
+        "chat": {"source": "/srv/chat", "sha256": digest},
+        "raw": {"source": "/srv/raw"},
+    }
+    served = {"qwen": {"model": "Qwen/Qwen3-32B", "revision": REVISION, "adapters": adapters}}
+    [found] = fleet_parts.models({"gpu-1": settings(serving=served)}, {}, {})
+    assert found.adapters == (
+        f"chat: /srv/chat at {digest}",
+        "raw: /srv/raw, as it lies there",
+        f"sql: org/sql at {commit}",
+    )
+    whole = document(models=(found,))
+    assert manifest_of(whole).models[0].adapters == found.adapters
+    assert "sql: org/sql at" in fleet_page(whole)

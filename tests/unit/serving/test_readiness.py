@@ -47,6 +47,15 @@ def test_ready_is_a_completion_of_the_planned_model_and_a_refused_stranger() -> 
     assert judge(ANSWERS)[0] is State.READY
 
 
+def test_where_no_answer_was_asked_for_adapters_have_to_be_listed_alone() -> None:
+    """`gpufleet status` without --completion."""
+    quick = {name: value for name, value in ANSWERS.items() if name != "completion"}
+    for listed, state in ((["tiny", "a"], State.READY), (["tiny"], State.WRONG)):
+        seen = quick | {"models": listed}
+        found = verdict(seen, served_name="tiny", unit="vllm-tiny-0.service", adapters=("a",))
+        assert found.state is state
+
+
 @each_row(
     ("change", "state", "says"),
     [
@@ -63,6 +72,11 @@ def test_ready_is_a_completion_of_the_planned_model_and_a_refused_stranger() -> 
             {"adapters": {"a": {"error": "timed out"}, "b": {"status": 200}}},
             State.BUSY,
             "adapter a fails",
+        ),
+        (
+            {"models": ["tiny", "a", "b", "c"]},
+            State.WRONG,
+            "also serves c, which no unit of gpufleet loads",
         ),
     ],
 )

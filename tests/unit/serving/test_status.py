@@ -621,6 +621,45 @@ def test_what_is_declared_and_not_there_does_not_serve(wanted, missing):
     assert fleet.serves == (not missing)
 
 
+def with_adapters(*names):
+    adapters = {name: {"source": f"/srv/{name}"} for name in names}
+    served = Served.model_validate({"model": "/m", "replicas": 1, "adapters": adapters})
+    settings = SimpleNamespace(vllm=object(), serving={"llama": served})
+    return SimpleNamespace(settings=settings)
+
+
+def loading(*names, listed=None):
+    models = ["llama", *(names if listed is None else listed)]
+    return stage(adapters=[*names], seen=seen(models=models))
+
+
+@each_row(
+    "loads, listed, wanted, health, says",
+    [
+        (("a", "b"), None, ("a", "b"), Health.SERVES, ()),
+        (("a",), None, ("a", "b"), Health.SERVES, ("llama-0 does not load b: `adapters` of",)),
+        (("a", "c"), None, ("a",), Health.SERVES, ("llama-0 still loads c: `adapters` of",)),
+        (("a",), None, ("b",), Health.SERVES, ("llama-0 does not load b and still loads a",)),
+        (("a",), (), ("a",), Health.WRONG, ()),
+        (("a",), ("a", "c"), ("a",), Health.WRONG, ()),
+    ],
+)
+def test_a_server_lists_its_units_adapters_alone_and_the_declared_ones_are_compared(
+    loads, listed, wanted, health, says
+):
+    found = fleet_status(
+        {"gpu-01": answer(loading(*loads, listed=listed))}, {"gpu-01": with_adapters(*wanted)}
+    )
+    assert found.replicas[0].health is health
+    assert found.adapters() == {loads: ["llama-0"]}
+    assert found.as_json()["replicas"][0]["ranks"][0]["adapters"] == [*loads]
+    for remark, text in zip(found.remarks, says, strict=True):
+        assert remark.startswith(text)
+    printed = io.StringIO()
+    Console(file=printed, width=200).print(status_table(found, CLOCK))
+    assert f"llama-0: adapter{'s' * (len(loads) > 1)} {', '.join(loads)}" in printed.getvalue()
+
+
 def test_what_is_there_and_not_declared_is_a_remark():
     fleet = fleet_status({"gpu-01": answer(stage())}, {"gpu-01": declared()})
 

@@ -58,7 +58,8 @@ from gpufleet.on_node.serving.unit_command import command, pairs, serve, value
 
 PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 
-# One stage: systemctl, the journal, and three requests of 5 s; a completion has 60 s more.
+# One stage: systemctl, the journal, and three requests of 5 s; a completion has 60 s more, and
+# those by its adapters together as many.
 STAGE_SECONDS = 25
 GPU_SECONDS = 10
 HEALTH_SECONDS = 2  # of up to eight engines, one after another
@@ -95,7 +96,7 @@ def main() -> None:
     watch = Watch()
     found = read(units)
     names = [] if is_missing(found) else found
-    seconds = STAGE_SECONDS + endpoints.COMPLETION_SECONDS * bool(PARAMETERS.get("completion"))
+    seconds = STAGE_SECONDS + 2 * endpoints.COMPLETION_SECONDS * bool(PARAMETERS.get("completion"))
     for name in names:
         watch.ask(name, partial(stage, name), seconds)
     watch.ask("gpus", indices, GPU_SECONDS)
@@ -148,7 +149,7 @@ def stage(unit: str) -> dict[str, Any]:
         return known(said)[:CHARACTERS]
 
     endpoints.PARAMETERS["journal"] = LINES
-    seen = look(unit, place, served_name, key_file, is_guarded(server))
+    seen = look(unit, place, served_name, key_file, server)
     happened = read(events, unit)
     life = seen.get("unit", {}).get("InvocationID")
     return {
@@ -157,6 +158,7 @@ def stage(unit: str) -> dict[str, Any]:
         "release": next(iter(stages.RELEASE.findall(text)), ""),
         "nodes": list(members(words)),
         "served_name": served_name,
+        "adapters": adapters(server),
         "url": place,
         "keyed": key_file is not None,
         "fingerprint": next(iter(FINGERPRINT.findall(text)), None),
@@ -172,7 +174,7 @@ def stage(unit: str) -> dict[str, Any]:
 
 
 def look(
-    unit: str, place: str | None, served_name: str, key_file: str | None, guarded: bool
+    unit: str, place: str | None, served_name: str, key_file: str | None, server: list[str]
 ) -> dict[str, Any]:
     """Return what on_node/serving/endpoints.py says; of a stage without an endpoint, only its
     unit."""
@@ -189,8 +191,9 @@ def look(
         "url": place,
         "served_name": served_name,
         "key_file": key_file and linux_facts.ROOT + key_file,
-        "guarded": guarded,
+        "guarded": is_guarded(server),
         "completion": bool(PARAMETERS.get("completion")),
+        "adapters": adapters(server),
     }
     return endpoints.stage(asked)
 

@@ -13,8 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpufleet.errors import FleetError
 from gpufleet.upgrade.plan.wave import Group, Wave, model_of
 from gpufleet.upgrade.run import state_machine
+from gpufleet.upgrade.run.node_answers import _unit_ready
 from gpufleet.upgrade.run.state_machine import Driver, LostError, Step
 from gpufleet.upgrade.run.upgrade_journal import Journal, read
 from gpufleet.upgrade.run.upgrade_state import State
@@ -380,6 +382,38 @@ def test_one_that_dies_after_its_gates_goes_back_and_nothing_more_is_begun(dies:
     assert all(fleet.serves(name) for name in fleet.replicas)
     assert fleet.units(dies)[0].started == OLD
     assert not any(node.cordon or node.drained for node in fleet.nodes.values())
+    case.close()
+
+
+def test_an_adapter_that_one_replica_does_not_load_reaches_no_other() -> None:
+    """The first wave goes back with the adapter's name, and the second replica is not touched."""
+    fleet = fleet_of(2, 1)
+    case = Case(fleet, waves_of(fleet, [1, 1]), {"failures": 0})
+    seen = {
+        "unit": {"ActiveState": "active", "NRestarts": "0"},
+        "health": {"status": 200},
+        "models": ["tiny", "sql"],
+        "completion": "9",
+        "without_key": {"GET /v1/models": 401},
+    }
+    said = {"unit": "vllm-tiny-0.service", "ready": False, "seconds": 60, "served_name": "tiny",
+            "keyed": True, "adapters": ["chat", "sql"], "seen": seen}  # fmt: skip
+
+    class Listing(SimulatedActions):
+        def ready(self, group: Group, *, back: bool) -> dict[str, Any]:
+            if not back:
+                raise FleetError(_unit_ready(said).why)
+            return dict(super().ready(group, back=back))
+
+    with Journal.reopen(case.path) as journal:
+        end = Driver(journal, Listing(fleet), Case.together(None), lambda _: "me").run()
+
+    assert end.next == "stop"
+    assert [each.phase for each in case.state.groups.values()] == ["returned", "waiting"]
+    assert "does not serve the adapter chat that the plan says" in " ".join(end.why)
+    assert fleet.units("tiny-1") == [Unit()]
+    assert fleet.nodes["gpu-1"] == Node({"tiny-1": Unit()})
+    assert all(fleet.serves(name) for name in fleet.replicas)
     case.close()
 
 
