@@ -41,7 +41,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsFleet]:
         # On two cores that do other things, too, no latency tells of a release.
         gates = {"baseline_seconds": 5, "soak_seconds": 5, "latency_ratio": 100.0, "alerts": False}
         found.declare(upgrade={"gates": gates, "canary": 1, "waves": [1]})
-        found.declare_model(flags=UNI_FLAGS, environment=UNI, objectives=OBJECTIVES)
+        flags = {**UNI_FLAGS, "max-num-seqs": 1}  # of the first test
+        found.declare_model(flags=flags, environment=UNI, objectives=OBJECTIVES)
         for deploy in ("deploys/vllm.py", "deploys/gateway.py"):
             run = found.pyinfra("-y", deploy=deploy, seconds=1800)
             assert run.status == 0, run.output

@@ -6,10 +6,10 @@ One setting after the other, each value on top of the best so far. A trial is be
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gpufleet.errors import FleetError
 from gpufleet.formatting import join_names, suggestion
@@ -90,6 +90,70 @@ class Tuning:
             "trials": [_trial_json(each) for each in self.trials],
             "proposal": _trial_json(self.proposal) if self.proposal else None,
         }
+
+
+class TrialActions(Protocol):
+    """What is done to the replica. Each raises `FleetError` where it fails."""
+
+    def drain(self) -> None:
+        """Have it get no requests; return when none is left."""
+
+    def deploy(self, settings: Mapping[str, int]) -> None:
+        """Have it run with these in place of the declared settings, and answer."""
+
+    def measure(self) -> tuple[Measurement, Path]:
+        """Return what it carries, and the file of the result."""
+
+    def undrain(self) -> None:
+        """Have it get requests again."""
+
+
+class TrialRun:
+    """One run of all trials: whatever happens, the replica is put back at its end."""
+
+    def __init__(
+        self,
+        tuning: Tuning,
+        actions: TrialActions,
+        say: Callable[[str], None],
+        *,
+        is_as_declared: bool,
+    ) -> None:
+        """Take what to try; without `is_as_declared` a killed run has left it as it may be."""
+        self._tuning, self._actions, self._say = tuning, actions, say
+        self._runs: Mapping[str, int] | None = {} if is_as_declared else None
+
+    def run(self) -> None:
+        """
+        Try everything. Raises `FleetError` where what is declared cannot be measured, and where the
+        replica cannot be put back.
+        """
+        try:
+            self._actions.drain()
+            while (settings := self._tuning.next()) is not None:
+                self._say(f"--- {describe(settings)}")
+                self._tuning.add(self._try(settings))
+        finally:
+            self._say("--- back to what is declared")
+            self._deploy({})
+            self._actions.undrain()
+
+    def _try(self, settings: Mapping[str, int]) -> Trial:
+        try:
+            self._deploy(settings)
+            found, file = self._actions.measure()
+        except FleetError as error:
+            if not settings:
+                raise
+            self._say(f"not measured: {error}")
+            return Trial(settings, why=error.problems[0])
+        return Trial(settings, found, found.found.why, file)
+
+    def _deploy(self, settings: Mapping[str, int]) -> None:
+        if self._runs != settings:
+            self._runs = None
+            self._actions.deploy(settings)
+            self._runs = settings
 
 
 def _trial_json(trial: Trial) -> dict[str, Any]:

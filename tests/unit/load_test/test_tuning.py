@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,7 @@ from gpufleet.load_test.result import Found, Measurement
 from gpufleet.load_test.tuning import (
     WHY,
     Trial,
+    TrialRun,
     Tuning,
     choose_replica,
     data_of,
@@ -34,7 +37,9 @@ def carried(kept: float | None, missed: float | None, gpus: int = 1) -> Measurem
     return measurement(levels=(), found=Found(kept, missed, "found", "why"), subject=subject)
 
 
-def run(values: Mapping[str, tuple[int, ...]], results: Mapping[str, Measurement | str]) -> Tuning:
+def trials(
+    values: Mapping[str, tuple[int, ...]], results: Mapping[str, Measurement | str]
+) -> Tuning:
     """Try all values; `results` are by the words of a trial."""
     tuning = Tuning(values)
     while (settings := tuning.next()) is not None:
@@ -67,7 +72,7 @@ def test_a_setting_is_better_only_where_its_rate_for_a_gpu_is_beyond_noise(
 
 
 def test_each_setting_is_tried_on_top_of_the_best_before_it() -> None:
-    found = run(
+    found = trials(
         {"max-num-seqs": (64, 256), "max-num-batched-tokens": (2048, 8192)},
         {
             "as declared": carried(4, 5),
@@ -88,7 +93,7 @@ def test_each_setting_is_tried_on_top_of_the_best_before_it() -> None:
 
 
 def test_the_best_of_several_values_counts_and_not_the_last() -> None:
-    found = run(
+    found = trials(
         {"max-num-seqs": (64, 128, 256)},
         {
             "as declared": carried(4, 5),
@@ -103,7 +108,7 @@ def test_the_best_of_several_values_counts_and_not_the_last() -> None:
 
 
 def test_nothing_is_proposed_within_noise_or_where_no_trial_was_measured() -> None:
-    found = run(
+    found = trials(
         {"max-num-seqs": (64, 256)},
         {
             "as declared": carried(4, 6),
@@ -122,6 +127,120 @@ def test_nothing_is_proposed_within_noise_or_where_no_trial_was_measured() -> No
 
 def test_the_first_trial_is_what_is_declared() -> None:
     assert Tuning({"max-num-seqs": (8,)}).next() == {}
+
+
+# -- what is done
+
+
+class KilledError(BaseException):
+    """The process has gone."""
+
+
+@dataclass
+class Replica:
+    """A replica as values; each thing that is done to it may fail, or be the last."""
+
+    fails: str = ""
+    """What fails: `deploy {'max-num-seqs': 64}`."""
+    killed_at: int | None = None
+    """After so many things that were done, the process has gone."""
+    runs: Mapping[str, int] = field(default_factory=dict)
+    drained: bool = False
+    done: list[str] = field(default_factory=list)
+
+    def _do(self, what: str) -> None:
+        if len(self.done) == self.killed_at:
+            raise KilledError
+        self.done.append(what)
+        if what == self.fails:
+            raise FleetError(f"{what} failed")
+
+    def drain(self) -> None:
+        self._do("drain")
+        self.drained = True
+
+    def deploy(self, settings: Mapping[str, int]) -> None:
+        assert self.drained, "no user meets a setting that is tried"
+        self._do(f"deploy {dict(settings)}")
+        self.runs = settings
+
+    def measure(self) -> tuple[Measurement, Path]:
+        assert self.drained
+        self._do(f"measure {dict(self.runs)}")
+        seqs = self.runs.get("max-num-seqs", 8)
+        return carried(seqs, seqs + 1), Path(f"{seqs}.json")
+
+    def undrain(self) -> None:
+        self._do("undrain")
+        self.drained = False
+
+
+VALUES = {"max-num-seqs": (64, 256)}
+
+
+def try_all(replica: Replica, *, is_as_declared: bool = True) -> Tuning:
+    tuning = Tuning(VALUES)
+    TrialRun(tuning, replica, lambda _: None, is_as_declared=is_as_declared).run()
+    return tuning
+
+
+def test_the_commands_of_the_page_are_done_in_their_order() -> None:
+    replica = Replica()
+    found = try_all(replica)
+
+    assert replica.done == [
+        "drain",
+        "measure {}",
+        "deploy {'max-num-seqs': 64}",
+        "measure {'max-num-seqs': 64}",
+        "deploy {'max-num-seqs': 256}",
+        "measure {'max-num-seqs': 256}",
+        "deploy {}",
+        "undrain",
+    ]
+    assert [each.file for each in found.trials] == [*map(Path, ("8.json", "64.json", "256.json"))]
+    assert found.proposal is not None
+
+
+@pytest.mark.parametrize("fails", ["deploy {'max-num-seqs': 64}", "measure {'max-num-seqs': 64}"])
+def test_a_trial_that_fails_is_a_row_and_the_next_is_tried(fails: str) -> None:
+    replica = Replica(fails)
+    found = try_all(replica)
+
+    assert [each.why for each in found.trials] == ["why", f"{fails} failed", "why"]
+    assert (replica.runs, replica.drained) == ({}, False)
+
+
+@pytest.mark.parametrize("fails", ["drain", "measure {}"])
+def test_what_is_declared_has_to_be_measured_and_the_replica_is_put_back(fails: str) -> None:
+    replica = Replica(fails)
+    with pytest.raises(FleetError, match=f"{fails} failed"):
+        try_all(replica)
+
+    assert (replica.runs, replica.drained) == ({}, False)
+
+
+def test_a_replica_that_cannot_be_put_back_stays_drained() -> None:
+    replica = Replica("deploy {}")
+    with pytest.raises(FleetError, match=r"deploy {} failed"):
+        try_all(replica)
+
+    assert replica.drained
+
+
+@pytest.mark.parametrize("killed_at", range(8))
+def test_after_a_kill_at_any_moment_the_next_run_puts_the_replica_right(killed_at: int) -> None:
+    replica = Replica(killed_at=killed_at)
+    with pytest.raises(KilledError):
+        try_all(replica)
+    replica.killed_at, replica.done = None, []
+    left = replica.drained
+    found = try_all(replica, is_as_declared=not left)
+
+    if left:
+        assert replica.done[:3] == ["drain", "deploy {}", "measure {}"]
+    assert (replica.runs, replica.drained) == ({}, False)
+    assert len(found.trials) == 3
 
 
 # -- what is tried
