@@ -89,7 +89,7 @@ def late(requests: list[Request]) -> list[Request]:
     ]
 
 
-TUNE = ("--tune", "--replica", "tiny-1", "--seconds", "20", "--most", "16", *SHORT)
+TUNE = ("--tune", "--replica", "tiny-1", "--seconds", "20", "--most", "4", *SHORT)
 
 
 def test_tune_gives_the_commands_of_the_page_and_puts_all_back(fleet: TlsFleet) -> None:
