@@ -145,9 +145,11 @@ def _search(url: str, seed: int) -> Searched:
 
     def level(rate: float, seconds: float) -> LevelSummary:
         found = runs.run(rate, seconds)
-        print(f"    {rate:.2f}: {found.verdict}, {found.requests} requests, {found.seconds:.0f} s, "
-              f"sent late by {runs.lags[-1]:.3f} s (p99), load {os.getloadavg()[0]:.0f}",
-              flush=True)  # fmt: skip
+        print(
+            f"    {rate:.2f}: {found.verdict}: {found.why}; sent late by {runs.lags[-1]:.3f} s "
+            f"(p99), load {os.getloadavg()[0]:.0f}",
+            flush=True,
+        )
         return found
 
     found = run_search(rates, CONTRACT, LEVEL_SECONDS, runs.try_largest(), level)
