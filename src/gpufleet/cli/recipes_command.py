@@ -156,8 +156,8 @@ def _remarks(recipe: Recipe, variant: Variant, gpu: str | None) -> Iterable[str]
         yield f"other checkpoints of this recipe: {named}"
     if recipe.optional:
         yield f"optional features, by --with: {', '.join(recipe.optional)}"
-    verified = ", ".join(recipe.verified_on) or "no GPU of NVIDIA's"
+    verified = ", ".join(recipe.verified_on) or "no NVIDIA GPU"
     if gpu is None or gpu not in recipe.verified_on:
-        yield f"the recipe is marked as verified on {verified}"
+        yield f"the recipe was verified on {verified}"
     if recipe.installs_more:
         yield "the recipe installs more packages than vLLM: see its file"

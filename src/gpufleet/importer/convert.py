@@ -122,7 +122,7 @@ def _server(launch: Launch, schema: Schema, key: str) -> Findings:
     """Convert one server to settings."""
     found = Findings(key)
     if key != launch.name:
-        found.say(f"is called `{key}` here: names go into units and paths")
+        found.say(f"{launch.name} is renamed to `{key}`: names are part of units and paths")
     for note in launch.notes:
         found.say(note.text, decide=note.decide)
     model, line = split_model(without_secrets(placed(launch.argv), schema, found), schema)
@@ -248,7 +248,7 @@ def _model(found: Findings, model: str | None, written: str | None) -> None:
         served.pop("served_name", None)
     elif _SERVED.fullmatch(str(name)):
         if "served_name" not in served:
-            found.say(f"`served_name` is what clients ask for today: {name}", at=LAST)
+            found.say(f"`served_name` stays the name that clients use: {name}", at=LAST)
         served["served_name"] = name
     else:
         served.pop("served_name", None)
