@@ -33,7 +33,7 @@ class Entry:
 
 def enter(root: Path, packages: Mapping[str, Entry | None], architecture: str) -> None:
     """
-    Have dpkg of the system at `root` know these packages; None: not installed.
+    Enter these packages into dpkg's database at `root`; None: not installed.
 
     `architecture` is dpkg's name of it, "amd64". Raises FleetError while a package manager is at
     work there for more than a minute.

@@ -32,7 +32,7 @@ Lines = list[tuple[float, str]]
 
 def write(root: Path) -> None:
     """
-    Have the journal of the node's present boot say what `kernel.log` says; nothing if it is absent.
+    Write `kernel.log` into the journal of the node's present boot; nothing if it is absent.
 
     A line whose time has not come yet in this boot was said just now, and keeps that time until
     the next boot.

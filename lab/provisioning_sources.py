@@ -28,7 +28,7 @@ VLLM = "0.32.0"
 
 def provide(state: LabState, say: Say = silent, also: Sequence[str] = ()) -> None:
     """
-    Have everything that nodes download, and tell the inventory where it is.
+    Provide everything that nodes download, and write its place for the inventory.
 
     The first time on a machine it downloads about 0.9 GB of wheels, and 0.2 GB for each release of
     vLLM that is wanted `also`, of which there is a lock beside the first one's. Raises FleetError.

@@ -27,7 +27,7 @@ from gpufleet.upgrade.run.staged_units import next_files
 @deploy("vLLM, prepared")
 def prepare_vllm(here: NodePlan) -> None:
     """
-    Bring everything that the planned stages need, and lay their units beside those that run.
+    Bring everything that the planned stages need, and write their units beside the running ones.
 
     No unit is touched, nor any file that one reads when it starts: whatever ends and starts again
     before it is switched is what it was. Where the node is to serve nothing, that is laid there.

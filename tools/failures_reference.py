@@ -19,7 +19,7 @@ _HEAD = """# Failures
 
 Written by `python -m tools.failures_reference` from the rules of [`gpufleet
 doctor`](../operate/doctor.md) (`src/gpufleet/failures/data/`). A line belongs to the first rule
-that has it. `/.../` is a regular expression; `{0,200}` bounds what it costs.
+that has it. `/.../` is a regular expression; `{0,200}` limits its cost.
 """
 
 _KINDS = {

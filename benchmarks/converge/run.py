@@ -89,7 +89,7 @@ def main() -> int:
 
 @contextmanager
 def logged_in(fleet: BenchFleet) -> Iterator[None]:
-    """Have somebody logged in on every node meanwhile."""
+    """Keep a user logged in on every node meanwhile."""
     with ExitStack() as logins:
         for name in fleet.nodes:
             command = ["ssh", "-F", str(fleet.lab.facts.ssh_config), name, "exec sleep 1d"]

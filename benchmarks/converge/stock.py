@@ -78,7 +78,7 @@ for path in (*node["absent"], *gone):
 
 
 def changed(*readers: str):
-    """Say, once the run is there, whether a file has changed that one of these read."""
+    """Return, during the run, whether a file has changed that one of these reads."""
     puts = [put for reader in readers for put in read_by.get(reader, ())]
     return lambda: any(put.did_change() for put in puts)
 

@@ -117,7 +117,7 @@ def compare(lab: Lab, nodes: Sequence[str], tree: dict[str, Any], rounds: int) -
 
 
 def copied(lab: Lab, nodes: Sequence[str], tree: dict[str, Any]) -> Copy:
-    """Have a tree copied to some nodes at once; remove it there again."""
+    """Copy a tree to some nodes at once; remove it there again."""
     need = tree["bytes"] * len(nodes)
     if shutil.disk_usage(lab.state).free - need < FREE_BYTES:
         sys.exit(f"{need >> 20} MiB would leave less than 25 GB free: take fewer nodes, or --mib")

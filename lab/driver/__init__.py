@@ -100,14 +100,14 @@ def _as_json(path: str, entry: Entry) -> Any:
 
 
 def write_loadable(root: Path, what: Mapping[str, Any]) -> None:
-    """Have loader.py of the node at `root` know these modules."""
+    """Tell loader.py of the node at `root` these modules."""
     write(root / MACHINE / "loadable.json", json.dumps(what, indent=1) + "\n")
 
 
 @contextmanager
 def hold_modules(root: Path, *, running: bool) -> Iterator[Loaded]:
     """
-    Give what is loaded on the node, which loads and unloads nothing meanwhile.
+    Hold the node's loaded modules: nothing is loaded or unloaded meanwhile.
 
     On one that is switched off that is nothing: its next boot loads what is on its disk.
     """

@@ -41,7 +41,7 @@ class Vendor:
 
 def build(state: Path, mirror: str) -> Vendor:
     """
-    Have the repository of the lab at `state`, for nodes that reach it at `mirror`/vendor.
+    Build the repository of the lab at `state`, for nodes that reach it at `mirror`/vendor.
 
     `mirror` is the mirror's URL, such as "http://10.201.7.1:8080".  Raises FleetError when a tool
     is missing or fails.
@@ -64,7 +64,7 @@ def build(state: Path, mirror: str) -> Vendor:
 
 
 def build_kernels(state: Path) -> None:
-    """Have the archive of kernels of the lab at `state`; raises FleetError as `build` does."""
+    """Build the archive of kernels of the lab at `state`; raises FleetError as `build` does."""
     _need_tools()
     with _understood(state / kernels.FOLDER):
         kernels.build(state)

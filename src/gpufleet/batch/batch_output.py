@@ -81,7 +81,7 @@ class BatchOutput:
         self._count(document)
 
     def sync(self, call: Callable[[Callable[[int], None], int], Any] | None = None) -> None:
-        """Have all answers on disk; `call` runs a function that blocks."""
+        """Write all answers to disk; `call` runs a function that blocks."""
         if not self._unsynced:
             return
         self._unsynced = False
@@ -94,7 +94,7 @@ class BatchOutput:
             raise FleetError(f"{self.path} cannot be written: {file_fault(error)}") from None
 
     def close(self) -> None:
-        """Have all answers on disk, and let other processes have the output."""
+        """Write all answers to disk, and release the output for other processes."""
         try:
             self.sync()
         finally:

@@ -151,7 +151,7 @@ class BatchRun:
     # -- greenlets -----------------------------------------------------------------------------
 
     def _guard(self, work: Callable[[], Any]) -> None:
-        """Do something; what it raises ends the run."""
+        """Run a task; its exception ends the run."""
         try:
             work()
         except Exception as error:  # noqa: BLE001  # raised again where the run is waited for

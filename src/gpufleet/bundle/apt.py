@@ -105,7 +105,7 @@ class Archives:
         )
 
     def keep_indexes(self, folder: Folder) -> tuple[str, ...]:
-        """Put the signed indexes, as apt has just accepted them, into the bundle; return paths."""
+        """Copy the signed indexes that apt has accepted into the bundle; return their paths."""
         paths: list[str] = []
         for source in self._sources:
             for suite in source.suites:

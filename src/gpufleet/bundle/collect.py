@@ -49,7 +49,7 @@ class Collected:
 
 def collect(folder: Folder, needs: Needs, say: Callable[[str], None]) -> Collected:
     """
-    Bring everything, and write what makes it a mirror; the manifest last.
+    Fetch everything, and write the files of the mirror; the manifest last.
 
     Raises FleetError at the first kind of thing that cannot be had whole. What is there by then
     stays: another run goes on from it.

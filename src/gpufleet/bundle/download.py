@@ -1,4 +1,4 @@
-"""Bring files into a bundle: each is whole and has its hash, or is not there.
+"""Download files into a bundle: each is complete and has its hash, or is not there.
 
 A download that was cut goes on where it stopped. What is there is hashed once: size and time of
 change are remembered in `.state/`, which is no part of the bundle.
@@ -61,7 +61,7 @@ class Digest:
 
 @dataclass(frozen=True)
 class Remote:
-    """One file to bring: from where, to which path of the bundle, and any of these hashes."""
+    """One file to download: its address, its path in the bundle, and any of these hashes."""
 
     url: str
     path: str
@@ -275,7 +275,7 @@ def without_password(url: str) -> str:
 
 
 def _download(remote: Remote, partial: Path, arrived: Callable[[int], None]) -> None:
-    """Bring a file's bytes, and count them; goes on where an earlier run or attempt stopped."""
+    """Download a file's bytes, and count them; continues where an earlier attempt stopped."""
     for attempt in range(ATTEMPTS):
         there = partial.stat().st_size if partial.exists() else 0
         if remote.size is not None and there >= remote.size:

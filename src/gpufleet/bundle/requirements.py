@@ -75,7 +75,7 @@ class Locked:
 
 @dataclass(frozen=True)
 class Needs:
-    """All that a bundle has to hold, and what it will not."""
+    """Everything that a bundle must hold, and what it cannot."""
 
     packages: tuple[Packages, ...]
     locks: tuple[Locked, ...]

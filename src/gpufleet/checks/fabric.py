@@ -1,4 +1,4 @@
-"""The fabric that switches NVLinks: have the GPUs joined it, does its manager run.  Pure."""
+"""Check the NVLink fabric: the GPUs have joined it, and its manager runs. Pure."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True)
 class Step:
-    """One rung: what kind of thing to do, and what to type or say.
+    """One step of a remedy: its kind, and what to type or say.
 
     `INVENTORY` in `text` stands for the inventory's file.
     """

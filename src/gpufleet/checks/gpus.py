@@ -62,7 +62,7 @@ _SILENCES = {
 
 
 def gpu_answers(node: Reading) -> Iterator[Problem]:
-    """Every GPU that NVML lists tells what it is, makes sense, and knows of its neighbours."""
+    """Every GPU that NVML lists answers with consistent data, and lists its neighbours."""
     for facts in node.document["gpus"]:
         if why := _silent(facts):
             yield _silence(facts["index"], why)

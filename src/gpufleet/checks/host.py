@@ -118,7 +118,7 @@ def nouveau(node: Reading) -> Iterator[Problem]:
 
 def iommu_acs(node: Reading) -> Iterator[Problem]:
     """
-    Nothing sends what GPUs tell each other over PCIe on a detour, or refuses it.
+    PCIe traffic between GPUs is neither redirected nor refused.
 
     NCCL's user guide: ACS that redirects to the root complex, and an IOMMU that translates, make
     P2P slow or hang it. Where NVLink joins every pair, or the GPUs have no P2P over PCIe anyway

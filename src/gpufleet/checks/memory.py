@@ -241,7 +241,7 @@ def _contains_errors(gpu: GpuReading) -> bool:
 
 def row_remap_pending(gpu: GpuReading) -> Iterator[Problem]:
     """
-    No row waits for a reset to be replaced, where the bad one may still be used until then.
+    No row waits for a reset while the bad one may still be used.
 
     On chips that contain errors the driver has taken the page with the bad row out of use, and
     NVIDIA states that new work may start: there the reset can wait for the next window.

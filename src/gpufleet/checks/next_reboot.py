@@ -155,7 +155,7 @@ def reboot_signature(node: Reading) -> Iterator[Problem]:
 
 def unattended_upgrades(node: Reading) -> Iterator[Problem]:
     """
-    No driver package is upgraded at night: held, blacklisted, or from where nothing is taken.
+    Driver packages are not upgraded at night: held, blacklisted, or from an excluded source.
 
     Upgraded libraries refuse the module that is still loaded (NVML: version mismatch) until the
     next reboot. Which origins reach the driver: docs/checks/unattended-upgrades.md. Without the

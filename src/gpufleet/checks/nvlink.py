@@ -423,7 +423,7 @@ def _slow_links(node: Reading) -> Iterator[Problem]:
 
 
 def nvlink_errors(gpu: GpuReading) -> Iterator[Problem]:
-    """No link recovers again and again, none has too many bit errors; few send again."""
+    """No link recovers repeatedly or has too many bit errors; few retransmit."""
     links_of(gpu)
     said: dict[Severity, list[str]] = {}
     for at, link in enumerate(gpu.section("nvlink", "links")):

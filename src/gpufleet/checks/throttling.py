@@ -129,7 +129,7 @@ def software_throttle(gpu: GpuReading) -> Iterator[Problem]:
 
 def locked_clocks(gpu: GpuReading) -> Iterator[Problem]:
     """
-    No setting holds the GPU's clocks below what it is delivered with.
+    No setting holds the GPU's clocks below their default.
 
     Application clocks are compared with their defaults (`nvidia-smi -ac`). NVML does not tell
     locked clocks (`-lgc`, `-lmc`), only that a setting limits the clocks now: reason 0x2. So do

@@ -311,7 +311,7 @@ class Progress:
 
 @contextmanager
 def _signals(run: BatchRun) -> Iterator[list[int]]:
-    """Have SIGINT and SIGTERM end a run between two lines; the first one is in the list."""
+    """Let SIGINT and SIGTERM end a run between two lines; the list has the first signal."""
     caught: list[int] = []
 
     def stop(number: int) -> None:

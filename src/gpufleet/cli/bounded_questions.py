@@ -35,7 +35,7 @@ def ask_bounded(
     then: Callable[[str, str, Answer], Questions] = lambda *_: {},
 ) -> dict[tuple[str, str], Timed]:
     """
-    Put questions to nodes, all at once; keys are pairs of a name of the question and a node.
+    Query nodes, all at once; keys are pairs of a question's name and a node.
 
     Takes at most `seconds`. A question without an answer by then has a sentence, and so has every
     question of a node that takes longer than `connect_seconds` to connect: `not reached: ...`.

@@ -66,7 +66,7 @@ class FleetCommand(click.Command):
     """A command whose first word is INVENTORY, or is left out for the default one."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put the default inventory in front where the first word names none."""
+        """Insert the default inventory if the first word names none."""
         if not ctx.resilient_parsing and not {"-h", "--help"}.intersection(args):
             typed, _, _ = self.make_parser(ctx).parse_args(list(args))
             word = typed.get("inventory_file")

@@ -33,7 +33,7 @@ class InterruptKeys:
         self._handler = gevent.signal_handler(signal.SIGINT, self._interrupted)
 
     def leave(self) -> None:
-        """Leave Ctrl-C to Python: while a question waits, no greenlet has its turn."""
+        """Return Ctrl-C to Python: while a question waits, no greenlet runs."""
         if self._handler is not None:
             self._handler.cancel()
             self._handler = None

@@ -32,7 +32,7 @@ class MeasureCommand(FleetCommand):
     """Comparing two results needs no inventory."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Leave the default inventory out where none is used."""
+        """Skip the default inventory where none is used."""
         if "--compare" in args:
             return click.Command.parse_args(self, ctx, ["-", *args])
         return super().parse_args(ctx, args)

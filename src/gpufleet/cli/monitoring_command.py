@@ -234,7 +234,7 @@ def _asked(
     close: Mapping[str, Iterable[str]] | None = None,
 ) -> dict[str, tuple[Silence, ...]]:
     """
-    Have every Alertmanager of the inventory open and end silences; return what each has then.
+    Open and end silences on every Alertmanager of the inventory; return what each has then.
 
     Raises `FleetError` where there is none, and for each that did not do it.
     """

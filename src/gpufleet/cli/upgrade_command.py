@@ -234,7 +234,7 @@ class _UpgradeCommand:
             return self._start(nodes, journal, kind, what)
 
     def resume(self, *, abort: bool) -> int:
-        """Go on with the one that is not at its end, or undo it."""
+        """Continue the unfinished upgrade, or undo it."""
         from gpufleet.upgrade.run import upgrade_journal
         from gpufleet.upgrade.run.connections import open_nodes
 
@@ -279,7 +279,7 @@ class _UpgradeCommand:
         )
 
     def roll_back(self, *, dry: bool) -> int:
-        """Bring back what the last upgrade has replaced."""
+        """Restore what the last upgrade replaced."""
         self._refuse_unfinished()
         from gpufleet.upgrade.run import observe, upgrade_plan
         from gpufleet.upgrade.run.connections import open_nodes

@@ -296,7 +296,7 @@ _VERBS = {File: "write", Directory: "make", Link: "link", Absent: "remove"}
 
 
 def _in_the_way(value: File | Directory | Link | Absent, found: FileState) -> str | None:
-    """Nothing that an operator may have put there on purpose is destroyed."""
+    """Refuse to destroy files that an operator may have put there on purpose."""
     if isinstance(value, Directory) and found.exists and found.kind != "directory":
         return (
             f"{value.path} must be a directory, but {_what(found)} is there: move it away, or set "
@@ -438,14 +438,14 @@ def _is_running(state: UnitState) -> bool:
 
 
 def _reset_failed(names: Iterable[str], work: _Work) -> None:
-    """Forget failures and start counts. A unit that systemd does not know has none: no mistake."""
+    """Reset failures and start counts. A unit that systemd does not know has none: no mistake."""
     script = 'systemctl reset-failed -- "$@" 2>/dev/null || :'
     work.run("sh", "-c", script, "sh", *names)
 
 
 def _reload(wanted: DesiredState, snapshot: Snapshot, work: _Work) -> None:
     """
-    Have systemd read what changed on disk.
+    Let systemd read the changes on disk.
 
     Before files are placed, those that will be placed count: a dry run foretells the reload.
     """

@@ -84,7 +84,7 @@ class Diagnosis:
         return 2 if self.unseen else 0
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for programs."""
+        """Return plain values for `json.dumps`."""
         return {
             "schema": SCHEMA,
             "problems": [each.as_json() for each in self.problems],

@@ -96,7 +96,9 @@ def rewrite(argv: Sequence[str], syntax: Syntax) -> Rewritten:
 
 
 def _with_model_in_front(words: list[Word], syntax: Syntax, unparsed: list[Unparsed]) -> list[Word]:
-    """Do as the release with the first `--model`, which older ones refuse beside a positional."""
+    """
+    Take the first `--model` as the release does; older releases refuse it beside a positional.
+    """
 
     def treatment(text: str) -> str:
         if text == "--model":
@@ -171,7 +173,7 @@ def _with_dashes(words: list[Word], syntax: Syntax) -> Iterable[Word]:
 
 def _gathered(words: list[Word], syntax: Syntax, unparsed: list[Unparsed]) -> list[Word]:
     """
-    Put the dotted options at the end, as one option with JSON for each name.
+    Move the dotted options to the end, as one option with JSON for each name.
 
     vLLM takes everything for a dotted option that starts with a dash and has a dot before any
     equals sign, a negative number such as -0.5 included.

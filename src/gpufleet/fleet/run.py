@@ -51,7 +51,7 @@ from gpufleet.settings.variables import Origin
 
 @dataclass(frozen=True)
 class NodePlan:
-    """One node's part in the fleet: what it is, what it was told, what it must run."""
+    """One node's part in the fleet: its probe, its settings, its stages."""
 
     node: Node
     settings: NodeSettings

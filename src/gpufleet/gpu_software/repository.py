@@ -115,7 +115,7 @@ def vendor_repository(system: System) -> VendorRepository:
     if found is None:
         raise FleetError(
             f"no NVIDIA repository is known for {system}: "
-            "docs/gpu-nodes/supported-systems.md has those that are"
+            "docs/gpu-nodes/supported-systems.md lists the supported systems"
         )
     return found
 

@@ -1,4 +1,4 @@
-"""No byte of a node reaches the terminal as it is, also where pyinfra itself prints it.
+"""Sanitize nodes' output before it reaches the terminal, also where pyinfra prints it.
 
 pyinfra prints what failed operations and facts said, and with -v everything: escape sequences in
 it would set the clipboard, retitle the window or write over lines. What nodes said is escaped where

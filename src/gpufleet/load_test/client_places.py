@@ -212,7 +212,7 @@ class NodeClients:
         self._links.pop(number, None)
 
     def wait(self, reached: Callable[[], bool], seconds: float) -> None:
-        """Let others run until something is reached, at most so long."""
+        """Wait until a condition holds, at most for a number of seconds."""
         until = time.monotonic() + seconds
         while not reached() and not self.lost and time.monotonic() < until:
             gevent.sleep(_WAIT_SECONDS)

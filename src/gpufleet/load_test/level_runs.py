@@ -98,7 +98,7 @@ class LevelRuns:
         return found[0].e2e or 0.0
 
     def run(self, load: float, budget_seconds: float, *, closed: bool = False) -> LevelSummary:
-        """Put one level of load on: arrivals per second, or the concurrency of a closed loop."""
+        """Run one level of load: arrivals per second, or the concurrency of a closed loop."""
         give_up = give_up_seconds(self.contract)
         rate, places = (None, round(load)) if closed else (load, None)
         level = Level(self.contract, rate, budget_seconds, give_up, concurrency=places)

@@ -27,7 +27,7 @@ class AdapterConfig:
 
 
 def parse_adapter(config: Mapping[str, Any]) -> AdapterConfig:
-    """Return what an adapter's config says, or why no vLLM loads it."""
+    """Parse an adapter's config, or return why vLLM does not load it."""
     if problems := tuple(f"its {FILE} {problem}" for problem in _problems(config)):
         return AdapterConfig(0, problems=problems)
     patterns = config.get("rank_pattern") or {}

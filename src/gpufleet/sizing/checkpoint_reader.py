@@ -461,7 +461,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _run_within(seconds: float, work: Callable[[], _Found], model: str) -> _Found:
-    """Do `work` in a thread of its own, and give up on it after `seconds`."""
+    """Run `work` in a separate thread, and give up after `seconds`."""
     found: list[_Found] = []
     failed: list[BaseException] = []
 

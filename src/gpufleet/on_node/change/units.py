@@ -241,7 +241,7 @@ def kept_units(upgrade: str, units: Optional[Sequence[str]]) -> "tuple[Target, L
 
 def keep(upgrade: str, target: Target) -> None:
     """
-    Keep what the target's units are now, and the files beside them, unless that is done.
+    Keep the target's present units and the files beside them, unless they are kept already.
 
     The manifest comes last and is written before anything is changed: what it names is what was
     before the first switch of this upgrade, however often that is called. Files that were not

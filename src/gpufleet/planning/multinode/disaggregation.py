@@ -157,7 +157,7 @@ class Pairs:
             for cache in layer.caches
         )
         if several and _HYBRID not in names and numbers(vllm) < _HYBRID_SINCE:
-            why = f"vLLM {vllm} turns it off for connectors; plans count on it, states need it"
+            why = f"vLLM {vllm} turns it off for connectors; the plan and states need it"
             found.append(LayeredFlag(_HYBRID, False, LAYER, why))
         return (*(each for each in given if each.name != FLAG), *found)
 

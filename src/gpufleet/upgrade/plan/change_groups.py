@@ -217,7 +217,7 @@ class _Parts:
         self._above: dict[tuple[str, str], tuple[str, str]] = {}
 
     def join(self, first: tuple[str, str], *others: tuple[str, str]) -> None:
-        """Put things into the part of the first of them."""
+        """Merge items into the part of the first of them."""
         root = self._root(first)
         for other in others:
             self._above[self._root(other)] = root

@@ -46,7 +46,7 @@ class Edit(JsonValue):
     after: str
 
     def __str__(self) -> str:
-        """Say it in a line."""
+        """Format the edit as one line."""
         return f"{self.file}:{self.line}: vllm.{self.key}: {self.before} -> {self.after}"
 
     @property

@@ -47,7 +47,7 @@ class Estimate:
 
     def __str__(self) -> str:
         """
-        Say it in a cell of a table.
+        Format the estimate for a table's cell.
 
         >>> str(Estimate(1, 184.2)), str(Estimate(1, 40, at_least=True)), str(Estimate(1, None))
         ('3 min 4 s', 'at least 40 s', 'not known')

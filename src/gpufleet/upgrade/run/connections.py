@@ -63,7 +63,7 @@ class Nodes:
         return said if isinstance(said, str) else ""
 
     def ask(self, wanted: Mapping[str, NodeQuestion]) -> dict[str, Answer]:
-        """Put each node its question; return {node: document or sentence}."""
+        """Query each node; return {node: document or sentence}."""
         jobs = {
             name: gevent.spawn(self._ask_one, name, each) for name, each in sorted(wanted.items())
         }
@@ -95,7 +95,7 @@ class Nodes:
         seconds: float,
     ) -> dict[str, T]:
         """
-        Put each node its question, again while one does not answer, for at most `seconds` more.
+        Query each node, and again those without an answer, for at most `seconds` more.
 
         Raises `FleetError` naming those that gave no answer, `LostError` where no node of the whole
         inventory does.

@@ -67,7 +67,7 @@ class UpgradeRun:
     _main: Any = field(default=None, repr=False)
 
     def run(self) -> int:
-        """Go from where the journal is to the end; return the exit status."""
+        """Run from the journal's state to the end; return the exit status."""
         self.nodes.connect()
         self._lock()
         state = self.journal.state
@@ -223,7 +223,7 @@ class UpgradeRun:
         )
 
     def _break_off(self, error: BaseException) -> None:
-        """Leave nothing behind of an upgrade that did not come to its first wave."""
+        """Clean up after an upgrade that did not reach its first wave."""
         why = error.problems if isinstance(error, FleetError) else (type(error).__name__,)
         self._put_back()
         self._unlock()
@@ -388,7 +388,7 @@ class UpgradeRun:
 
 
 def run_parallel(walks: Sequence[Iterator[Step]]) -> None:
-    """Go through several groups' steps at the same time; what one raises ends them all."""
+    """Run several groups' steps in parallel; an exception in one ends them all."""
     problems: list[BaseException] = []
 
     def walk(steps: Iterator[Step]) -> None:

@@ -47,7 +47,7 @@ Do: TypeAlias = Literal[
 
 
 class LostError(FleetError):
-    """No node answers any more: that says nothing of a group. The run ends, to be resumed."""
+    """No node answers any more: not a group's fault. The run ends, to be resumed."""
 
 
 class GateVerdict(Protocol):
@@ -69,10 +69,12 @@ class Actions(Protocol):
     """
 
     def check_load(self, wave: Wave) -> tuple[tuple[str, ...], Mapping[str, Any]]:
-        """Say why this wave would leave too little to carry the present load; and that load."""
+        """
+        Return why this wave would leave too little capacity for the present load; and that load.
+        """
 
     def find_fallen(self, groups: Sequence[Group]) -> Mapping[str, Sequence[str]]:
-        """Say which of these, by id, have passed their gates and do not serve any more, and why."""
+        """Return those, by id, that passed their gates and no longer serve, and why."""
 
     def drain(self, group: Group) -> Mapping[str, Any]: ...
     def change(self, group: Group) -> Mapping[str, Any]: ...

@@ -91,7 +91,7 @@ class Journal:
     @classmethod
     def reopen(cls, path: Path) -> Journal:
         """
-        Go on with a journal. Raises `FleetError` where another process does, or it has mistakes.
+        Continue a journal. Raises `FleetError` if another process does, or it has mistakes.
 
         A last line without its end is taken off: its step was not made.
         """

@@ -86,7 +86,7 @@ class State:
 
     @property
     def is_over(self) -> bool:
-        """Nothing of it is left to be done."""
+        """Whether it has ended."""
         return bool(self.finished or self.stopped) and not self.locked
 
     @property
