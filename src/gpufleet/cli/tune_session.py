@@ -40,7 +40,6 @@ class TuneSession:
         found = session.look()
         model = load_target.choose_model(found.declared, wanted.model)
         load_target.contract_of(model, found.declared, wanted.share)
-        load_target.require_text(model, found.declared)
         marks = {name: m for each in found.looks.values() for name, m in each.drained.items()}
         self.running, self.left = tuning.choose_replica(
             model, wanted.replica, found.declared, marks

@@ -209,7 +209,7 @@ def adapter_lines(
                     f"gpufleet upgrade {inventory}",
                 )
                 yield Line("adapters", each.id, verdict)
-        ill = [each.id for each in mine if not each.health.good]
+        ill = [each.id for each in mine if not each.health.is_good]
         if ill or not mine or found.silent:
             why = f"{join_names(ill)}: see services" if ill else "not every replica is known"
             yield unknown("adapters", why, see, model)
