@@ -193,10 +193,13 @@ def adapter_lines(
 ) -> Iterator[Line]:
     """Yield whether each replica's server loads and lists exactly the adapters of its model."""
     see = f"gpufleet status {inventory}"
-    wanted = {model: names for model, names in declared_adapters(declared).items() if names}
+    known = declared_adapters(declared)
+    wanted = {model: names for model, names in known.items() if names}
     loads = {replica: names for names, some in found.adapters().items() for replica in some}
     count = 0
-    for model in sorted({*wanted, *(each.model for each in found.replicas if loads[each.id])}):
+    for model in sorted(
+        {*wanted, *(each.model for each in found.replicas if loads[each.id])} & {*known}
+    ):
         mine = [each for each in found.replicas if each.model == model]
         names = wanted.get(model, ())
         for each in mine:

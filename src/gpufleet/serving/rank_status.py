@@ -188,6 +188,7 @@ def _judge(stage: Mapping[str, Any], clock: float) -> tuple[Health, str]:
         keyed=bool(stage["keyed"]),
         restarts=int(properties.get("NRestarts") or 0),
         adapters=tuple(map(str, stage.get("adapters", ()))),
+        alone=bool(stage.get("adapters_named")),
     )
     health, why = _HEALTH[verdict.state], verdict.text
     if health is Health.WRONG and seen.get("started") != stage["fingerprint"]:

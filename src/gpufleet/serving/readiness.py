@@ -108,6 +108,7 @@ def verdict(
     keyed: bool = True,
     restarts: int = 0,
     adapters: Sequence[str] = (),
+    alone: bool = False,
 ) -> Verdict:
     """
     Judge one stage.
@@ -115,8 +116,8 @@ def verdict(
     Takes `seen` from `on_node/serving/endpoints.py`; `fingerprint` is what the process must have
     been started with (None: not compared); `keyed`: a request without the API key must be refused;
     `restarts` is how often the unit may have restarted by itself (NRestarts): one that did so more
-    often has died; `adapters` are listed, no other model is, and each answers by its name, where
-    the model was asked itself.
+    often has died; `adapters` are listed, and each answers by its name, where the model was asked
+    itself; `alone`: no other model may be listed.
     """
     if "error" in seen or "error" in seen.get("unit", {}):
         reason = seen.get("error") or seen.get("unit", {}).get("error")
@@ -160,21 +161,22 @@ def verdict(
             f"{unit}: /health is 200, but {asked.partition(' of ')[0]} fails: "
             f"{_short(seen['completion_error'])}{f': {cause}' if cause else ''}{_other_kind(seen)}",
         )
-    judged = _adapter_verdict(unit, seen, served_name, adapters)
+    listed = {served_name, *adapters} if alone else set(seen.get("models", []))
+    judged = _adapter_verdict(unit, seen, listed, adapters)
     return judged or Verdict(State.READY, f"{unit}: answers")
 
 
 def _adapter_verdict(
-    unit: str, seen: Mapping[str, Any], served_name: str, adapters: Sequence[str]
+    unit: str, seen: Mapping[str, Any], may: set[str], adapters: Sequence[str]
 ) -> Verdict | None:
-    """Judge a server that is ready otherwise by its adapters; None: all answer."""
+    """Judge a server that is ready otherwise by its adapters, and by what it may list besides."""
     if missing := sorted(set(adapters) - set(seen.get("models", []))):
         return Verdict(
             State.WRONG,
             f"{unit}: does not serve the adapter{'s' * (len(missing) > 1)} {', '.join(missing)} "
             "that the plan says: run deploys/vllm.py",
         )
-    if others := sorted(set(seen.get("models", [])) - {served_name, *adapters}):
+    if others := sorted(set(seen.get("models", [])) - may):
         return Verdict(
             State.WRONG,
             f"{unit}: also serves {', '.join(others)}, which no unit of gpufleet loads: restart it "

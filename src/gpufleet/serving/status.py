@@ -252,11 +252,16 @@ def _compared(
 
 
 def declared_adapters(declared: Mapping[str, NodeVars]) -> dict[str, tuple[str, ...]]:
-    """Return the adapters that each model is declared with, by name."""
+    """
+    Return the adapters that each model is declared with, by name.
+
+    Without the models whose own `flags` name what they load.
+    """
     return {
         model: tuple(sorted(served.adapters))
         for each in declared.values()
         for model, served in each.settings.serving.items()
+        if not any(flag.lstrip("-").replace("_", "-") == "lora-modules" for flag in served.flags)
     }
 
 

@@ -70,12 +70,12 @@ def test_what_a_search_on_one_replica_has_not_is_refused_beside_tune() -> None:
     ("lengths", "most"), [("1000,200", 1200), ("256-1024,10", 1034), (None, 200 + 4 * 1536)]
 )
 def test_lengths_stand_in_place_of_the_preset(lengths: str | None, most: int) -> None:
-    assert Wanted(**{**TYPED, "lengths": lengths}).work().most_tokens == most
+    assert Wanted(**{**TYPED, "lengths": lengths}).work("generate").most_tokens == most
 
 
 def test_lengths_without_an_answer_are_refused_with_what_to_write() -> None:
     with pytest.raises(FleetError, match=r"--lengths 1000: write tokens .* as 1000,200"):
-        Wanted(**{**TYPED, "lengths": "1000"}).work()
+        Wanted(**{**TYPED, "lengths": "1000"}).work("generate")
 
 
 def test_two_results_are_compared_without_an_inventory(

@@ -96,7 +96,7 @@ def test_servers_without_key_and_firewall_warn():
 
 def adapters(wanted: tuple[str, ...], *replicas: ReplicaStatus, **more: Any) -> set[Status]:
     own = {name: {"source": f"/srv/{name}"} for name in wanted}
-    served = {"qwen": {"model": "/srv/qwen", "adapters": own}}
+    served = {"qwen": {"model": "/srv/qwen", "adapters": own, "flags": more.get("flags", {})}}
     vllm = {"version": "0.32.0", "lock": "l", "allow_unauthenticated": True}
     settings = fleet.gpu_settings(vllm=vllm, serving=served)
     declared: Any = {ONE: SimpleNamespace(settings=settings)}
@@ -114,6 +114,7 @@ def test_each_replica_loads_exactly_the_declared_adapters():
     assert adapters(("a", "b"), loads(0, "a", "b"), loads(1, "a", "b")) == {OK}
     assert adapters(("a", "b"), loads(0, "a", "b"), loads(1, "a")) == {FAIL}
     assert adapters((), loads(0, "a")) == {FAIL}
+    assert adapters((), loads(0, "a"), flags={"lora-modules": "a=/srv/a"}) == {OK}
     assert adapters(("a",), loads(0, "a", health=Health.WRONG)) == {UNKNOWN}
     assert adapters(("a",)) == {UNKNOWN}
     assert adapters(("a",), loads(0, "a"), silent={"gpu-2": "no answer"}) == {UNKNOWN}

@@ -47,6 +47,15 @@ def test_ready_is_a_completion_of_the_planned_model_and_a_refused_stranger() -> 
     assert judge(ANSWERS)[0] is State.READY
 
 
+def test_a_model_beside_the_adapters_is_wrong_where_the_unit_names_all_that_it_loads() -> None:
+    """An operator's own `--lora-modules {"name": ...}` is not read by name."""
+    seen = ANSWERS | {"models": ["tiny", "c"]}
+    for alone, state in ((True, State.WRONG), (False, State.READY)):
+        found = verdict(seen, served_name="tiny", unit="vllm-tiny-0.service", alone=alone)
+        assert found.state is state
+        assert ("also serves c, which no unit of gpufleet loads" in found.text) == alone
+
+
 def test_where_no_answer_was_asked_for_adapters_have_to_be_listed_alone() -> None:
     """`gpufleet status` without --completion."""
     quick = {name: value for name, value in ANSWERS.items() if name != "completion"}
@@ -72,11 +81,6 @@ def test_where_no_answer_was_asked_for_adapters_have_to_be_listed_alone() -> Non
             {"adapters": {"a": {"error": "timed out"}, "b": {"status": 200}}},
             State.BUSY,
             "adapter a fails",
-        ),
-        (
-            {"models": ["tiny", "a", "b", "c"]},
-            State.WRONG,
-            "also serves c, which no unit of gpufleet loads",
         ),
     ],
 )

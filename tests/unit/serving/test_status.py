@@ -628,9 +628,17 @@ def with_adapters(*names):
     return SimpleNamespace(settings=settings)
 
 
+def test_adapters_of_an_operators_own_flags_are_not_compared():
+    served = Served.model_validate({"model": "/m", "flags": {"lora-modules": "sql=/srv/sql"}})
+    declared = SimpleNamespace(settings=SimpleNamespace(vllm=object(), serving={"llama": served}))
+    found = fleet_status({"gpu-01": answer(loading("sql"))}, {"gpu-01": declared})
+    assert found.remarks == ()
+    assert found.replicas[0].health is Health.SERVES
+
+
 def loading(*names, listed=None):
     models = ["llama", *(names if listed is None else listed)]
-    return stage(adapters=[*names], seen=seen(models=models))
+    return stage(adapters=[*names], adapters_named=True, seen=seen(models=models))
 
 
 @each_row(

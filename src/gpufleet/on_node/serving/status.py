@@ -159,6 +159,7 @@ def stage(unit: str) -> dict[str, Any]:
         "nodes": list(members(words)),
         "served_name": served_name,
         "adapters": adapters(server),
+        "adapters_named": not any(word.startswith("{") for word in modules(server)),
         "url": place,
         "keyed": key_file is not None,
         "fingerprint": next(iter(FINGERPRINT.findall(text)), None),
@@ -214,14 +215,18 @@ def hide_secrets(said: Any, hide: Callable[[str], str]) -> Any:
 
 def adapters(server: list[str]) -> list[str]:
     """Return the names of the adapters that a server loads: `--lora-modules NAME=PATH ...`."""
+    pairs = [word.partition("=") for word in modules(server) if not word.startswith("{")]
+    return [name for name, equals, _ in pairs if equals]
+
+
+def modules(server: list[str]) -> list[str]:
+    """Return the words behind `--lora-modules`; an operator's own may be objects of JSON."""
     found: list[str] = []
     if "--lora-modules" in server:
         for word in server[server.index("--lora-modules") + 1 :]:
-            name, equals, _ = word.partition("=")
             if word.startswith("-"):
                 break
-            if equals and not word.startswith("{"):
-                found.append(name)
+            found.append(word)
     return found
 
 
