@@ -79,6 +79,7 @@ def test_every_page_that_tests_write_takes_rows() -> None:
         "interrupted-deploys.md",
         "long-tests.md",
         "measure-client.md",
+        "measure-fleet.md",
         "mutants.md",
         "outlier-matrix.md",
         "upgrade-faults.md",
