@@ -94,7 +94,9 @@ class Session:
         ids, context = self._describe(model, fleet)
         if context:
             (trace or work).check_context(context)
-        most_in_flight = self._admit(self.fleet.loads(target, fleet))
+        # A guest stays away from what a person has drained.
+        drained = wanted.replica if wanted.guest is None else None
+        most_in_flight = self._admit(self.fleet.loads(target, fleet, drained=drained))
         if wanted.from_node is not None:
             notes += load_target.place_remarks(wanted.from_node, target, fleet.declared)
         say(f"{target.name}, {served_by(target)}, {describe_work(work)}")

@@ -19,6 +19,7 @@ from gpufleet.node.marks import deploy_problems
 from gpufleet.node.topology import Node, node_from_probe
 from gpufleet.upgrade.run import observe
 from gpufleet.upgrade.run.connections import Nodes
+from gpufleet.upgrade.run.node_answers import NodeLook
 from gpufleet.upgrade.run.rotation import Rotation, in_rotation
 from gpufleet.upgrade.run.traffic import Frontends
 
@@ -30,7 +31,7 @@ class NodeAnswers:
     declared: Declared
     nodes: Mapping[str, Node]
     documents: Mapping[str, Mapping[str, Any]]
-    looks: Mapping[str, Any]
+    looks: Mapping[str, NodeLook]
 
     def changes(self) -> tuple[str, ...]:
         """Return the running upgrades and deploys, as sentences."""
@@ -94,15 +95,21 @@ class ServedFleet:
             )
         return in_rotation(model, gateway, state, declared.running, declared.out)
 
-    def loads(self, target: Target, found: NodeAnswers) -> list[guest.ServerLoad | str]:
-        """Return how busy the replicas of a target are now."""
+    def loads(
+        self, target: Target, found: NodeAnswers, *, drained: str | None = None
+    ) -> list[guest.ServerLoad | str]:
+        """
+        Return how busy the replicas of a target are now.
+
+        One that is drained is not known, but for `drained`, which a load test has for itself.
+        """
         running = [each for each in found.declared.running if each.id in target.replicas]
         loads = observe.loads(
             self.nodes,
             running,
             found.nodes,
             found.declared.settings,
-            found.looks,
+            {name: observe.without_drain(each, drained) for name, each in found.looks.items()},
             inventory=self.project.inventory,
             samples=1,
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gevent
@@ -301,6 +301,11 @@ def without_requests(running: Iterable[Running], looks: Mapping[str, NodeLook]) 
         elif mark := seen.drained.get(each.id):
             found[each.id] = f"drained by {mark}"
     return found
+
+
+def without_drain(look: NodeLook, replica: str | None) -> NodeLook:
+    """Return what was seen on a node, without the drain mark of one replica."""
+    return replace(look, drained={n: mark for n, mark in look.drained.items() if n != replica})
 
 
 def questions(

@@ -11,7 +11,7 @@ from gpufleet.node.marks import Mark
 from gpufleet.planning.stage import Running
 from gpufleet.upgrade.run.group_units import cordoned_by_people
 from gpufleet.upgrade.run.node_answers import NodeLook, RequestsLeft, UnitLook
-from gpufleet.upgrade.run.observe import without_requests
+from gpufleet.upgrade.run.observe import without_drain, without_requests
 
 UP = UnitLook(
     "vllm-tiny-0.service", "active", "running", 1.0, "abc", "abc", "0.32.0-e28e5608c2", restarts=0
@@ -96,3 +96,14 @@ def test_a_replica_that_is_down_or_drained_carries_no_load_and_it_is_said_why() 
         "tiny-2": "drained by ann@laptop: a fan",
         "tiny-3": "its unit is not there on gpu-02",
     }
+
+
+def test_a_drained_replica_carries_load_for_the_test_that_has_it_for_itself() -> None:
+    person = Mark("ann@laptop", "try a setting", 0.0, None)
+    units = {f"vllm-tiny-{n}.service": replace(UP, unit=f"vllm-tiny-{n}.service") for n in (0, 1)}
+    seen = look("gpu-01", units=units, drained={"tiny-0": person, "tiny-1": person})
+    running = [Running("tiny", number, "gpu-01", ("u",)) for number in (0, 1)]
+
+    out = without_requests(running, {"gpu-01": without_drain(seen, "tiny-0")})
+    assert out == {"tiny-1": "drained by ann@laptop: try a setting"}
+    assert without_drain(seen, None) == seen
