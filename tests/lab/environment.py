@@ -98,15 +98,15 @@ def refused(run: Run, *words: str) -> str:
 
 def last_words(output: str) -> str:
     """Return the last lines of an output that name an error, or else the node, shortened."""
-    lines = [
-        re.sub(r"/\S*/\.gpufleet/", ".gpufleet/", line.strip()) for line in output.splitlines()
-    ]
+    lines = [OWN_PLACE.sub("", line.strip()) for line in output.splitlines()]
     # pyinfra's own last line of an operation says nothing but how many commands it ran.
     of_error = [line for line in lines if ERROR.search(line) and not COUNTED.search(line)]
     found = dict.fromkeys(of_error or [line for line in lines if NODE.search(line)] or lines)
     return " / ".join(list(found)[-3:])[:300]
 
 
+OWN_PLACE = re.compile(r"/\S*/(?=\.gpufleet/)|/tmp/\S*/(?=\S)")
+"""Of a path in a test's own folder: what says nothing of the fault."""
 NODE = re.compile("|".join(NODES))
 COUNTED = re.compile(r"executed \d+ commands")
 ERROR = re.compile(r"[Ee]rror:|ead-only|No space|is refused|would be refused|is being deployed")

@@ -283,25 +283,58 @@ printf '\033]52;c;Y3VybCBldmls\007{"schema": 1, "files": [7, "stages": 1e999}\n'
 """
 
 
+PYTHON = "/usr/bin/python3"
+
+
+def lies(fleet: OneRelease) -> None:
+    """Have Python answer each question with nonsense; what runs on the node runs on."""
+    fleet.ssh(
+        BROKEN,
+        f"mv {PYTHON} {PYTHON}.kept && cat > {PYTHON} && chmod 755 {PYTHON}",
+        stdin=LIES,
+    )
+
+
+def lies_no_more(fleet: OneRelease) -> None:
+    fleet.ssh(BROKEN, f"mv {PYTHON}.kept {PYTHON}")
+
+
 def test_a_node_that_answers_nonsense_is_named_and_no_byte_of_it_is_printed(
     fleet: OneRelease,
 ) -> None:
-    """Its Python answers each question so; what runs there runs on."""
-    python = "/usr/bin/python3"
-
-    def mend() -> None:
-        fleet.ssh(BROKEN, f"mv {python}.kept {python}")
-
-    with broken(
-        fleet, "a node answers every question with nonsense and control codes", mend
-    ) as row:
-        fleet.ssh(
-            BROKEN,
-            f"mv {python} {python}.kept && cat > {python} && chmod 755 {python}",
-            stdin=LIES,
-        )
+    fault = "a node answers every question with nonsense and control codes"
+    with broken(fleet, fault, lambda: lies_no_more(fleet)) as row:
+        lies(fleet)
         run = fleet.pyinfra("-y")
         row.said = refused(run, BROKEN)
         assert "\x1b]" not in run.output
         assert "\x07" not in run.output
+    assert row.clients.failed == 0
+
+
+def test_an_upgrade_is_resumed_once_its_node_answers_well_again(fleet: OneRelease) -> None:
+    """Killed while a node is drained; then a node answers the resumed upgrade with nonsense."""
+
+    def mend() -> None:
+        lies_no_more(fleet)
+        done = fleet.upgrade("--resume")
+        assert done.returncode == 0, done.stdout
+
+    fault = "a node answers nonsense to an upgrade that is resumed"
+    with broken(fleet, fault, mend) as row:
+        number = fleet.wanted["serving"]["tiny"]["flags"]["max-num-seqs"]
+        fleet.declare_model(flags={**UNI_FLAGS, "max-num-seqs": number + 1})
+        run = fleet.begin("upgrade")
+        fleet.await_entry(run, "draining")
+        os.killpg(run.pid, signal.SIGKILL)
+        run.wait(timeout=30)
+        lies(fleet)
+        done = fleet.upgrade("--resume")
+        assert done.returncode != 0, done.stdout
+        for printed in ("Traceback", "\x1b]", "\x07"):
+            assert printed not in done.stdout, done.stdout
+        assert BROKEN in done.stdout, done.stdout
+        row.said = last_words(done.stdout)
+    assert not any(fleet.drained().values())
+    assert not fleet.locked()
     assert row.clients.failed == 0
