@@ -76,6 +76,7 @@ def test_every_page_that_tests_write_takes_rows() -> None:
         "environment-faults.md",
         "flag-start-rules.md",
         "group-faults.md",
+        "hostile-inputs.md",
         "interrupted-deploys.md",
         "long-tests.md",
         "measure-client.md",
