@@ -289,12 +289,20 @@ class Lines:
     [
         (b"", b"", "the connection ended: it closed it"),
         (b"", b"bash: python3: command \x1b[31mnot found\n", "not found"),
-        (b"This is a banner.\n" * 20_000, b"", "no message of load clients"),
-        (b"x" * 1_000_000, b"", "no message of load clients"),
-        (f'\n{GREETING}\nready 0 11\n{{"cores":0}}'.encode(), b"", "no message of load clients"),
-        (f"\n{GREETING}\nready 0 99999999\n".encode(), b"", "no message of load clients"),
-        (f"\n{GREETING}\nroot 0 0\n".encode(), b"", "no message of load clients"),
-        (f"\n{GREETING}\n{'9' * 5000}".encode(), b"", "no message of load clients"),
+        (b"This is a banner.\n" * 20_000, b"", "a message that is not a load client's"),
+        (b"x" * 1_000_000, b"", "a message that is not a load client's"),
+        (
+            f'\n{GREETING}\nready 0 11\n{{"cores":0}}'.encode(),
+            b"",
+            "a message that is not a load client's",
+        ),
+        (
+            f"\n{GREETING}\nready 0 99999999\n".encode(),
+            b"",
+            "a message that is not a load client's",
+        ),
+        (f"\n{GREETING}\nroot 0 0\n".encode(), b"", "a message that is not a load client's"),
+        (f"\n{GREETING}\n{'9' * 5000}".encode(), b"", "a message that is not a load client's"),
     ],
 )
 def test_a_node_that_starts_no_clients_is_a_sentence(
@@ -312,14 +320,14 @@ def over(about: str) -> bytes:
 @each_row(
     "printed, why",
     [
-        (over('{"status":1,"said":"a\x1b"}'), "no message"),
+        (over('{"status":1,"said":"a\x1b"}'), "not a load client's"),
         (over('{"status":1,"said":"MemoryError\\t"}'), "status 1: MemoryError"),
-        (over('{"status":999,"said":""}'), "no message"),
-        (over('{"status":1}'), "no message"),
-        (over("[" * 60_000), "no message"),
-        (b"out one 1\nx", "no message"),
-        (b"out 1 -1\nx", "no message"),
-        (b"out 1 70000\n" + b"x" * 70000, "no message"),
+        (over('{"status":999,"said":""}'), "not a load client's"),
+        (over('{"status":1}'), "not a load client's"),
+        (over("[" * 60_000), "not a load client's"),
+        (b"out one 1\nx", "not a load client's"),
+        (b"out 1 -1\nx", "not a load client's"),
+        (b"out 1 70000\n" + b"x" * 70000, "not a load client's"),
     ],
 )
 def test_what_is_no_message_ends_all_clients(printed: bytes, why: str) -> None:

@@ -287,7 +287,7 @@ def test_results_of_unequal_numbers_of_replicas_are_not_like_with_like() -> None
 
     found = compare(whole, left)
 
-    said = "3 of 3 replicas served, now 2 of 3 replicas: what they carry together differs by that"
+    said = "3 of 3 replicas served, now 2 of 3 replicas: their total rates differ for that reason"
     assert [*found.lines()][:2] == ["not like with like:", f"  {said} alone"]
     assert found.verdict.startswith(said)
     assert any("it carries less" in each for each in found.differences)

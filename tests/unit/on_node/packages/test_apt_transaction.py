@@ -334,7 +334,7 @@ def index(system: Debian, change: str) -> None:
     [
         ("unsigned", "is not signed by its key"),
         ("signed by another", "is not signed by its key"),
-        ("tampered", "is not what its signed index says"),
+        ("tampered", "differ from its signed index"),
         ("malformed", "its index is malformed"),
         ("gone", "there is no repository at this address"),
     ],
