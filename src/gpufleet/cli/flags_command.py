@@ -68,7 +68,7 @@ def extract(source: str, python: str, *, help_texts: bool, metrics: bool, second
     )
     click.echo(json.dumps(document, indent=1))
     click.echo(
-        f"vLLM {document['vllm'] or 'of a version it does not say'}: {len(document['flags'])} "
+        f"vLLM {document['vllm'] or 'of an unknown version'}: {len(document['flags'])} "
         f"flags, {len(document['env'])} variables, {len(document['unresolved'])} names not found",
         err=True,
     )

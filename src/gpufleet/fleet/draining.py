@@ -39,7 +39,7 @@ class Drain:
 
     @property
     def every_node(self) -> tuple[str, ...]:
-        """All nodes that one of them has a stage on, and the node itself."""
+        """The nodes of all affected replicas, and the drained node itself."""
         return tuple(
             sorted({self.node, *(each for nodes in self.nodes.values() for each in nodes)})
         )

@@ -133,7 +133,7 @@ def _leaf(named: CertificateFiles) -> x509.Certificate:
 
 
 def end_remarks(named: CertificateFiles, now: dt.datetime) -> Iterator[str]:
-    """Yield that a certificate ends soon."""
+    """Yield a remark if a certificate expires soon."""
     left = (_leaf(named).not_valid_after_utc - now).days
     if left < REMARK_DAYS:
         path = named.certificate[0]

@@ -211,7 +211,7 @@ def repair_hint(name: str) -> str:
 
 
 def kept_units(upgrade: str, units: Optional[Sequence[str]]) -> "tuple[Target, List[str]]":
-    """Return what is kept as an upgrade's, and the units of which nothing is."""
+    """Return the units kept for an upgrade, and those of which nothing is kept."""
     folder = change_files.KEPT + "/" + upgrade
     manifest = change_files.document(folder + "/" + change_files.MANIFEST) or {
         "units": {},

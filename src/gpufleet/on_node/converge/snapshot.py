@@ -103,7 +103,7 @@ def name_of(number: int, database: Callable[[int], Any], attribute: str) -> str:
 
 
 def file_state(path: str, secrets: set[str] | None) -> dict[str, Any] | None:
-    """Return what lies at a path; of a secret, which of the hashes that were asked it has."""
+    """Return the state of a path; for a secret, which of the requested hashes it has."""
     try:
         status = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):

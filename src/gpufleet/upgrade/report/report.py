@@ -200,7 +200,7 @@ class Report:
 
     @property
     def waves_seconds(self) -> float:
-        """From the first wave's beginning to the last one's end."""
+        """The time from the first wave's start to the last one's end."""
         began = [each.began for each in self.waves if each.began is not None]
         return self.ended_waves - min(began) if began else 0.0
 
