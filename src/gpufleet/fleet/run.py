@@ -290,12 +290,15 @@ def has_gateways() -> bool:
 
 
 def _require_setting(setting: str, otherwise: str) -> Callable[[State], None]:
-    """Return what raises `FleetError` when none of the nodes that a run is about has a setting."""
+    """Return a check that raises `FleetError` if no node of the run has, or loses, a setting."""
 
     def look(state: State) -> None:
         declared = loader.current().nodes
-        asked = [each.name for each in state.inventory if state.is_host_in_limit(each)]
-        if not any(getattr(declared[name].settings, setting) for name in asked):
+        asked = [
+            declared[each.name].settings for each in state.inventory if state.is_host_in_limit(each)
+        ]
+        # Where `absent.parts` names it, it is to go: also in the run after the one that removed it.
+        if not any(getattr(each, setting) or setting in each.absent.parts for each in asked):
             raise FleetError(otherwise)
 
     return look

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from gpufleet.fleet.undeclared import removal_problem
 from gpufleet.settings.node_variables import NodeVars
 from gpufleet.settings.parse import parse_settings
+from tests.support.checkout import ROOT
 from tests.support.rows import each_row
 
 VLLM = {"version": "0.32.0", "lock": "locks/vllm.txt", "listen": "127.0.0.1"}
@@ -46,3 +52,38 @@ def test_where_nothing_is_served_or_another_has_it_it_goes() -> None:
 
 def test_dcgm_goes_without_a_word() -> None:
     assert problem("dcgm", "gpu", gpu=SERVES) is None
+
+
+@pytest.mark.parametrize("setting", ["gateway", "monitoring"])
+def test_a_run_after_the_removal_of_the_last_one_is_not_refused(
+    tmp_path: Path, setting: str
+) -> None:
+    """This machine is the node. Without `absent.parts` no node of the run has to do with it."""
+    for folder, name, text in (
+        ("inventories", "one.py", 'groups={"front": ["@local"]}'),
+        ("group_vars", "front.yml", "gpu_node: false\n"),
+    ):
+        (tmp_path / folder).mkdir()
+        load = "from gpufleet import inventory\nglobals().update(inventory.load(__file__, {}))\n"
+        (tmp_path / folder / name).write_text(load.format(text) if "groups" in text else text)
+
+    def run(*more: str) -> subprocess.CompletedProcess[str]:
+        inventory = str(tmp_path / "inventories/one.py")
+        return subprocess.run(
+            [
+                *(sys.executable, "-m", "pyinfra", "--dry", inventory),
+                *(f"deploys/{setting}.py", *more),
+            ],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+
+    refused = run()
+    assert refused.returncode != 0
+    assert "no node of this run" in refused.stderr
+
+    named = run("--data", f'absent={{"parts": ["{setting}"]}}')
+    assert named.returncode == 0, named.stderr
