@@ -244,3 +244,81 @@ def test_one_that_is_not_declared_any_more_goes_and_the_other_answers(gateways: 
     until(lambda: gateways.holders() == [stays], "the one that stays has the address")
     until(lambda: ask(gateways.shared) == "ok", "it answers")
     assert gateways.deploy("-y", "--json").changed == {}
+
+
+MONITORS = ("prometheus.service", "prometheus-alertmanager.service")
+
+
+def test_the_last_one_and_the_last_monitoring_node_go_only_when_they_are_named(
+    gateways: Pair,
+) -> None:
+    """Their group may be misspelt. What is recorded stays; a second run changes nothing."""
+    first, second = GATEWAYS
+    own = gateways.project / "host_vars"
+    own.mkdir(exist_ok=True)
+    (own / f"{first}.yml").write_text("")
+    (own / f"{second}.yml").write_text("gateway: null\nmonitoring: {}\n")
+    for deploy in ("gateway", "monitoring"):
+        run = gateways.pyinfra("-y", deploy=f"deploys/{deploy}.py", seconds=600)
+        assert run.status == 0, run.output
+    watched = "systemctl is-active " + " ".join(MONITORS)
+    assert gateways.ssh(second, watched).split() == ["active"] * 2
+    recorded = "find /var/lib/prometheus -name wal -type d"
+    assert gateways.ssh(second, recorded)
+
+    for node in GATEWAYS:
+        (own / f"{node}.yml").write_text("gateway: null\n")
+    for node, deploy in ((first, "gateway"), (second, "monitoring")):
+        refused = gateways.pyinfra("-y", deploy=f"deploys/{deploy}.py", seconds=600)
+        assert refused.status != 0, refused.output
+        assert f"{node}: `{deploy}` runs there" in refused.output
+        assert f"`absent: {{parts: [{deploy}]}}`" in refused.output
+        assert "Traceback" not in refused.output
+    assert ask(gateways.address(first)) == "ok"
+    assert gateways.ssh(second, watched).split() == ["active"] * 2
+
+    (own / f"{second}.yml").write_text("gateway: null\nabsent: {parts: [monitoring]}\n")
+    named = ("--data", 'absent={"parts": ["gateway"]}')
+    for arguments, deploy in (((), "monitoring"), (named, "gateway")):
+        run = gateways.pyinfra("-y", *arguments, deploy=f"deploys/{deploy}.py", seconds=600)
+        assert run.status == 0, run.output
+        again = gateways.pyinfra(
+            *("-y", "--json", *arguments), deploy=f"deploys/{deploy}.py", seconds=600
+        )
+        assert (again.status, again.changed) == (0, {}), again.output
+    assert gateways.ssh(second, recorded)
+    installed = "dpkg-query -W -f '${db:Status-Status}\\n' haproxy keepalived prometheus || true"
+    for node in GATEWAYS:
+        assert "installed" not in gateways.ssh(node, installed).split()
+        units = " ".join((UNIT, "keepalived.service", *MONITORS))
+        assert "active" not in gateways.ssh(node, f"systemctl is-active {units} || true").split()
+    kept = "ls -A /etc/gpufleet/gateway /etc/gpufleet/prometheus /var/lib/gpufleet/gateway"
+    assert gateways.ssh(first, f"{kept} 2>/dev/null || true") == ""
+
+
+def test_one_part_is_taken_from_one_node_by_hand(gateways: Pair) -> None:
+    """With deploys/absent.py; the next deploy of a part that is still declared brings it again."""
+    own = gateways.project / "host_vars"
+    own.mkdir(exist_ok=True)
+    for node in GATEWAYS:
+        (own / f"{node}.yml").unlink(missing_ok=True)
+    run = gateways.deploy("-y")
+    assert run.status == 0, run.output
+    until(lambda: ask(gateways.shared) == "ok", "they answer")
+    stays, goes = GATEWAYS
+    typed = ("--limit", goes, "--data", 'absent={"parts": ["gateway"]}')
+    there = f"systemctl is-active -q {UNIT} keepalived"
+
+    dry = gateways.pyinfra("--dry", *typed, deploy="deploys/absent.py")
+    assert dry.status == 0, dry.output
+    assert f"stop and remove unit {UNIT}" in dry.output
+    gateways.ssh(goes, there)
+    run = gateways.pyinfra("-y", *typed, deploy="deploys/absent.py")
+
+    assert run.status == 0, run.output
+    assert gateways.ssh(goes, f"{there} || echo gone").strip() == "gone"
+    assert gateways.ssh(goes, "test -e /etc/gpufleet/gateway || echo gone").strip() == "gone"
+    until(lambda: gateways.holders() == [stays], "the other one has the address")
+    until(lambda: ask(gateways.shared) == "ok", "it answers")
+    assert gateways.deploy("-y").status == 0
+    gateways.ssh(goes, there)

@@ -159,3 +159,34 @@ def test_with_the_old_lock_nothing_is_left_to_do(node: BareNode):
 
     assert run.status == 0, run.output
     assert run.changed == {}
+
+
+def test_dcgm_that_is_not_declared_any_more_goes_and_the_driver_stays(node: BareNode):
+    """Read with dpkg, systemctl and ls, on the node; the lock gets it back."""
+    left = "ls -d /etc/systemd/system/nvidia-dcgm*.d /etc/gpufleet/dcgm* 2>/dev/null || true"
+    assert node.installed("datacenter-gpu-manager*")
+    assert node.sh(left)
+    boot = node.boot_id()
+    node.lock(FIRST, dcgm=None)
+
+    dry = node.pyinfra("--dry", deploy="deploys/node.py")
+    assert dry.status == 0, dry.output
+    assert "remove package datacenter-gpu-manager" in dry.output
+    assert node.installed("datacenter-gpu-manager*")
+    run = node.deploy()
+
+    assert run.status == 0, run.output
+    assert node.installed("datacenter-gpu-manager*") == {}
+    assert node.sh(left) == ""
+    assert node.sh("systemctl is-active nvidia-dcgm nvidia-dcgm-exporter || true").split() == [
+        "inactive",
+        "inactive",
+    ]
+    assert node.triple() == Triple(FIRST, FIRST, FIRST)
+    assert (node.boot_id(), node.broken_packages(), node.is_marked()) == (boot, "", "")
+    assert node.deploy("--json").changed == {}
+
+    node.lock(FIRST)
+    assert node.deploy().status == 0
+    in_force(node, FIRST)
+    assert node.sh("systemctl is-active nvidia-dcgm nvidia-dcgm-exporter").split() == ["active"] * 2
