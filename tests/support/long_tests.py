@@ -13,6 +13,8 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from xml.etree import ElementTree as ET
@@ -97,18 +99,33 @@ def listing(register: str) -> str:
     )
 
 
-def verdict(report: Path) -> str:
-    """Return what a junit report says: how many passed, and the names of those that did not."""
+def verdict(report: Path, tests: Sequence[str]) -> str:
+    """
+    Return what a junit report says of these tests: how many passed, and which did not.
+
+    A test that the report lacks was not run: a time limit ends a part without a failure.
+    """
     if not report.is_file():
         return "failed: pytest wrote no report"
     cases = list(ET.parse(report).iter("testcase"))
+    names = [case.get("name", "") for case in cases]
     left = [
-        case.get("name", "")
-        for case in cases
+        name
+        for name, case in zip(names, cases, strict=True)
         if any(case.find(kind) is not None for kind in ("failure", "error", "skipped"))
     ]
-    said = f"{len(cases) - len(left)} of {len(cases)} passed"
-    return f"failed: {said}; not: {', '.join(left)}" if left or not cases else f"passed: {said}"
+    not_run = list((Counter(map(_name_of, tests)) - Counter(names)).elements())
+    said = f"{len(cases) - len(left)} of {len(cases) + len(not_run)} passed"
+    if cases and not left and not not_run:
+        return f"passed: {said}"
+    failed = f"; not: {', '.join(left)}" if left else ""
+    return f"failed: {said}{failed}" + (f"; not run: {', '.join(not_run)}" if not_run else "")
+
+
+def _name_of(test: str) -> str:
+    """Return the name that a junit report has for a test's id."""
+    path, bracket, values = test.partition("[")
+    return path.rpartition("::")[2] + bracket + values
 
 
 def run(part: str) -> int:
@@ -124,7 +141,7 @@ def run(part: str) -> int:
             check=False,
             env={**os.environ, WRITE: "1"},
         ).returncode
-        result = verdict(report)
+        result = verdict(report, tests)
     minutes = f"{(time.monotonic() - begin) / 60:.0f} min"
     row = [part, result, minutes, of_this_run()]
     REGISTER.write_text(with_rows(REGISTER.read_text(), [row], key=1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -105,5 +106,15 @@ def test_a_part_passed_only_if_every_test_ran_and_passed(
     report = tmp_path / "report.xml"
     report.write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
 
-    assert verdict(report).startswith(says)
-    assert verdict(tmp_path / "none").startswith("failed: ")
+    asked = [f"tests/test_a.py::{name}" for name in re.findall('name="(.)"', cases)]
+    assert verdict(report, asked).startswith(says)
+    assert verdict(tmp_path / "none", asked).startswith("failed: ")
+
+
+def test_a_part_that_its_time_limit_cut_off_names_the_tests_that_never_ran(tmp_path: Path) -> None:
+    """pytest leaves them out of its report, which then has no failure."""
+    report = tmp_path / "report.xml"
+    report.write_text('<testsuites><testsuite><testcase name="a[x::1]"/></testsuite></testsuites>')
+    asked = ["tests/test_a.py::a[x::1]", "tests/test_a.py::a[x::2]", "tests/test_b.py::Class::b"]
+
+    assert verdict(report, asked) == "failed: 1 of 3 passed; not run: a[x::2], b"
