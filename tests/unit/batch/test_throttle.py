@@ -41,7 +41,7 @@ def test_an_old_look_allows_nothing() -> None:
 
     assert throttle.limit(STALE_SECONDS) == 1
     assert throttle.limit(STALE_SECONDS + 1) == 0
-    assert "not known" in throttle.why(STALE_SECONDS + 1)
+    assert "no longer known" in throttle.why(STALE_SECONDS + 1)
 
 
 def ready() -> Throttle:

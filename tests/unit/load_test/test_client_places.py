@@ -233,7 +233,7 @@ def test_a_client_that_dies_there_is_named_with_why(mark: str) -> None:
 def test_clients_whose_controller_says_nothing_more_end() -> None:
     """Its machine lost power: the connection stays open, and no word comes."""
     own = payload.program("load/client_group", loader=LOADER, silent_seconds=1.0).encode()
-    client = payload.program("load/ceiling_server", tokens=3).encode()
+    client = payload.program("load/ceiling_server", tokens=3, answer=None).encode()
     pipe = subprocess.PIPE
     group = subprocess.Popen(["sh", "-c", COMMAND], stdin=pipe, stdout=pipe)
     assert group.stdin is not None
@@ -242,7 +242,8 @@ def test_clients_whose_controller_says_nothing_more_end() -> None:
     group.stdin.flush()
     said = b""
     while b'"port"' not in said:
-        said += os.read(group.stdout.fileno(), 1000)
+        said += (more := os.read(group.stdout.fileno(), 1000))
+        assert more, said
     (pid,) = [int(each) for each in Path(f"/proc/{group.pid}/task/{group.pid}/children")
               .read_text().split()]  # fmt: skip
     assert group.wait(10) == 0
@@ -332,7 +333,7 @@ def over(about: str) -> bytes:
 )
 def test_what_is_no_message_ends_all_clients(printed: bytes, why: str) -> None:
     clients = NodeClients("load-01", Lines(READY, printed).streams())
-    link = clients.start(payload.program("load/ceiling_server", tokens=1))
+    link = clients.start(payload.program("load/ceiling_server", tokens=1, answer=None))
     while link.receive() != b"":
         gevent.sleep(0.01)
     assert why in link.close()
@@ -347,7 +348,7 @@ def test_of_a_node_that_prints_without_end_a_bounded_part_is_read(
     piece = b"out 1 65536\n" + b"x" * 65536
     lines = Lines(READY, *[piece] * 200)
     clients = NodeClients("load-01", lines.streams())
-    link = clients.start(payload.program("load/ceiling_server", tokens=1))
+    link = clients.start(payload.program("load/ceiling_server", tokens=1, answer=None))
     while lines.taken < 1 << 20:
         gevent.sleep(0.01)
     gevent.sleep(0.2)
