@@ -21,6 +21,9 @@ from tests.support.hostile import ANSWERED, PAGE
 from tests.support.measured import note
 from tests.support.rows import each_row
 
+# Hundreds of lines, each judged for every release.
+pytestmark = pytest.mark.slow
+
 SECONDS = 10.0
 """The longest answer to one line."""
 

@@ -27,6 +27,9 @@ from gpufleet.inventory import loader
 from gpufleet.settings import node_variables
 from tests.support.checkout import ROOT
 
+# Each test starts programs of its own.
+pytestmark = pytest.mark.slow
+
 PYINFRA = Path(sys.executable).with_name("pyinfra")
 
 

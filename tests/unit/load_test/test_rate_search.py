@@ -69,6 +69,7 @@ def find(budget: float, seed: int) -> SearchResult:
     return search.result()
 
 
+@pytest.mark.slow
 def test_the_rate_of_a_queue_is_found_within_a_tenth_in_20_of_20_runs() -> None:
     """Where the two ends are further apart than a tenth of the lower one, the result says so."""
     true = rate_of(TIGHT.share, TIGHT.ttft_seconds or 0.0, SLOTS, 1.0)

@@ -25,6 +25,9 @@ from tests.unit.network.litellm.running import (
     running,
 )
 
+# Each test starts programs of its own.
+pytestmark = pytest.mark.slow
+
 SERVED = {"small": "org/small", "large": "large", "spare": "spare", "vectors": "vectors"}
 CHAT = {"messages": [{"role": "user", "content": "a-secret-prompt"}]}
 NARROW = "another-clients-key"

@@ -27,6 +27,9 @@ from lab import machine, nvml
 from lab.faults import fault
 from tests.unit.monitoring.programs import program
 
+# Each test starts programs of its own.
+pytestmark = pytest.mark.slow
+
 OLD_PYTHONS = [
     path
     for path in sorted(Path.home().glob(".pyenv/versions/*/bin/python"))
