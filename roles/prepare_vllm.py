@@ -40,9 +40,7 @@ def prepare_vllm(here: NodePlan) -> None:
         next_files(
             found.rendered.values() if found else (),
             (unit for unit in running if unit not in planned),
-            vllm_node.restart_files(found.secrets, shares=vllm_node.shares_a_gpu(found.rendered))
-            if found
-            else (),
+            vllm_node.restart_files(found.secrets) if found else (),
         )
     )
     there.files(name="units to switch to")
@@ -75,9 +73,7 @@ def prepare_node(here: NodePlan, wanted: Vllm, *, apart: bool = False) -> Prepar
     }
 
     ground = Converge(
-        vllm_node.required_state(
-            wanted, build, secrets, apart=apart, shares=vllm_node.shares_a_gpu(here.stages)
-        ),
+        vllm_node.required_state(wanted, build, secrets, apart=apart),
         watch=(build.mark, *vllm_node.mark_files([*files, *copies])),
         probed=False,
     )

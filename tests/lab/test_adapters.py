@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -134,46 +134,51 @@ class AdapterFleet(OneRelease):
         Servers are asked first: a name that is gone there must be gone at the gateway after that.
         """
         found: list[str] = []
-        over = threading.Event()
 
         def look() -> None:
-            while not over.wait(0.2):
-                gone = []
-                for node in NODES:
-                    with suppress(OSError, AssertionError):
-                        gone += [node] if name not in self.models(self.server(node)) else []
+            gone = []
+            for node in NODES:
                 with suppress(OSError, AssertionError):
-                    if gone and name in self.models():
-                        found.append(f"{gone} unloaded {name}, and the gateway listed it")
+                    gone += [node] if name not in self.models(self.server(node)) else []
+            with suppress(OSError, AssertionError):
+                if gone and name in self.models():
+                    found.append(f"{gone} unloaded {name}, and the gateway listed it")
 
-        thread = threading.Thread(target=look, daemon=True)
-        thread.start()
-        try:
+        with again_and_again(look, 0.2):
             yield found
-        finally:
-            over.set()
-            thread.join(timeout=150)
 
     @contextmanager
     def asking(self, model: str) -> Iterator[Asked]:
         """Ask the gateway by one name, again and again, while this lasts."""
-        asked, over = Asked(), threading.Event()
+        asked = Asked()
 
         def ask() -> None:
-            while not over.is_set():
-                try:
-                    asked.answers.append((time.time(), *self.ask(model)))
-                except OSError as error:
-                    asked.answers.append((time.time(), 0, str(error)))
-                over.wait(0.5)
+            try:
+                asked.answers.append((time.time(), *self.ask(model)))
+            except OSError as error:
+                asked.answers.append((time.time(), 0, str(error)))
 
-        thread = threading.Thread(target=ask, daemon=True)
-        thread.start()
-        try:
+        with again_and_again(ask, 0.5):
             yield asked
-        finally:
-            over.set()
-            thread.join(timeout=150)
+
+
+@contextmanager
+def again_and_again(task: Callable[[], None], pause: float) -> Iterator[None]:
+    """Do something while this lasts, with a pause of seconds behind each time."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.is_set():
+            task()
+            over.wait(pause)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(timeout=150)
 
 
 @dataclass

@@ -20,9 +20,8 @@ from typing import Any
 import pytest
 
 from tests.lab.gateway_pair import until
-from tests.lab.upgrade_fleet import upgrade_fleet
 from tests.lab.upgrade_load import Summary, summary
-from tests.lab.walk import NODES, UNI, UNI_FLAGS, TlsFleet
+from tests.lab.walk import NODES, UNI_FLAGS, TlsFleet, gateway_fleet
 from tests.support.checkout import ROOT, own_lab
 from tests.support.measured import note
 
@@ -36,16 +35,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsFleet]:
-    project = tmp_path_factory.mktemp("batch")
-    with upgrade_fleet(LAB_ID, project, NODES, also=(), kind=TlsFleet) as found:
-        # On two cores that do other things, too, no latency tells of a release.
-        gates = {"baseline_seconds": 5, "soak_seconds": 5, "latency_ratio": 100.0, "alerts": False}
-        found.declare(upgrade={"gates": gates, "canary": 1, "waves": [1]})
-        found.declare_model(flags=UNI_FLAGS, environment=UNI)
-        for deploy in ("deploys/vllm.py", "deploys/gateway.py"):
-            run = found.pyinfra("-y", deploy=deploy, seconds=1800)
-            assert run.status == 0, run.output
-        until(lambda: bool(found.completion()), "the gateway sees servers", 120)
+    with gateway_fleet(LAB_ID, tmp_path_factory.mktemp("batch"), flags=UNI_FLAGS) as found:
         yield found
 
 

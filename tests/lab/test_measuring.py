@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from tests.lab.gateway_pair import until
-from tests.lab.upgrade_fleet import GATEWAY, upgrade_fleet
+from tests.lab.upgrade_fleet import GATEWAY
 from tests.lab.upgrade_load import Request, summary
-from tests.lab.walk import NODES, UNI, UNI_FLAGS, TlsFleet
+from tests.lab.walk import NODES, UNI_FLAGS, TlsFleet, gateway_fleet
 from tests.support.checkout import ROOT, own_lab
 from tests.support.measured import note
 
@@ -37,16 +37,8 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsFleet]:
     project = tmp_path_factory.mktemp("measuring")
-    with upgrade_fleet(LAB_ID, project, NODES, also=(), kind=TlsFleet) as found:
-        # On two cores that do other things, too, no latency tells of a release.
-        gates = {"baseline_seconds": 5, "soak_seconds": 5, "latency_ratio": 100.0, "alerts": False}
-        found.declare(upgrade={"gates": gates, "canary": 1, "waves": [1]})
-        flags = {**UNI_FLAGS, "max-num-seqs": 1}  # of the first test
-        found.declare_model(flags=flags, environment=UNI, objectives=OBJECTIVES)
-        for deploy in ("deploys/vllm.py", "deploys/gateway.py"):
-            run = found.pyinfra("-y", deploy=deploy, seconds=1800)
-            assert run.status == 0, run.output
-        until(lambda: bool(found.completion()), "the gateway sees servers", 120)
+    flags = {**UNI_FLAGS, "max-num-seqs": 1}  # of the first test
+    with gateway_fleet(LAB_ID, project, flags=flags, objectives=OBJECTIVES) as found:
         (project / "bench-key").write_text(found.key_of_clients)
         yield found
 
@@ -100,7 +92,7 @@ def test_tune_gives_the_commands_of_the_page_and_puts_all_back(fleet: TlsFleet) 
     serve(fleet, 1)
     before, seqs, known = fleet.pids(), fleet.seqs(), results(fleet)
     first, second = (f"{node} vllm-tiny-{number}.service" for number, node in enumerate(NODES))
-    # Nobody else's requests are lost meanwhile: the other replica serves.
+    # Other clients lose no request: the other replica serves.
     with fleet.load("tuned", rate=0.5) as users:
         run = fleet.gpufleet(
             "measure", fleet.inventory, "tiny", *TUNE, "--try", "max-num-seqs=8,100000", "--json",

@@ -19,6 +19,7 @@ import openai
 
 from tests.lab.bare_node import DCGM
 from tests.lab.conftest import Run
+from tests.lab.gateway_pair import until
 from tests.lab.upgrade_fleet import (
     FLAGS,
     GATES,
@@ -139,6 +140,21 @@ class TlsFleet(UpgradeFleet):
             argv = self.ssh(name.split()[0], f"tr '\\0' '\\n' </proc/{pid}/cmdline").split("\n")
             found[name] = argv[argv.index("--max-num-seqs") + 1]
         return found
+
+
+@contextmanager
+def gateway_fleet(lab_id: str, project: Path, **model: Any) -> Iterator[TlsFleet]:
+    """Give two nodes with a replica each, which answer behind the gateway; `model` is declared."""
+    with upgrade_fleet(lab_id, project, NODES, also=(), kind=TlsFleet) as found:
+        # On two cores that do other things, too, no latency tells of a release.
+        gates = {"baseline_seconds": 5, "soak_seconds": 5, "latency_ratio": 100.0, "alerts": False}
+        found.declare(upgrade={"gates": gates, "canary": 1, "waves": [1]})
+        found.declare_model(environment=UNI, **model)
+        for deploy in ("deploys/vllm.py", "deploys/gateway.py"):
+            run = found.pyinfra("-y", deploy=deploy, seconds=1800)
+            assert run.status == 0, run.output
+        until(lambda: bool(found.completion()), "the gateway sees servers", 120)
+        yield found
 
 
 @contextmanager

@@ -72,6 +72,7 @@ def test_a_mutant_changes_one_line_that_runs() -> None:
     assert not any("need: int |" not in mutant.code for mutant in drawn)
 
 
+@pytest.mark.slow
 def test_half_of_a_sample_is_comparisons_constants_and_branches_in_turn() -> None:
     folder = ROOT / SOURCE / "planning"
     files = {path.name: path.read_text() for path in folder.glob("*.py")}

@@ -117,7 +117,7 @@ def output_line(line: Line, verdict: Verdict) -> dict[str, Any]:
 
 
 def _has_no_number(document: Any) -> bool:
-    """Return whether a vector or a score lacks a number: vLLM writes null for one that is none."""
+    """Return whether a vector or a score has null: vLLM writes it for numbers not finite."""
     rows = [document.get(key) for key in ("data", "results")]
     found = [row for part in rows if isinstance(part, list) for row in part]
     return any(

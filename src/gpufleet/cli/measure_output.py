@@ -110,11 +110,11 @@ def proposal_lines(tuning: Tuning, model: str) -> list[str]:
     best = tuning.proposal
     if best is None or best.measured is None:
         return [
-            "no setting that was tried carries more for a GPU, beyond noise: keep what is declared"
+            "no tried setting carries more requests per GPU, beyond noise: keep the declared ones"
         ]
     declared = tuning.trials[0]
     return [
-        f"proposed, for it carries more for a GPU, beyond noise ({best.measured.found.why}):",
+        f"proposed: more requests per GPU, beyond noise ({best.measured.found.why}):",
         *(f"  {name}: {value}" for name, value in data_of(model, best.settings).items()),
         f"compare them: gpufleet measure --compare {declared.file} {best.file}",
     ]

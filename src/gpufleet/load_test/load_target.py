@@ -95,15 +95,11 @@ def contract_of(model: str, declared: Declared, share: float) -> Contract:
     if problems := objective_problems(model, kind, objectives):
         raise FleetError(*problems)
     found = contract_from(objectives, share)
-    if kind in POOLS and found.e2e_seconds is None:
-        raise FleetError(
-            f"serving.{model}.objectives has no latency, so no load is too much: set "
-            "`e2e_p99_seconds`, the time to the answer"
-        )
     if found.ttft_seconds is None and found.itl_seconds is None and found.e2e_seconds is None:
+        text = "" if kind in POOLS else "`ttft_p99_seconds`, `itl_p99_seconds` or "
         raise FleetError(
-            f"serving.{model}.objectives has no latency, so no load is too much: set "
-            "`ttft_p99_seconds`, `itl_p99_seconds` or `e2e_p99_seconds`"
+            f"serving.{model}.objectives has no latency, so no load is too much: set {text}"
+            "`e2e_p99_seconds`, the time to the whole answer"
         )
     return found
 

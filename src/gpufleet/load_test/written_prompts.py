@@ -165,7 +165,7 @@ def _problem(body: Mapping[str, Any]) -> str:
 
 
 def _pooled_problem(body: Mapping[str, Any], kind: ModelKind) -> str:
-    """Return why a line is no request to a model of this kind; "": it is one."""
+    """Return why a line is not a request to a model of this kind; "": it is one."""
     texts = [body.get("input")]
     if kind == "rerank":
         documents = body.get("documents")
@@ -176,7 +176,7 @@ def _pooled_problem(body: Mapping[str, Any], kind: ModelKind) -> str:
     )
     if fine and len(texts) > (kind == "rerank"):
         return ""
-    return f"is no request to a model of `kind: {kind}`: write {_FORMS[kind]}"
+    return f"is not a request to a model of `kind: {kind}`: write {_FORMS[kind]}"
 
 
 def _is_message(value: object) -> bool:

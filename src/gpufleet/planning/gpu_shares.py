@@ -19,19 +19,15 @@ from gpufleet.node.topology import Gpu
 from gpufleet.planning.gpu_placement import NodeCapacity, Part, group_rank
 from gpufleet.planning.parallelism import Division
 from gpufleet.settings.serving_settings import MOST_OF_A_GPU, Argument, Served
+from gpufleet.sizing.dummy_run import GIB
+from gpufleet.sizing.startup_memory import MOST_CONTEXT, V2_PROFILES_GRAPHS
 
 LAYER = "gpu_share"
 UTILIZATION = "gpu-memory-utilization"
 
-CONTEXT_GIB = 0.6
-"""What a process has on the GPU before vLLM measures it, outside of its budget: 0.45 to 0.6 GiB in
-most start-up logs (sizing/fit.py)."""
 GRAPHS_GIB = 1.0
 """Room for CUDA graphs outside of the budget, in releases that may take them from there; sizing
 compares it with what the model's graphs take."""
-_GRAPHS_ALWAYS_IN_BUDGET = (0, 29)
-"""Up to 0.19 they come on top of the budget; up to 0.28 they do with the second model runner
-(sizing/startup_memory.py)."""
 
 
 # What vLLM is told
@@ -52,8 +48,8 @@ def utilization(
     >>> utilization(0.2, 79.19, (0, 28, 0), enforce_eager=False)
     0.179
     """
-    graphs = 0.0 if enforce_eager or vllm >= _GRAPHS_ALWAYS_IN_BUDGET else GRAPHS_GIB
-    found = share - (CONTEXT_GIB + graphs) / total_gib
+    graphs = 0.0 if enforce_eager or vllm >= V2_PROFILES_GRAPHS else GRAPHS_GIB
+    found = share - (MOST_CONTEXT / GIB + graphs) / total_gib
     # Rounded down, to not exceed the share. What is left of a tiny share, sizing refuses.
     return max(1, math.floor(found * 1000 + 1e-6)) / 1000
 

@@ -195,16 +195,15 @@ def adapter_lines(
     see = f"gpufleet status {inventory}"
     known = declared_adapters(declared)
     wanted = {model: names for model, names in known.items() if names}
-    loads = {replica: names for names, some in found.adapters().items() for replica in some}
     count = 0
     for model in sorted(
-        {*wanted, *(each.model for each in found.replicas if loads[each.id])} & {*known}
+        {*wanted, *(each.model for each in found.replicas if each.adapters)} & {*known}
     ):
         mine = [each for each in found.replicas if each.model == model]
         names = wanted.get(model, ())
         for each in mine:
-            if loads[each.id] != names:
-                proof = f"loads {join_names(loads[each.id]) or 'none'}, declared "
+            if each.adapters != names:
+                proof = f"loads {join_names(each.adapters) or 'none'}, declared "
                 verdict = Verdict(
                     Status.FAIL,
                     "has other adapters than are declared",
@@ -216,7 +215,7 @@ def adapter_lines(
         if ill or not mine or found.silent:
             why = f"{join_names(ill)}: see services" if ill else "not every replica is known"
             yield unknown("adapters", why, see, model)
-        elif all(loads[each.id] == names for each in mine):
+        elif all(each.adapters == names for each in mine):
             proof = f"{count_of(len(mine), 'replica')} list {join_names(names)}, and no other"
             yield Line("adapters", model, Verdict(Status.OK, "has its adapters", proof))
         count += 1

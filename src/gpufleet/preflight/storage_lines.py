@@ -147,7 +147,7 @@ def _disk(
     for each in models:
         there = look["models"].get(each.directory, {})
         if "bytes" not in there:
-            proof = f"how large {each.model} is unknown: {reason(there)}"
+            proof = f"the size of {each.model} is unknown: {reason(there)}"
             return Verdict(Status.UNKNOWN, "is not known", proof, see)
         needs[node_paths.MODELS].append((each.model, there["bytes"] / (1 << 30)))
     mounts: dict[str, tuple[float, list[tuple[str, float]]]] = {}

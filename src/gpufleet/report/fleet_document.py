@@ -33,7 +33,13 @@ Digests = dict[str, tuple[str, str]]
 class Form(BaseModel):
     """A part of a document: exactly these keys, of exactly these types."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
 
 
 class Checkout(Form):

@@ -39,6 +39,11 @@ class ReplicaStatus:
         return f"{self.model}-{self.number}"
 
     @property
+    def adapters(self) -> tuple[str, ...]:
+        """The LoRA adapters that its servers load, by name."""
+        return tuple(sorted({name for rank in self.ranks for name in rank.adapters}))
+
+    @property
     def incarnation(self) -> str:
         """The one that its ranks agree on; "" for a replica of one node, or where they do not."""
         found = {rank.incarnation for rank in self.ranks}
@@ -73,8 +78,7 @@ class FleetStatus:
         """Return the replicas whose servers load the same adapters, by the names of these."""
         alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
         for replica in self.replicas:
-            names = {name for rank in replica.ranks for name in rank.adapters}
-            alike[tuple(sorted(names))].append(replica.id)
+            alike[replica.adapters].append(replica.id)
         return dict(alike)
 
     @property
@@ -271,7 +275,7 @@ def _adapter_remarks(
     """Yield a sentence for each replica that runs with other adapters than are declared."""
     wanted = declared_adapters(declared)
     for replica in replicas:
-        loads = {name for rank in replica.ranks for name in rank.adapters}
+        loads = {*replica.adapters}
         names = {*wanted.get(replica.model, loads)}
         told = [
             f"{word} {', '.join(sorted(found))}"

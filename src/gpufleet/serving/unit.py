@@ -47,7 +47,7 @@ VARIABLES = node_paths.VARIABLES
 GUARD = f"{node_paths.GUARD}/gpufleet_guard.py"
 """Where `on_node/serving/guard.py` lies on nodes: servers that have a key load it."""
 GPU_TURN_PROGRAM = "serving/gpu_turn"
-"""What lies at `node_paths.GPU_TURN` on nodes whose stages share GPUs."""
+"""What lies at `node_paths.GPU_TURN` on nodes."""
 MIDDLEWARE = "gpufleet_guard.Guard"
 """The middleware's name for `--middleware`."""
 

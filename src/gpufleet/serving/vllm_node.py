@@ -90,13 +90,8 @@ def required_state(
     secrets: Mapping[str, bytes],
     *,
     apart: bool = False,
-    shares: bool = False,
 ) -> DesiredState:
-    """
-    Return what a node needs before it can hold a release; `apart`: without what units read.
-
-    `shares`: some of its stages share a GPU.
-    """
+    """Return what a node needs before it can hold a release; `apart`: without what units read."""
     user = wanted.user
     used = {name: each for name, each in secrets.items() if name in NOT_FOR_UNITS}
     return DesiredState(
@@ -122,26 +117,20 @@ def required_state(
         File(build.lock_path, build.lock),
         File(build.uv_lock_path, build.uv_lock),
         *(_secret(name, content) for name, content in used.items()),
-        *(() if apart else restart_files(secrets, shares=shares)),
+        *(() if apart else restart_files(secrets)),
     )
 
 
-def shares_a_gpu(stages: Iterable[Stage]) -> bool:
-    """Return whether some of these stages share a GPU with others, or may."""
-    return any(stage.gpu_share is not None for stage in stages)
-
-
-def restart_files(secrets: Mapping[str, bytes], *, shares: bool = False) -> tuple[File, ...]:
+def restart_files(secrets: Mapping[str, bytes]) -> tuple[File, ...]:
     """Return the files that units read when they start; their fingerprints cover them."""
     has_variables = any(name.startswith(f"{VARIABLE}.") for name in secrets)
     variables = File(unit.VARIABLES, read_template("vllm/vllm-variables.sh").encode(), mode=0o755)
-    turn = File(node_paths.GPU_TURN, payload.archive(unit.GPU_TURN_PROGRAM), mode=0o755)
     return (
         File(unit.LAUNCHER, read_template("vllm/vllm-serve.sh").encode(), mode=0o755),
         *([variables] if has_variables else []),
         File(unit.RANK, payload.archive("rank/rank"), mode=0o755),
         File(unit.GUARD, payload.source("serving/guard").encode()),
-        *([turn] if shares else []),
+        File(node_paths.GPU_TURN, payload.archive(unit.GPU_TURN_PROGRAM), mode=0o755),
         *(_secret(name, each) for name, each in secrets.items() if name not in NOT_FOR_UNITS),
     )
 

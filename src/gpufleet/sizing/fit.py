@@ -37,12 +37,8 @@ from gpufleet.sizing.stage_memory import (
     sharding,
     stage_memory,
 )
-from gpufleet.sizing.startup_memory import Defaults
+from gpufleet.sizing.startup_memory import CONTEXT, Defaults
 from gpufleet.sizing.weights import weight_bytes
-
-CONTEXT = GIB // 2
-"""What a process has on the GPU before it is asked for anything: free memory at start was 0.45 to
-0.6 GiB below the total in most start-up logs."""
 
 _WHOLE_REQUEST = 0.99
 """Below, a request does not fit. Not 1: what the pool sets aside may round it down a little."""

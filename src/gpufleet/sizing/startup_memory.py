@@ -24,6 +24,9 @@ from gpufleet.sizing.architectures.components import Architecture
 from gpufleet.sizing.dummy_run import GIB, DummyRun, has_second_runner, peak_bytes
 from gpufleet.sizing.startup_ranges import RANGES, Estimate, Ranges, is_sparse, parts
 
+CONTEXT, MOST_CONTEXT = GIB // 2, int(0.6 * GIB)
+"""What a process has on the GPU before it is asked for anything, outside of vLLM's budget: free
+memory at start was 0.45 to 0.6 GiB below the total in most start-up logs."""
 GRAPHS_IN_BUDGET = (0, 20)
 """VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS is on: vllm/envs.py of 0.20.0; off in 0.18 and 0.19."""
 _HIGHER_UTILIZATION = (0, 20)
@@ -127,8 +130,9 @@ def _batch_defaults(
 
 # -- what the dummy run takes ----------------------------------------------------------------------
 
-_V2_PROFILES_GRAPHS = (0, 29)
-"""Up to 0.28 the second runner's profile_cudagraph_memory returns 0."""
+V2_PROFILES_GRAPHS = (0, 29)
+"""From then on all graphs are in the budget: up to 0.28 the second runner's
+profile_cudagraph_memory returns 0."""
 _LEFT_AT_THE_PEAK = ("images", "images, many tokens", "sparse attention")
 """Parts that are tensors of the dummy run; the others are not PyTorch's."""
 
@@ -167,7 +171,7 @@ def _reserves_graphs(architecture: Architecture, run: DummyRun) -> bool:
     """Return whether the graphs' memory is kept free: not by the second runner up to 0.28."""
     if run.vllm < GRAPHS_IN_BUDGET or run.enforce_eager:
         return False
-    return run.vllm >= _V2_PROFILES_GRAPHS or not has_second_runner(architecture, run.vllm)
+    return run.vllm >= V2_PROFILES_GRAPHS or not has_second_runner(architecture, run.vllm)
 
 
 _GRAPH = 0.00024 * GIB
@@ -205,7 +209,7 @@ def _cuda_graphs(architecture: Architecture, run: DummyRun) -> Estimate:
     found = of_a_layer * graphs * (run.layers or len(architecture.layers))
     if not _reserves_graphs(architecture, run):
         return Estimate(int(0.5 * found), int(1.5 * found + 0.1 * GIB))
-    low, high = _GRAPH_SHARE[run.vllm >= _V2_PROFILES_GRAPHS]
+    low, high = _GRAPH_SHARE[run.vllm >= V2_PROFILES_GRAPHS]
     return Estimate(int(low * found), int(high * found) + _GRAPHS_BESIDE)
 
 

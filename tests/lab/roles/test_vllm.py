@@ -17,6 +17,7 @@ FILES = {
     "/usr/local/libexec/gpufleet/vllm-guard/gpufleet_guard.py": "root:root 644",
     "/usr/local/libexec/gpufleet/vllm-serve": "root:root 755",
     "/usr/local/libexec/gpufleet/vllm-rank": "root:root 755",
+    "/usr/local/libexec/gpufleet/vllm-gpu-turn": "root:root 755",
     "/run/gpufleet/started": "root:root 755",
 }
 SECRETS = {

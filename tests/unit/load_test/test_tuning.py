@@ -121,7 +121,7 @@ def test_nothing_is_proposed_within_noise_or_where_no_trial_was_measured() -> No
     assert found.as_json()["proposal"] is None
     assert [each["why"] for each in found.as_json()["trials"]] == ["", "it did not start", ""]
     assert proposal_lines(found, "llama") == [
-        "no setting that was tried carries more for a GPU, beyond noise: keep what is declared"
+        "no tried setting carries more requests per GPU, beyond noise: keep the declared ones"
     ]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from gpufleet import node_paths
 from gpufleet.artifacts.release import Release
 from gpufleet.converge.desired import Directory, File
 from gpufleet.planning.stage import Stage
@@ -43,20 +42,11 @@ def test_secrets_are_hidden_and_for_root_alone(apart: bool) -> None:
 def test_what_units_read_when_they_start_is_placed_with_them() -> None:
     names = {each.path.rpartition("/")[2]: each for each in restart_files(SECRETS)}
 
-    assert "api-key" in names
+    assert {"api-key", "vllm-serve", "vllm-rank", "vllm-gpu-turn"} <= names.keys()
     assert not set(NOT_FOR_UNITS) & set(names)
     modes = {name: each.mode for name, each in names.items() if not each.secret}
     assert modes.pop("gpufleet_guard.py") == 0o644  # the server imports it
     assert set(modes.values()) == {0o755}
-
-
-def test_what_servers_of_one_gpu_wait_with_is_only_where_some_are() -> None:
-    found = {each.path for each in restart_files(SECRETS, shares=True)} - {
-        each.path for each in restart_files(SECRETS)
-    }
-    assert found == {node_paths.GPU_TURN}
-    there = {each.path for each in required_state(VLLM, BUILD, {}).values_of(File)}
-    assert node_paths.GPU_TURN not in there
 
 
 def test_a_server_that_may_be_the_last_of_its_gpu_has_the_time_of_all() -> None:
