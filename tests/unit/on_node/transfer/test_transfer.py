@@ -276,7 +276,7 @@ def test_a_piece_that_is_not_the_manifest_s_is_not_taken(ground: Ground) -> None
     found = ground.ask("b", "fetch", digest=digest, halves=[[bad, good], [bad, good]])
 
     assert found["error"] == ""
-    assert any("piece 0 was not what" in each for each in found["remarks"])
+    assert any("piece 0 differs from the manifest" in each for each in found["remarks"])
     assert whole(ground, "b")
 
 
