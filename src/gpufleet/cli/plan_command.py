@@ -106,7 +106,7 @@ def plan(
         print_json({**found.as_json(), "measured": [each.as_json() for each in measured]})
         return
     if explained:
-        click.echo(printable(explain(found.plan, found.nodes.values())), nl=False)
+        click.echo(printable(explain(found.plan, found.usable_nodes)), nl=False)
         _echo_measured(measured)
         click.echo(f"\n{printable(str(found.totals))}")
     if compared:

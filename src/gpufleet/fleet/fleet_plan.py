@@ -57,11 +57,21 @@ class Assessment:
     restarts: Mapping[str, str] = field(default_factory=dict)
     """Stages whose process was started with something else than the plan says, and with what."""
     totals: Totals = field(default_factory=Totals)
+    reserved: Mapping[str, Collection[int]] = field(default_factory=dict)
+    """For each node: the GPUs that others use, by `gpus.reserved`."""
 
     @property
     def changes(self) -> tuple[Change, ...]:
         """Return what the plan changes compared with the running stages."""
         return plan_changes(self.plan, self.running, self.restarts, self.nodes.values())
+
+    @property
+    def usable_nodes(self) -> list[Node]:
+        """Return the nodes as they are planned with: a GPU that others use is not used."""
+        return [
+            planner.without_reserved(node, self.reserved.get(name, ()))
+            for name, node in self.nodes.items()
+        ]
 
     def as_json(self) -> dict[str, Any]:
         """
@@ -267,7 +277,7 @@ def _placed(there: PlanInputs, *, judged: bool) -> Assessment:
         )
     restarts = find_restarts(plan.stages, runs, settings)
     totals = count_gpus(plan, there.nodes.values(), reserved)
-    return Assessment(there.nodes, plan, remarks, runs, layers, restarts, totals)
+    return Assessment(there.nodes, plan, remarks, runs, layers, restarts, totals, reserved)
 
 
 def _all_remarks(*judges: Callable[[], Iterable[str] | None]) -> tuple[str, ...]:

@@ -146,7 +146,7 @@ def plan(
     Raises `FleetError` with everything that stands in the way, over all nodes and models.
     """
     fleet = {
-        node.name: _without_reserved(node, (reserved or {}).get(node.name, ())) for node in nodes
+        node.name: without_reserved(node, (reserved or {}).get(node.name, ())) for node in nodes
     }
     declared = _declarations(settings)
     runs = _by_replica(running)
@@ -265,7 +265,7 @@ def _report(
 # What stands in the way before anything is placed
 
 
-def _without_reserved(node: Node, reserved: Collection[int]) -> Node:
+def without_reserved(node: Node, reserved: Collection[int]) -> Node:
     """Treat GPUs that others use as unfit: no replica may be placed on them."""
     if not any(gpu.index in reserved for gpu in node.gpus):
         return node

@@ -226,6 +226,9 @@ def test_nothing_is_placed_on_gpus_that_others_have(project):
     used = {(each["node"], gpu) for each in project.plan()["stages"] for gpu in each["gpus"]}
     assert len(used) == 10
     assert not any(gpu in {0, 1, 2} for _, gpu in used)
+    explained = project.run("--explain").stdout
+    assert explained.count("GPU 0  not used: reserved for others") == 1
+    assert "GPU 3  qwen-" in explained
 
 
 @pytest.mark.parametrize(
