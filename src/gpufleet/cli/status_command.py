@@ -124,7 +124,13 @@ def status_table(found: FleetStatus, now: float) -> RenderableType:
                 f"{_ago(now - last.when)} ago: {last.cause}" if last else "",
             )
     parts: list[RenderableType] = [table] if found.replicas else []
-    lines = [*_incarnations(found, now), *_adapters(found), *_amiss(found), *_marks(found, now)]
+    lines = [
+        *_incarnations(found, now),
+        *_shared_gpus(found),
+        *_adapters(found),
+        *_amiss(found),
+        *_marks(found, now),
+    ]
     if lines:
         parts += [Text(), *(Text(printable(line)) for line in lines)]
     serving = sum(each.health is Health.SERVES for each in found.replicas)
@@ -166,6 +172,12 @@ def _incarnations(found: FleetStatus, now: float) -> Iterator[str]:
                 f"{replica.id}: {count_of(len(replica.ranks), 'rank')} of incarnation "
                 f"{replica.ranks[0].counter}, {replica.incarnation}{since}"
             )
+
+
+def _shared_gpus(found: FleetStatus) -> Iterator[str]:
+    """Yield the GPUs that several replicas share."""
+    for (node, gpu), names in found.shared_gpus().items():
+        yield f"{node} GPU {gpu}: shared by {join_names(names)}"
 
 
 def _adapters(found: FleetStatus) -> Iterator[str]:

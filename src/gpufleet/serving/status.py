@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 from gpufleet.serving.out_of_service import OutOfService, out_of_service
@@ -80,6 +81,15 @@ class FleetStatus:
         for replica in self.replicas:
             alike[replica.adapters].append(replica.id)
         return dict(alike)
+
+    def shared_gpus(self) -> dict[tuple[str, str], list[str]]:
+        """Return the replicas of each GPU that has several: {(node, GPU): names}."""
+        on: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for replica in self.replicas:
+            for rank in replica.ranks:
+                for gpu, uuid in zip_longest(rank.indices, rank.gpus):
+                    on[rank.node, uuid if gpu is None else str(gpu)].append(replica.id)
+        return {place: names for place, names in sorted(on.items()) if len(names) > 1}
 
     @property
     def serves(self) -> bool:

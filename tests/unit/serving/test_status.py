@@ -833,3 +833,19 @@ def test_marks_that_make_no_sense_cost_no_other_answer(change):
     assert fleet.replicas[0].health is Health.SERVES
     assert fleet.out.cordoned == ()
     assert len([each for each in fleet.remarks if each.startswith("gpu-01: its cordon")]) == 1
+
+
+@pytest.mark.parametrize(("known", "gpu"), [(True, "2"), (False, "GPU-a")])
+def test_replicas_that_share_a_gpu_are_said_together(known, gpu):
+    shared = [stage(unit=f"vllm-{model}-0.service", model=model) for model in ("chat", "embed")]
+    for each in shared:
+        each["gpus"] = ["GPU-a"]
+    alone = stage(unit="vllm-large-0.service", model="large")
+    alone["gpus"] = ["GPU-b"]
+    told = answer(*shared, alone)
+    told["gpus"] = {"GPU-a": 2, "GPU-b": 3} if known else {}
+    found = fleet_status({"gpu-01": told}, {}, whole=False)
+    assert found.shared_gpus() == {("gpu-01", gpu): ["chat-0", "embed-0"]}
+    printed = io.StringIO()
+    Console(file=printed, width=200).print(status_table(found, CLOCK))
+    assert f"gpu-01 GPU {gpu}: shared by chat-0, embed-0" in printed.getvalue()
