@@ -16,6 +16,7 @@ import click
 from gpufleet.cli import completers
 from gpufleet.cli.default_release import default_release
 from gpufleet.errors import FleetError
+from gpufleet.formatting import join_names
 
 if TYPE_CHECKING:
     from gpufleet.sizing.architectures.description import Description
@@ -92,6 +93,12 @@ _PARALLEL = click.IntRange(min=1)
 )
 @click.option(
     "--gpus", type=_PARALLEL, metavar="N", help="Print every way to divide N GPUs of a node."
+)
+@click.option(
+    "--gpu-share",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    metavar="X",
+    help="Fraction of one GPU beside other models, as `gpu_share` in settings.",
 )
 @click.option("-tp", "--tensor-parallel-size", type=_PARALLEL, default=1, show_default=True)
 @click.option("-pp", "--pipeline-parallel-size", type=_PARALLEL, default=1, show_default=True)
@@ -182,6 +189,7 @@ def size(model: str | None, *, as_json: bool, **given: Any) -> int:
     gpufleet size meta-llama/Llama-3.1-8B --gpu L4 --max-model-len 16k
     gpufleet size /srv/models/qwen --gpu H100 -tp 2 --vllm 0.24.0 --json
     gpufleet size /srv/models/qwen --gpu H100 --gpus 8
+    gpufleet size BAAI/bge-m3 --gpu H100 --gpu-share 0.1
 
     Exit status: 0 it fits; 1 it does not fit, is too near the edge to tell, or has memory that
     is not estimated; 2 error.
@@ -197,6 +205,9 @@ def size(model: str | None, *, as_json: bool, **given: Any) -> int:
     from gpufleet.sizing.model_kinds import POOLS, read_kind
 
     options = _options(given)
+    if given["gpu_share"] is not None:
+        _require_one_gpu(given)
+        options = _with_share(options, given["gpu_share"])
     hub = checkpoint_reader.Hub(
         endpoint=given["hf_endpoint"], token_file=given["hf_token_file"], offline=given["offline"]
     )
@@ -217,6 +228,8 @@ def size(model: str | None, *, as_json: bool, **given: Any) -> int:
     if given["gpus"]:
         return _divisions(files.origin, description, options, given["gpus"], as_json=as_json)
     found = fit.size(description, options)
+    if given["gpu_share"] is not None and not found.fits:
+        found = replace(found, remedy=_least_share(description, options))
     if as_json:
         document = {
             "model": files.origin,
@@ -229,6 +242,50 @@ def size(model: str | None, *, as_json: bool, **given: Any) -> int:
     else:
         _print(files.origin, description, options, found, kind)
     return 0 if found.fits else 1
+
+
+def _require_one_gpu(given: Mapping[str, Any]) -> None:
+    """Raise `FleetError` for a share of more than there is, and for what cannot be beside it."""
+    from gpufleet.settings.serving_settings import MOST_OF_A_GPU
+
+    parallel = ("tensor", "pipeline", "data", "decode_context")
+    divided = [f"--{each}-parallel-size".replace("_", "-") for each in parallel]
+    names = [name for name in divided if given[name[2:].replace("-", "_")] > 1]
+    names += ["--gpus"] if given["gpus"] else []
+    names += ["--gpu-memory-utilization"] if given["gpu_memory_utilization"] is not None else []
+    names += ["--device cpu"] if given["device"] == "cpu" else []
+    if names:
+        raise FleetError(
+            f"--gpu-share beside {join_names(names)}: a share is of one GPU, and "
+            "--gpu-memory-utilization follows from it: remove one or the other"
+        )
+    if given["gpu_share"] > MOST_OF_A_GPU:
+        raise FleetError(
+            f"--gpu-share {given['gpu_share']:g}: the shares of a GPU add up to "
+            f"{MOST_OF_A_GPU:g} at most"
+        )
+
+
+def _with_share(options: Options, share: float) -> Options:
+    """Return the options of a process that has a share of its GPU."""
+    from gpufleet.planning.gpu_shares import utilization
+
+    told = utilization(
+        share, options.gpu_memory_gib, options.vllm, enforce_eager=options.enforce_eager
+    )
+    return replace(options, gpu_share=share, gpu_memory_utilization=told)
+
+
+def _least_share(description: Description, options: Options) -> str:
+    """Return a sentence with the least share that fits, in hundredths."""
+    from gpufleet.settings.serving_settings import MOST_OF_A_GPU
+    from gpufleet.sizing import fit
+
+    first = int(options.gpu_share * 100) + 1
+    for share in (number / 100 for number in range(first, int(MOST_OF_A_GPU * 100) + 1)):
+        if fit.size(description, _with_share(options, share)).fits:
+            return f"the least --gpu-share that fits is {share:g}"
+    return f"no --gpu-share up to {MOST_OF_A_GPU:g} fits"
 
 
 def _divisions(
@@ -448,6 +505,8 @@ def _rows(options: Options, found: Sizing) -> Iterator[tuple[str, str, str]]:
     yield "concurrent requests", f"{found.max_concurrency:.2f}", "of that length"
     longest = found.largest_max_model_len
     yield "maximum context", f"{longest:,}" if longest else "none", "--max-model-len"
+    if options.gpu_share != 1:
+        return
     fewest = "more than 64" if found.smallest_gpus is None else str(found.smallest_gpus)
     yield "minimum GPUs", fewest, "of this model, for that context"
 

@@ -19,6 +19,7 @@ MODELS = ROOT / "tests/data/models"
 OURS = {
     "--gpu",
     "--gpu-memory-gib",
+    "--gpu-share",  # serving.<model>.gpu_share
     "--gpus",
     "--vllm",
     "--num-speculative-tokens",  # a key of --speculative-config
@@ -216,3 +217,31 @@ def test_the_divisions_of_a_node_are_rows(llama):
     refused = run(llama, "--gpu", "H100", "--gpus", "4", "-tp", "2")
     assert refused.returncode == 2
     assert "remove -tp, -pp and -dp" in refused.stderr
+
+
+def test_a_share_of_a_gpu_is_judged_as_the_plan_does_and_the_least_that_fits_is_named(llama):
+    def share(value, *more):
+        options = ("--gpu", "H100", "--max-model-len", "8k", "--gpu-share", value, *more)
+        return run(llama, *options)
+
+    refused = share(0.1, "--json")
+    assert refused.returncode == 1
+    last = json.loads(refused.stdout)["reasons"][-1]
+    least = float(last.removeprefix("the least --gpu-share that fits is "))
+    assert share(least).returncode == 0
+    assert share(round(least - 0.01, 2)).returncode == 1
+
+
+@each_row(
+    "options, says",
+    [
+        (("--gpu-share", "0.5", "-tp", "2"), "--tensor-parallel-size"),
+        (("--gpu-share", "0.5", "--gpus", "8"), "--gpus"),
+        (("--gpu-share", "0.97"), "add up to 0.95 at most"),
+        (("--gpu-share", "0.5", "--gpu-memory-utilization", "0.4"), "--gpu-memory-utilization"),
+    ],
+)
+def test_a_share_is_of_one_gpu(llama, options, says):
+    refused = run(llama, "--gpu", "H100", *options)
+    assert refused.returncode == 2
+    assert says in refused.stderr
