@@ -136,9 +136,13 @@ def weights(head_size: int = HEAD_SIZE) -> bytes:
 
     Weights are bfloat16, drawn by tensor name, so one tensor's shape does not change another.
     """
-    return safetensors(
-        (name, shape, _tensor(name, shape)) for name, shape in sorted(_shapes(head_size))
-    )
+    return safetensors(tensors(head_size))
+
+
+def tensors(head_size: int = HEAD_SIZE) -> Iterator[tuple[str, _Shape, bytes]]:
+    """Yield each tensor: its name, its shape, its bfloat16 values."""
+    for name, shape in sorted(_shapes(head_size)):
+        yield name, shape, _tensor(name, shape)
 
 
 def safetensors(tensors: Iterable[tuple[str, _Shape, bytes]]) -> bytes:

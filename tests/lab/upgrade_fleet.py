@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -208,7 +208,10 @@ class UpgradeFleet(Fleet):
         """Have nodes find a release that nobody published, and the project its lock."""
         folder = self.project / "made"
         folder.mkdir(exist_ok=True)
-        made, lock = made_release.make(folder, version, change)
+        self.offer_wheels(*made_release.make(folder, version, change))
+
+    def offer_wheels(self, made: Iterable[Path], lock: Path) -> None:
+        """Have nodes find wheels that are not the lab's, and the project their lock."""
         shutil.copy(lock, self.project / "locks" / lock.name)
         for node in self.gpu_nodes:
             there = self.lab.root(node) / made_release.ON_NODE.lstrip("/")

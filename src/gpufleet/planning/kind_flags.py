@@ -27,6 +27,10 @@ from gpufleet.sizing.options import POOLING
 _CLASSIFIES: Final[frozenset[ModelKind]] = frozenset({"rerank", "classify", "reward"})
 # What vLLM's extra `audio` brings in every release since 0.18 (its METADATA).
 _AUDIO = "soundfile"
+_WHISPER = "WhisperForConditionalGeneration"
+_SECONDS_30, _TEXT = 1500, 448
+"""Positions of every Whisper's encoder, which takes them in one step, and of its decoder
+(max_source_positions and max_target_positions of openai/whisper-*, config.json)."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,8 @@ def resolve_kinds(
             problems += [problem] if problem else []
             found[model] = replace(found[model], remark=found[model].remark or remark)
         problems += objective_problems(model, found[model].kind, wanted.objectives)
+        if readings.get(model, UNREAD).name == _WHISPER:
+            problems += _too_few_tokens(model, wanted)
         if found[model].kind == "transcribe" and vllm:
             problems += _without_audio(model, vllm, (locks or {}).get(vllm.lock))
     if problems and judged:
@@ -135,6 +141,26 @@ def _without_audio(model: str, vllm: Vllm, text: str | None) -> Iterable[str]:
             f"vllm.lock: {vllm.lock} has no {_AUDIO}, without which vLLM reads no sound, and "
             f"{model} transcribes: write the lock with `gpufleet packages lock vllm "
             f"{vllm.version} --also 'vllm[audio]=={vllm.version}'`"
+        )
+
+
+def _too_few_tokens(model: str, served: Served) -> Iterable[str]:
+    """
+    Yield a sentence where vLLM ends at its start, for a step cannot take what the encoder hears.
+
+    Without the flag a step has as many tokens as all requests of full length together
+    (0.32.0: "Chunked MM input disabled but max_tokens_per_mm_item (1500) is larger").
+    """
+    tokens = served.flags.get("max-num-batched-tokens")
+    requests = served.flags.get("max-num-seqs")
+    length = served.context or served.flags.get("max-model-len") or _TEXT
+    if tokens is None and isinstance(requests, int) and isinstance(length, int):
+        tokens = requests * length
+    if isinstance(tokens, int) and tokens < _SECONDS_30:
+        yield (
+            f"serving.{model}.flags: a step of {tokens:,} tokens does not take the "
+            f"{_SECONDS_30:,} of 30 seconds of sound, and vLLM ends at its start: write "
+            f"`max-num-batched-tokens: {_SECONDS_30}` or more"
         )
 
 

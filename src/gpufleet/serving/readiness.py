@@ -21,6 +21,7 @@ from gpufleet.failures.log_reader import LogLine
 _OK, _UNAUTHORIZED, _NOT_FOUND = 200, 401, 404
 _ASKED = {
     "generate": "a completion of one token",
+    "picture": "a chat about a picture",
     "embed": "an embedding of one word",
     "rerank": "a ranking of two documents",
     "classify": "a classification of one word",
@@ -28,6 +29,7 @@ _ASKED = {
     "transcribe": "a transcription of one second",
 }
 """What each kind of model is asked for: on_node/serving/questions.py."""
+_GENERATING = frozenset({"generate", "picture", "transcribe"})
 
 
 class State(StrEnum):
@@ -198,14 +200,19 @@ def _adapter_verdict(
 
 def _progress(seen: Mapping[str, Any]) -> str:
     """Return which tokens a server counts: one that pools makes none."""
-    return "generation" if seen.get("kind", "generate") in {"generate", "transcribe"} else "prompt"
+    return "generation" if seen.get("kind", "generate") in _GENERATING else "prompt"
 
 
 def _other_kind(seen: Mapping[str, Any]) -> str:
-    """Return what to write if a server knows no such path: its model is of another kind."""
+    """Return what to write if a server is asked for what its model is not meant to do."""
+    kind = seen.get("kind", "generate")
+    if kind == "picture":
+        return (
+            "; if clients send it no pictures, set `flags.limit-mm-per-prompt: {image: 0}` of its "
+            "entry in `serving`"
+        )
     if seen["completion_error"].get("status") != _NOT_FOUND:
         return ""
-    kind = seen.get("kind", "generate")
     return (
         f": the server has no such path, so its model is no `kind: {kind}`: set `kind` of its "
         "entry in `serving` to what it is (docs/configure/model-kinds.md)"

@@ -197,6 +197,28 @@ def test_a_class_that_the_release_has_no_code_for_is_named(
         assert "was the last that had it" in remarks
 
 
+@each_row(
+    "more, refused",
+    [
+        ({}, False),
+        ({"flags": {"max-num-seqs": 3}}, True),
+        ({"flags": {"max-num-seqs": 4}}, False),
+        ({"flags": {"max-num-seqs": 8}, "context": 128}, True),
+        ({"flags": {"max-num-seqs": 3, "max-num-batched-tokens": 1500}}, False),
+        ({"flags": {"max-num-batched-tokens": 1499}}, True),
+        ({"flags": {"max-num-batched-tokens": "2k"}}, False),
+    ],
+)
+def test_a_step_has_to_take_what_a_whisper_hears(more: dict[str, Any], refused: bool) -> None:
+    reading = read_kind({"architectures": ["WhisperForConditionalGeneration"]})
+    problems: tuple[str, ...] = ()
+    try:
+        resolve_kinds({"a": node("0.32.0", **more)}, {"m": reading})
+    except FleetError as error:
+        problems = error.problems
+    assert any("write `max-num-batched-tokens: 1500`" in each for each in problems) == refused
+
+
 def test_speech_is_refused_where_the_release_has_no_code_for_it() -> None:
     """No package runs it in its stead."""
     release, newest = served_classes.releases()[0], served_classes.releases()[-1]

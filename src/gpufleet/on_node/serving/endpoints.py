@@ -235,6 +235,13 @@ def answer_as(asked: dict[str, Any], name: str, key: str | None, seconds: float)
     judged = questions.judge(kind, put, parse_body(answer), known)
     if judged.problem:
         return {"kind": kind, "completion_error": {"error": judged.problem}}
+    if known.sees and name == asked["served_name"]:
+        answer = ask(asked["url"], seconds, key, questions.about_picture(name))
+        seen = questions.judge_picture(parse_body(answer))
+        if answer.get("status") == 200 and seen.problem:
+            answer = {"error": seen.problem}
+        if answer.get("status") != 200:
+            return {"kind": "picture", "completion_error": answer}
     return {"kind": kind, "completion": judged.text}
 
 

@@ -1,7 +1,8 @@
 """RUNS ON THE NODE: what a model of each kind is asked, and how its answer is judged.
 
     kind         asked                           a good answer
-    generate     POST /v1/completions            a text
+    generate     POST /v1/completions            a text; one that sees pictures, also of one, by
+                                                 /v1/chat/completions
     embed        POST /v1/embeddings             finite numbers, as many as the model's files say,
                                                  of length 1 if they normalise it
     rerank       POST /rerank                    a finite score for each document
@@ -17,11 +18,13 @@ either: that is for golden prompts, since weights may be random. Python 3.8, sta
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import os
 import re
 import struct
+import zlib
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 from gpufleet.on_node.common import linux_facts, stages
@@ -38,10 +41,15 @@ PLAIN = re.compile(
     r"(Bert|Roberta|XLMRoberta|NomicBert|ModernBert|Gte|GteNew|Qwen2|Llama|Mistral)Model"
     r"|\w+ForCausalLM"
 )
+# Flags that give a model no picture, if it can see: `--language-model-only`, and a limit of 0.
+BLIND, LIMIT = "--language-model-only", "--limit-mm-per-prompt"
+TEMPLATE = "--chat-template"
 DENSE, POOLING, NORMALIZE = "Dense", "Pooling", "Normalize"
 # Of a vector that is normalised, in the precision of a server's answer.
 LENGTH_ERROR = 1e-3
 RATE, TONE_HZ = 16000, 440  # of the second of sound
+PIXELS = 64
+"""Of each side of the picture: some processors refuse a few pixels, or take them for a channel."""
 BOUNDARY = "gpufleet-5e1f8c0b7a3d4926"
 TEXT = "Hello"
 QUERY, DOCUMENTS = "What is the capital of France?", ("Paris.", "A bicycle has two wheels.")
@@ -53,6 +61,8 @@ class Expected(NamedTuple):
     dimension: Optional[int] = None
     normalised: bool = False
     labels: Tuple[str, ...] = ()
+    sees: bool = False
+    """Whether a chat with a picture has an answer."""
 
 
 class Question(NamedTuple):
@@ -97,8 +107,10 @@ def of_text(text: str) -> Tuple[str, Expected]:
     """Return likewise what a unit's file with this text says."""
     kind = kind_of(text)
     words = unit_command.serve(unit_command.command(text))
-    if kind == GENERATE or not words or any(word.startswith(CHANGING) for word in words):
+    if not words or any(word.startswith(CHANGING) for word in words):
         return kind, Expected()
+    if kind == GENERATE:
+        return kind, Expected(sees=sees(words))
     return kind, expected(kind, words[0])
 
 
@@ -113,6 +125,44 @@ def expected(kind: str, folder: str) -> Expected:
     if kind == "embed":
         return Expected(*vector(folder, config))
     return Expected()
+
+
+def sees(words: Sequence[str]) -> bool:
+    """
+    Return whether a server with this command line certainly answers a chat with a picture.
+
+    Its class generates under a condition and has a vision tower, its chat has a template, and no
+    flag takes pictures away.
+    """
+    folder = words[0]
+    config = read_description(folder, "config.json")
+    if not isinstance(config, dict) or not isinstance(config.get("vision_config"), dict):
+        return False
+    classes = config.get("architectures")
+    named = str(classes[0]) if isinstance(classes, list) and classes else ""
+    if not named.endswith("ForConditionalGeneration") or any(
+        word.partition("=")[0] == BLIND or word.startswith(LIMIT + ".") for word in words
+    ):
+        return False
+    limit = unit_command.value([*words], LIMIT)
+    try:
+        taken = json.loads(limit or "{}")
+    except ValueError:
+        return False
+    most = taken.get("image", 1) if isinstance(taken, dict) else 0
+    most = most.get("count", 1) if isinstance(most, dict) else most
+    if not isinstance(most, int) or most < 1:
+        return False
+    return any(word.startswith(TEMPLATE) for word in words) or has_chat_template(folder)
+
+
+def has_chat_template(folder: str) -> bool:
+    """Return whether a model's files say how a chat is written."""
+    for name in ("chat_template.jinja", "chat_template.json"):
+        if os.path.exists(linux_facts.ROOT + folder + "/" + name):
+            return True
+    told = read_description(folder, "tokenizer_config.json")
+    return isinstance(told, dict) and bool(told.get("chat_template"))
 
 
 def vector(folder: str, config: "dict[str, Any]") -> Tuple[Optional[int], bool]:
@@ -178,6 +228,32 @@ def question(
     return Question("/v1/completions", body)
 
 
+def about_picture(name: str) -> Question:
+    """Return a chat about a picture."""
+    address = "data:image/png;base64," + base64.b64encode(picture()).decode()
+    parts = [
+        {"type": "image_url", "image_url": {"url": address}},
+        {"type": "text", "text": "Which colour is this?"},
+    ]
+    messages = [{"role": "user", "content": parts}]
+    body = {"model": name, "messages": messages, "max_tokens": 1, "temperature": 0}
+    return Question("/v1/chat/completions", body)
+
+
+def picture() -> bytes:
+    """Return a red square as a PNG file: 8 bits of red, green and blue."""
+    row = b"\0" + b"\xff\0\0" * PIXELS
+    chunks = (
+        (b"IHDR", struct.pack(">IIBBBBB", PIXELS, PIXELS, 8, 2, 0, 0, 0)),
+        (b"IDAT", zlib.compress(row * PIXELS)),
+        (b"IEND", b""),
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in chunks
+    )
+
+
 def form(fields: "dict[str, str]", file_name: str, content: bytes) -> bytes:
     """Return the body of a form with a file, as RFC 7578 has it."""
     parts = [
@@ -224,6 +300,16 @@ def judge(kind: str, put: Question, document: Any, known: Expected) -> Judged:
         why = "%s: %s" % (type(error).__name__, error)
         return Judged(problem="its answer has another form (%s)" % why)
     return Judged(problem="its unit says `Kind=%s`, which this gpufleet does not know" % kind)
+
+
+def judge_picture(document: Any) -> Judged:
+    """Judge a JSON answer to `about_picture`: a thinking model's one token may be no content."""
+    try:
+        message = document["choices"][0]["message"]
+        return Judged(str(message.get("content") or ""))
+    except OTHER_FORM as error:
+        why = "%s: %s" % (type(error).__name__, error)
+        return Judged(problem="its answer has another form (%s)" % why)
 
 
 def words(text: Any) -> Judged:

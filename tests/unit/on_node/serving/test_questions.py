@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import email
 import io
 import itertools
 import json
 import math
 import wave
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -220,3 +223,83 @@ def test_a_unit_without_a_word_of_it_completes_text(node: Path) -> None:
     assert "Kind=" not in (node / f"etc/systemd/system/{name}").read_text()
     assert questions.of_unit(name) == ("generate", Expected())
     assert questions.of_unit("vllm-gone-0.service") == ("generate", Expected())
+
+
+# -- models that see
+
+
+SEEING = {"architectures": ["LlavaForConditionalGeneration"], "vision_config": {"patch_size": 16}}
+TEMPLATE = {"chat_template": "{{ messages }}"}
+
+
+@each_row(
+    ("config", "tokenizer", "flags", "sees"),
+    [
+        (SEEING, TEMPLATE, {}, True),
+        (SEEING, {}, {"chat-template": "/srv/chat.jinja"}, True),
+        (SEEING, TEMPLATE, {"limit-mm-per-prompt": {"image": 4, "video": 0}}, True),
+        (SEEING, TEMPLATE, {"limit-mm-per-prompt": {"image": {"count": 1, "width": 512}}}, True),
+        (SEEING, TEMPLATE, {"limit-mm-per-prompt": {"image": 0}}, False),
+        (SEEING, TEMPLATE, {"limit-mm-per-prompt": {"image": {"count": 0}}}, False),
+        (SEEING, TEMPLATE, {"language-model-only": True}, False),
+        (SEEING, TEMPLATE, {"hf-overrides": {"a": 1}}, False),
+        (SEEING, {}, {}, False),
+        ({**SEEING, "architectures": ["Gemma3ForCausalLM"]}, TEMPLATE, {}, False),
+        ({**SEEING, "vision_config": None}, TEMPLATE, {}, False),
+        ({**SEEING, "architectures": []}, TEMPLATE, {}, False),
+        ([1], TEMPLATE, {}, False),
+    ],
+)
+def test_who_is_asked_about_a_picture_is_what_certainly_sees(
+    node: Path, config: Any, tokenizer: Any, flags: dict[str, Any], sees: bool
+) -> None:
+    put_files(node, config=config, tokenizer_config=tokenizer)
+    assert questions.of_unit(put_unit(node, "generate", **flags)) == (
+        "generate",
+        Expected(sees=sees),
+    )
+
+
+def test_a_template_in_a_file_of_its_own_is_found(node: Path) -> None:
+    put_files(node, config=SEEING, tokenizer_config={})
+    (node / "srv/m/chat_template.jinja").write_text("{{ messages }}")
+    assert questions.of_unit(put_unit(node, "generate")) == ("generate", Expected(sees=True))
+
+
+def test_the_picture_is_a_red_square_to_others() -> None:
+    body = questions.about_picture("m").body
+    address = body["messages"][0]["content"][0]["image_url"]["url"]
+    kind, _, data = address.partition(",")
+    assert kind == "data:image/png;base64"
+    image = base64.b64decode(data)
+    assert image[:8] == b"\x89PNG\r\n\x1a\n"
+    chunks, at = {}, 8
+    while at < len(image):
+        size = int.from_bytes(image[at : at + 4])
+        chunk, sum_ = image[at + 4 : at + 8 + size], image[at + 8 + size : at + 12 + size]
+        assert binascii.crc32(chunk) == int.from_bytes(sum_)
+        chunks[chunk[:4]] = chunk[4:]
+        at += 12 + size
+    assert [*chunks] == [b"IHDR", b"IDAT", b"IEND"]
+    assert chunks[b"IHDR"].hex() == "0000004000000040" + "0802000000"  # 64 x 64, 8 bits of RGB
+    rows = zlib.decompress(chunks[b"IDAT"])
+    assert {rows[at : at + 193] for at in range(0, len(rows), 193)} == {b"\0" + b"\xff\0\0" * 64}
+    assert len(rows) == 64 * 193
+
+
+@each_row(
+    ("document", "text", "problem"),
+    [
+        ({"choices": [{"message": {"content": "Red"}}]}, "Red", ""),
+        ({"choices": [{"message": {"content": None, "reasoning_content": "I"}}]}, "", ""),
+        ({"choices": []}, "", "IndexError"),
+        ({"choices": [{"message": None}]}, "", "AttributeError"),
+        ("text", "", "TypeError"),
+        (None, "", "TypeError"),
+    ],
+)
+def test_an_answer_about_a_picture_has_a_message(document: Any, text: str, problem: str) -> None:
+    found = questions.judge_picture(document)
+    assert found.text == text
+    assert problem in found.problem
+    assert bool(problem) == bool(found.problem)

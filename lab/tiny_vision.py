@@ -1,0 +1,156 @@
+"""A tiny PaliGemma with random weights, which completes text and describes pictures.
+
+Contract: as `tiny_model`, whose tokenizer and drawn weights it has. Its class is one of the few
+that vLLM loads without torchvision, which lab nodes lack. A picture takes four tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from lab import tiny_model
+
+ADDED = ("<image>", "\n")
+IMAGE_TOKEN = tiny_model.VOCABULARY
+VOCABULARY = tiny_model.VOCABULARY + len(ADDED) + 1024 + 128
+"""The class' processor adds 1024 tokens of places and 128 of shapes."""
+WIDTH = 64
+LAYERS = 2
+HEADS = 2
+PICTURE, PATCH = 32, 16  # pixels of a side
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: "
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] if part['type'] == 'text' %}{{ part['text'] }}{% endfor %}"
+    "{% endif %}{% endfor %}"
+)
+
+
+def write(directory: Path) -> Path:
+    """Write the checkpoint into `directory`, readable by all, and return it."""
+    processor = {"processor_class": "PaliGemmaProcessor"}
+    documents: dict[str, object] = {
+        "config.json": config(),
+        "generation_config.json": {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3},
+        "tokenizer.json": tokenizer(),
+        "tokenizer_config.json": {
+            **tiny_model.tokenizer_config(),
+            **processor,
+            "chat_template": CHAT_TEMPLATE,
+        },
+        "preprocessor_config.json": {
+            **processor,
+            "image_processor_type": "SiglipImageProcessor",
+            "image_seq_length": (PICTURE // PATCH) ** 2,
+            "size": {"height": PICTURE, "width": PICTURE},
+            "image_mean": [0.5] * 3,
+            "image_std": [0.5] * 3,
+        },
+    }
+    for name, document in documents.items():
+        tiny_model.put(directory / name, (json.dumps(document, indent=1) + "\n").encode())
+    tiny_model.put(directory / "model.safetensors", tiny_model.safetensors(tensors()))
+    return directory
+
+
+def config() -> dict[str, object]:
+    """The model's `config.json`."""
+    text = tiny_model.config()
+    del text["architectures"], text["hidden_act"]
+    return {
+        "architectures": ["PaliGemmaForConditionalGeneration"],
+        "model_type": "paligemma",
+        "dtype": "bfloat16",
+        "image_token_index": IMAGE_TOKEN,
+        "hidden_size": tiny_model.HIDDEN,
+        "projection_dim": tiny_model.HIDDEN,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 3,
+        "text_config": {
+            **text,
+            "model_type": "gemma",
+            "hidden_activation": "gelu_pytorch_tanh",
+            "vocab_size": VOCABULARY,
+            "tie_word_embeddings": True,
+            "num_image_tokens": (PICTURE // PATCH) ** 2,
+        },
+        "vision_config": {
+            "model_type": "siglip_vision_model",
+            "hidden_size": WIDTH,
+            "intermediate_size": 2 * WIDTH,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": HEADS,
+            "image_size": PICTURE,
+            "patch_size": PATCH,
+            "projection_dim": tiny_model.HIDDEN,
+            "vision_use_head": False,
+        },
+    }
+
+
+def tokenizer() -> dict[str, object]:
+    """The tiny Llama's tokenizer, with the tokens of a picture and of the end of a prompt."""
+    found = tiny_model.tokenizer()
+    added = found["added_tokens"]
+    assert isinstance(added, list)
+    more = [
+        {**added[0], "id": number, "content": text, "special": text != "\n"}
+        for number, text in enumerate(ADDED, IMAGE_TOKEN)
+    ]
+    return {**found, "added_tokens": [*added, *more]}
+
+
+def tensors() -> Iterator[tuple[str, tuple[int, ...], bytes]]:
+    """Yield each tensor: its name, its shape, its bfloat16 values."""
+    for name, shape, values in tiny_model.tensors():
+        rows, *others = shape
+        if name == "lm_head.weight":  # the words' own table has its place
+            continue
+        # The norms of a Gemma count from 1. Added tokens have no weights: none is ever said.
+        if name.endswith("norm.weight"):
+            values = bytes(len(values))  # noqa: PLW2901
+        added = VOCABULARY - rows if rows == tiny_model.VOCABULARY else 0
+        room = bytes(2 * added * math.prod(others))
+        yield f"language_model.{name}", (rows + added, *others), values + room
+    for name, shape in _shapes():
+        yield name, shape, _values(name, shape)
+
+
+def _shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield from _linear("multi_modal_projector.linear", tiny_model.HIDDEN, WIDTH)
+    tower = "vision_tower.vision_model"
+    yield f"{tower}.embeddings.patch_embedding.weight", (WIDTH, 3, PATCH, PATCH)
+    yield f"{tower}.embeddings.patch_embedding.bias", (WIDTH,)
+    yield f"{tower}.embeddings.position_embedding.weight", ((PICTURE // PATCH) ** 2, WIDTH)
+    yield from _norm(f"{tower}.post_layernorm")
+    for layer in range(LAYERS):
+        each = f"{tower}.encoder.layers.{layer}"
+        for part in ("q", "k", "v", "out"):
+            yield from _linear(f"{each}.self_attn.{part}_proj", WIDTH, WIDTH)
+        yield from _linear(f"{each}.mlp.fc1", 2 * WIDTH, WIDTH)
+        yield from _linear(f"{each}.mlp.fc2", WIDTH, 2 * WIDTH)
+        yield from _norm(f"{each}.layer_norm1")
+        yield from _norm(f"{each}.layer_norm2")
+
+
+def _linear(name: str, rows: int, columns: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{name}.weight", (rows, columns)
+    yield f"{name}.bias", (rows,)
+
+
+def _norm(name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{name}.weight", (WIDTH,)
+    yield f"{name}.bias", (WIDTH,)
+
+
+def _values(name: str, shape: tuple[int, ...]) -> bytes:
+    count = math.prod(shape)
+    if name.endswith("bias"):
+        return bytes(2 * count)
+    if "norm" in name.split(".")[-2]:
+        return tiny_model.bfloat16(1.0) * count
+    return tiny_model.normal(name, count)
