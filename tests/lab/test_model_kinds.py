@@ -168,6 +168,23 @@ def test_status_and_verify_ask_each_by_its_kind(kinds: KindsFleet) -> None:
     assert not re.search(r"vllm-\w+-\d+\.service: ", run.output), run.output
 
 
+def test_the_plan_foretells_the_tokens_that_each_server_logs(kinds: KindsFleet) -> None:
+    """Encoders keep none. What a Whisper keeps is not estimated; its entry says its GPUs."""
+    run = kinds.gpufleet("plan", kinds.inventory, "--json", seconds=200)
+    assert run.status == 0, run.output
+    rows = [each for each in json.loads(run.stdout)["candidates"] if each["chosen"]]
+    foretold = {each["model"]: each["kv_cache_tokens"] or 0 for each in rows}
+    assert {name: foretold[name] for name in REPLICAS} == dict.fromkeys(REPLICAS, 0)
+    assert foretold[VISION] > 0
+    for model in (*REPLICAS, VISION):
+        unit = f"vllm-{model}-0.service"
+        journal = f"journalctl -u {unit} -o cat --no-pager 2>/dev/null; :"
+        log = "".join(kinds.ssh(node, journal) for node in NODES)
+        said = re.findall(r"KV cache size: ([\d,]+) tokens", log)
+        assert [int(each.replace(",", "")) for each in said[-1:]] in ([foretold[model]], [])
+        assert bool(said) or foretold[model] == 0, log[-2000:]
+
+
 def test_a_model_that_sees_and_refuses_pictures_does_not_serve(kinds: KindsFleet) -> None:
     """Somebody has taken pictures away behind the unit's back: it completes text as before."""
     unit = f"vllm-{VISION}-0.service"
