@@ -59,7 +59,7 @@ class KindsFleet(UpgradeFleet):
             own = {"model": name, "revision": fake_hub.revision_of(write(hub / name))}
             self.wanted["serving"][kind] = {**tiny, **own, "replicas": 1, "flags": flags}
         # The encoder's 1500 positions are taken in one step.
-        speech = {**flags, "max-num-batched-tokens": 2048}
+        speech = {**flags, "max-num-batched-tokens": 2048, "max-model-len": 32}
         self.wanted["serving"][SPEECH]["flags"] = speech
         for kind, share in SHARES.items():
             self.wanted["serving"][kind]["gpu_share"] = share

@@ -11,9 +11,11 @@ import json
 import re
 import shlex
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
 from urllib.parse import urlencode
 
 import openai
@@ -356,6 +358,47 @@ def test_a_fault_is_told_with_its_node_kept_quiet_while_silenced_and_resolved(
 
 
 @pytest.mark.long
+class Inbox(BaseHTTPRequestHandler):
+    """Who is on call: keeps what Alertmanager sends, or refuses it."""
+
+    refuses = False
+    got: ClassVar[list[dict[str, Any]]] = []
+
+    def do_POST(self) -> None:
+        said = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if not self.refuses:
+            self.got.extend(said["alerts"])
+        self.send_response(403 if self.refuses else 200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_test_alert_comes_to_who_is_on_call_and_a_refusal_of_it_is_seen(watched: Fleet) -> None:
+    def verdict() -> tuple[str, str]:
+        words = ("preflight", watched.inventory, "--test-alert", "--json")
+        run = watched.gpufleet(*words, seconds=120)
+        lines = [each for each in json.loads(run.stdout)["lines"] if each["check"] == "alerts"]
+        return lines[0]["status"], lines[0]["proof"]
+
+    with ThreadingHTTPServer((watched.state.machine, 0), Inbox) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        file = watched.project / "on-call"
+        file.write_text(f"http://{watched.state.machine}:{server.server_address[1]}/page\n")
+        declare(watched, alertmanager={"page": {"webhook_url_file": str(file)}})
+        deployed_on(watched)
+        assert verdict()[0] == "OK"
+        [alert] = (each for each in Inbox.got if each["labels"]["severity"] == "page")
+        assert alert["labels"]["instance"].startswith(f"{HOME} at ")
+        assert "gpufleet preflight asks whether you get this" in alert["annotations"]["summary"]
+        Inbox.refuses = True
+        status, proof = verdict()
+        server.shutdown()
+    assert status == "FAIL", proof
+    assert "webhook: 0 delivered, 1 failed" in proof
+
+
 def test_a_node_that_is_down_keeps_nobody_else_from_being_watched(watched: Fleet) -> None:
     """Its own targets stay, and are seen to be down; a node's new targets come."""
     deployed_on(watched)  # alone, this test is the first that has the whole fleet watched

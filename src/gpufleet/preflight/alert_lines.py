@@ -75,9 +75,15 @@ def integrations(receiver: Receiver | None) -> tuple[str, ...]:
 
 
 def new_test_alert(node: str, by: str, now: dt.datetime) -> dict[str, Any]:
-    """Return an alert that goes to `page` and says what it is."""
+    """
+    Return an alert that goes to `page` and says what it is.
+
+    Alertmanager waits for minutes before it sends more of one name and instance, and a test is
+    often done again: the time makes it another instance.
+    """
+    instance = f"{node} at {now:%H:%M:%S}"
     return {
-        "labels": {"alertname": TEST_ALERT, "severity": "page", "instance": node},
+        "labels": {"alertname": TEST_ALERT, "severity": "page", "instance": instance},
         "annotations": {
             "summary": f"A test by {by}: gpufleet preflight asks whether you get this.",
             "action": "Confirm it to the one who sent it. Nothing is wrong.",
