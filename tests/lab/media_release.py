@@ -30,7 +30,8 @@ def get_image_backend():
 def make(folder: Path) -> tuple[list[Path], Path]:
     """Return the wheels that nodes need besides the lab's, and the lock, in `folder`."""
     there = CACHE / "media"
-    there.mkdir(exist_ok=True)
+    for each in (there, folder):
+        each.mkdir(parents=True, exist_ok=True)
     with exclusive("media", CACHE, limit=600):
         for each in (f"torchvision=={TORCHVISION}", *SOUND):
             if not list(there.glob(each.replace("==", "-") + "-*.whl")):

@@ -178,7 +178,7 @@ def test_a_tune_that_is_killed_is_put_right_by_the_commands_that_it_names(fleet:
             process.kill()
             process.communicate()
         # A deploy that it had begun goes on to its end.
-        busy = ["pgrep", "-f", f"--data .*{fleet.inventory} .*vllm.py"]
+        busy = ["pgrep", "-f", "--", f"--data .*{fleet.inventory} .*vllm.py"]
         until(lambda: subprocess.run(busy, check=False).returncode == 1, "its deploy's end", 300)
         assert fleet.drained()[NODES[1]] == ["tiny-1", "cordon"]
 
