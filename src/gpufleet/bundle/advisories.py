@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -19,6 +18,7 @@ from packaging.version import InvalidVersion, Version
 
 from gpufleet.bundle.download import AT_ONCE, read
 from gpufleet.errors import FleetError
+from gpufleet.remote.daemon_pool import DaemonPool
 
 _T = TypeVar("_T")
 
@@ -65,7 +65,7 @@ def find(source: str, pins: Iterable[tuple[str, str]]) -> tuple[Advisory, ...]:
     for start in range(0, len(wanted), _BATCH):
         named |= _named(source, wanted[start : start + _BATCH])
     ids = sorted(set().union(*named.values()))
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with DaemonPool(AT_ONCE) as pool:
         said = dict(zip(ids, pool.map(lambda each: _said(source, each), ids), strict=True))
     return tuple(
         sorted(

@@ -17,7 +17,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +25,7 @@ from urllib.parse import urlsplit
 
 from gpufleet.errors import FleetError
 from gpufleet.progress import Amount, Pace
+from gpufleet.remote.daemon_pool import DaemonPool
 
 STATE = ".state"
 MANIFEST = "MANIFEST"
@@ -104,7 +104,7 @@ class Folder:
 
         problems: list[str] = []
         files = list(wanted)
-        with self._watched(files, say), ThreadPoolExecutor(AT_ONCE) as pool:
+        with self._watched(files, say), DaemonPool(AT_ONCE) as pool:
             for path in filter(None, pool.map(one, files)):
                 say(path)
         if problems:
@@ -171,7 +171,9 @@ class Folder:
     def save(self) -> None:
         """Remember the hashes for the next run."""
         partial = self.state / "hashes.json.new"
-        partial.write_text(json.dumps(self._known, indent=0, sort_keys=True))
+        with self._lock:  # after Ctrl-C downloads still run
+            known = dict(self._known)
+        partial.write_text(json.dumps(known, indent=0, sort_keys=True))
         partial.replace(self.state / "hashes.json")
 
     @contextmanager

@@ -10,7 +10,6 @@ import html
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
@@ -22,6 +21,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 from gpufleet.bundle.download import AT_ONCE, Digest, Folder, MissingFileError, Remote, read
 from gpufleet.errors import FleetError
+from gpufleet.remote.daemon_pool import DaemonPool
 from gpufleet.settings.mirror_rewrite import WHEELS
 
 PYPI = "https://pypi.org/simple"
@@ -116,7 +116,7 @@ def find(lock: Lock, target: Target) -> tuple[Remote, ...]:
             return None
 
     pins = list(lock.pins(target))
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with DaemonPool(AT_ONCE) as pool:
         found = tuple(remote for remote in pool.map(one, pins) if remote)
     if problems:
         raise FleetError(*sorted(problems))

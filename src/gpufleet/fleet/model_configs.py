@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from gpufleet.formatting import format_duration
 from gpufleet.node.topology import value_or
 from gpufleet.planning.serving_options import config_overrides, draft_model
 from gpufleet.progress import Pace, wait_text
+from gpufleet.remote.daemon_pool import DaemonPool
 from gpufleet.sanitize import printable
 from gpufleet.settings.adapter_settings import Adapter
 from gpufleet.settings.node_variables import NodeVars
@@ -101,7 +102,7 @@ def describe_models(
     for name, node in sorted(declared.items()):
         for model, served in node.settings.serving.items():
             wanted.setdefault(model, (served, node.settings.vllm, []))[2].append(name)
-    with ThreadPoolExecutor(max_workers=8) as pool:
+    with DaemonPool(8) as pool:
         jobs = {
             model: pool.submit(
                 _describe_one, served, vllm, [documents.get(each, {}) for each in nodes], folder

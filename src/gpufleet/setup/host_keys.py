@@ -6,12 +6,12 @@ import base64
 import hashlib
 import socket
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import paramiko
 
 from gpufleet.errors import FleetError
+from gpufleet.remote.daemon_pool import DaemonPool
 from gpufleet.setup.hosts import Host
 
 # A host that answers does so in a round trip or two; sshd may look the caller's name up.
@@ -26,7 +26,7 @@ def fetch_keys(hosts: Iterable[Host]) -> dict[str, paramiko.PKey]:
     Raises `FleetError` with every host that shows none.
     """
     asked = tuple(hosts)
-    with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
+    with DaemonPool(_AT_ONCE) as pool:
         answers = list(pool.map(_ask, asked))
     if problems := [answer for answer in answers if isinstance(answer, str)]:
         raise FleetError(*problems)

@@ -18,12 +18,12 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gpufleet.errors import FleetError, file_fault, json_fault
+from gpufleet.remote.daemon_pool import DaemonPool
 from gpufleet.sizing import adapter_config, mistral_format
 from gpufleet.sizing.adapter_config import AdapterConfig
 from gpufleet.sizing.architectures.description import ModelFiles, Stored
@@ -294,13 +294,11 @@ def _read_headers(
         return None, ("the weights' files are not in the cache, so their headers were not read",)
 
     def header(name: str) -> Stored:
-        if time.monotonic() > until:
-            raise TimeoutError("the Hub is too slow")
         url = huggingface_hub.hf_hub_url(model, name, revision=commit, endpoint=hub.endpoint)
-        return _read_remote_header(url, token, f"{model}: {name}")
+        return _read_remote_header(url, token, f"{model}: {name}", until)
 
     try:
-        with ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(names))) as pool:
+        with DaemonPool(min(_AT_ONCE, len(names))) as pool:
             return _merge_headers(pool.map(header, names)), ()
     except errors.EntryNotFoundError:
         return None, ("the model has no safetensors files, whose headers list the stored tensors",)
@@ -308,12 +306,12 @@ def _read_headers(
         return None, (f"the headers of the weights' files could not be read: {_first_line(error)}",)
 
 
-def _read_remote_header(url: str, token: str | None, name: str) -> Stored:
+def _read_remote_header(url: str, token: str | None, name: str, until: float) -> Stored:
     """Read a file's header, and no more even if the server sends all of it."""
-    got = _read_front(url, token, _FIRST_BYTES, lambda data: _header_end(data, name))
+    got = _read_front(url, token, _FIRST_BYTES, lambda data: _header_end(data, name), until)
     size = _header_size(got[:8], name)
     if len(got) < 8 + size:
-        got = _read_front(url, token, 8 + size, lambda _: 8 + size)
+        got = _read_front(url, token, 8 + size, lambda _: 8 + size, until)
     return _parse_header(got[8 : 8 + size], name)
 
 
@@ -321,17 +319,28 @@ def _header_end(data: bytes, name: str) -> int:
     return 8 if len(data) < 8 else 8 + _header_size(data[:8], name)
 
 
-def _read_front(url: str, token: str | None, size: int, needed: Callable[[bytes], int]) -> bytes:
-    """Return the first bytes at `url`: until there are as many as `needed` says, or `size`."""
+def _read_front(
+    url: str, token: str | None, size: int, needed: Callable[[bytes], int], until: float
+) -> bytes:
+    """
+    Return the first bytes at `url`: until there are as many as `needed` says, or `size`.
+
+    Raises `TimeoutError` at the time `until`, also where a server sends a byte now and then.
+    """
     from huggingface_hub.utils._headers import build_hf_headers
     from huggingface_hub.utils._http import get_session, hf_raise_for_status
 
     headers = {**build_hf_headers(token=token), "Range": f"bytes=0-{size - 1}"}
     got = b""
+    if time.monotonic() > until:
+        raise TimeoutError("the Hub is too slow")
     with get_session().stream("GET", url, headers=headers, timeout=10) as response:
         hf_raise_for_status(response)
-        for chunk in response.iter_bytes(1 << 16):
+        # As the bytes come: of pieces of one size the first might take hours.
+        for chunk in response.iter_bytes():
             got += chunk
+            if time.monotonic() > until:
+                raise TimeoutError("the Hub is too slow")
             if len(got) >= min(size, needed(got)):
                 break
     return got

@@ -2,6 +2,8 @@
 
 import json
 import struct
+import subprocess
+import sys
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -155,6 +157,8 @@ class _Served(ThreadingHTTPServer):
     ranges: bool = True
     delay: float = 0.0
     gated: bool = False
+    drips: bool = False
+    """A byte of weights at a time, twice a second."""
     token: str = TOKEN
 
 
@@ -191,10 +195,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         if body:
+            drips = self.server.drips and target.endswith(".safetensors")
+            size = 1 if drips else 1 << 16
             try:
-                for start in range(0, len(content), 1 << 16):
-                    self.wfile.write(content[start : start + (1 << 16)])
-                    self.server.sent += len(content[start : start + (1 << 16)])
+                for start in range(0, len(content), size):
+                    self.wfile.write(content[start : start + size])
+                    self.server.sent += len(content[start : start + size])
+                    if drips:
+                        sleep(0.5)
             except OSError:  # the client has read enough
                 self.close_connection = True
 
@@ -340,6 +348,53 @@ def test_a_hub_that_does_not_answer_is_not_waited_for(tmp_path, hub):
         pytest.raises(FleetError, match="has not sent its files within 1 s"),
     ):
         checkpoint_reader.read("lab/tiny", hub=hub(server), seconds=1)
+
+
+def test_headers_that_a_hub_drips_are_done_without(tmp_path, hub):
+    checkpoint(tmp_path / "hub/lab/tiny")
+    with served(tmp_path / "hub", drips=True) as server:
+        found = checkpoint_reader.read("lab/tiny", hub=hub(server), seconds=4)
+
+    assert (found.config, found.stored) == (CONFIG, None)
+    assert "too slow" in found.notes[0]
+
+
+READS = """
+import sys
+{first}
+from gpufleet.errors import FleetError
+from gpufleet.sizing import checkpoint_reader
+
+checkpoint_reader._read_front = lambda *_: __import__("time").sleep(60)
+endpoint, cache, token = sys.argv[1:]
+hub = checkpoint_reader.Hub(endpoint=endpoint, cache=cache, token_file=token)
+try:
+    checkpoint_reader.read("lab/tiny", hub=hub, seconds=2)
+except FleetError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    "first", ["", "from gevent import monkey; monkey.patch_all()"], ids=["threads", "gevent"]
+)
+def test_a_command_that_gave_a_hub_up_ends(tmp_path, hub, first):
+    """The process used to wait at its end for the thread that still read."""
+    checkpoint(tmp_path / "hub/lab/tiny")
+    with served(tmp_path / "hub") as server:
+        asked = hub(server)
+        done = subprocess.run(
+            [
+                *(sys.executable, "-c", READS.format(first=first)),
+                *(asked.endpoint, asked.cache, asked.token_file),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        )
+
+    assert "has not sent its files within 2 s" in done.stdout
 
 
 def test_a_password_in_the_endpoint_is_not_shown(tmp_path):

@@ -1,0 +1,60 @@
+"""Run work in several threads that a command does not wait for when it ends."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class DaemonPool(Executor):
+    """
+    Run work in at most `most` daemon threads.
+
+    A `ThreadPoolExecutor` is waited for twice: at the end of its block, also after Ctrl-C, and at
+    the end of the process, also for work whose result was given up. A server that sends a byte a
+    second holds either for hours. Here the block and the process end; work that has not begun is
+    cancelled, and what runs ends with the process.
+    """
+
+    def __init__(self, most: int) -> None:
+        # By their modules: gevent may have replaced both since this one was imported.
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._most = most
+        self._threads = 0
+        self._futures: list[Future[Any]] = []
+
+    def submit(self, work: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> Future[T]:
+        """Have a thread call `work`; return what its result will be in."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(work(*args, **options))
+            except BaseException as error:  # noqa: BLE001  # raised where the result is asked for
+                future.set_exception(error)
+
+        self._futures.append(future)
+        self._jobs.put(run)
+        if self._threads < self._most:
+            self._threads += 1
+            threading.Thread(target=self._work, daemon=True).start()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
+        """Cancel what has not begun, and wait for nothing."""
+        for future in self._futures:
+            future.cancel()
+        for _ in range(self._threads):
+            self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (run := self._jobs.get()) is not None:
+            run()
