@@ -24,16 +24,22 @@ class Relay:
     upstream: str
     url: str = ""
     does: str = ""
+    over: bool = False
+    """At the end of all: what it still drips comes at once."""
     asked: list[str] = field(default_factory=list)
     """The paths of weights that were asked for while it did something."""
 
     def sent(self, body: bytes) -> Iterator[bytes]:
-        """Return what goes to the node of a file of weights, piece by piece."""
+        """
+        Return what goes to the node of a file of weights, piece by piece.
+
+        What it does to an answer is settled as that begins: another node's may come whole beside.
+        """
         does = self.does
         if does == "changes":
             middle = len(body) // 2
             body = body[:middle] + bytes([body[middle] ^ 1]) + body[middle + 1 :]
-        while body and does in ("drips", "is silent") and self.does == does:
+        while body and does in ("drips", "is silent") and not self.over:
             time.sleep(DRIP_SECONDS)
             if does == "drips":
                 yield body[:1]
@@ -88,5 +94,5 @@ def relay(address: str, upstream: str) -> Iterator[Relay]:
         try:
             yield made
         finally:
-            made.does = ""
+            made.does, made.over = "", True
             bound.shutdown()

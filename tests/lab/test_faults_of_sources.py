@@ -36,6 +36,8 @@ from tests.unit.monitoring.test_exporters import Authority, pem
 
 LAB_ID = own_lab("gfes")
 DAY = 86400
+END_SECONDS = 10
+"""Within which a deploy ends after Ctrl-C."""
 DRIP_SECONDS = 60
 """How long a deploy is left alone with a mirror that drips."""
 
@@ -117,9 +119,15 @@ def test_a_deploy_from_a_mirror_that_does_not_send_can_be_ended(
             time.sleep(DRIP_SECONDS)
             went_on = run.poll() is None
             os.killpg(run.pid, signal.SIGINT)
-            status = run.wait(timeout=PATIENCE)
+            status = run.wait(timeout=END_SECONDS)
             output = fleet.log.read_text(errors="replace")
             assert "Traceback" not in output, output
+            assert "may still run to its end on nodes: gpu-0" in output
+            assert "Run the same command again" in output
+            # The mirror is well again; the download that was left on the node still waits for it.
+            mirror.does = ""
+            again = fleet.pyinfra("-y", seconds=900)
+            assert again.status == 0, again.output
             shown = [line.strip() for line in output.splitlines() if "download of" in line]
             row.said = (
                 f"{'still waited' if went_on else 'had ended'} after {DRIP_SECONDS} s; "

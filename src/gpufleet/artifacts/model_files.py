@@ -6,6 +6,7 @@ and so that no service needs the hub, or its token, to start.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from shlex import quote
 
@@ -120,6 +121,10 @@ def download_script(wanted: Checkpoint, vllm: Vllm, release_directory: str) -> s
     after it. It runs as the service user in a transient unit that can write to that folder alone,
     and which hands it the token as a credential: the token is in no argument list and in no
     environment that others may read.
+
+    The unit outlives a deploy that was interrupted, and its client of the Hub holds locks on the
+    files that the next one would wait for, however slow its mirror. So its name is the folder's,
+    and the next download ends it first.
     """
     token = vllm.hf_token_file is not None
     folder = wanted.download
@@ -149,7 +154,12 @@ def download_script(wanted: Checkpoint, vllm: Vllm, release_directory: str) -> s
             *(f"-E {quote(f'{name}={value}')}" for name, value in environment.items()),
         ]
     )
+    unit = f"gpufleet-download-{hashlib.sha256(folder.encode()).hexdigest()[:10]}.service"
     return f"""set -eu
 test -e {quote(wanted.mark)} && exit 0
-{" ".join(sandbox.RUN)} {options} -- /bin/sh -c {quote(use_token + download)}
+systemctl stop {unit} 2>/dev/null || :
+for each in 1 2 3 4 5 6 7 8 9 10; do
+    case $(systemctl show -p LoadState {unit}) in *=not-found) break ;; *) sleep 0.5 ;; esac
+done
+{" ".join(sandbox.RUN)} --unit={unit} {options} -- /bin/sh -c {quote(use_token + download)}
 """

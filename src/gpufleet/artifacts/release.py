@@ -245,6 +245,9 @@ def build_script(wanted: Release) -> str:
     pip += ["--require-hashes", "--only-binary", ":all:"]
     unprivileged = sandbox.as_nobody(IMPORT_SECONDS)
     compiler = sandbox.writing_to(wanted.directory, COMPILE_SECONDS)
+    # A build outlives a deploy that was interrupted, and an index that sends a byte now and then
+    # would keep it for days.
+    bound = f"timeout -k 30 {BUILD_SECONDS}"
     return f"""set -eu
 umask 022
 unset PYTHONDONTWRITEBYTECODE PYTHONPATH PYTHONHOME
@@ -255,7 +258,7 @@ rm -f {wanted.build_log}
 if ! test -e {tool}/.complete; then
     rm -rf {tool}
     {interpreter} -m venv {tool}
-    {tool}/bin/python {join(pip)} {join(sources)} -r {wanted.uv_lock_path}
+    {bound} {tool}/bin/python {join(pip)} {join(sources)} -r {wanted.uv_lock_path}
     sync -f {tool}
     touch {tool}/.complete
 fi
@@ -272,7 +275,7 @@ if ! test -e {wanted.mark}; then
     rm -rf {wanted.directory}
     $uv venv --quiet --python {interpreter} {wanted.directory}
     (umask 077; : > {wanted.build_log})
-    $uv pip sync --require-hashes --no-build --link-mode hardlink \\
+    {bound} $uv pip sync --require-hashes --no-build --link-mode hardlink \\
         --python $python {join(sources)} {wanted.lock_path} 2> {wanted.build_log} \\
         || {{ tail -n {_SAID_LINES} {wanted.build_log} >&2; exit 1; }}
     {compiler} {interpreter} -ISB - {wanted.directory}/lib >> {wanted.build_log} <<'END OF PROGRAM'

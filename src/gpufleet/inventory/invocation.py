@@ -24,10 +24,13 @@ import click
 
 from gpufleet.formatting import suggestion
 from gpufleet.inventory.refusal import Refusal
+from gpufleet.sanitize import printable
 
 SERIES = "~=3.10.0"
 """The pyinfra whose insides this module and its neighbours rely on; as in pyproject.toml."""
 
+_NAMED = 4
+"""Nodes that an interruption names of each operation."""
 _PYTHON_ONLY = {".yml", ".yaml", ".ini", ".json", ".toml"}
 
 
@@ -203,9 +206,33 @@ def _pyinfra_knows(name: str, invocation: Invocation) -> bool:
 
 
 def _interrupted(_signal: int, _frame: FrameType | None) -> NoReturn:
-    click.echo(
-        "Interrupted: no further command is sent; running commands may still finish. Run the "
-        "same command again to continue.",
-        err=True,
-    )
+    click.echo(printable(interruption(under_way())), err=True)
     sys.exit(128 + signal.SIGINT)  # what a shell reports for a command ended by SIGINT
+
+
+def interruption(operations: Mapping[str, Sequence[str]]) -> str:
+    """Return what Ctrl-C leaves, and what to type; `operations` have the nodes that run each."""
+    left = "; ".join(
+        f"{', '.join(nodes[:_NAMED])}{' and more' if len(nodes) > _NAMED else ''}: {name}"
+        for name, nodes in operations.items()
+    )
+    running = f"This may still run to its end on nodes: {left}. " if left else ""
+    return (
+        f"Interrupted: no further command is sent. {running}Run the same command again to "
+        "continue: it finishes what is not done."
+    )
+
+
+def under_way() -> dict[str, list[str]]:
+    """Return the operations of pyinfra's run that have begun and not ended, each with its nodes."""
+    from pyinfra.context import ctx_state
+
+    found: dict[str, list[str]] = {}
+    if not ctx_state.isset():
+        return found
+    state = ctx_state.get()
+    for host in state.inventory:
+        if begun := host.executing_op_hash:
+            name = ", ".join(sorted(state.get_op_meta(begun).names))
+            found.setdefault(name, []).append(host.name)
+    return found

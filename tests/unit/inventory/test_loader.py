@@ -357,6 +357,8 @@ def test_an_interrupted_run_does_not_exit_with_0(project):
 
     assert run.returncode == 130
     assert "Traceback" not in rest
+    assert "may still run to its end on nodes: @local: server.shell" in rest
+    assert "Run the same command again" in rest
 
 
 # -- mistakes in variables -------------------------------------------------------------------------
