@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -74,9 +74,10 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if self.path.endswith(WEIGHTS) and self.relay.does:
             self.relay.asked.append(self.path)
-            for piece in self.relay.sent(body):
-                self.wfile.write(piece)
-                self.wfile.flush()
+            with suppress(OSError):  # who asked may have been ended
+                for piece in self.relay.sent(body):
+                    self.wfile.write(piece)
+                    self.wfile.flush()
         else:
             self.wfile.write(body)
 

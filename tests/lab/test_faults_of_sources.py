@@ -98,6 +98,27 @@ def test_weights_that_a_mirror_has_changed_are_not_served(fleet: OneRelease) -> 
         assert row.clients.failed == 0
 
 
+def downloading(fleet: OneRelease) -> subprocess.Popen[bytes]:
+    """Start a deploy; return once a node downloads a model."""
+    run = begun(fleet)
+    deadline = time.monotonic() + PATIENCE * 2
+    # The controller asks the mirror, too: for the weights' header, before any operation.
+    while "download of" not in fleet.log.read_text(errors="replace"):
+        assert run.poll() is None, fleet.log.read_text()
+        assert time.monotonic() < deadline, fleet.log.read_text()
+        time.sleep(0.2)
+    return run
+
+
+def interrupted(fleet: OneRelease, run: subprocess.Popen[bytes]) -> tuple[int, str]:
+    """Type Ctrl-C; return the deploy's status and output, once it has ended, in time."""
+    os.killpg(run.pid, signal.SIGINT)
+    status = run.wait(timeout=END_SECONDS)
+    output = fleet.log.read_text(errors="replace")
+    assert "Traceback" not in output, output
+    return status, output
+
+
 @pytest.mark.parametrize("does", ["drips", "is silent"])
 def test_a_deploy_from_a_mirror_that_does_not_send_can_be_ended(
     fleet: OneRelease, does: str
@@ -110,30 +131,30 @@ def test_a_deploy_from_a_mirror_that_does_not_send_can_be_ended(
             other_revision(fleet, mirror),
         ):
             mirror.does = does
-            run = begun(fleet)
-            deadline = time.monotonic() + PATIENCE * 2
-            while not mirror.asked:
-                assert run.poll() is None, fleet.log.read_text()
-                assert time.monotonic() < deadline, fleet.log.read_text()
-                time.sleep(0.2)
+            run = downloading(fleet)
             time.sleep(DRIP_SECONDS)
             went_on = run.poll() is None
-            os.killpg(run.pid, signal.SIGINT)
-            status = run.wait(timeout=END_SECONDS)
-            output = fleet.log.read_text(errors="replace")
-            assert "Traceback" not in output, output
+            status, output = interrupted(fleet, run)
             assert "may still run to its end on nodes: gpu-0" in output
             assert "Run the same command again" in output
-            # The mirror is well again; the download that was left on the node still waits for it.
-            mirror.does = ""
-            again = fleet.pyinfra("-y", seconds=900)
-            assert again.status == 0, again.output
             shown = [line.strip() for line in output.splitlines() if "download of" in line]
             row.said = (
                 f"{'still waited' if went_on else 'had ended'} after {DRIP_SECONDS} s; "
                 f"status {status} after Ctrl-C: {(shown or ['nothing shown'])[-1][:160]}"
             )
         assert row.clients.failed == 0
+
+
+def test_a_download_that_an_interrupted_deploy_left_is_ended_by_the_next(fleet: OneRelease) -> None:
+    """The mirror sends again, but not what it has begun to send."""
+    with relay(str(fleet.state.machine), fleet.state.mirror_url) as mirror:
+        with other_revision(fleet, mirror):
+            mirror.does = "drips"
+            interrupted(fleet, downloading(fleet))
+            mirror.does = ""
+            again = fleet.pyinfra("-y", seconds=900)
+            assert again.status == 0, again.output
+        fleet.deploy()
 
 
 def test_a_build_whose_uv_the_kernel_kills_leaves_the_old_release(fleet: OneRelease) -> None:

@@ -58,6 +58,13 @@ def models(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list
     return _beginning(sorted(served), incomplete)
 
 
+def deploys(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the deploys of this directory, and those that gpufleet ships."""
+    from gpufleet.inventory.pyinfra_command import deploy_names
+
+    return _beginning(deploy_names(), incomplete)
+
+
 def presets(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     """Return the presets."""
     from gpufleet.catalog import presets as catalogue

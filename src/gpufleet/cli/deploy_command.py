@@ -10,8 +10,11 @@ import shlex
 
 import click
 
+from gpufleet.cli import completers
+from gpufleet.errors import FleetError
 from gpufleet.inventory.pyinfra_command import (
     default_inventory,
+    deploy_file,
     deploy_names,
     names_inventory,
     pyinfra_command,
@@ -22,12 +25,12 @@ from gpufleet.inventory.pyinfra_command import (
     context_settings={"ignore_unknown_options": True},
     epilog="The deploys: " + ", ".join(deploy_names()) + ".",
 )
-@click.argument("name", metavar="NAME")
+@click.argument("name", metavar="NAME", required=False, shell_complete=completers.deploys)
 @click.argument(
     "words", metavar="[INVENTORY] [OPTIONS OF pyinfra]...", nargs=-1, type=click.UNPROCESSED
 )
 @click.option("--show", is_flag=True, help="Print the pyinfra command and run nothing.")
-def deploy(name: str, words: tuple[str, ...], *, show: bool) -> None:
+def deploy(name: str | None, words: tuple[str, ...], *, show: bool) -> None:
     """
     Run a deploy: vllm, node, gateway, monitoring ...
 
@@ -39,6 +42,9 @@ def deploy(name: str, words: tuple[str, ...], *, show: bool) -> None:
     It is `pyinfra INVENTORY deploys/NAME.py`, with that file of this directory, or else with the
     one that gpufleet ships. The exit status is pyinfra's.
     """
+    if not name:
+        raise FleetError(f"no NAME of a deploy is given; there are {', '.join(deploy_names())}")
+    deploy_file(name)  # a wrong name is a mistake in the first word, an inventory comes after it
     inventory = () if names_inventory(words) else (default_inventory(),)
     command = pyinfra_command(name, *inventory, *words)
     if show:

@@ -101,6 +101,22 @@ def test_an_unknown_deploy_is_one_line_and_status_2(fleet: Path) -> None:
     assert line.startswith("error: there is no deploy 'hold'; there are absent, check, fails, ")
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "error: no NAME of a deploy is given; there are absent, check, "),
+        (("nodes",), "error: there is no deploy 'nodes'; there are absent, check, "),
+    ],
+)
+def test_without_a_deploys_name_they_are_listed_before_an_inventory_is_missed(
+    tmp_path: Path, words: tuple[str, ...], says: str
+) -> None:
+    refused = run(tmp_path, BIN / "gpufleet", "deploy", *words)
+
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(says)
+
+
 def test_commands_take_the_only_inventory_also_where_other_words_follow(fleet: Path) -> None:
     whole = run(fleet, BIN / "gpufleet", "inventory", "--json")
     one = run(fleet, BIN / "gpufleet", "inventory", "@local", "--json")
