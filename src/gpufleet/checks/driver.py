@@ -20,6 +20,7 @@ from gpufleet.checks.probe_facts import (
     is_missing,
     reason,
 )
+from gpufleet.versions import numbers
 
 # nvmlBrandType_t, nvml.h: Tesla, and what it was renamed to. CUDA's forward compatibility packages
 # run on data-centre boards alone (CUDA compatibility guide); on GeForce CUDA ends with error 804.
@@ -300,10 +301,20 @@ def _too_old(node: Reading, said: str, has: tuple[int, int], needs: Needs) -> Pr
     """Return the problem of a driver whose CUDA is of an older major than the wheels'."""
     cuda = needs.cuda or has
     wanted = f"driver {_oldest(cuda[0])}"
+    locked = node.settings.gpu_lock
+    if locked and int(locked.branch) >= numbers(OLDEST_DRIVER.get(cuda[0], "0"))[0]:
+        install = Step(Action.CONFIGURE, f"install driver {locked.driver} of gpu_lock: {_INSTALL}")
+        return Problem(
+            Severity.BLOCK,
+            f"{said}: vLLM ends with `CUDA driver version is insufficient`",
+            wanted,
+            needs.source,
+            (install,),
+        )
     upgrade = Step(
         Action.CONFIGURE,
         f"upgrade the driver to {_oldest(cuda[0])}: name it in a lock (`gpufleet lock INVENTORY "
-        "--set NAME`), then `pyinfra INVENTORY deploys/node.py`; or by hand, then reboot",
+        "--set NAME`), then `gpufleet deploy node INVENTORY`; or by hand, then reboot",
     )
     package = f"cuda-compat-{cuda[0]}-{cuda[1]}"
     boards = {gpu.known("brand") for gpu in node.gpus}

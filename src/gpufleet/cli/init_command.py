@@ -111,7 +111,7 @@ def init(
             else "kept"
         )
         click.echo(printable(f"{state:8}  {directory / each.path}"))
-    python = None if "lock" in (given.get("vllm") or ()) else kinds.old_pythons(documents)
+    python = None if "lock" in (given.get("vllm") or ()) else kinds.old_pythons(documents, SHIPPED)
     for remark in (*findings.remarks, *filter(None, (python,))):
         click.echo(printable(f"note: {remark}"), err=True)
     _say_next(directory, findings, serving, given)
@@ -251,7 +251,7 @@ def _say_next(
         )
     click.echo("Next:")
     click.echo(f"  cd {directory}")
-    if any(kind.bare for kind in findings.kinds):
+    if any(kind.gets_driver for kind in findings.kinds):
         click.echo("  gpufleet deploy node     # the driver first")
     else:
         click.echo("  gpufleet plan            # which GPUs would serve what")

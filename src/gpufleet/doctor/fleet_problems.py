@@ -295,7 +295,7 @@ def _missing(sights: Sights, inventory: str) -> Iterator[Problem]:
             f"{model} (replicas)",
             sentence,
             Impact.DEGRADED if model in serving else Impact.OUTAGE,
-            do=f"`pyinfra {inventory} deploys/vllm.py --dry` says where they would run, or why not",
+            do=f"`gpufleet deploy vllm {inventory} --dry` says where they would run, or why not",
             page="docs/alerts/vllm-down.md",
             names=(model,),
             # They may be there: the sentence says so.

@@ -234,4 +234,4 @@ def _unlocked(node: Reading, lock: GpuLock) -> Iterator[Deviation]:
     for part, (version, when) in parts.items():
         if version is not None and not matches_lock(str(version), lock.driver):
             said = f"{part} is {version}, the lock has {lock.driver}"
-            yield Deviation("gpu_lock.driver", said, when, f"pyinfra INVENTORY {NODE}")
+            yield Deviation("gpu_lock.driver", said, when, "gpufleet deploy node INVENTORY")

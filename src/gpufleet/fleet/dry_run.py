@@ -115,7 +115,7 @@ class _NodeDryRun:
         recorded, errors = self._take()
         self.unread += [Unread(source, each) for each in errors]
         if changes:
-            remedy = f"pyinfra INVENTORY {self.file}"
+            remedy = f"gpufleet deploy {Path(self.file).stem} INVENTORY"
             found = recorded or [operation.rpartition(" | ")[2]]
             self.moved += [Deviation(source, each, urgency_of(each), remedy) for each in found]
 
@@ -238,5 +238,6 @@ def _execute(file: str, code: CodeType) -> tuple[str, ...]:
     # A role's own mistake is no drift, and costs the other nodes and deploy files nothing.
     except Exception as error:  # noqa: BLE001
         said = f"{type(error).__name__}: {printable(str(error))}"
-        return (f"it fails with {said}; `pyinfra --dry INVENTORY {file}` shows where",)
+        typed = f"gpufleet deploy {Path(file).stem} INVENTORY --dry"
+        return (f"it fails with {said}; `{typed}` shows where",)
     return ()

@@ -21,6 +21,7 @@ from gpufleet.gpu_software.version_sets import ReleaseSet, release_set, release_
 from gpufleet.node.machine import Generation, Machine, System, from_probe
 from gpufleet.node.topology import node_from_probe, value_or
 from gpufleet.settings.gpu_lock import GpuLock
+from gpufleet.versions import numbers
 
 NO_GPUS = "monitoring"
 """The group of nodes without GPUs, which can watch the others."""
@@ -67,6 +68,12 @@ class Kind:
     def bare(self) -> bool:
         """Return whether its GPUs have no driver."""
         return bool(self.gpus) and not self.drivers
+
+    @property
+    def gets_driver(self) -> bool:
+        """Return whether `deploys/node.py` brings a driver of another branch than is loaded."""
+        loaded = {_branch(each) for each in self.drivers}
+        return self.lock is not None and self.lock.branch not in loaded
 
 
 @dataclass(frozen=True)
@@ -206,27 +213,28 @@ def _remarks(kinds: tuple[Kind, ...]) -> Iterator[str]:
                 f"{who}: no NVIDIA driver is loaded: type `gpufleet deploy node` first: it "
                 f"installs {kind.lock.driver}"
             )
-        elif kind.lock and kind.lock.branch not in {_branch(each) for each in kind.drivers}:
+        elif kind.lock and kind.gets_driver:
             yield (
                 f"{who}: {join_names(kind.drivers)} is in no set of versions that vLLM's CUDA 13 "
-                f"runs on: `gpufleet deploy node` brings {kind.lock.driver}"
+                f"runs on: type `gpufleet deploy node` first: it brings {kind.lock.driver}"
             )
 
 
-def old_pythons(documents: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Return a sentence about nodes whose Python no shipped lock supports; None: none."""
+def old_pythons(documents: Mapping[str, Mapping[str, Any]], release: str) -> str | None:
+    """Return a sentence about nodes whose Python the release's shipped lock is not for, if any."""
     python = PROGRAMS["vllm"].python
     oldest = tuple(map(int, python.split(".")))
-    old = [
-        f"{name} ({version})"
+    old = {
+        name: numbers(str(version))
         for name, document in documents.items()
-        if (version := value_or(document["python"]))
-        and tuple(map(int, str(version).split(".")[:2])) < oldest
-    ]
+        if (version := value_or(document["python"])) and numbers(str(version))[:2] < oldest
+    }
     if not old:
         return None
+    named = ", ".join(f"{name} ({'.'.join(map(str, each))})" for name, each in old.items())
+    least = ".".join(map(str, min(old.values())[:2]))
     return (
         f"the shipped lock of vLLM is for Python {python} and newer, and these have an older one: "
-        f"{', '.join(old)}: make a lock with `gpufleet packages lock` (locks/README.md), and name "
-        "it in `vllm.lock` of group_vars/fleet.yml"
+        f"{named}: type `gpufleet packages lock vllm {release} --python {least}` in the new "
+        "directory, which writes the file that `vllm.lock` names"
     )

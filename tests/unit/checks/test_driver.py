@@ -223,6 +223,18 @@ def test_only_data_centre_boards_are_offered_forward_compatibility(document, jud
     assert "cuda-compat" not in geforce.text("driver-minimum")
 
 
+def test_a_driver_that_is_too_old_is_replaced_by_that_of_the_lock(document, judged):
+    lock = {"gpu_lock": {"driver": "580.95.05"}}
+    old = {"gpu_lock": {"driver": "570.124.06"}}
+
+    assert "install driver 580.95.05 of gpu_lock: `gpufleet deploy node" in judged(
+        document("h100x8"), lock, needs=CUDA_13
+    ).text("driver-minimum")
+    assert "install driver" not in judged(document("h100x8"), old, needs=CUDA_13).text(
+        "driver-minimum"
+    )
+
+
 def test_declared_forward_compatibility_is_a_warning(document, judged):
     """The operator asked for it; whether the package is there is not read."""
     vllm = {

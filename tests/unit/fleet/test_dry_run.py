@@ -146,7 +146,7 @@ def test_each_thing_that_somebody_moved_is_named_once_and_not_mended(
     for path, (moved,) in by_path.items():
         operation = "lines" if path == "lines" else "files"
         assert moved["source"].endswith(f"deploy0.py: ground | {operation}")
-        assert moved["remedy"].startswith("pyinfra INVENTORY ")
+        assert moved["remedy"].startswith("gpufleet deploy ")
 
 
 def test_a_gateway_whose_files_are_not_there_has_moved(ask: Ask, tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def _document() -> Document:
                             Deviation(
                                 "deploys/vllm.py",
                                 "write /etc/x",
-                                remedy="pyinfra INVENTORY deploys/vllm.py",
+                                remedy="gpufleet deploy vllm INVENTORY",
                             ),
                         )
                     ),

@@ -57,6 +57,16 @@ def test_a_driver_that_is_there_is_locked_with_what_belongs_to_its_branch() -> N
     assert kind.lock.toolkit.branch == "13-0"
     assert kind.lock.dcgm
     assert not kind.bare
+    assert not kind.gets_driver
+
+
+def test_a_driver_that_no_set_has_is_to_be_replaced_first() -> None:
+    found = read_kinds({"a": node("h100x8", set_driver("570.124.06"))})
+
+    (kind,) = found.kinds
+    assert kind.gets_driver
+    assert not kind.bare
+    assert "type `gpufleet deploy node` first: it brings 580." in found.remarks[0]
 
 
 def test_nodes_of_one_branch_and_several_versions_keep_theirs() -> None:
@@ -126,8 +136,9 @@ def test_a_python_older_than_the_shipped_lock_is_named() -> None:
     def newer(document: dict[str, Any]) -> None:
         document["python"] = "3.12.3"
 
-    assert old_pythons({"b": node("h100x8", newer)}) is None
-    said = old_pythons({"a": node("h100x8", older), "b": node("h100x8", newer)})
+    assert old_pythons({"b": node("h100x8", newer)}, "0.32.0") is None
+    said = old_pythons({"a": node("h100x8", older), "b": node("h100x8", newer)}, "0.32.0")
     assert said
     assert "a (3.11.2)" in said
+    assert "`gpufleet packages lock vllm 0.32.0 --python 3.11`" in said
     assert "b (" not in said

@@ -101,7 +101,7 @@ FORCE = Row(
         timeline(
             "Not checked since its driver",
             (Query(f"max by (instance) (gpufleet_node_unchecked{{{_ON}}})", "{{instance}}"),),
-            "Nothing starts there until a check has passed: `pyinfra INVENTORY deploys/check.py`.",
+            "Nothing starts there until a check has passed: `gpufleet deploy check INVENTORY`.",
             shown=YES_STANDS_OUT,
             width=8,
             height=6,

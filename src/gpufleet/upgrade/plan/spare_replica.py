@@ -93,7 +93,7 @@ def _room(
     )
     return (
         f"{where} has room for one more, without moves or restarts: "
-        f"`serving.{model}.replicas: {count + 1}` and `pyinfra INVENTORY deploys/vllm.py` before "
+        f"`serving.{model}.replicas: {count + 1}` and `gpufleet deploy vllm INVENTORY` before "
         f"anything else is changed, then upgrade, then {count} again and upgrade: {HOW}"
     )
 

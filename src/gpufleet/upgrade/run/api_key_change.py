@@ -84,7 +84,7 @@ def problems(
             if sent is None:
                 yield (
                     f"{each.model}: its servers would require {key}, and the gateway {gateway} "
-                    "sends none: run `pyinfra INVENTORY deploys/gateway.py` first, because a "
+                    "sends none: run `gpufleet deploy gateway INVENTORY` first, because a "
                     "server without a key accepts any; then upgrade"
                 )
             else:
