@@ -112,6 +112,9 @@ def test_the_api_key_is_its_owners_alone_and_ignored_by_git(tmp_path: Path) -> N
     assert stat.S_IMODE(key.parent.stat().st_mode) == 0o700
     assert len(key.read_text().strip()) == 64
     assert "/secrets/" in (tmp_path / ".gitignore").read_text().splitlines()
+    others = [each for each in tmp_path.rglob("*") if each.is_file() and each != key]
+    assert len(others) > 5
+    assert [each for each in others if key.read_text().strip() in each.read_text()] == []
 
 
 def test_given_settings_go_over_the_derived_ones_key_by_key(tmp_path: Path) -> None:
