@@ -202,7 +202,8 @@ def check(
     from gpufleet.flags import pages
     from gpufleet.flags.check import check_command_line
 
-    words = argv[2:] if argv[:2] == ("vllm", "serve") else argv
+    words = argv[1:] if argv[:1] == ("vllm",) else argv
+    words = words[1:] if words[:1] == ("serve",) and len(words) > 1 else words
     verdict = check_command_line(
         _schema(version or default_release()), words, _variables(environment)
     )
@@ -217,7 +218,7 @@ def check(
 
 def _variables(given: tuple[str, ...]) -> dict[str, str]:
     pairs = [one.partition("=") for one in given]
-    if wrong := [name for name, equals, _ in pairs if not equals]:
+    if wrong := ["".join(pair) for pair in pairs if not pair[0].isidentifier() or not pair[1]]:
         raise click.UsageError(f"--env {wrong[0]}: write it as NAME=VALUE.")
     return {name: value for name, _, value in pairs}
 

@@ -126,6 +126,7 @@ def check(
     found += _repeated(line)
     found += _model(schema, line)
     found += _config(line)
+    found += _no_key(line)
     found.sort(key=lambda problem: problem.at[:1] or (len(argv),))
     fatal = settings.on("--fail-on-environ-validation")
     return (*found, *environment.environment_problems(schema, variables, fatal=fatal))
@@ -488,6 +489,9 @@ def _model(schema: Schema, line: CommandLine) -> Iterator[Problem]:
         elif line.model.lower() in _WORDS:
             found = f"`{line.model}` is taken for the model"
             yield _of_model(line, found, Severity.REFUSE, None)
+        elif " -" in line.model:
+            found = f"`{line.model}` is one word, and all of it the model: leave the quotes out"
+            yield _of_model(line, found, Severity.REFUSE, None)
         return
     if any(name in line.by_name for name in ("--config", "--model")) or any(
         one.trouble is Trouble.MODEL for one in line.unparsed
@@ -531,6 +535,16 @@ def _config(line: CommandLine) -> Iterator[Problem]:
         severity, by = Severity.REFUSE, By.PARSER
         found = f"`{given.values[-1]}` must end in .yaml or .yml"
     yield Problem(Kind.VALUE, severity, by, _written(line, given.at), found, at=given.at)
+
+
+def _no_key(line: CommandLine) -> Iterator[Problem]:
+    """Yield the remark on an empty key: a shell makes one of a variable that is not set."""
+    given = line.last("--api-key")
+    if given is not None and not any(given.values):
+        found = "the key is empty, and vLLM then serves clients without a key"
+        yield Problem(
+            Kind.VALUE, Severity.WARN, By.ADVICE, _written(line, given.at), found, at=given.at
+        )
 
 
 def _written(line: CommandLine, at: Sequence[int]) -> str:

@@ -99,6 +99,9 @@ class _Option:
     candidates: tuple[str, ...] = ()
 
 
+_LONG_DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
+
+
 class _Parser:
     """Walks over the words as argparse's `_parse_known_args` does."""
 
@@ -158,10 +161,23 @@ class _Parser:
         if self._schema.positional is not None and self.model is None:
             self.model = word
             return
-        found = f"`{word.text}` belongs to no option"
-        if self.model is not None:
-            found += f": the model is `{self.model.text}` already"
+        meant = self._meant_by_long_dash(word.text)
+        if meant is not None:
+            found = f"`{word.text}` begins with a long dash, so it is no option: write `{meant}`"
+        else:
+            found = f"`{word.text}` belongs to no option"
+            if self.model is not None:
+                found += f": the model is `{self.model.text}` already"
         self._cannot(Trouble.STRAY, word, found)
+
+    def _meant_by_long_dash(self, text: str) -> str | None:
+        """Return the option that a word would be with plain dashes, which editors replace."""
+        rest = text.lstrip(_LONG_DASHES)
+        candidates = [dashes + rest.lstrip("-") for dashes in ("--", "-") if rest != text]
+        return next((one for one in candidates if self._is_known(one)), None)
+
+    def _is_known(self, text: str) -> bool:
+        return text.partition("=")[0] in self._schema.by_option
 
     def _take_option(self, at: int, option: _Option) -> int:
         """Take the option at a place with its values, and return the place behind them."""

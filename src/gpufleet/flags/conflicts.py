@@ -164,6 +164,40 @@ def _ngram_of_no_length(s: Settings) -> bool:
     )
 
 
+def _drafts_of_no_model(s: Settings) -> bool:
+    """Other methods guess without a model, or with layers of the model that is served."""
+    method = s.key(_SPEC, "method") or s.value("--spec-method")
+    model = s.key(_SPEC, "model") or s.value("--spec-model")
+    lengths = (s.key(_SPEC, "num_speculative_tokens"), s.value("--spec-tokens"))
+    return (
+        model is None
+        and any(length is not None for length in lengths)
+        and not (isinstance(method, str) and (method in _WITHOUT_MODEL or method.endswith("mtp")))
+    )
+
+
+_WITHOUT_MODEL = {
+    "ngram",
+    "[ngram]",
+    "ngram_gpu",
+    "suffix",
+    "extract_hidden_states",
+    "dspark",
+}
+
+
+def _item_limit_is_impossible(s: Settings) -> bool:
+    """Return whether a number of items is negative, or a size of them is not above 0."""
+    given = s.value("--limit-mm-per-prompt")
+    limits = given.values() if isinstance(given, dict) else ()
+    for limit in limits:
+        sizes = limit if isinstance(limit, dict) else {"count": limit}
+        for key, size in sizes.items():
+            if isinstance(size, int) and size < (0 if key == "count" else 1):
+                return True
+    return False
+
+
 def _ngram_upside_down(s: Settings) -> bool:
     least, most = (s.key(_SPEC, f"prompt_lookup_{end}") for end in ("min", "max"))
     return (
@@ -229,6 +263,11 @@ def _is_no_cpu_list(cpus: str) -> bool:
 def _listed(s: Settings, name: str) -> list[Any]:
     given = s.value(name)
     return list(given) if isinstance(given, list | tuple) else []
+
+
+def _texts(s: Settings, name: str) -> list[str]:
+    """Return the words of all uses of a flag."""
+    return [text for use in s.line.by_name.get(name, ()) for text in use.values]
 
 
 def _several_partial_prefills(s: Settings) -> bool:
@@ -879,6 +918,65 @@ RULES = (
         ),
         "`--numa-bind-nodes` are numbers from 0",
         "config/parallel.py ParallelConfig",
+    ),
+    Conflict(
+        (_SPEC, "--spec-method", "--spec-tokens"),
+        "0.12.0",
+        _drafts_of_no_model,
+        "this speculative decoding needs a draft model: name it as `model` in "
+        "`--speculative-config`; ngram, suffix and mtp need none",
+        "config/speculative.py SpeculativeConfig.__post_init__",
+    ),
+    Conflict(
+        ("--limit-mm-per-prompt",),
+        "0.12.0",
+        _item_limit_is_impossible,
+        "`--limit-mm-per-prompt` has numbers of items from 0, and sizes above 0",
+        "config/multimodal.py BaseDummyOptions",
+    ),
+    Conflict(
+        (_EXECUTOR,),
+        "0.12.0",
+        lambda s: (
+            isinstance(s.value(_EXECUTOR), str)
+            and s.value(_EXECUTOR) not in {"mp", "ray", "uni", "external_launcher"}
+            and "." not in s.value(_EXECUTOR)
+        ),
+        "`--distributed-executor-backend` is mp, ray, uni, external_launcher, or a class of yours "
+        "as module.Class",
+        "v1/executor/abstract.py Executor.get_class",
+    ),
+    Conflict(
+        ("--logits-processors",),
+        "0.12.0",
+        lambda s: any(":" not in text for text in _texts(s, "--logits-processors")),
+        "`--logits-processors` names classes, each as module:Class",
+        "v1/sample/logits_processor/__init__.py _load_logitsprocs_by_fqcns",
+    ),
+    Conflict(
+        ("--middleware",),
+        "0.12.0",
+        lambda s: any("." not in text for text in _texts(s, "--middleware")),
+        "`--middleware` names a class or a function, as module.name",
+        "entrypoints/openai/api_server.py build_app",
+    ),
+    Conflict(
+        ("--seed",),
+        "0.12.0",
+        lambda s: not 0 <= s.number("--seed", 0) < 1 << 32,
+        "`--seed` is from 0 to 4294967295, which is all that NumPy takes",
+        "platforms/interface.py Platform.seed_everything",
+    ),
+    Conflict(
+        ("--port",),
+        "0.12.0",
+        lambda s: (
+            not 0 <= s.number("--port", 0) < 1 << 16
+            and not s.on(_HEADLESS)
+            and not s.value("--uds")
+        ),
+        "`--port` is from 0 to 65535",
+        "entrypoints/openai/api_server.py create_server_socket",
     ),
 )
 """All rules. Facts that a model or a GPU decides are left to the plan and to the node."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gpufleet.errors import json_fault
 from gpufleet.flags.command_line import GivenFlag
 from gpufleet.flags.json_values import JsonFault, type_faults
 from gpufleet.flags.normalize import human_readable
@@ -26,6 +27,7 @@ _ONE_LINE = re.compile("^{.*}$")
 _OBJECT = re.compile(r"\s*{.*}\s*", re.DOTALL)
 _OUTSIDE_STRINGS = re.compile(r'("(?:[^"\\]|\\.)*")')
 _SUFFIXED = re.compile(r"\b\d+(?:\.\d+)?[kKmMgGtT]\b")
+_STRAIGHT = str.maketrans("\u201c\u201d\u201e\u2018\u2019", '"""\'\'', "")
 _LORA_3D = "0.22.0"  # LoRAModulePath.is_3d_lora_weight, entrypoints/openai/models/protocol.py
 _SHOWN = 12  # choices; more of them do not help who reads the sentence
 
@@ -176,7 +178,9 @@ def _json(text: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise Unfit(Kind.JSON, f"`{text}` is not JSON: {error}", _mended(text)) from None
+        raise Unfit(
+            Kind.JSON, f"`{text}` is not JSON: {json_fault(error)}", _mended(text)
+        ) from None
     except ValueError:
         raise Unfit(Kind.JSON, f"`{text}` has a number with too many digits") from None
     except RecursionError:
@@ -256,7 +260,8 @@ def _expanded(schema: Schema, text: str) -> str:
 
 def _mended(text: str) -> str | None:
     """Return the JSON that was meant, where quotes are the only thing that is wrong."""
-    for candidate in (text.strip("'"), text.replace("'", '"')):
+    straight = text.translate(_STRAIGHT)
+    for candidate in (text.strip("'"), text.replace("'", '"'), straight.strip("'")):
         try:
             return json.dumps(json.loads(candidate))
         except (ValueError, RecursionError):

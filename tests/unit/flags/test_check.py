@@ -521,6 +521,66 @@ def test_an_option_of_a_plugin_is_called_that() -> None:
     assert problem.replacement is None
 
 
+def test_a_long_dash_of_an_editor_is_named_with_what_to_write() -> None:
+    problem = check(schema.load("0.33.0"), ["M", "\u2013max-model-len", "32k"])[0]
+    assert problem.found.endswith("so it is no option: write `--max-model-len`")
+    assert "write `-tp`" in check(schema.load("0.33.0"), ["M", "\u2013tp", "2"])[0].found
+    assert "belongs to no option" in check(schema.load("0.33.0"), ["M", "\u2013nope"])[0].found
+
+
+def test_curly_quotes_of_an_editor_become_straight_ones() -> None:
+    found = verdict("0.33.0", ["M", "--speculative-config", "\u201c{}\u201d"])
+    assert not found.accepted
+    curly = "{\u201cmethod\u201d: \u201cngram\u201d, \u201cnum_speculative_tokens\u201d: 2}"
+    assert verdict("0.33.0", ["M", "--speculative-config", curly]).rewritten == (
+        "M",
+        "--speculative-config",
+        '{"method": "ngram", "num_speculative_tokens": 2}',
+    )
+
+
+def test_what_is_no_json_is_said_in_our_words() -> None:
+    found = refused("0.33.0", ["M", "--allowed-origins", "*"]).found
+    assert found == "`*` is not JSON: column 1: no value of JSON begins there"
+
+
+def test_a_line_in_quotes_is_not_taken_for_a_model() -> None:
+    assert "leave the quotes out" in refused("0.33.0", ["org/name --port 8000"]).found
+    assert verdict("0.33.0", ["/srv/my models/q"]).accepted
+
+
+def test_an_empty_key_is_a_warning() -> None:
+    assert "without a key" in warned("0.33.0", ["M", "--api-key", ""]).found
+    assert verdict("0.33.0", ["M", "--api-key", "k"]).problems == ()
+
+
+@each_row(
+    ("line", "accepted"),
+    [
+        ('--speculative-config {"method":"eagle3","num_speculative_tokens":3}', False),
+        ('--speculative-config {"num_speculative_tokens":3}', False),
+        ('--speculative-config {"method":"eagle3","model":"d","num_speculative_tokens":3}', True),
+        ('--speculative-config {"method":"deepseek_mtp","num_speculative_tokens":1}', True),
+        ('--speculative-config {"method":"suffix","num_speculative_tokens":8}', True),
+        ("--spec-tokens 3", False),
+        ("--spec-tokens 3 --spec-model d", True),
+        ("--spec-tokens 3 --spec-method ngram", True),
+        ('--limit-mm-per-prompt {"video":{"count":1,"num_frames":0}}', False),
+        ('--limit-mm-per-prompt {"image":0,"video":{"count":1,"num_frames":32}}', True),
+        ("--distributed-executor-backend my_module.Executor", True),
+        ("--middleware auth.Check --middleware other", False),
+        ("--middleware auth.Check --middleware a.b.other", True),
+        ("--logits-processors my.module:Class", True),
+        ("--seed 4294967296", False),
+        ("--seed 4294967295", True),
+        ("--port 65536 --uds /run/vllm.sock", True),
+        ("--port 65535", True),
+    ],
+)
+def test_what_the_start_cannot_do_with_a_value(line: str, accepted: bool) -> None:
+    assert verdict("0.33.0", f"M {line}").accepted is accepted
+
+
 def test_deprecated_is_a_remark() -> None:
     """What still works and will not is said, and stops nothing."""
     assert warned("0.33.0", "M --disable-cascade-attn").kind is Kind.DEPRECATED
@@ -712,6 +772,14 @@ def test_command_says_accepted_and_refused() -> None:
     assert "--swap-space 4" in output
     assert "0.18.0" in output
     assert "vllm serve M\n" in output
+    assert run("--vllm", "0.33.0", "--", "serve", "M")[0] == 0
+    assert run("--vllm", "0.33.0", "--", "serve")[0] == 0  # a model of that name
+
+
+@pytest.mark.parametrize("given", ["=x", "FOO", "A B=1"])
+def test_a_variable_without_a_name_is_refused(given: str) -> None:
+    done = CliRunner().invoke(flags, ["check", "--env", given, "--", "M"])
+    assert (done.exit_code, "write it as NAME=VALUE" in done.output) == (2, True)
 
 
 def test_command_prints_json() -> None:

@@ -101,6 +101,13 @@ M --enable-flashinfer-autotune --kernel-config {"enable_flashinfer_autotune":tru
 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True M --kv-transfer-config {KV}
 M --numa-bind --numa-bind-cpus 3-1
 M --numa-bind --numa-bind-nodes -1
+M --speculative-config {"method":"eagle3","num_speculative_tokens":3}
+M --limit-mm-per-prompt {"image":-1}
+M --distributed-executor-backend slurm
+M --logits-processors my.module.Class
+M --middleware auth
+M --seed -1
+M --port 70000
 """.replace("{SPEC}", '{"model":"m","num_speculative_tokens":1}')
     .replace("{KV}", '{"kv_connector":"NixlConnector","kv_role":"kv_both"}')
     .strip()
