@@ -407,6 +407,7 @@ def _options(given: dict[str, Any]) -> Options:
         speculative_tokens=tokens if isinstance(tokens, int) else 0,
         speculative_method=_word(speculative.get("method")),
         draft_model=_word(speculative.get("model")),
+        mixed_vocabularies=speculative.get("use_heterogeneous_vocab") is True,
         lora=lora if given["enable_lora"] else None,
         pooling=is_pooling(given["runner"], given["convert"]),
         language_model_only=given["language_model_only"],

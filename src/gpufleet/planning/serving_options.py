@@ -54,6 +54,7 @@ def sizing_options(served: Served, kind: Kind, division: Division) -> Options:
         speculative_tokens=tokens if isinstance(tokens, int) else 0,
         speculative_method=_text(speculative.get("method")),
         draft_model=draft_model(served),
+        mixed_vocabularies=speculative.get("use_heterogeneous_vocab") is True,
         lora=_lora(flags),
         cpu_offload_gib=_fraction(flags.get("cpu-offload-gb")) or 0.0,
         pooling=is_pooling(flags.get("runner"), flags.get("convert") or flags.get("task")),

@@ -349,6 +349,7 @@ def _refusals(description: Description, options: Options) -> tuple[str, ...]:
         max_num_seqs=chosen.max_num_seqs,
         max_num_batched_tokens=chosen.max_num_batched_tokens,
         whole_item=whole_item_tokens(description, options),
+        draft_vocabulary=_draft_vocabulary(description, options),
     )
     found = refusals(
         description.architecture,
@@ -358,6 +359,21 @@ def _refusals(description: Description, options: Options) -> tuple[str, ...]:
         options.vllm,
     )
     return tuple(refused.sentence for refused in found)
+
+
+_NAMES_OF_DRAFTS = ("eagle", "dflash", "dspark")
+"""Without `method`, vLLM takes a draft whose name has one of these for what it is named after."""
+
+
+def _draft_vocabulary(description: Description, options: Options) -> int | None:
+    """Return how many tokens a draft model knows that has to know the same as the model."""
+    draft = counted_draft(description, options)
+    if draft is None or options.mixed_vocabularies:
+        return None
+    name = (options.draft_model or "").lower()
+    if options.speculative_method is None and any(word in name for word in _NAMES_OF_DRAFTS):
+        return None
+    return draft.architecture.vocab_size
 
 
 def _beyond_budget(options: Options, chosen: Defaults, stages: list[StageMemory]) -> list[str]:

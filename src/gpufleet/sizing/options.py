@@ -50,6 +50,8 @@ class Options:
     """`method` of `--speculative-config`; None: not given."""
     draft_model: str | None = None
     """`model` of `--speculative-config`: what it is, the description's `draft` says."""
+    mixed_vocabularies: bool = False
+    """`use_heterogeneous_vocab` of `--speculative-config`."""
     lora: Lora | None = None
     """With `--enable-lora`."""
     cpu_offload_gib: float = 0.0

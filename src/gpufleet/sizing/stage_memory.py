@@ -10,6 +10,7 @@ from gpufleet.sizing.architectures.description import Description
 from gpufleet.sizing.architectures.quantization import (
     LOADS_OTHERS,
     canonical_method,
+    online_methods,
     online_quantization,
 )
 from gpufleet.sizing.architectures.quantization_scheme import Quantization
@@ -87,10 +88,11 @@ def resolve_quantization(description: Description, options: Options) -> Quantiza
     if found is None:
         by_vllm = online_quantization(asked, options.vllm)
         if by_vllm is None:
+            names = ", ".join(online_methods(options.vllm))
             raise FleetError(
                 f"--quantization {asked}: the checkpoint is not quantized, and vLLM "
-                f"{'.'.join(map(str, options.vllm))} cannot quantize with that method while "
-                "loading; remove the flag, or use a quantized checkpoint"
+                f"{'.'.join(map(str, options.vllm))} quantizes while loading only by {names}; "
+                "write one of these, remove the flag, or use a quantized checkpoint"
             )
         return by_vllm
     # A kernel's name beside the method's ("awq_marlin"), alone, or the method itself.

@@ -2,6 +2,9 @@
 
 from dataclasses import replace
 
+import pytest
+
+from gpufleet.errors import FleetError
 from gpufleet.sizing.architectures.description import ModelFiles, describe
 from gpufleet.sizing.architectures.overrides import with_overrides
 from gpufleet.sizing.fit import size
@@ -123,3 +126,27 @@ def test_an_override_of_a_part_changes_what_it_names_of_that_part():
         "rope_parameters": {"factor": 4.0},
     }
     assert with_overrides(files, {}) is files
+
+
+@each_row(
+    ("changes", "refused"),
+    [
+        ({"speculative_method": "draft_model"}, True),
+        ({"speculative_method": None}, True),
+        ({"speculative_method": None, "draft_model": "org/EAGLE-small"}, False),
+        ({"speculative_method": "draft_model", "mixed_vocabularies": True}, False),
+        ({"speculative_method": "draft_model", "vllm": (0, 14, 0)}, False),
+    ],
+)
+def test_a_draft_of_another_vocabulary_is_refused(changes, refused):
+    """Qwen 3 0.6B knows 151,936 tokens, and Llama 3.1 128,256."""
+    asked = options(**ASKED | {"draft_model": "/srv/draft"} | changes)
+    found = size(replace(model(TARGET), draft=model("Qwen--Qwen3-0.6B")), asked)
+
+    assert any("a vocabulary of 151936 tokens" in reason for reason in found.reasons) is refused
+    assert found.fits is not refused
+
+
+def test_a_name_that_quantizes_nothing_is_refused_with_those_that_do():
+    with pytest.raises(FleetError, match=r"only by fp8_per_tensor, fp8_per_block"):
+        size(model(TARGET), options(vllm=(0, 32, 0), quantization="fp8"))

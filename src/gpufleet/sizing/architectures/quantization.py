@@ -124,6 +124,11 @@ def online_quantization(method: str, vllm: tuple[int, ...]) -> Quantization | No
     )
 
 
+def online_methods(vllm: tuple[int, ...]) -> list[str]:
+    """Return the names by which a release quantizes while it loads."""
+    return [method for method in _ONLINE if online_quantization(method, vllm) is not None]
+
+
 _EVER = (1 << 30,)
 _ONLINE: dict[str, tuple[Scheme | None, tuple[int, ...], tuple[int, ...]]] = {
     "fp8": (FP8, (0, 0), (0, 31)),

@@ -33,6 +33,8 @@ class Choice:
     chunked_prefill: bool = True
     whole_item: int | None = None
     """Tokens of the largest image or clip that one step has to hold; None: none has to."""
+    draft_vocabulary: int | None = None
+    """Tokens that a draft model of its own knows; None: there is none, or they may differ."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ FLAGS = {
     "lora_rank": "--max-lora-rank",
     "max_num_seqs": "--max-num-seqs",
     "max_num_batched_tokens": "--max-num-batched-tokens",
+    "draft_vocabulary": "the draft model",
     "compute_capability": "the GPU",
     "vllm": "the vLLM release",
     "checkpoint": "the checkpoint",
@@ -125,6 +128,8 @@ def _remedy(setting: str, nearest: Any) -> str:
             return f"use vLLM {version_text(nearest)}"
         case "checkpoint":
             return "use a checkpoint with another quantization"
+        case "draft_vocabulary":
+            return f"use a draft model of the same family, with {nearest} tokens"
         case "expert":
             return f"set {flag}" if nearest else f"leave {flag} out"
         case "redundant_experts":

@@ -1,4 +1,4 @@
-"""Lengths, batches and adapters.  Pure."""
+"""Lengths, batches, drafts and adapters.  Pure."""
 
 from __future__ import annotations
 
@@ -75,6 +75,28 @@ def check_batched_tokens(case: LaunchCase) -> Iterator[Refused]:
             "prompt needs in one piece without chunked prefill",
             rule,
             length,
+        )
+
+
+_DRAFT_VOCABULARY = (0, 17)
+"""The first release that was read with the check; 0.14 has no draft models of their own."""
+_MIXED_VOCABULARIES = (0, 25)
+
+
+def check_draft(case: LaunchCase) -> Iterator[Refused]:
+    """Refuse a draft model whose vocabulary is another than the model's."""
+    draft, own = case.choice.draft_vocabulary, case.architecture.vocab_size
+    if draft is not None and draft != own and case.vllm >= _DRAFT_VOCABULARY:
+        mixes = case.vllm >= _MIXED_VOCABULARIES
+        yield Refused(
+            "draft-vocabulary",
+            "draft_vocabulary",
+            draft,
+            f"the draft model of --speculative-config has a vocabulary of {draft} tokens, and "
+            f"{case.model} has {own}",
+            "vllm/config/speculative.py: verify_equal_vocab_size_if_draft_model",
+            own,
+            "set `use_heterogeneous_vocab: true` in --speculative-config" if mixes else "",
         )
 
 

@@ -28,6 +28,7 @@ from gpufleet.sizing.launch_rules.dtype_rules import (
 from gpufleet.sizing.launch_rules.launch_case import LaunchCase
 from gpufleet.sizing.launch_rules.length_rules import (
     check_batched_tokens,
+    check_draft,
     check_lora,
     check_max_model_len,
 )
@@ -85,5 +86,6 @@ _RULES: tuple[Callable[[LaunchCase], Iterator[Refused]], ...] = (
     check_decode_context,
     check_max_model_len,
     check_batched_tokens,
+    check_draft,
     check_lora,
 )
