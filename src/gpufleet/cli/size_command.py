@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from gpufleet.cli import completers
 from gpufleet.cli.default_release import default_release
@@ -19,6 +20,7 @@ from gpufleet.errors import FleetError
 from gpufleet.formatting import join_names
 
 if TYPE_CHECKING:
+    from gpufleet.flags.problem import Problem
     from gpufleet.sizing.architectures.description import Description
     from gpufleet.sizing.options import Options, Sizing
 
@@ -203,8 +205,10 @@ def size(model: str | None, *, as_json: bool, **given: Any) -> int:
     from gpufleet.sizing.architectures.description import describe
     from gpufleet.sizing.architectures.overrides import with_overrides
     from gpufleet.sizing.model_kinds import POOLS, read_kind
+    from gpufleet.sizing.not_counted import BLOCK, odd_block
 
     options = _options(given)
+    _refuse_flags(given, ".".join(map(str, options.vllm)))
     if given["gpu_share"] is not None:
         _require_one_gpu(given)
         options = _with_share(options, given["gpu_share"])
@@ -230,6 +234,9 @@ def size(model: str | None, *, as_json: bool, **given: Any) -> int:
     found = fit.size(description, options)
     if given["gpu_share"] is not None and not found.fits:
         found = replace(found, remedy=_least_share(description, options))
+    if options.device == "cuda" and options.block_size and options.block_size % BLOCK:
+        odd = f"--block-size {options.block_size}: {odd_block(options.block_size)}"
+        found = replace(found, notes=(*found.notes, odd))
     if as_json:
         document = {
             "model": files.origin,
@@ -419,6 +426,69 @@ def _options(given: dict[str, Any]) -> Options:
         device=given["device"],
         gpu=product,
     )
+
+
+_NOT_OF_VLLM = frozenset(
+    {
+        "gpu",
+        "gpu_memory_gib",
+        "gpus",
+        "vllm",
+        "device",
+        "num_speculative_tokens",
+        "hf_endpoint",
+        "hf_token_file",
+        "offline",
+        "seconds",
+        "revision",
+    }
+)
+_NEWER_NAMES = {"--runner": "--task", "--convert": "--task"}
+"""Options of `size` that stand for an older flag in the releases that lack them."""
+
+
+def _refuse_flags(given: Mapping[str, Any], release: str) -> None:
+    """Raise `FleetError` where the release refuses an option that was given, whatever the model."""
+    from gpufleet.flags import schema
+    from gpufleet.flags.check import check
+    from gpufleet.flags.problem import Kind
+
+    if release not in schema.versions():
+        return
+    known = schema.load(release)
+    context = click.get_current_context()
+    words = ["MODEL"]
+    for option in context.command.params:
+        name = option.name or ""
+        source = context.get_parameter_source(name)
+        if source is not ParameterSource.COMMANDLINE or name in _NOT_OF_VLLM or name not in given:
+            continue
+        flag = max(option.opts, key=len)
+        if known.flag(flag) is not None or known.flag(_NEWER_NAMES.get(flag, "")) is None:
+            words += _words(flag, option.secondary_opts, given[name])
+    problems = [each for each in check(known, words) if each.refuses]
+    if given["gpus"]:  # what depends on the division is judged by the sizing of each
+        problems = [each for each in problems if each.kind is not Kind.CONFLICT]
+    if problems:
+        raise FleetError(*(_sentence(each, release) for each in problems))
+
+
+def _sentence(problem: Problem, release: str) -> str:
+    written = " ".join(problem.rewritten or ()) or problem.replacement
+    instead = f"; write {written}" if written else ""
+    return f"{problem.argument}: {problem.found} (vLLM {release}){instead}"
+
+
+def _words(flag: str, negations: Sequence[str], value: Any) -> list[str]:
+    """
+    Return the words of a command line that say the same as an option's value.
+
+    >>> _words("--enforce-eager", (), True), _words("--hf-overrides", (), {"a": 1})
+    (['--enforce-eager'], ['--hf-overrides', '{"a": 1}'])
+    """
+    if isinstance(value, bool):
+        return [flag] if value else [*negations[:1]]
+    return [flag, json.dumps(value) if isinstance(value, dict) else str(value)]
 
 
 def _redundant_experts(given: Mapping[str, Any]) -> int | None:

@@ -14,13 +14,9 @@ from gpufleet.node.topology import Node, value_or
 from gpufleet.planning.stage import Stage
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Served
+from gpufleet.sizing.not_counted import BLOCK, odd_block
 
 _PARSERS = {"tool-call-parser": "tool_call_parser", "reasoning-parser": "reasoning_parser"}
-
-
-# The least that all of vLLM's attention backends for NVIDIA's GPUs take, or a multiple of it:
-# `get_supported_kernel_block_sizes` of those in vllm/v1/attention/backends of 0.32.
-_BLOCK = 16
 
 
 def remarks(
@@ -129,12 +125,8 @@ def _reserved_that_are_not_there(
 def _odd_block(stage: Stage, settings: Mapping[str, NodeSettings]) -> Iterator[str]:
     here = settings[stage.node]
     size = here.serving[stage.model].flags.get("block-size")
-    if here.vllm and here.vllm.device == "cuda" and isinstance(size, int) and size % _BLOCK:
-        yield (
-            f"serving.{stage.model}.flags.block-size: {size} is not a multiple of {_BLOCK}, which "
-            f"GPU attention backends require: the server may not start; write {_BLOCK}, 32 or 64, "
-            "or leave it out"
-        )
+    if here.vllm and here.vllm.device == "cuda" and isinstance(size, int) and size % BLOCK:
+        yield f"serving.{stage.model}.flags.block-size: {odd_block(size)}"
 
 
 def _offload(

@@ -40,6 +40,21 @@ def _not_counted_adapters(description: Description, options: Options) -> Iterato
         )
 
 
+BLOCK = 16
+"""
+The least that all of vLLM's attention backends for NVIDIA's GPUs take, or a multiple of it:
+`get_supported_kernel_block_sizes` of those in vllm/v1/attention/backends of 0.32.
+"""
+
+
+def odd_block(size: int) -> str:
+    """Return what is the matter with a block size that is no multiple of `BLOCK`."""
+    return (
+        f"{size} is not a multiple of {BLOCK}, which GPU attention backends require: the server "
+        f"may not start; write {BLOCK}, 32 or 64, or leave it out"
+    )
+
+
 _WITHOUT_DRAFT = {"ngram", "ngram_gpu", "suffix"}
 """Methods of speculation that load no model."""
 

@@ -168,6 +168,45 @@ def test_a_context_that_is_lengthened_and_layers_outside_of_the_gpu(llama):
     assert run(llama, *small, "--cpu-offload-gb", "8").returncode == 0
 
 
+@each_row(
+    ("arguments", "says"),
+    [
+        (["--limit-mm-per-prompt", '{"image":-1}'], "numbers of items from 0"),
+        (["--speculative-config", '{"method":"ngram","num_speculative_tokens":0}'], "more than 0"),
+        (
+            ["--speculative-config", '{"method":"eagle3","num_speculative_tokens":3}'],
+            "needs a draft model",
+        ),
+        (["--kv-cache-memory-bytes", "10G", "--vllm", "0.9.0"], "--kv-cache-memory-bytes"),
+        (["--max-lora-rank", "17", "--enable-lora"], "choose from 1, 8, 16"),
+        (["--quantization", "fp9"], "has no quantization `fp9`"),
+        (["--dtype", "bf16", "--quantization", "w4"], "`bf16` is not one of its values"),
+    ],
+)
+def test_a_line_that_the_release_refuses_is_not_sized(llama, arguments, says):
+    """Whatever the memory: vLLM does not start with it."""
+    done = run(llama, "--gpu", "H100", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+    assert "(vLLM 0." in done.stderr
+
+
+def test_a_line_that_the_release_takes_is_sized(llama):
+    """Also by a name that an older release has under another, and over every division."""
+    for arguments in (
+        ["--runner", "pooling", "--vllm", "0.9.0"],
+        ["--max-model-len", "auto"],
+        ["--no-enable-prefix-caching", "-tp", "2", "--cpu-offload-gb", "1.5"],
+        ["--gpus", "2", "--hf-overrides", '{"a": 1}'],
+    ):
+        done = run(llama, "--gpu", "H100", *arguments)
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_block_that_no_backend_takes_is_said(llama):
+    assert "not a multiple of 16" in run(llama, "--gpu", "H100", "--block-size", "7").stdout
+
+
 def test_an_unknown_architecture_is_refused_by_its_name(tmp_path):
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLMs"]}')
 
