@@ -465,7 +465,8 @@ def _refuse_flags(given: Mapping[str, Any], release: str) -> None:
             continue
         flag = max(option.opts, key=len)
         if known.flag(flag) is not None or known.flag(_NEWER_NAMES.get(flag, "")) is None:
-            words += _words(flag, option.secondary_opts, given[name])
+            automatic = name == "max_model_len" and given[name] == -1
+            words += _words(flag, option.secondary_opts, "auto" if automatic else given[name])
     problems = [each for each in check(known, words) if each.refuses]
     if given["gpus"]:  # what depends on the division is judged by the sizing of each
         problems = [each for each in problems if each.kind is not Kind.CONFLICT]

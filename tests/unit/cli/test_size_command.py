@@ -178,6 +178,7 @@ def test_a_context_that_is_lengthened_and_layers_outside_of_the_gpu(llama):
             "needs a draft model",
         ),
         (["--kv-cache-memory-bytes", "10G", "--vllm", "0.9.0"], "--kv-cache-memory-bytes"),
+        (["--max-model-len", "-1", "--vllm", "0.13.0"], "`auto` is not a whole number"),
         (["--max-lora-rank", "17", "--enable-lora"], "choose from 1, 8, 16"),
         (["--quantization", "fp9"], "has no quantization `fp9`"),
         (["--dtype", "bf16", "--quantization", "w4"], "`bf16` is not one of its values"),
