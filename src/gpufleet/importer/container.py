@@ -26,7 +26,8 @@ _ENTRIES = (
     ("python", "-m", "vllm.entrypoints.openai.api_server"),
 )
 
-_ALONE = {"d", "detach", "i", "t", "it", "ti", "dit", "rm", "privileged", "init", "P"}
+_BUNDLED = {"d", "i", "t", "it", "ti", "dit", "P"}
+_ALONE = _BUNDLED | {"detach", "rm", "privileged", "init"}
 _ALONE |= {"interactive", "tty", "read-only", "no-healthcheck", "oom-kill-disable", "publish-all"}
 _SHORT = {"e": "env", "v": "volume", "p": "publish", "u": "user", "m": "memory", "w": "workdir"}
 _SHORT |= {"l": "label", "h": "hostname", "net": "network"}
@@ -134,7 +135,7 @@ class _Run:
                 self.name = value
                 self._drop(f"--{option} {value}", option)
             case _ if option in _ALONE:
-                self._drop(f"-{option}" if len(option) < 4 else f"--{option}", option)
+                self._drop(f"-{option}" if option in _BUNDLED else f"--{option}", option)
             case _:
                 # What is not known may have a key in it: `--label`, `--health-cmd`.
                 said = f"--{option} {value}" if option in WHY else f"--{option}"

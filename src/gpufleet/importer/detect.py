@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from gpufleet.errors import FleetError
 from gpufleet.flags import schema
-from gpufleet.importer import container, models_file, shell
+from gpufleet.importer import container, dockerfile, models_file, shell, supervisor
 from gpufleet.importer.ansible import is_ini, is_inventory, read_ini, read_inventory
 from gpufleet.importer.bounded_yaml import NoYamlError, load_documents, mapping
 from gpufleet.importer.kubernetes import is_kubernetes, read_kubernetes
@@ -22,8 +22,9 @@ from gpufleet.importer.vllm_config import is_config, read_config
 _HOW = (
     "what is read: a list of models (`models:` with `command:` each), a compose file with a vLLM "
     "service, vLLM's own `--config` file, LiteLLM's `model_list`, Kubernetes workloads, Helm "
-    "values of vLLM's production-stack, a recipe of sparkrun, an Ansible inventory, or a text "
-    "with `vllm serve ...` or `docker run ... vllm/vllm-openai ...`"
+    "values of vLLM's production-stack, a recipe of sparkrun, an Ansible inventory, a Dockerfile, "
+    "programs of supervisord, or a text with `vllm serve ...` or `docker run ... vllm/vllm-openai "
+    "...`"
 )
 _LONGEST = 1 << 18
 """Characters of a text: models, a compose file or a script of hundreds of servers have fewer."""
@@ -75,6 +76,12 @@ def _read(text: str, file: str, name: str) -> Source:
             raise FleetError(f"has {_short(keys)}: unknown format; {_HOW}")
     if is_ini(text) and not _STARTS.search(text):
         return read_ini(text)
+    for is_kind, as_script in (
+        (dockerfile.is_dockerfile, dockerfile.as_script),
+        (supervisor.is_supervisor, supervisor.as_script),
+    ):
+        if is_kind(text):
+            text = as_script(text)
     return Source(shell.launches(text, name))
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpufleet.errors import FleetError
-from gpufleet.importer import container
+from gpufleet.importer import bash_arrays, container
 from gpufleet.importer.script_lines import read_lines
 from gpufleet.importer.server import Launch, Note
 
@@ -26,10 +26,13 @@ _ENDS = {_OWN + end for end in ("|", "||", "&&", ";", ";;", "&", "|&", "(", ")")
 # What is quoted, computed or an array stays whole; `2>&1` and `&>log` are no ends of a command.
 _OPERATOR = re.compile(
     r"""\\.|'[^']*'|"(?:\\.|[^"\\])*"|[$=]\((?:[^()]|\([^()]*\))*\)|`[^`]*`"""
+    r"""|<\((?:[^()]|\([^()]*\))*\)"""
     r"""|(?P<to>(?:(?<!\S)\d+)?(?:&>>?|>>?[&|]?|<<<|<<-?|<[&>]?))"""
     r"""|(?P<end>&&?|\|[|&]?|;;?|[()])""",
     re.DOTALL,
 )
+_HELD = "\x1f"
+"""Stands for a blank within what a shell would compute, which is one word."""
 _REDIRECTION = re.compile(rf"{_OWN}\d*[<>&|-]+(.*)", re.DOTALL)
 _OLD_ENTRY = re.compile(r"vllm\.entrypoints\.(?:openai\.api_server|api_server|cli\.main)$")
 _PYTHON = re.compile(r"(?:.*/)?python[\d.]*")
@@ -65,6 +68,7 @@ class _Script:
 
     variables: dict[str, str] = field(default_factory=dict)
     exported: dict[str, str] = field(default_factory=dict)
+    arrays: dict[str, list[str]] = field(default_factory=dict)
     expanded: Expansion = field(default_factory=Expansion)
 
     def expand(self, text: str) -> str:
@@ -84,7 +88,7 @@ def launches(text: str, name: str) -> tuple[Launch, ...]:
 
 def _launches(text: str, name: str, script: _Script) -> tuple[Launch, ...]:
     found: list[Launch] = []
-    for words, notes in _commands(text):
+    for words, notes in _commands(bash_arrays.one_line_each(text)):
         started = _command(words, script, name)
         found += (replace(each, notes=(*each.notes, *notes)) for each in started)
         if words and found and words[0].startswith("-"):
@@ -121,7 +125,7 @@ def _commands(text: str) -> Iterator[tuple[list[str], tuple[Note, ...]]]:
     """Yield the words of each simple command, and notes about the lines that it stands in."""
     for line, notes in read_lines(text):
         words: list[str] = []
-        for word in shlex.split(_space_out(line)):
+        for word in _words(line):
             if word in _ENDS:
                 yield words, notes
                 words = []
@@ -130,13 +134,21 @@ def _commands(text: str) -> Iterator[tuple[list[str], tuple[Note, ...]]]:
         yield words, notes
 
 
+def _words(line: str) -> list[str]:
+    """Return the words of a line; what a shell would compute is one, whatever is in it."""
+    return [word.replace(_HELD, " ") for word in shlex.split(_space_out(line))]
+
+
 def _space_out(line: str) -> str:
     """Return a line with its operators in words of their own, with `_OWN` in front of them."""
 
     def spaced(match: re.Match[str]) -> str:
         if match["end"]:
             return f" {_OWN}{match[0]} "
-        return f" {_OWN}{match[0]}" if match["to"] else match[0]
+        if match["to"]:
+            return f" {_OWN}{match[0]}"
+        computed = match[0].startswith(("$(", "`", "<("))
+        return re.sub(r"\s", _HELD, match[0]) if computed else match[0]
 
     return _OPERATOR.sub(spaced, line)
 
@@ -146,6 +158,10 @@ def _space_out(line: str) -> str:
 
 def _command(words: Sequence[str], script: _Script, name: str) -> tuple[Launch, ...]:
     """Return the servers that a command starts; one that sets variables is taken over."""
+    if words[:1] == [bash_arrays.SET]:
+        _set_array(words, script)
+        return ()
+    words = bash_arrays.fill_in(words, script.arrays)
     if words and words[0] in _SETTING:
         _set(words, script)
         return ()
@@ -215,6 +231,15 @@ def _set(words: Sequence[str], script: _Script) -> None:
             script.variables[name] = script.expand(match[2])
         if words[0] == "export" and name in script.variables:
             script.exported[name] = script.variables[name]
+
+
+def _set_array(words: Sequence[str], script: _Script) -> None:
+    """Set an array, or add to it, by a line of `bash_arrays`."""
+    _, name, how, *given = words
+    before = script.arrays.get(name, []) if how == "+" else []
+    filled = [script.expand(word) for word in bash_arrays.fill_in(given, script.arrays)]
+    script.expanded.add("".join(before))
+    script.arrays[name] = before + filled
 
 
 def _assignments(words: Sequence[str], script: _Script) -> tuple[dict[str, str], list[str]]:

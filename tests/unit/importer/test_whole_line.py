@@ -196,3 +196,79 @@ def test_what_litellm_says_of_servers_is_told_by_its_key() -> None:
         assert f"`litellm`'s `{key}` is dropped" in told(found)
     assert "mellon123" not in told(found)
     assert "LiteLLM asks the server for `org/b`, which answers to `org/a`" in told(found)
+
+
+ARRAY = """
+PORT=9000
+ARGS=(
+  --port "$PORT"          # what clients know
+  --max-model-len 8192
+  --hf-overrides '{"a": "b c"}'
+)
+ARGS+=(--seed 7)
+declare -a MORE=(--tensor-parallel-size 2)
+vllm serve /m "${ARGS[@]}" ${MORE[*]}
+"""
+
+
+def test_words_of_an_array_are_read_where_it_is_used() -> None:
+    (one,) = imported(ARRAY).settings["serving"].values()
+    assert one == {
+        "model": "/m",
+        "served_name": "/m",
+        "tensor_parallel": 2,
+        "context": 8192,
+        "port": 9000,
+        "flags": {"hf-overrides": {"a": "b c"}, "seed": 7},
+    }
+
+
+def test_an_array_may_be_the_whole_command_and_has_no_secret_of_its_own() -> None:
+    found = imported('CMD=(vllm serve /m --api-key sk-123456789)\nexec "${CMD[@]}"\n')
+    assert [*found.settings["serving"].values()] == [{"model": "/m", "served_name": "/m"}]
+    assert "sk-123456789" not in told(found)
+
+
+def test_an_array_that_is_not_known_stays_as_written() -> None:
+    found = imported('vllm serve /m "${ARGS[@]}"')
+    assert any("`${ARGS[@]}`" in note.text for note in found.notes if note.decide)
+
+
+def test_what_a_shell_would_compute_is_one_word() -> None:
+    found = imported("vllm serve $(cat model.txt) --seed `date +%s` --port 9000")
+    (one,) = found.settings["serving"].values()
+    assert (one["model"], one["port"]) == ("$(cat model.txt)", 9000)
+    assert any("`--seed `date +%s``" in note.text for note in found.notes if note.decide)
+
+
+def test_supervisors_program_is_a_server() -> None:
+    text = (
+        "[program:llm]\n"
+        "command=/opt/vllm/bin/vllm serve /m --port 9000\n"
+        'environment=VLLM_LOGGING_LEVEL="DEBUG",NCCL_DEBUG="INFO"\n'
+        "autostart=true\n"
+    )
+    (one,) = imported(text).settings["serving"].values()
+    assert one["port"] == 9000
+    assert one["environment"] == {"VLLM_LOGGING_LEVEL": "DEBUG", "NCCL_DEBUG": "INFO"}
+
+
+@each_row(
+    "text",
+    [
+        'FROM vllm/vllm-openai:v0.11.0\nCMD ["--model", "/m", "--port", "9000"]\n',
+        'FROM python:3.12\nENTRYPOINT ["vllm", "serve", "/m"]\nCMD ["--port", "9000"]\n',
+        "ARG TAG\nFROM python:${TAG}\nCMD vllm serve /m \\\n  # ours\n  --port 9000\n",
+        "FROM a AS build\nCMD vllm serve /x\nFROM b\nENV PORT=9000\nCMD vllm serve /m --port $PORT",
+        'FROM b\nENV PORT 9000\nCMD ["sh", "-c", "vllm serve /m --port $PORT"]\n',
+    ],
+)
+def test_a_dockerfile_is_the_command_of_its_image(text: str) -> None:
+    (one,) = imported(text).settings["serving"].values()
+    assert (one["model"], one["port"]) == ("/m", 9000)
+
+
+def test_options_of_docker_are_named_as_they_were_typed() -> None:
+    found = told(imported("docker run --rm -it vllm/vllm-openai:v0.11.0 --model /m"))
+    assert "--rm is dropped" in found
+    assert "-it is dropped" in found

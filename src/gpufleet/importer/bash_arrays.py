@@ -1,0 +1,51 @@
+"""Arrays of words in a shell script: `ARGS=(--port 8000)` and `"${ARGS[@]}"`.  Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+
+SET = "\0array"
+"""The first word of a line that stands for an assignment: name, `+` or `=`, and the words."""
+
+_ASSIGNED = re.compile(
+    r"""^[ \t]*(?:(?:declare|local|typeset|readonly)(?:[ \t]+-\w+)*[ \t]+)?"""
+    r"""(?P<name>[A-Za-z_]\w*)(?P<how>\+?)="""
+    r"""\((?P<words>(?:[^()'"\\#]|\\.|'[^']*'|"(?:\\.|[^"\\])*"|\$\([^()]*\)|(?<=\s)\#[^\n]*|\#)*+)"""
+    r"""\)[ \t]*(?:\#[^\n]*)?$""",
+    re.DOTALL | re.MULTILINE,
+)
+_USED = re.compile(r"\$\{([A-Za-z_]\w*)\[[@*]\]\}")
+
+
+def one_line_each(text: str) -> str:
+    """
+    Return a script with each assignment of an array in one line that begins with `SET`.
+
+    >>> one_line_each("A=(\\n  --port 8000  # ours\\n)")
+    "\\x00array A = --port 8000"
+    """
+
+    def line(match: re.Match[str]) -> str:
+        try:
+            words = shlex.split(match["words"], comments=True)
+        except ValueError:
+            return match[0]
+        return f"{SET} {match['name']} {match['how'] or '='} {shlex.join(words)}".rstrip()
+
+    return _ASSIGNED.sub(line, text)
+
+
+def fill_in(words: Sequence[str], arrays: Mapping[str, Sequence[str]]) -> list[str]:
+    """
+    Return the words of a command with those of the arrays that it uses.
+
+    >>> fill_in(["vllm", "${A[@]}", "${B[@]}"], {"A": ["serve", "m"]})
+    ['vllm', 'serve', 'm', '${B[@]}']
+    """
+    found: list[str] = []
+    for word in words:
+        used = _USED.fullmatch(word)
+        found += arrays[used[1]] if used and used[1] in arrays else [word]
+    return found
