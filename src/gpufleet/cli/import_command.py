@@ -46,9 +46,9 @@ def import_(file: str, version: str | None, name: str | None, output: str, *, fo
     FILE (- is standard input) is a list of models with a `command` each, a script or a line with
     `vllm serve ...` or `docker run ... vllm/vllm-openai ...`, a compose file, vLLM's --config file,
     LiteLLM's config.yaml, Kubernetes workloads, Helm values of vLLM's production-stack, a recipe
-    of sparkrun, a Dockerfile, or supervisord's programs. Of an Ansible inventory, YAML or INI, an inventory file is made. What is
-    dropped, renamed or rewritten, and why, goes to standard error. Keys and tokens are never
-    printed.
+    of sparkrun, a Dockerfile, or supervisord's programs. Of an Ansible inventory, YAML or INI, an
+    inventory file is made. What is dropped, renamed or rewritten, and why, goes to standard error.
+    Keys and tokens are never printed.
 
     \b
     gpufleet import models.yml --vllm 0.33.0 -o group_vars/gpu.yml
