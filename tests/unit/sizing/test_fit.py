@@ -354,12 +354,15 @@ def test_a_config_that_no_model_can_have_is_refused_in_a_sentence(name, wrong):
         size(describe(ModelFiles({**config, **wrong})), options())
 
 
-def test_a_quantization_that_is_no_mapping_is_none():
+def test_a_quantization_that_is_no_mapping_is_refused():
+    """vLLM ends there; weights of another size than they are would be an answer."""
     config = json.loads((MODELS / f"{NAMES[0]}.json").read_text())["config"]
 
-    found = size(describe(ModelFiles({**config, "quantization_config": [None]})), options())
-
-    assert found.fits
+    for wrong in (["awq"], "awq", 4):
+        with pytest.raises(FleetError, match="`quantization_config` of config"):
+            describe(ModelFiles({**config, "quantization_config": wrong}))
+    for nothing in (None, {}):
+        assert describe(ModelFiles({**config, "quantization_config": nothing})).quantization is None
 
 
 @pytest.mark.parametrize(

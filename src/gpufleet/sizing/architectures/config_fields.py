@@ -20,6 +20,10 @@ _COUNTED = {
 """Counts of objects to build: a typing mistake must not take all memory."""
 
 
+class ImpossibleError(ValueError):
+    """A value that no model can have, said in words for operators."""
+
+
 class Fields:
     """
     One part of a config, and under which name it is told about.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gpufleet.errors import FleetError
+
 _LENGTHS = (
     "max_position_embeddings",
     "n_positions",
@@ -62,6 +64,11 @@ def longest_model_len(config: Mapping[str, Any], vllm: tuple[int, ...] | None = 
         if kind in scaled:
             continue
         factor = scaling.get("factor") or factor
+        if not isinstance(factor, int | float):
+            raise FleetError(
+                f"the rotary scaling's `factor` in config.json or --hf-overrides is {factor!r}, "
+                "not a number: write it without quotes"
+            )
         if kind == "yarn":
             length = scaling.get("original_max_position_embeddings") or length
     return int(length * factor)

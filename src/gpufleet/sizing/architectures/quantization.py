@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 from gpufleet.errors import FleetError
+from gpufleet.sizing.architectures.config_fields import ImpossibleError
 from gpufleet.sizing.architectures.quantization_methods import READERS, inner_config
 from gpufleet.sizing.architectures.quantization_scheme import (
     FP8,
@@ -53,19 +54,20 @@ def quantization(
         found = _own_experts(found, config, said) if method == "fp8" else found
         _check(found)
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, re.error) as error:
+        why = f" ({error})" if isinstance(error, ImpossibleError) else ""
         raise FleetError(
-            f"the quantization {method} has a value of an unexpected type "
-            f"({error}); use the publisher's original config.json"
+            f"the quantization {method} has a value of an unexpected type{why}; use the "
+            "publisher's original config.json"
         ) from error
     return found
 
 
 def _check(found: Quantization) -> None:
-    """Raises `ValueError` for a scheme of no size, `re.error` for a pattern that is none."""
+    """Raises `ImpossibleError` for a scheme of no size, `re.error` for a pattern that is none."""
     found.scheme_of("", expert=True)  # compiles the patterns, which are kept
     for scheme in (found.scheme, *(scheme for _, scheme in found.groups)):
         if scheme is not None and (scheme.bits < 1 or min(scheme.block or (1, 1)) < 1):
-            raise ValueError(f"{scheme.bits} bits in blocks of {scheme.block}")
+            raise ImpossibleError(f"{scheme.bits} bits in blocks of {scheme.block}")
 
 
 def _own_experts(
@@ -151,7 +153,12 @@ def _quantization_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
         if not isinstance(part, Mapping):
             continue
         for key in ("quantization_config", "compression_config"):
-            if isinstance(found := part.get(key), Mapping) and found:
+            found = part.get(key)
+            if found and not isinstance(found, Mapping):
+                raise FleetError(
+                    f"`{key}` of config.json is not an object; use the publisher's original file"
+                )
+            if found:
                 return found
     return None
 

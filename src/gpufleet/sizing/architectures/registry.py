@@ -13,10 +13,14 @@ from gpufleet.errors import FleetError
 from gpufleet.sizing.architectures.building_blocks import BY_TRANSFORMERS
 from gpufleet.sizing.architectures.components import (
     Architecture,
+    ChunkCache,
     CompressedCache,
+    FullCache,
     LatentCache,
     StateCache,
+    WindowCache,
 )
+from gpufleet.sizing.architectures.config_fields import ImpossibleError
 from gpufleet.sizing.architectures.max_length import lengths_by_release
 from gpufleet.sizing.architectures.unread_keys import ReadConfig, refuse_unread
 
@@ -34,6 +38,11 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
     cache has no size by tokens, and for a config without what the size follows from.
     """
     names = config.get("architectures")
+    if isinstance(names, str):
+        raise FleetError(
+            f"`architectures` of config.json is the text {names!r}, not a list of names; use the "
+            "publisher's original file"
+        )
     if not isinstance(names, list | tuple) or not names:
         raise FleetError(
             "config.json has no `architectures`, which names the model's class; use the "
@@ -76,15 +85,15 @@ _STATE_DTYPES = {"model", "float32", "bfloat16", "float16"}
 
 
 def _check(model: Architecture) -> None:
-    """Raises `ValueError` for a length or a cache that has no size, or one that none can have."""
+    """Raises `ImpossibleError` for a length, a cache or heads that no model can have."""
     for length in {model.max_model_len, *(each for row in model.lengths for each in row[1:])}:
         if not 0 < length <= _LONGEST:
-            raise ValueError(f"a context of {length} tokens")
+            raise ImpossibleError(f"a context of {length} tokens")
     seen = {each for layer in model.layers + model.draft_layers for each in layer.caches}
     for found in seen:
         if isinstance(found, StateCache):
             if unknown := set(found.dtypes) - _STATE_DTYPES:
-                raise ValueError(f"a state of {', '.join(unknown)}")
+                raise ImpossibleError(f"a state of {', '.join(unknown)}")
             sizes = [size for shape in found.shapes for size in shape]
         elif isinstance(found, LatentCache):
             sizes = [found.rank]
@@ -93,7 +102,11 @@ def _check(model: Architecture) -> None:
         else:
             sizes = [found.kv_heads, found.head_dim]
         if not all(0 < size <= _WIDEST for size in sizes):
-            raise ValueError(f"attention of the sizes {', '.join(map(str, sizes))}")
+            raise ImpossibleError(f"attention of the sizes {', '.join(map(str, sizes))}")
+        if isinstance(found, FullCache | WindowCache | ChunkCache) and (
+            not model.heads or model.heads % found.kv_heads
+        ):
+            raise ImpossibleError(f"{model.heads} attention heads for {found.kv_heads} KV heads")
 
 
 _HEAD_ON_THE_LAST = {
@@ -171,8 +184,9 @@ UNREADABLE = (TypeError, ValueError, AttributeError, LookupError, ArithmeticErro
 
 def unreadable_error(what: str, error: Exception) -> FleetError:
     """Return the error for a file's unusable value."""
+    why = f" ({error})" if isinstance(error, ImpossibleError) else ""
     return FleetError(
-        f"config.json of {what} has a value of an unexpected type ({error}); use the publisher's "
+        f"config.json of {what} has a value of an unexpected type{why}; use the publisher's "
         "original file"
     )
 

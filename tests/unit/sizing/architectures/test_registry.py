@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 from collections import Counter
 from contextlib import suppress
 
@@ -168,6 +169,28 @@ def test_a_missing_key_is_named(key):
 def test_a_number_of_another_kind_is_refused(value):
     with pytest.raises(FleetError, match="`hidden_size` is"):
         architecture({**LLAMA, "hidden_size": value})
+
+
+@each_row(
+    ("wrong", "says"),
+    [
+        ({"num_attention_heads": 0}, "0 attention heads for 2 KV heads"),
+        ({"num_key_value_heads": 3}, "8 attention heads for 3 KV heads"),
+        ({"num_key_value_heads": 16}, "8 attention heads for 16 KV heads"),
+        ({"architectures": "LlamaForCausalLM"}, "is the text 'LlamaForCausalLM', not a list"),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": "4.0"}},
+            "`factor` in config.json or --hf-overrides is '4.0', not a number",
+        ),
+        ({"rope_scaling": {"rope_type": "yarn", "original_max_position_embeddings": [1]}}, None),
+    ],
+)
+def test_what_no_model_has_is_refused_in_our_words(wrong, says):
+    """No word of Python's, whatever the value: "invalid literal", "not subscriptable"."""
+    with pytest.raises(FleetError) as error:
+        architecture({**LLAMA, **wrong})
+    assert says is None or says in str(error.value)
+    assert not re.search("literal|object|subscript|iterable|operand|NoneType", str(error.value))
 
 
 @each_row("name", sorted(builders()))
