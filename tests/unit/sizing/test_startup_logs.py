@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpufleet.sizing import kv_cache
+from tests.support.checkout import ROOT
 from tests.support.rows import each_row
 from tests.support.start_up import (
     GIB,
@@ -17,6 +18,7 @@ from tests.support.start_up import (
     weighed,
     whole_logs,
 )
+from tests.support.start_up_report import report
 
 LOADED = 0.02
 """How far the weights may be off, as a share. Most are within a thousandth; the rest is what a load
@@ -120,3 +122,8 @@ def test_the_estimates_hold_as_often_as_they_promise() -> None:
     ]
 
     assert len(off) <= len(fitted) / 10, "\n".join(off)
+
+
+def test_the_page_says_what_is_measured_now() -> None:
+    """`python -m tests.support.start_up_report > docs/measured/sizing-accuracy.md` writes it."""
+    assert (ROOT / "docs/measured/sizing-accuracy.md").read_text() == report()
