@@ -15,7 +15,8 @@ from typing import Any
 from gpufleet.flags import changes, environment, values
 from gpufleet.flags.changes import Change, ChangeKind
 from gpufleet.flags.command_line import CommandLine, GivenFlag, Trouble, Unparsed, parse
-from gpufleet.flags.conflicts import Settings, conflicts
+from gpufleet.flags.conflict_rule import Settings
+from gpufleet.flags.conflicts import conflicts
 from gpufleet.flags.json_values import field_faults, type_faults
 from gpufleet.flags.problem import By, Kind, Problem, Severity
 from gpufleet.flags.schema import Field, Flag, Limits, Schema, sort_key

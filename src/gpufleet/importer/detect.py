@@ -76,12 +76,10 @@ def _read(text: str, file: str, name: str) -> Source:
             raise FleetError(f"has {_short(keys)}: unknown format; {_HOW}")
     if is_ini(text) and not _STARTS.search(text):
         return read_ini(text)
-    for is_kind, as_script in (
-        (dockerfile.is_dockerfile, dockerfile.as_script),
-        (supervisor.is_supervisor, supervisor.as_script),
-    ):
-        if is_kind(text):
-            text = as_script(text)
+    if dockerfile.is_dockerfile(text):
+        text = dockerfile.as_script(text)
+    elif supervisor.is_supervisor(text):
+        text = supervisor.as_script(text)
     return Source(shell.launches(text, name))
 
 

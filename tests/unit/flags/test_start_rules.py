@@ -10,7 +10,8 @@ import shlex
 
 from gpufleet.flags import schema
 from gpufleet.flags.check import check
-from gpufleet.flags.conflicts import RULES, Conflict
+from gpufleet.flags.conflict_rule import Conflict
+from gpufleet.flags.conflicts import RULES
 from gpufleet.flags.problem import Problem
 from gpufleet.flags.schema import Limits, Schema, sort_key
 from tests.support import measured
@@ -36,8 +37,6 @@ M --nnodes 2 -tp 2 --data-parallel-backend ray
 M --nnodes 2 -tp 3
 M --nnodes 2 -tp 2 --node-rank 2
 M --nnodes 2 -tp 2 --distributed-executor-backend ray
-M --max-model-len 0
-M --speculative-config {"method":"ngram"}
 M -dp 2 --data-parallel-hybrid-lb
 M -dp 2 --data-parallel-external-lb
 M -dp 2 --data-parallel-rank 0 --data-parallel-size-local 2
@@ -60,6 +59,13 @@ M --numa-bind-nodes 0
 M --ray-workers-use-nsight --distributed-executor-backend mp
 M -pp 2 --distributed-executor-backend uni
 M --enable-dbo --all2all-backend naive
+VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 M --api-server-count 2
+M --headless --data-parallel-size-local 0
+M --numa-bind --numa-bind-cpus 3-1
+M --numa-bind --numa-bind-nodes -1
+M --distributed-executor-backend slurm
+M --max-model-len 0
+M --speculative-config {"method":"ngram"}
 M --async-scheduling --speculative-config {"method":"medusa","model":"d","num_speculative_tokens":2}
 M --async-scheduling --speculative-config {"method":"eagle","disable_padded_drafter_batch":true}
 M --enable-auto-tool-choice
@@ -69,7 +75,6 @@ M --enable-per-request-metrics --disable-log-stats
 M --grpc-port 5000
 VLLM_USE_RUST_FRONTEND=1 M --grpc-port 5000 --grpc
 VLLM_USE_RUST_FRONTEND=1 M --grpc-port 8000 --port 8000
-VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 M --api-server-count 2
 M --attention-backend FLASHINFER --attention-config {"backend":"FLASHINFER"}
 M --cudagraph-capture-sizes 1 --compilation-config {"cudagraph_capture_sizes":[1]}
 M --max-cudagraph-capture-size 8 --compilation-config {"max_cudagraph_capture_size":8}
@@ -92,18 +97,14 @@ M --speculative-config {"method":"ngram","prompt_lookup_min":5,"prompt_lookup_ma
 M -tp 4 --speculative-config {"model":"m","draft_tensor_parallel_size":2}
 M --speculative-config {"method":"suffix","suffix_decoding_max_tree_depth":0}
 M --enable-lora --max-num-seqs 9 --max-num-batched-tokens 17 --speculative-config {SPEC}
-M --headless --data-parallel-size-local 0
 M --offload-group-size 2 --offload-num-in-group 3
 M --offload-group-size 2 --offload-prefetch-step 0
 M --mm-shm-cache-max-object-size-mb 64
 M --mm-encoder-attn-backend XFORMERS
 M --enable-flashinfer-autotune --kernel-config {"enable_flashinfer_autotune":true}
 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True M --kv-transfer-config {KV}
-M --numa-bind --numa-bind-cpus 3-1
-M --numa-bind --numa-bind-nodes -1
 M --speculative-config {"method":"eagle3","num_speculative_tokens":3}
 M --limit-mm-per-prompt {"image":-1}
-M --distributed-executor-backend slurm
 M --logits-processors my.module.Class
 M --middleware auth
 M --seed -1

@@ -1,0 +1,80 @@
+"""A rule on flags that vLLM refuses together, and the values that it is asked about.  Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from gpufleet.flags.command_line import CommandLine
+from gpufleet.flags.schema import Computed, Schema
+
+
+class Settings:
+    """The values of all flags by a command line, including the release's defaults."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        line: CommandLine,
+        values: Mapping[str, Any],
+        environment: Mapping[str, str],
+    ) -> None:
+        """Build it from the given values by flag name, without those that could not be read."""
+        self.version = schema.version
+        self.line = line
+        self.environment = environment
+        self.schema = schema
+        self._values = values
+
+    def has(self, *names: str) -> bool:
+        """Return whether the command line gives one of the flags, whatever its value."""
+        return any(name in self.line.by_name for name in names)
+
+    def on(self, name: str) -> bool:
+        """Return whether a switch is on."""
+        return bool(self.value(name))
+
+    def value(self, name: str) -> Any:
+        """Return a flag's value; None if it is unreadable, computed at the start, or no flag."""
+        if name in self._values:
+            return self._values[name]
+        flag = self.schema.flag(name)
+        if flag is None or self.has(name) or isinstance(flag.default, Computed):
+            return None
+        return flag.default
+
+    def number(self, name: str, otherwise: int = 1) -> int:
+        """Return a whole number, `otherwise` where there is none."""
+        value = self.value(name)
+        if isinstance(value, float) and value.is_integer():  # of 0.8's parser some flags are so
+            return int(value)
+        return value if isinstance(value, int) and not isinstance(value, bool) else otherwise
+
+    def key(self, name: str, key: str) -> Any:
+        """Return one member of a JSON flag that is given; None if it is not there."""
+        value = self.value(name)
+        if isinstance(value, str):  # 0.8.2 reads `--speculative-config` only after its parser
+            with suppress(ValueError, RecursionError):
+                value = json.loads(value)
+        return value.get(key) if isinstance(value, dict) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """
+    One rule.
+
+    `flags` are those that it is about: the ones that are given are named to the operator. `where`
+    is the place in vLLM that raises it. `rewrite` takes away the flag that is given as its key.
+    """
+
+    flags: tuple[str, ...]
+    since: str
+    broken: Callable[[Settings], Any]
+    sentence: str
+    where: str
+    until: str | None = None
+    leave_out: str | None = None
