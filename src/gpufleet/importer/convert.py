@@ -26,6 +26,7 @@ from gpufleet.importer.placed import LAST, Placed, placed
 from gpufleet.importer.proxy_names import proxy_settings
 from gpufleet.importer.secret_arguments import without_secrets
 from gpufleet.importer.server import Launch, Note, ProxyName
+from gpufleet.settings.server_sandbox import flag_mistakes
 
 _MODEL = re.compile(r"/\S+|[\w.-]+/[\w.-]+")
 _SERVED = re.compile(r"[\w.:/-]+")
@@ -144,6 +145,8 @@ def _server(launch: Launch, schema: Schema, key: str) -> Findings:
         found.served["flags"] = dict(sorted(found.flags.items()))
     if environment:
         found.served["environment"] = environment
+    for flag, mistake in flag_mistakes(model or "", found.flags, environment.keys()):
+        found.say(f"`{flag}`: {mistake}", decide=True, at=LAST)
     if launch.replicas is not None:
         found.served["replicas"] = launch.replicas
     if launch.port not in {None, FIRST_PORT}:

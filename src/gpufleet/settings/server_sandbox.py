@@ -6,8 +6,10 @@ What is hidden is what templates/vllm/vllm.service.j2 hides: PrivateTmp=, Protec
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
+from contextlib import suppress
 from typing import Any
 
 from gpufleet.settings.base import KeyPath
@@ -37,6 +39,14 @@ _READ = frozenset(
 )
 # Of these a relative path can be nothing else: a tokenizer or an adapter may be a Hub's name.
 _FILES = frozenset({"chat-template", "reasoning-parser-plugin", "tool-parser-plugin"})
+# Of these vLLM would also take a Hub's name, which servers cannot ask: `offline_variables`.
+_OF_THE_HUB = frozenset(
+    {"generation-config", "hf-config-path", "lora-modules", "speculative-config", "tokenizer"}
+)
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_HUB_VARIABLES = frozenset(
+    {"HF_HUB_OFFLINE", "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "VLLM_USE_MODELSCOPE"}
+)
 # What vLLM takes for the text of a template (vllm/entrypoints/chat_utils.py).
 _IS_TEMPLATE = re.compile(r"[{}\n]")
 
@@ -62,7 +72,10 @@ def sandbox_mistakes(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
                     f"{each.source} is under {place}, which servers cannot see: move the files, as "
                     "to /srv/adapters, or name the adapter by its Hugging Face id and commit",
                 )
-        yield from _file_flags(here, served)
+        for flag, mistake in flag_mistakes(
+            served.model, served.flags, {*settings.vllm.environment, *served.environment}
+        ):
+            yield (*here, "flags", flag), mistake
         yield from _too_few_at_once(here, served)
 
 
@@ -84,28 +97,44 @@ def _ports(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
             )
 
 
-def _file_flags(here: KeyPath, served: Served) -> Iterator[tuple[KeyPath, str]]:
-    homes = _in_a_home(served)
-    for flag, value in served.flags.items():
-        if flag not in _READ:
-            continue
-        for path in _texts(value):
-            at = (*here, "flags", flag)
-            if place := _hidden(path, homes=homes):
+def flag_mistakes(
+    model: str, flags: Mapping[str, Any], variables: Set[str]
+) -> Iterator[tuple[str, str]]:
+    """Yield the flags that name a file or a model that a server cannot open, each with why."""
+    for flag in flags:
+        for name in _texts(flags[flag]) if flag in _READ else ():
+            if mistake := _path_mistake(flag, name, homes=model.startswith(_HOMES)):
+                yield flag, mistake
+    if variables & _HUB_VARIABLES or "download-dir" in flags:
+        return
+    for flag in sorted(_OF_THE_HUB & flags.keys()):
+        for name in _texts(flags[flag]):
+            if _HUB_NAME.fullmatch(name):
+                also = ", or list it under `adapters`" if flag == "lora-modules" else ""
                 yield (
-                    at,
-                    f"{path} is under {place}, which servers cannot see: move it, as to "
-                    "/srv/models, on every node that serves this",
+                    flag,
+                    f"{name} is a name on the Hub, and servers start without it "
+                    "(HF_HUB_OFFLINE=1): copy its files to every node that serves this and write "
+                    f"their absolute path, as /srv/models/{name.rpartition('/')[2]}{also}",
                 )
-            elif path.startswith(("./", "../", "~")) or (
-                flag in _FILES and not path.startswith("/") and not _IS_TEMPLATE.search(path)
-            ):
-                yield (
-                    at,
-                    f"{path!r} is not an absolute path, and servers start in their own directory: "
-                    "copy the file to every node that serves this and write its absolute path, as "
-                    f"/srv/models/{path.rpartition('/')[2] or flag}",
-                )
+
+
+def _path_mistake(flag: str, path: str, *, homes: bool) -> str | None:
+    """Return why a server cannot open a path; None: it can, or the path is no path."""
+    if place := _hidden(path, homes=homes):
+        return (
+            f"{path} is under {place}, which servers cannot see: move it, as to /srv/models, on "
+            "every node that serves this"
+        )
+    if path.startswith(("./", "../", "~")) or (
+        flag in _FILES and not path.startswith("/") and not _IS_TEMPLATE.search(path)
+    ):
+        return (
+            f"{path!r} is not an absolute path, and servers start in their own directory: copy the "
+            "file to every node that serves this and write its absolute path, as "
+            f"/srv/models/{path.rpartition('/')[2] or flag}"
+        )
+    return None
 
 
 def _in_a_home(served: Served) -> bool:
@@ -138,7 +167,10 @@ def _hidden(path: str, *, homes: bool) -> str | None:
 
 def _texts(value: Any) -> Iterator[str]:
     """Yield what may be a path in a flag's value: of `name=path`, of a list, of JSON."""
-    if isinstance(value, str):
+    if isinstance(value, str) and value.startswith("{"):
+        with suppress(ValueError, RecursionError):
+            yield from _texts(json.loads(value))
+    elif isinstance(value, str):
         name, equals, path = value.partition("=")
         yield path if equals and re.fullmatch(r"[\w.-]+", name) else value
     elif isinstance(value, Mapping):

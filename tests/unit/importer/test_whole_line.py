@@ -272,3 +272,21 @@ def test_options_of_docker_are_named_as_they_were_typed() -> None:
     found = told(imported("docker run --rm -it vllm/vllm-openai:v0.11.0 --model /m"))
     assert "--rm is dropped" in found
     assert "-it is dropped" in found
+
+
+@each_row(
+    ("flags", "says"),
+    [
+        ("--tokenizer org/name", "`tokenizer`: org/name is a name on the Hub"),
+        (
+            '--speculative-config \'{"model":"org/d","num_speculative_tokens":3}\'',
+            "org/d is a name",
+        ),
+        ("--enable-lora --lora-modules a=org/b", "or list it under `adapters`"),
+        ("--chat-template ./t.jinja", "'./t.jinja' is not an absolute path"),
+    ],
+)
+def test_what_a_server_cannot_open_is_left_to_decide(flags: str, says: str) -> None:
+    """The settings would refuse it: nobody should hear of it only there."""
+    found = imported(f"vllm serve /m {flags}")
+    assert any(says in note.text for note in found.notes if note.decide)

@@ -51,6 +51,24 @@ REFUSED: list[tuple[dict[str, Any], KeyPath, str]] = [
         "/tmp/draft is under /tmp",
     ),
     (
+        {"flags": {"speculative-config": {"model": "org/draft", "num_speculative_tokens": 3}}},
+        ("flags", "speculative-config"),
+        "org/draft is a name on the Hub, and servers start without it (HF_HUB_OFFLINE=1): copy "
+        "its files to every node that serves this and write their absolute path, as "
+        "/srv/models/draft",
+    ),
+    (
+        {"flags": {"speculative-config": '{"model": "org/draft"}'}},
+        ("flags", "speculative-config"),
+        "org/draft is a name on the Hub",
+    ),
+    ({"flags": {"tokenizer": "org/name"}}, ("flags", "tokenizer"), "org/name is a name on the Hub"),
+    (
+        {"flags": {"lora-modules": ["a=org/adapter"]}},
+        ("flags", "lora-modules"),
+        "as /srv/models/adapter, or list it under `adapters`",
+    ),
+    (
         {"flags": {"max-num-seqs": 4}, "concurrency": 8},
         ("flags", "max-num-seqs"),
         "is 4: 4 requests run at once in a replica, and `concurrency` asks for 8; write 8 or more",
@@ -80,8 +98,10 @@ TAKEN: list[dict[str, Any]] = [
     {"model": "/home/models/llama", "flags": {"chat-template": "/home/models/chat.jinja"}},
     {"flags": {"chat-template": "/srv/chat.jinja"}},
     {"flags": {"chat-template": "{{ messages }}"}},
-    {"flags": {"tokenizer": "org/name"}},
-    {"flags": {"lora-modules": ["a=org/adapter"]}},
+    {"flags": {"tokenizer": "org/name"}, "environment": {"HF_HUB_OFFLINE": "0"}},
+    {"flags": {"lora-modules": ["a=org/adapter"]}, "environment": {"HF_HOME": "/srv/hub"}},
+    {"flags": {"tokenizer": "org/name", "download-dir": "/srv/hub"}},
+    {"flags": {"speculative-config": {"method": "ngram", "num_speculative_tokens": 3}}},
     {"flags": {"generation-config": "vllm"}},
     {"flags": {"download-dir": "/tmp/x"}},
     {"flags": {"max-num-seqs": 8}, "concurrency": 8},
