@@ -391,7 +391,7 @@ PARALLEL: tuple[Conflict, ...] = (
             and s.value(_EXECUTOR) not in {"mp", "ray", "uni", "external_launcher"}
             and "." not in s.value(_EXECUTOR)
         ),
-        "`--distributed-executor-backend` is mp, ray, uni, external_launcher, or a class of yours "
+        "`--distributed-executor-backend` is mp, ray, uni, external_launcher, or your own class "
         "as module.Class",
         "v1/executor/abstract.py Executor.get_class",
     ),
