@@ -15,7 +15,7 @@ from typing import Any
 from gpufleet.flags import changes, environment, values
 from gpufleet.flags.changes import Change, ChangeKind
 from gpufleet.flags.command_line import CommandLine, GivenFlag, Trouble, Unparsed, parse
-from gpufleet.flags.conflict_rule import Settings
+from gpufleet.flags.conflict_rule import Conflict, Settings
 from gpufleet.flags.conflicts import conflicts
 from gpufleet.flags.json_values import field_faults, type_faults
 from gpufleet.flags.problem import By, Kind, Problem, Severity
@@ -445,7 +445,7 @@ def _conflicts(settings: Settings, found: Sequence[Problem]) -> Iterator[Problem
     line = settings.line
     refused = {place for problem in found if problem.refuses for place in problem.at}
     for rule in conflicts(settings):
-        uses = [use for name in rule.flags if (use := line.last(name))]
+        uses = [use for name in rule.flags for use in _named_uses(line, rule, name)]
         at = tuple(sorted({place for use in uses for place in use.at}))
         if refused & set(at):
             continue
@@ -461,6 +461,14 @@ def _conflicts(settings: Settings, found: Sequence[Problem]) -> Iterator[Problem
             rewritten=None if drop is None else kept,
             at=at,
         )
+
+
+def _named_uses(line: CommandLine, rule: Conflict, name: str) -> tuple[GivenFlag, ...]:
+    """Return the last use of a flag; of one that collects them, those that break the rule."""
+    uses = line.by_name.get(name, ())
+    if rule.wrong is None:
+        return uses[-1:]
+    return tuple(use for use in uses if any(map(rule.wrong, use.values)))
 
 
 def _repeated(line: CommandLine) -> Iterator[Problem]:

@@ -68,7 +68,8 @@ class Conflict:
     One rule.
 
     `flags` are those that it is about: the ones that are given are named to the operator. `where`
-    is the place in vLLM that raises it. `rewrite` takes away the flag that is given as its key.
+    is the place in vLLM that raises it. `leave_out` is the flag to take away. `wrong` tells of a
+    flag that is given several times which of its values break the rule.
     """
 
     flags: tuple[str, ...]
@@ -78,3 +79,4 @@ class Conflict:
     where: str
     until: str | None = None
     leave_out: str | None = None
+    wrong: Callable[[str], bool] | None = None

@@ -137,6 +137,10 @@ def _texts(s: Settings, name: str) -> list[str]:
     return [text for use in s.line.by_name.get(name, ()) for text in use.values]
 
 
+def _is_no_path(text: str) -> bool:
+    return "." not in text
+
+
 def _several_partial_prefills(s: Settings) -> bool:
     return s.number(_PARTIAL) != 1 or s.number(_LONG_PARTIAL) != 1
 
@@ -497,9 +501,10 @@ OPTIONS: tuple[Conflict, ...] = (
     Conflict(
         ("--middleware",),
         "0.12.0",
-        lambda s: any("." not in text for text in _texts(s, "--middleware")),
+        lambda s: any(map(_is_no_path, _texts(s, "--middleware"))),
         "`--middleware` names a class or a function, as module.name",
         "entrypoints/openai/api_server.py build_app",
+        wrong=_is_no_path,
     ),
     Conflict(
         ("--seed",),

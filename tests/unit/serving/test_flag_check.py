@@ -97,6 +97,16 @@ def test_a_removed_flag_is_refused_with_its_key_its_line_the_release_and_what_re
         assert said in sentence
 
 
+def test_a_flag_that_we_also_give_is_named_by_the_operators_key_alone():
+    """With a key every server gets our guard as one more `--middleware`."""
+    mine = node(flags={"middleware": "auth"})
+    with_key = mine.model_copy(
+        update={"vllm": mine.vllm.model_copy(update={"api_key_file": "secrets/key"})}
+    )
+    (sentence,), _ = judged(with_key)
+    assert sentence.startswith("serving.llama.flags.middleware: `--middleware` names")
+
+
 def test_everything_is_refused_at_once():
     refused, _ = judged(
         node(
