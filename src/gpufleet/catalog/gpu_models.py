@@ -42,6 +42,9 @@ class Card:
     """Whether NVML has the same name for cards with another memory."""
 
 
+_COUNTED = re.compile(r"(?:(?P<first>\d+)\s*[x*]\s*)?(?P<name>.+?)(?:\s*[x*:]\s*(?P<last>\d+))?")
+
+
 def card(name: str) -> Card:
     """
     Return the GPU of this name: the catalogue's or NVML's, in any case and with any separators.
@@ -57,6 +60,11 @@ def card(name: str) -> Card:
         )
     if found:
         return found
+    if (counted := _COUNTED.fullmatch(name)) and (one := _by_key().get(_key(counted["name"]))):
+        raise FleetError(
+            f"--gpu {name}: is a number of GPUs and a name: write --gpu {one.name} --gpus "
+            f"{counted['first'] or counted['last']}"
+        )
     cards = _cards()
     keys = {_key(one): one for one in cards}
     near = [keys[key] for key in difflib.get_close_matches(_key(name), keys, n=3, cutoff=0.5)]

@@ -37,6 +37,8 @@ SINGLE = "model.safetensors"
 SECONDS = 60.0
 """For one model, whatever the Hub does."""
 
+_GGUF = re.compile(r"(?i)\.gguf$|-gguf:")
+"""A file, or a repository with one of its files as vLLM takes it."""
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+|[\w.-]+")
 _PASSWORD = re.compile(r"//[^/\s@]+@")
 _LARGEST_HEADER = 100_000_000
@@ -69,6 +71,11 @@ def read(
     such model, if it has neither, if a file is not what its name says, or if the Hub has not
     answered within `seconds`.
     """
+    if _GGUF.search(model):
+        raise FleetError(
+            f"{model}: GGUF files are not sized: name a checkpoint in safetensors, quantized or "
+            "not, of the same model"
+        )
     try:
         path = Path(model).expanduser()
         if path.is_dir():

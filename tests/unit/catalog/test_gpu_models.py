@@ -100,3 +100,9 @@ def test_a_name_that_nothing_is_near_to_is_refused_with_all_that_are_known():
 
     assert "known are" not in str(near.value)
     assert f"known are {', '.join(names())}" in str(far.value)
+
+
+@each_row("name", ["8xH100", "H100x8", "h100:8", "8 * h100", "H100 x 8"])
+def test_a_number_before_or_behind_a_name_is_told_apart(name):
+    with pytest.raises(FleetError, match=r"write --gpu H100 --gpus 8$"):
+        card(name)

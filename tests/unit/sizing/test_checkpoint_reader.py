@@ -412,3 +412,9 @@ def test_nobody_at_the_endpoint_is_said_at_once(tmp_path, hub):
         pass
     with pytest.raises(FleetError, match="cannot be reached"):
         checkpoint_reader.read("lab/tiny", hub=hub(server))
+
+
+@pytest.mark.parametrize("name", ["/srv/m/model-Q4_K_M.gguf", "org/name-GGUF:Q4_K_M"])
+def test_files_of_gguf_are_refused_by_name(name):
+    with pytest.raises(FleetError, match="GGUF files are not sized"):
+        checkpoint_reader.read(name)
