@@ -415,12 +415,17 @@ def packaged(name: str, version: str) -> str:
         return part
     release = _release(version)
     known = versions()
+    extract = "extract its flags with `gpufleet flags extract SOURCE`"
+    if not release[:1].isdigit():
+        raise FleetError(
+            f"vLLM {version}: is not a release, such as {known[-1]}; of another build, {extract}"
+        )
     older = [one for one in known if sort_key(one) < sort_key(release)][-1:]
     newer = [one for one in known if sort_key(one) > sort_key(release)][:1]
+    near = f"{' and '.join(older + newer)} {'are' if older and newer else 'is'} known"
     raise FleetError(
         f"vLLM {version}: unknown release, and gpufleet does not guess from its neighbours "
-        f"({' and '.join(older + newer)} are known): extract its flags with `gpufleet flags "
-        "extract SOURCE`"
+        f"({near}): {extract}"
     )
 
 

@@ -10,10 +10,11 @@ SET = "\0array"
 """The first word of a line that stands for an assignment: name, `+` or `=`, and the words."""
 
 _ASSIGNED = re.compile(
-    r"""^[ \t]*(?:(?:declare|local|typeset|readonly)(?:[ \t]+-\w+)*[ \t]+)?"""
+    r"""(?P<before>^|[;&|{]|\b(?:then|do|else)\b)[ \t]*"""
+    r"""(?:(?:declare|local|typeset|readonly)(?:[ \t]+-\w+)*[ \t]+)?"""
     r"""(?P<name>[A-Za-z_]\w*)(?P<how>\+?)="""
     r"""\((?P<words>(?:[^()'"\\#]|\\.|'[^']*'|"(?:\\.|[^"\\])*"|\$\([^()]*\)|(?<=\s)\#[^\n]*|\#)*+)"""
-    r"""\)[ \t]*(?:\#[^\n]*)?$""",
+    r"""\)(?=[ \t]*(?:\#[^\n]*)?(?:$|[;&|}]))""",
     re.DOTALL | re.MULTILINE,
 )
 _USED = re.compile(r"\$\{([A-Za-z_]\w*)\[[@*]\]\}")
@@ -32,7 +33,8 @@ def one_line_each(text: str) -> str:
             words = shlex.split(match["words"], comments=True)
         except ValueError:
             return match[0]
-        return f"{SET} {match['name']} {match['how'] or '='} {shlex.join(words)}".rstrip()
+        line = f"{SET} {match['name']} {match['how'] or '='} {shlex.join(words)}".rstrip()
+        return f"{match['before']}\n{line}\n" if match["before"] else line
 
     return _ASSIGNED.sub(line, text)
 

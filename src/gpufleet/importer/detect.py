@@ -62,7 +62,9 @@ def _read(text: str, file: str, name: str) -> Source:
         documents = load_documents(text)
     except NoYamlError as error:
         if is_yaml:
-            raise FleetError(f"is no YAML: {error}") from None
+            template = "{{" in text
+            also = "; it is a template: give what `helm template` or Ansible makes of it" * template
+            raise FleetError(f"is no YAML: {error}{also}") from None
         documents = ()
     mappings = [mapping(each) for each in documents if isinstance(each, Mapping)]
     if len(documents) == 1 and isinstance(documents[0], list) and _are_models(documents[0]):

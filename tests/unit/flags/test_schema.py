@@ -89,10 +89,18 @@ def test_the_option_strings_are_those_of_the_real_parser():
     assert sorted(schema.load("0.32.0").by_option) == sorted(REAL_OPTIONS)
 
 
-@each_row("version", ["0.32.1", "1.0.0", "0.1.0", "0.8.5.post2", "nightly", ""])
+@each_row("version", ["0.32.1", "1.0.0", "0.1.0", "0.8.5.post2"])
 def test_an_unknown_release_is_refused_and_never_taken_for_its_neighbour(version):
     with pytest.raises(FleetError, match=r"does not guess.*gpufleet flags extract"):
         schema.load(version)
+
+
+@pytest.mark.parametrize("word", ["latest", "nightly", ""])
+def test_a_word_is_no_release(word):
+    with pytest.raises(
+        FleetError, match=rf"vLLM {word}: is not a release, such as 0\.33"
+    ):
+        schema.load(word)
 
 
 def test_the_refusal_names_the_releases_around():
@@ -100,6 +108,8 @@ def test_the_refusal_names_the_releases_around():
         schema.load("0.32.1")
     with pytest.raises(FleetError, match=r"0\.32\.0 and 0\.33\.0 are known"):
         packaged_metrics.load("0.32.1")
+    with pytest.raises(FleetError, match=r"\(0\.33\.0 is known\)"):
+        schema.load("0.99.0")
 
 
 @pytest.mark.parametrize("build", ["v0.32.0", "0.32.0+cpu", "0.32.0+cu129", " 0.32.0 "])

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from gpufleet.errors import FleetError
 from gpufleet.settings.litellm_settings import Litellm
 from tests.support.rows import each_row
 from tests.unit.importer.test_import import accepted, imported, told
@@ -227,6 +230,24 @@ def test_an_array_may_be_the_whole_command_and_has_no_secret_of_its_own() -> Non
     found = imported('CMD=(vllm serve /m --api-key sk-123456789)\nexec "${CMD[@]}"\n')
     assert [*found.settings["serving"].values()] == [{"model": "/m", "served_name": "/m"}]
     assert "sk-123456789" not in told(found)
+
+
+def test_what_is_added_on_a_condition_is_read_or_told() -> None:
+    text = """
+        A=(--seed 7)
+        if [ -n "$TP" ]; then A+=(--tensor-parallel-size "$TP"); fi
+        [ -n "$X" ] && A+=(--port 9000)
+        vllm serve /m "${A[@]}"
+    """
+    found = imported(text)
+    (one,) = found.settings["serving"].values()
+    assert (one["port"], one["flags"]) == (9000, {"seed": 7})
+    assert any("--tensor-parallel-size $TP" in note.text for note in found.notes if note.decide)
+
+
+def test_a_template_of_yaml_is_called_one() -> None:
+    with pytest.raises(FleetError, match="it is a template: give what `helm template`"):
+        imported("spec:\n  replicas: {{ .Values.n }}\n", file="x.yaml")
 
 
 def test_an_array_that_is_not_known_stays_as_written() -> None:

@@ -484,6 +484,14 @@ def test_a_file_that_is_no_inventory_of_ours_is_refused(project, text, says):
         loader.read(project.path / "inventories/fake.py")
 
 
+@pytest.mark.parametrize("name", ["hosts.yml", "hosts.ini"])
+def test_an_ansible_inventory_is_told_to_be_imported(project, name):
+    project.write(f"inventories/{name}", "all:\n  hosts: {a: {}}\n")
+
+    with pytest.raises(FleetError, match=rf"{name}: is not Python, .*`gpufleet import "):
+        loader.read(project.path / "inventories" / name)
+
+
 def test_a_file_of_variables_that_nobody_reads_is_remarked_upon(project):
     project.write("group_vars/gpus.yml", "node_exporter: {port: 9001}\n")
 
