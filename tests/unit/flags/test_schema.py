@@ -97,9 +97,7 @@ def test_an_unknown_release_is_refused_and_never_taken_for_its_neighbour(version
 
 @pytest.mark.parametrize("word", ["latest", "nightly", ""])
 def test_a_word_is_no_release(word):
-    with pytest.raises(
-        FleetError, match=rf"vLLM {word}: is not a release, such as 0\.33"
-    ):
+    with pytest.raises(FleetError, match=rf"vLLM {word}: is not a release, such as 0\.33"):
         schema.load(word)
 
 
