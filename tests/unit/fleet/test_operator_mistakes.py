@@ -210,6 +210,19 @@ MISTAKES: dict[str, dict[str, Any]] = {
     "a model's weights in place of its folder": served(model="/srv/q/model.safetensors"),
     "a folder of this machine": served(model="./models/q"),
     "a home's sign": served(model="~/models/q"),
+    "a draft by its Hub's name": flags(
+        speculative_config={"model": "Qwen/Qwen3-0.6B", "num_speculative_tokens": 3}
+    ),
+    "a method that needs a draft": flags(
+        speculative_config={"method": "eagle3", "num_speculative_tokens": 3}
+    ),
+    "a tokenizer by its Hub's name": flags(tokenizer="Qwen/Qwen3-32B"),
+    "a negative seed": flags(seed=-1),
+    "a negative number of images": flags(limit_mm_per_prompt={"image": -1}),
+    "another scheduler's executor": flags(distributed_executor_backend="slurm"),
+    "a middleware's short name": flags(middleware="auth"),
+    "a logits processor with a dot": flags(logits_processors=["my.module.Class"]),
+    "an editor's quotes": flags(speculative_config="{\u201cmethod\u201d: \u201cngram\u201d}"),
     "speculation by its old names": flags(speculative_model="/srv/r", num_speculative_tokens=5),
 }
 
