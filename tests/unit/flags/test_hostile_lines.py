@@ -33,6 +33,7 @@ DEEP = 20_000
 # Words of Python and of libraries, which help nobody who typed a flag.
 _INTERNALS = re.compile(
     r"Traceback|pydantic|argparse|json\.decoder|JSONDecodeError|RecursionError|set_int_max_str_digits"
+    r"|Expecting value|Extra data|char \d+\)"
     r"|ValueError|TypeError|KeyError|object at 0x|<class|NoneType|codec can't",
 )
 _ESCAPES = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x9b\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
