@@ -75,28 +75,39 @@ def extract(source: str, python: str, *, help_texts: bool, metrics: bool, second
 
 
 @flags.command(context_settings={"ignore_unknown_options": True})
-@click.argument("name", metavar="FLAG|VARIABLE", type=click.UNPROCESSED)
+@click.argument("name", metavar="FLAG|VARIABLE|WORD", type=click.UNPROCESSED)
 @click.option("--vllm", "version", metavar="VERSION", help="vLLM release; default: the lock's.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def explain(name: str, version: str | None, *, as_json: bool) -> None:
     """
-    Explain a flag or environment variable: effect, use, cost.
+    Explain a flag or environment variable: effect, use, cost. Of a word, list those about it.
 
     \b
     gpufleet flags explain --max-num-batched-tokens
     gpufleet flags explain VLLM_ATTENTION_BACKEND --vllm 0.32.0
+    gpufleet flags explain lora
 
     Exit status: 0 explained, 2 no such name or no such release.
     """
     import shutil
 
-    from gpufleet.flags.explain import explain_flag, explanation_page
+    from gpufleet.flags.explain import explain_flag, explanation_page, matching, matching_page
 
-    found = explain_flag(name, _schema(version or default_release()))
+    release = _schema(version or default_release())
+    width = min(shutil.get_terminal_size().columns, 100)
+    try:
+        found = explain_flag(name, release)
+    except FleetError:
+        about = {} if name.startswith("-") or not name.strip() else matching(name, release)
+        if not about:
+            raise
+        page = matching_page(name, about, release, width)
+        click.echo(json.dumps(about, indent=2) if as_json else printable(page))
+        return
     if as_json:
         click.echo(json.dumps(found.as_json(), indent=2))
     else:
-        click.echo(printable(explanation_page(found, min(shutil.get_terminal_size().columns, 100))))
+        click.echo(printable(explanation_page(found, width)))
 
 
 @flags.command()

@@ -9,8 +9,9 @@ right without a word being rewritten for the next one.
 from __future__ import annotations
 
 import json
+import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -153,6 +154,39 @@ def explain_flag(name: str, release: Schema | None = None) -> Explanation:
         defaults=tuple(history.spans(past, lambda one: one.default)),
         known=changes.for_name(wanted),
     )
+
+
+def matching(text: str, release: Schema) -> dict[str, str]:
+    """
+    Return the flags and variables of a release that a text is about, each with what it does.
+
+    Those with all of its words in their names; if there are none, in their explanations.
+    """
+    words = re.split(r"[\s_-]+", text.strip().lower())
+    known = entries()
+    names = [flag.name for flag in release.flags if flag.name.startswith("--")]
+    does = {
+        name: known[name].does if name in known else ""
+        for name in [*names, *sorted(release.environment)]
+    }
+    in_name = {name: told for name, told in does.items() if _has(name, words)}
+    return in_name or {name: told for name, told in does.items() if _has(told, words)}
+
+
+def _has(text: str, words: Sequence[str]) -> bool:
+    return all(word in text.lower() for word in words)
+
+
+def matching_page(text: str, found: Mapping[str, str], release: Schema, width: int) -> str:
+    """Return the list of them as text, a line each with its first sentence."""
+    widest = max(map(len, found))
+    lines = [
+        textwrap.shorten(
+            f"{name.ljust(widest + 1, chr(0))} {does}", width, placeholder="..."
+        ).replace(chr(0), " ")
+        for name, does in found.items()
+    ]
+    return "\n".join([f"vLLM {release.version}: flags and variables about {text}", "", *lines])
 
 
 def explanation_page(found: Explanation, width: int) -> str:

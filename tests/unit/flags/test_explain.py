@@ -174,6 +174,24 @@ def test_an_unknown_name_is_refused_with_the_nearest_ones() -> None:
         explain_flag("--max-modle-len")
 
 
+def test_a_word_lists_what_is_about_it() -> None:
+    """By names; a word that no name has, by what the explanations say."""
+    result = CliRunner().invoke(flags, ["explain", "lora", "--vllm", "0.32.0"])
+    assert result.exit_code == 0
+    for name in ("--enable-lora", "--max-lora-rank", "VLLM_ALLOW_RUNTIME_LORA_UPDATING"):
+        assert name in result.output
+    assert max(map(len, result.output.splitlines())) <= 80
+
+    for word, name in (
+        ("expert parallel", "--enable-expert-parallel"),
+        ("pages", "--num-gpu-blocks-override"),
+    ):
+        result = CliRunner().invoke(flags, ["explain", word, "--vllm", "0.32.0", "--json"])
+        assert name in json.loads(result.output)
+    assert CliRunner().invoke(flags, ["explain", "zebra"]).exit_code != 0
+    assert CliRunner().invoke(flags, ["explain", "--lora"]).exit_code != 0
+
+
 def test_the_command_takes_flags_as_they_are_written() -> None:
     for asked in ("--max-model-len", "-tp", "--no-enable-lora", "VLLM_PORT"):
         result = CliRunner().invoke(flags, ["explain", asked, "--vllm", "0.32.0"])
