@@ -432,6 +432,7 @@ _NOT_OF_VLLM = frozenset(
     {
         "gpu",
         "gpu_memory_gib",
+        "gpu_share",
         "gpus",
         "vllm",
         "device",
