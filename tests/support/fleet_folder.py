@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from tests.support import warm_command
 from tests.support.checkout import ROOT
 
-GPUFLEET = str(Path(sys.executable).with_name("gpufleet"))
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 # A lock that is not there: the plan then asks no CUDA of the driver.
 VLLM = {"version": "0.32.0", "lock": "locks/none.txt", "listen": "127.0.0.1"}
@@ -92,13 +91,7 @@ class FleetFolder:
 
     def run(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run a command of `gpufleet` on the inventory, from another directory than its own."""
-        return subprocess.run(
-            [GPUFLEET, command, str(self.inventory), *arguments],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        return warm_command.run([command, self.inventory, *arguments], cwd=ROOT)
 
     def json(self, command: str, *arguments: str) -> dict[str, Any]:
         """Return what a command that ends well prints as JSON."""

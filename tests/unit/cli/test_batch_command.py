@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -16,9 +15,11 @@ from gpufleet.batch.replies import Reply, Totals, judge, output_line
 from gpufleet.cli.batch_command import summary_lines
 from gpufleet.cli.batch_session import Session, Summary, Wanted
 from gpufleet.errors import FleetError
+from tests.support import warm_command
 
 INVENTORY = """
 from gpufleet import inventory
+from tests.support import warm_command
 
 globals().update(inventory.load(__file__, groups={"gpu": ["gpu-01"], "gateway": ["lb-01"]}))
 """
@@ -53,11 +54,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def run(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = Path(sys.executable).with_name("gpufleet")
-    return subprocess.run(
-        [command, "batch", "inventories/prod.py", *words],
-        cwd=project, capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
+    return warm_command.run(["batch", "inventories/prod.py", *words], cwd=project, timeout=120)
 
 
 def test_wrong_lines_are_refused_before_a_node_is_asked_and_nothing_is_written(

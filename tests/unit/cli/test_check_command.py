@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import jsonschema
 import pytest
 
 from gpufleet.catalog.checks import CHECKS
+from tests.support import warm_command
 from tests.support.checkout import ROOT
 from tests.support.rows import each_row
 
 NODES = ROOT / "src/gpufleet/catalog/data/nodes"
-GPUFLEET = Path(sys.executable).with_name("gpufleet")
 SCHEMA = json.loads((ROOT / "docs/reference/check-report.schema.json").read_text())
 
 
 def check(*arguments):
-    return subprocess.run(
-        [GPUFLEET, "check", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-    )
+    return warm_command.run(["check", *arguments], cwd=ROOT)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpufleet.paths import PROJECT
+from tests.support import warm_command
 from tests.support.checkout import ROOT
 
 BIN = Path(sys.executable).parent
@@ -35,12 +35,20 @@ def fleet(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture(autouse=True)
+def _no_inventory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GPUFLEET_INVENTORY", raising=False)
+
+
+def typed(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Return what `gpufleet WORDS` does, without a start of Python."""
+    return warm_command.run(words, cwd=cwd)
+
+
 def run(cwd: Path, *command: object) -> subprocess.CompletedProcess[str]:
-    environment = {k: v for k, v in os.environ.items() if k != "GPUFLEET_INVENTORY"}
     return subprocess.run(
         [*map(str, command)],
         cwd=cwd,
-        env=environment,
         capture_output=True,
         text=True,
         check=False,
@@ -80,7 +88,7 @@ def test_output_and_status_are_those_of_pyinfra(fleet: Path) -> None:
 def test_the_only_inventory_is_taken_where_no_word_is_one(
     fleet: Path, words: tuple[str, ...], given: str
 ) -> None:
-    shown = run(fleet, BIN / "gpufleet", "deploy", "holds", "--show", *words)
+    shown = typed(fleet, "deploy", "holds", "--show", *words)
 
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.strip().endswith(f"config.py {given} deploys/holds.py")
@@ -94,7 +102,7 @@ def test_an_option_that_pyinfra_refuses_is_refused_by_pyinfra(fleet: Path) -> No
 
 
 def test_an_unknown_deploy_is_one_line_and_status_2(fleet: Path) -> None:
-    refused = run(fleet, BIN / "gpufleet", "deploy", "hold")
+    refused = typed(fleet, "deploy", "hold")
 
     assert refused.returncode == 2
     (line,) = refused.stderr.splitlines()
@@ -118,9 +126,9 @@ def test_without_a_deploys_name_they_are_listed_before_an_inventory_is_missed(
 
 
 def test_commands_take_the_only_inventory_also_where_other_words_follow(fleet: Path) -> None:
-    whole = run(fleet, BIN / "gpufleet", "inventory", "--json")
-    one = run(fleet, BIN / "gpufleet", "inventory", "@local", "--json")
-    named = run(fleet, BIN / "gpufleet", "inventory", "inventories/fleet.py", "--json")
+    whole = typed(fleet, "inventory", "--json")
+    one = typed(fleet, "inventory", "@local", "--json")
+    named = typed(fleet, "inventory", "inventories/fleet.py", "--json")
 
     assert whole.returncode == 0, whole.stderr
     assert whole.stdout == one.stdout == named.stdout
@@ -128,7 +136,7 @@ def test_commands_take_the_only_inventory_also_where_other_words_follow(fleet: P
 
 
 def test_in_a_checkout_with_several_inventories_a_command_without_one_names_them() -> None:
-    refused = run(ROOT, BIN / "gpufleet", "status")
+    refused = typed(ROOT, "status")
 
     assert refused.returncode == 2
     assert "inventories/lab.py, inventories/local.py" in refused.stderr

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from click.testing import CliRunner
 
 from gpufleet.cli.doctor_command import doctor
 from gpufleet.errors import FleetError
+from tests.support import warm_command
 from tests.support.rows import each_row
 
 OOM = "(Worker_TP1 pid=2) ERROR 11-20 10:00:00 [w.py:1] torch.OutOfMemoryError: CUDA out of memory"
@@ -99,17 +98,8 @@ def test_a_node_that_does_not_connect_is_not_reached_after_a_part_of_the_time(
         (tmp_path / "host_vars/gpu-01.yml").write_text(
             f"ssh_hostname: 127.0.0.1\nssh_port: {port}\nssh_user: nobody\n"
         )
-        done = subprocess.run(
-            [
-                Path(sys.executable).with_name("gpufleet"),
-                *("doctor", "inventories/prod.py", "--json", "--seconds", "6"),
-            ],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
+        words = ("doctor", "inventories/prod.py", "--json", "--seconds", "6")
+        done = warm_command.run(words, cwd=tmp_path, timeout=100, connects=True)
     assert done.returncode == 1, done.stderr
     problems = json.loads(done.stdout)["problems"]
     assert ["not reached: no answer within 2 s" in each["what"] for each in problems] == [True], (

@@ -12,6 +12,7 @@ import pytest
 
 from gpufleet.cli.main import COMMANDS, GROUPS, gpufleet
 from gpufleet.console import add_row, display, new_table
+from tests.support import warm_command
 from tests.support.checkout import ROOT
 from tests.support.rows import each_row
 
@@ -91,8 +92,8 @@ def test_no_command_is_excused_that_there_is_not():
 
 def offered(*words: str, folder: Path = ROOT) -> list[str]:
     """Return what a shell is offered for the last of the words."""
-    run = subprocess.run(
-        [GPUFLEET],
+    run = warm_command.run(
+        [],
         cwd=folder,
         env=os.environ
         | {
@@ -100,9 +101,6 @@ def offered(*words: str, folder: Path = ROOT) -> list[str]:
             "COMP_WORDS": " ".join(["gpufleet", *words]),
             "COMP_CWORD": str(len(words)),
         },
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert run.stderr == ""
     return [line.partition(",")[2] for line in run.stdout.split()]
@@ -133,9 +131,7 @@ def test_a_shell_is_offered_what_there_is(words, found):
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_script_of_a_shell_asks_this_command(shell):
-    run = subprocess.run(
-        [GPUFLEET, "completion", shell], capture_output=True, text=True, check=True
-    )
+    run = warm_command.run(["completion", shell])
 
     assert f"_GPUFLEET_COMPLETE={shell}_complete" in run.stdout
 

@@ -15,6 +15,7 @@ import click
 import pytest
 
 from gpufleet.cli.main import COMMANDS
+from tests.support import warm_command
 from tests.support.checkout import ROOT
 from tests.support.rows import each_row
 
@@ -31,14 +32,7 @@ serving:
 
 
 def gpufleet(*arguments: object, cwd: Path = ROOT, **environment: str):
-    return subprocess.run(
-        [GPUFLEET, *map(str, arguments)],
-        cwd=cwd,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return warm_command.run(arguments, cwd=cwd, env=os.environ | environment)
 
 
 def refused(run) -> list[str]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from gpufleet.cli.measure_wanted import Wanted
 from gpufleet.errors import FleetError
 from gpufleet.load_test import result
 from gpufleet.load_test.result import Found
+from tests.support import warm_command
 from tests.unit.load_test.sample_results import measurement
 
 TYPED = {
@@ -128,6 +127,7 @@ def test_the_files_of_a_result_say_which_part_of_the_replicas_served(tmp_path: P
 
 INVENTORY = """
 from gpufleet import inventory
+from tests.support import warm_command
 
 globals().update(inventory.load(__file__, groups={"gpu": ["gpu-01", "gpu-02"]}))
 """
@@ -138,11 +138,7 @@ def test_a_node_that_the_inventory_has_not_is_refused_before_any_is_asked(tmp_pa
     file.parent.mkdir()
     file.write_text(INVENTORY)
 
-    command = Path(sys.executable).with_name("gpufleet")
-    run = subprocess.run(
-        [command, "measure", str(file), "--from", "gpu-1"],
-        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
+    run = warm_command.run(["measure", file, "--from", "gpu-1"], cwd=tmp_path)
 
     assert run.returncode == 2
     assert "--from gpu-1:" in run.stderr

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from gpufleet.monitoring import output_folder
+from tests.support import warm_command
 from tests.support.checkout import ROOT
 
 PROD = ROOT / "examples/explained/inventories/prod.py"
@@ -17,14 +16,8 @@ PROD = ROOT / "examples/explained/inventories/prod.py"
 
 def typed(*words: str | Path) -> tuple[int, str]:
     """Return the exit status and all that was printed."""
-    done = subprocess.run(
-        [Path(sys.executable).with_name("gpufleet"), "monitoring", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    return done.returncode, done.stdout
+    done = warm_command.run(["monitoring", *words])
+    return done.returncode, done.stderr + done.stdout
 
 
 def test_it_says_what_it_wrote_and_a_second_run_writes_nothing(tmp_path: Path) -> None:

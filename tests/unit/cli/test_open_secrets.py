@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +11,9 @@ import pytest
 import yaml
 
 from gpufleet.cli.main import gpufleet
+from tests.support import warm_command
 from tests.support.commands import commands
 
-GPUFLEET = str(Path(sys.executable).with_name("gpufleet"))
 CANARY = "canary7391"
 VARIABLES = {
     "vllm": {
@@ -105,10 +104,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def run(project: Path, command: str) -> subprocess.CompletedProcess[str]:
-    words = command.split()
-    return subprocess.run(
-        [GPUFLEET, *words], cwd=project, capture_output=True, text=True, timeout=60, check=False
-    )
+    return warm_command.run(command.split(), cwd=project)
 
 
 def test_every_command_that_reads_an_inventory_is_tried() -> None:

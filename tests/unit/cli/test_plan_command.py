@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,12 @@ from gpufleet.fleet.declared_hardware import with_identity
 from gpufleet.planning.stage import Stage
 from gpufleet.serving import unit
 from gpufleet.settings.node_settings import NodeSettings
+from tests.support import warm_command
 from tests.support.checkout import ROOT
 from tests.support.fleet_folder import REVISION, VLLM, FleetFolder
 from tests.support.silent_driver import without_driver
 
 DATA = ROOT / "tests/data"
-GPUFLEET = str(Path(sys.executable).with_name("gpufleet"))
 QWEN = "/srv/Qwen3-32B"
 
 
@@ -58,12 +57,7 @@ class Project:
         (self.folder / "probes.json").write_text(json.dumps(self.nodes))
         (self.folder / "vars.yml").write_text(yaml.safe_dump(self.settings))
         files = ("--vars", self.folder / "vars.yml", "--nodes", self.folder / "probes.json")
-        return subprocess.run(
-            [GPUFLEET, "plan", *map(str, files), *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        return warm_command.run(["plan", *files, *arguments])
 
     def plan(self, *arguments: str) -> dict:
         run = self.run("--json", *arguments)
@@ -255,9 +249,7 @@ def test_a_model_that_no_node_holds_is_refused_with_what_would(project):
 
 @pytest.mark.parametrize("arguments", [(), ("memory-constrained",)])
 def test_presets_are_shown_with_their_reasons(arguments):
-    run = subprocess.run(
-        [GPUFLEET, "presets", *arguments], capture_output=True, text=True, check=True
-    )
+    run = warm_command.run(["presets", *arguments])
     assert ("gpu-memory-utilization" if arguments else "low-latency-code") in run.stdout
 
 

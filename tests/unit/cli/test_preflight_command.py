@@ -14,8 +14,9 @@ import pytest
 
 from gpufleet.cli.preflight_requests import git_state
 from gpufleet.preflight.line import CHECKS
+from tests.support import warm_command
 from tests.support.checkout import ROOT
-from tests.support.fleet_folder import GPUFLEET, VLLM
+from tests.support.fleet_folder import VLLM
 
 INVENTORY = """\
 from gpufleet import inventory
@@ -54,14 +55,8 @@ def preflight(folder: Path, port: int, *words: str) -> subprocess.CompletedProce
     (folder / "inventories/prod.py").write_text(INVENTORY.format(port=port))
     for group, values in (("gpu", GPU), ("front", FRONT)):
         (folder / f"group_vars/{group}.yml").write_text(json.dumps(values))
-    return subprocess.run(
-        [GPUFLEET, "preflight", "inventories/prod.py", *words],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    command = ["preflight", "inventories/prod.py", *words]
+    return warm_command.run(command, cwd=folder, timeout=120, connects=True)
 
 
 def test_nodes_that_refuse_are_one_line_of_each_check_and_no_check_is_missing(

@@ -11,11 +11,13 @@ import pytest
 from gpufleet.redact import HIDDEN
 from gpufleet.report.fleet_document import form_text
 from gpufleet.report.fleet_manifest import manifest_of
-from tests.support.fleet_folder import GPUFLEET, VLLM
+from tests.support import warm_command
+from tests.support.fleet_folder import VLLM
 from tests.unit.report.sample_fleet import document
 
 INVENTORY = """\
 from gpufleet import inventory
+from tests.support import warm_command
 
 def at(number):
     return {"ssh_hostname": f"127.0.0.{number}", "ssh_port": 9}
@@ -47,14 +49,7 @@ FRONT = {
 
 
 def report(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    run = subprocess.run(
-        [GPUFLEET, "report", *map(str, words)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    run = warm_command.run(["report", *words], cwd=folder, timeout=120)
     assert "Traceback" not in run.stderr
     return run
 

@@ -1,9 +1,6 @@
 """`gpufleet size` as operators run it."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -11,10 +8,10 @@ from gpufleet.cli.default_release import SHIPPED
 from gpufleet.cli.size_command import size, version
 from gpufleet.errors import FleetError
 from gpufleet.flags import schema
+from tests.support import warm_command
 from tests.support.checkout import ROOT
 from tests.support.rows import each_row
 
-GPUFLEET = Path(sys.executable).with_name("gpufleet")
 MODELS = ROOT / "tests/data/models"
 OURS = {
     "--gpu",
@@ -33,12 +30,7 @@ OURS = {
 
 
 def run(*arguments):
-    return subprocess.run(
-        [GPUFLEET, "size", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return warm_command.run(["size", *arguments])
 
 
 @pytest.fixture

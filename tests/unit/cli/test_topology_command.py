@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -12,6 +11,7 @@ import pytest
 
 from gpufleet.cli.topology_command import inventory_of
 from gpufleet.node.probe_document import SCHEMA
+from tests.support import warm_command
 from tests.support.checkout import ROOT
 from tests.support.rows import each_row
 
@@ -22,14 +22,8 @@ GPUFLEET = Path(sys.executable).with_name("gpufleet")
 
 
 def topology(*arguments: object, stdin: bytes = b"", cwd: Path = ROOT):
-    run = subprocess.run(
-        [GPUFLEET, "topology", *map(str, arguments)],
-        cwd=cwd,
-        input=stdin,
-        capture_output=True,
-        check=False,
-    )
-    assert b"Traceback" not in run.stderr
+    run = warm_command.run(["topology", *arguments], cwd=cwd, stdin=stdin)
+    assert "Traceback" not in run.stderr
     return run
 
 
@@ -42,8 +36,8 @@ def told(*arguments: object, stdin: bytes = b""):
 def refused(*arguments: object, stdin: bytes = b"", cwd: Path = ROOT) -> str:
     run = topology(*arguments, stdin=stdin, cwd=cwd)
     assert run.returncode == 2, run.stderr
-    assert run.stdout == b""
-    return run.stderr.decode()
+    assert run.stdout == ""
+    return run.stderr
 
 
 @pytest.fixture
@@ -113,8 +107,8 @@ def test_the_picture_is_for_people_and_the_drawing_is_beside_it(tmp_path):
     run = topology(TOPO / "hgx-h100.txt", "--svg", tmp_path / "node.svg")
 
     assert run.returncode == 0
-    assert b"NVLink island 0-7: 8 GPUs, NV18" in run.stdout
-    assert b"\x1b" not in run.stdout
+    assert "NVLink island 0-7: 8 GPUs, NV18" in run.stdout
+    assert "\x1b" not in run.stdout
     assert ET.parse(tmp_path / "node.svg").getroot().tag == "{http://www.w3.org/2000/svg}svg"
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from gpufleet.upgrade.run.upgrade_journal import FOLDER, Journal
+from tests.support import warm_command
 
 UPGRADE = "20261122T134708Z-ab12"
 INVENTORY = """\
 from gpufleet import inventory
+from tests.support import warm_command
 
 _node = ("gpu-01", {"ssh_hostname": "192.0.2.1"})
 globals().update(inventory.load(__file__, groups={"gpu": [_node]}))
@@ -30,14 +30,7 @@ def inventory(tmp_path: Path) -> Path:
 
 def gpufleet(verb: str, inventory: Path, *arguments: str) -> tuple[int, str]:
     """Run a command without a terminal; return its status and what it said."""
-    program = Path(sys.executable).with_name("gpufleet")
-    done = subprocess.run(
-        [program, verb, str(inventory), *arguments],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = warm_command.run([verb, inventory, *arguments])
     assert "Traceback" not in done.stderr
     return done.returncode, done.stdout + done.stderr
 

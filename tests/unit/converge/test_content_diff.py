@@ -15,6 +15,7 @@ import pytest
 from gpufleet.converge.content_diff import MOST_BYTES, MOST_LINES, lines
 from gpufleet.converge.desired import File
 from gpufleet.remote import payload
+from tests.support import warm_command
 from tests.support.rows import each_row
 
 PATH = "/etc/vllm/x.conf"
@@ -138,8 +139,8 @@ def test_a_dry_run_with_diff_shows_it_and_one_without_does_not(tmp_path: Path) -
     deploy.write_text(DEPLOY.format(there=str(there), secret=str(secret)))
 
     def run(*options: str) -> str:
-        command = [sys.executable, "-m", "pyinfra", "--dry", *options, "@local", str(deploy)]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        done = warm_command.run_pyinfra(["--dry", *options, "@local", deploy], cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
         return done.stdout + done.stderr
 
     plain, differing = run(), run("--diff")

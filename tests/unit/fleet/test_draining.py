@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 from gpufleet.fleet.draining import find_drain, refusal
 from gpufleet.planning.stage import Running
+from tests.support import warm_command
 
-GPUFLEET = Path(sys.executable).with_name("gpufleet")
 SERVE = ("/opt/vllm/releases/0.32.0-1a2b3c4d5e/bin/vllm serve",)
 
 
@@ -74,13 +70,7 @@ def test_a_node_that_is_not_there_is_named_and_nobody_is_asked(tmp_path):
         "from gpufleet import inventory\n"
         'globals().update(inventory.load(__file__, groups={"gpu_nodes": ["gpu-01"]}))\n'
     )
-    done = subprocess.run(
-        [GPUFLEET, "cordon", "fleet.py", "gpu-1", "--why", "x"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-    )
+    done = warm_command.run(["cordon", "fleet.py", "gpu-1", "--why", "x"], cwd=tmp_path)
     assert done.returncode == 2
     assert "fleet.py has no GPU node 'gpu-1'" in done.stderr
     assert "Traceback" not in done.stderr

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from tests.support import warm_command
 from tests.support.checkout import ROOT
 
 INVENTORY = """\
@@ -88,14 +87,7 @@ def ask(tmp_path: Path, folder: Path) -> Ask:
             file = tmp_path / f"deploy{number}.py"
             file.write_text(text.replace("FOLDER", repr(str(folder))))
             files.append(str(file))
-        done = subprocess.run(
-            [sys.executable, "-c", ASK, str(inventory), str(seconds), *files],
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = warm_command.run_program(ASK, [inventory, seconds, *files], cwd=ROOT)
         assert done.returncode == status, done.stderr
         return json.loads(done.stdout) if status == 0 else {"said": done.stderr}
 
@@ -255,14 +247,7 @@ def test_a_node_that_gives_no_answer_leaves_unknown_what_needs_the_plan(tmp_path
     inventory.parent.mkdir()
     inventory.write_text(AWAY)
 
-    done = subprocess.run(
-        [Path(sys.executable).with_name("gpufleet"), "drift", str(inventory), "--json"],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = warm_command.run(["drift", inventory, "--json"], cwd=ROOT, connects=True)
 
     found = json.loads(done.stdout)
     jsonschema.validate(found, json.loads((ROOT / "docs/reference/drift.schema.json").read_text()))

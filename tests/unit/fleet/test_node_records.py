@@ -17,10 +17,10 @@ from gpufleet.fleet.drift import Deviation, NodeDrift, Unread, Urgency
 from gpufleet.monitoring.metrics import gpufleet_metrics
 from gpufleet.remote import payload
 from gpufleet.settings.parse import parse_settings
+from tests.support import warm_command
 from tests.support.checkout import ROOT
 from tests.unit.monitoring.programs import program
 
-GPUFLEET = Path(sys.executable).with_name("gpufleet")
 TEXTFILES = "var/lib/gpufleet/textfile"
 LOCK = {"driver": "580.95.05"}
 
@@ -233,12 +233,9 @@ def test_a_node_that_cannot_be_written_to_is_named_and_the_status_stays(tmp_path
     )
 
     plain, recording_too = (
-        subprocess.run(
-            [GPUFLEET, "check", "inventories/x.py", *more],
-            cwd=tmp_path, capture_output=True, text=True, check=False,
-        )
+        warm_command.run(["check", "inventories/x.py", *more], cwd=tmp_path, connects=True)
         for more in ((), ("--record",))
-    )  # fmt: skip
+    )
 
     assert recording_too.returncode == plain.returncode == 1
     assert "note: @local: what was found is not recorded there: it has no /var" in (
@@ -248,10 +245,8 @@ def test_a_node_that_cannot_be_written_to_is_named_and_the_status_stays(tmp_path
 
 
 def test_recorded_probes_have_no_node_to_write_to():
-    done = subprocess.run(
-        [GPUFLEET, "check", "--from", "src/gpufleet/catalog/data/nodes/t4x1.json", "--record"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    recorded = ROOT / "src/gpufleet/catalog/data/nodes/t4x1.json"
+    done = warm_command.run(["check", "--from", recorded, "--record"])
 
     assert done.returncode == 2
     assert "--record is for live nodes" in done.stderr

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
+from tests.support import warm_command
 from tests.support.checkout import ROOT
 
 INVENTORY = """\
@@ -30,23 +26,11 @@ def watching(tmp_path):
     return tmp_path / "inventories/fleet.py"
 
 
-def ran(*command):
-    done = subprocess.run(
-        [str(Path(sys.executable).with_name(command[0])), *map(str, command[1:])],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.returncode, done.stdout + done.stderr
-
-
 @pytest.mark.parametrize("deploy", ["vllm", "verify"])
 def test_deploys_of_gpu_nodes_leave_it_alone(watching, deploy):
-    status, said = ran("pyinfra", "--dry", watching, f"deploys/{deploy}.py")
-    assert status == 0, said
+    done = warm_command.run_pyinfra(["--dry", watching, f"deploys/{deploy}.py"], cwd=ROOT)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
     assert "Traceback" not in said
     assert "would" not in said
 
@@ -54,7 +38,8 @@ def test_deploys_of_gpu_nodes_leave_it_alone(watching, deploy):
 @pytest.mark.parametrize("command", ["check", "probe", "plan"])
 def test_where_no_node_has_gpus_there_is_nothing_to_say_of_them(watching, command):
     """Nothing found is not everything well."""
-    status, said = ran("gpufleet", command, watching)
-    assert status == 2, said
+    done = warm_command.run([command, watching], cwd=ROOT)
+    said = done.stdout + done.stderr
+    assert done.returncode == 2, said
     assert "gpu_node: false" in said
     assert "Traceback" not in said

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from gpufleet.fleet.undeclared import removal_problem
 from gpufleet.settings.node_variables import NodeVars
 from gpufleet.settings.parse import parse_settings
+from tests.support import warm_command
 from tests.support.checkout import ROOT
 from tests.support.rows import each_row
 
@@ -68,18 +68,9 @@ def test_a_run_after_the_removal_of_the_last_one_is_not_refused(
         (tmp_path / folder / name).write_text(load.format(text) if "groups" in text else text)
 
     def run(*more: str) -> subprocess.CompletedProcess[str]:
-        inventory = str(tmp_path / "inventories/one.py")
-        return subprocess.run(
-            [
-                *(sys.executable, "-m", "pyinfra", "--dry", inventory),
-                *(f"deploys/{setting}.py", *more),
-            ],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+        inventory = tmp_path / "inventories/one.py"
+        words = ["--dry", inventory, f"deploys/{setting}.py", *more]
+        return warm_command.run_pyinfra(words, cwd=ROOT)
 
     refused = run()
     assert refused.returncode != 0

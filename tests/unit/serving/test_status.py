@@ -5,12 +5,9 @@ from __future__ import annotations
 import io
 import json
 import socket
-import subprocess
-import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -26,6 +23,7 @@ from gpufleet.serving.status import fleet_status
 from gpufleet.serving.unit import render_unit
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Served, Vllm
+from tests.support import warm_command
 from tests.support.rows import each_row
 
 KEY = "f3a9c1d2e4b5a697"
@@ -715,8 +713,6 @@ def test_json_has_every_rank_with_times_that_programs_read():
 
 # -- the command -----------------------------------------------------------------------------------
 
-GPUFLEET = Path(sys.executable).with_name("gpufleet")
-
 
 @pytest.fixture
 def gpufleet(tmp_path):
@@ -730,13 +726,8 @@ def gpufleet(tmp_path):
     )
 
     def run(command, *arguments):
-        return subprocess.run(
-            [GPUFLEET, command, "inventories/x.py", *arguments],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        words = [command, "inventories/x.py", *arguments]
+        return warm_command.run(words, cwd=tmp_path, connects=True)
 
     return run
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from gpufleet.errors import FleetError
 from gpufleet.setup.first_model import CONTEXT, ROWS, choose, hub_revision, parse_model
+from tests.support import warm_command
 from tests.support.checkout import ROOT
 
-GPUFLEET = Path(sys.executable).with_name("gpufleet")
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -25,12 +22,8 @@ def test_each_model_fits_the_least_gpu_of_its_row(row, tmp_path) -> None:
 
     limit = ("--max-model-len", str(CONTEXT), "--json")
     # Of a data centre's cards: 8.9.
-    done = subprocess.run(
-        [GPUFLEET, "size", file, *("--gpu", "L4", "--gpu-memory-gib", str(row.memory_gib)), *limit],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    card = ("--gpu", "L4", "--gpu-memory-gib", row.memory_gib)
+    done = warm_command.run(["size", file, *card, *limit])
 
     assert done.returncode == 0, done.stdout + done.stderr
 
