@@ -59,7 +59,7 @@ def put(document, path, value):
     return changed
 
 
-@pytest.mark.parametrize("profile", ["t4x1", "a100x4-pcie"])
+@pytest.mark.parametrize("profile", ["t4x1", pytest.param("a100x4-pcie", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "garbage", [{"missing": "timeout"}, None, "\x00nonsense", -1, 10**30, [], {}], ids=repr
 )
