@@ -44,14 +44,26 @@ lint: .venv/.ready
 # A file's tests stay on one core, in their order: some of them hold ports, and a lab is one file's,
 # or that of files which tests/conftest.py names together.
 TESTS := $(RUN)/python -m tests.support.retry --dist loadfile --no-loadscope-reorder
+QUICK := not slow and not long
 
-test-unit: lint
-	$(TESTS) -q -n logical -m 'not lab and not slow and not long'
+# Once for a checkout: pytest rewrites all assertions, which each worker would do for itself.
+.venv/.compiled: .venv/.ready
+	@$(RUN)/python -m pytest --collect-only -qq -m '$(QUICK)' >.venv/compile.log \
+	    || { cat .venv/compile.log; exit 1; }
+	@touch $@
+
+# One core lints, the other one compiles.
+CHECKED := --no-print-directory --jobs=2 lint .venv/.compiled
+
+test-unit: .venv/.ready
+	@$(MAKE) $(CHECKED)
+	$(TESTS) -q -n logical -m 'not lab and $(QUICK)'
 
 # One of three workers walks a fleet from bare nodes to a bundle, and waits for nodes more than it computes.
-test: lint
+test: .venv/.ready
 	@$(RUN)/gpufleet lab require-root 'make test'
-	$(TESTS) -q -n 3 --durations=15 -m 'not slow and not long'
+	@$(MAKE) $(CHECKED)
+	$(TESTS) -q -n 3 --durations=15 -m '$(QUICK)'
 
 test-nodes: .venv/.ready
 	@$(RUN)/gpufleet lab require-root 'make test-nodes'

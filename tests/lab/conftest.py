@@ -40,6 +40,20 @@ NODES = {"gpu-01": "h100x8", "gpu-02": "a100x4-pcie", "mon-03": "none"}
 FIXTURES = {"nodes": "the fleet", "walk": "the walk"}
 
 
+def _is_quick(path: str) -> bool:
+    """Whether `make test` runs a file of tests here, by its path in the checkout."""
+    return lab_of(path)[0] == "the walk"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import files of which the marks select nothing: it takes each worker seconds."""
+    file = collection_path.relative_to(ROOT)
+    marks = config.getoption("markexpr")
+    tests = file.name.startswith("test_")
+    unwanted = "not lab" in marks or (tests and "not slow" in marks and not _is_quick(str(file)))
+    return unwanted or None  # None: what pytest itself decides
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     Every test here needs root and nodes: none is skipped, `make test-unit` leaves them out, and
@@ -51,7 +65,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in here:
         lab = lab_of(item.nodeid)[0]
         item.add_marker("lab")
-        if lab != "the walk":
+        if not _is_quick(item.nodeid):
             item.add_marker("slow")
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(1800))  # a first deploy on a slow machine
