@@ -77,6 +77,7 @@ def uv_is_there(made: Release) -> None:
     (tool / ".complete").touch()
 
 
+@pytest.mark.slow  # it installs what nodes do
 @pytest.mark.parametrize("what", ["the release", "uv"])
 def test_a_locked_package_that_an_index_has_as_source_only_is_not_built(
     what: str, tmp_path: Path

@@ -59,14 +59,8 @@ def run(cwd: Path, *command: object) -> subprocess.CompletedProcess[str]:
 def test_output_and_status_are_those_of_pyinfra(fleet: Path) -> None:
     config = ("--config", PROJECT / "config.py")
     for deploy, options in (("fails", ("-y",)), ("fails", ("--dry",))):
-        direct = run(
-            fleet,
-            BIN / "pyinfra",
-            *config,
-            *options,
-            "inventories/fleet.py",
-            f"deploys/{deploy}.py",
-        )
+        words = (*config, *options, "inventories/fleet.py", f"deploys/{deploy}.py")
+        direct = warm_command.run_pyinfra(words, cwd=fleet)
         ours = run(fleet, BIN / "gpufleet", "deploy", deploy, "inventories/fleet.py", *options)
 
         assert (ours.returncode, ours.stdout) == (direct.returncode, direct.stdout)

@@ -81,6 +81,7 @@ def plain_wilson(kept: int, count: int, z: float = 1.96) -> tuple[float, float]:
     return middle - half, middle + half
 
 
+@pytest.mark.slow
 @each_row(
     "contract, rate, slots",
     [(Contract(ttft_seconds=3.0), ERLANG_RATE, 1), (TIGHT, TIGHT_RATE, 16)],

@@ -85,6 +85,7 @@ def test_the_rate_of_a_queue_is_found_within_a_tenth_in_20_of_20_runs() -> None:
     assert statuses.count("found") >= 18
 
 
+@pytest.mark.slow
 def test_with_a_small_budget_the_rate_is_not_known_and_never_wrong() -> None:
     """45 s are enough for levels at half and twice the limit, not for those close to it."""
     true = rate_of(TIGHT.share, TIGHT.ttft_seconds or 0.0, SLOTS, 1.0)
