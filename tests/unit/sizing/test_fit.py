@@ -124,8 +124,8 @@ def test_the_caches_bytes_may_be_more_than_the_gpu_has():
 def test_with_more_memory_no_first_then_near_the_edge_then_yes(name):
     """A verdict within the estimate's error of the limit is never a fit, and never certain."""
     verdicts = []
-    for quarter in range(4 * 4, 96 * 4):
-        found = size(model(name), options(gpu_memory_gib=quarter / 4, max_num_seqs=64))
+    for half in range(4 * 2, 96 * 2):
+        found = size(model(name), options(gpu_memory_gib=half / 2, max_num_seqs=64))
         verdicts.append((found.fits, found.confidence))
         assert not (found.fits and found.confidence == "near the edge")
 
