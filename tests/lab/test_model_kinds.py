@@ -35,6 +35,8 @@ SHARES = {"rerank": 0.3, "classify": 0.3, VISION: 0.3}
 """These have one of the four GPUs."""
 REQUESTS, CLIENTS = 5000, 3
 """That clients of all kinds send in all while a fleet is changed, and how many they are."""
+BETWEEN_SECONDS = 0.2
+"""Of a client, after an answer: a server that starts beside them needs some of the two cores."""
 SEQUENCES = "max-num-seqs"
 
 
@@ -309,6 +311,7 @@ class MixedLoad:
                     answered(self._url, self._head, put)
                 except (OSError, ValueError) as error:
                     self.failed.append(f"{kind}: {error!r}")
+                self._ended.wait(BETWEEN_SECONDS)
 
 
 def seqs(fleet: KindsFleet) -> list[str]:
