@@ -135,12 +135,12 @@ def test_a_deploy_ends_when_a_model_of_each_kind_answers(kinds: KindsFleet) -> N
     assert {row["index"] for row in ranked["results"]} == {0, 1}
     [said] = kinds.ask("classify", "/classify", input="Where is my parcel?")
     assert said["data"][0]["label"] in tiny_kinds.LABELS["classify"]
-    picture = questions.about_picture(VISION)
-    [seen] = kinds.ask(VISION, picture.path, **picture.body)
-    assert seen["usage"]["prompt_tokens"] > len("user: Which colour is this?")
-    [heard] = kinds.urls(SPEECH)
     head = {"Authorization": f"Bearer {kinds.key}"}
-    assert isinstance(answered(heard, head, questions.question("transcribe", SPEECH))["text"], str)
+    [sees] = kinds.urls(VISION)
+    seen = answered(sees, head, questions.about_picture(VISION))
+    assert seen["usage"]["prompt_tokens"] > len("user: Which colour is this?")
+    [hears] = kinds.urls(SPEECH)
+    assert isinstance(answered(hears, head, questions.question("transcribe", SPEECH))["text"], str)
 
 
 def test_their_units_say_what_they_are(kinds: KindsFleet) -> None:
