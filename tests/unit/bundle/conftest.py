@@ -181,10 +181,10 @@ def _wheels(house: Path, base: Path) -> Path:
     """Write a small wheelhouse: what is pure, and what is made for one Python and one libc."""
     house.mkdir(parents=True)
     made = [
-        wheelhouse._write_wheel(house, "vllm", "0.32.0", requires=["torch==2.9.0"]),
-        wheelhouse._write_wheel(house, "uv", "0.13.9"),
+        wheelhouse.write_wheel(house, "vllm", "0.32.0", requires=["torch==2.9.0"]),
+        wheelhouse.write_wheel(house, "uv", "0.13.9"),
         *(
-            _tagged(wheelhouse._write_wheel(house, "torch", "2.9.0"), tags)
+            _tagged(wheelhouse.write_wheel(house, "torch", "2.9.0"), tags)
             for tags in (
                 "cp311-cp311-manylinux_2_28_x86_64",
                 "cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64",
