@@ -151,19 +151,22 @@ def steady() -> Steady:
 
 
 def test_requests_arrive_when_the_poisson_process_has_them(steady: Steady) -> None:
-    """Each is at the server when it was drawn to arrive, but for a busy machine's milliseconds."""
+    """Each is at the server when it was drawn to arrive, but for the lag that the clients state."""
     arrived = sorted(seen.arrived - steady.zero for seen in steady.server.record)
     sent = sorted(each.sent for each in steady.level.outcomes)
     drawn = list(itertools.islice(poisson_times(200.0, 1e9, SEED, 2), len(arrived)))
+    lag = max(0.02, steady.level.run.lag_p99)
     for seen in (sent, arrived):
         late = [at - due for at, due in zip(seen, drawn, strict=True)]
-        assert median(late) == pytest.approx(0.0, abs=0.02)
+        assert median(late) == pytest.approx(0.0, abs=lag)
     counts = Counter(int(at / 0.05) for at in sent if at < 1.9)
     each = [counts[window] for window in range(38)]
     assert fmean(each) == pytest.approx(10.0, rel=0.2)
     # For 38 windows it is 1 with a standard deviation of 0.23, and near 0 for evenly spaced
     # requests. A machine that has other work sends some of them in bunches, which adds to it.
-    assert 0.6 < pvariance(each) / fmean(each) < 3.0
+    assert pvariance(each) / fmean(each) > 0.6
+    due = Counter(int(each.due / 0.05) for each in steady.level.outcomes if each.due < 1.9)
+    assert 0.6 < pvariance([due[window] for window in range(38)]) / fmean(each) < 1.6
 
 
 def test_a_client_sees_what_the_server_did(steady: Steady) -> None:
@@ -177,10 +180,15 @@ def test_a_client_sees_what_the_server_did(steady: Steady) -> None:
     )
     assert {each.tokens for each in level.outcomes} == {3}
     assert {len(each.gaps) for each in level.outcomes} == {2}
-    assert median(gap for each in level.outcomes for gap in each.gaps) == pytest.approx(
-        0.01, abs=0.004
+    # By the server's own clock, which a busy machine holds up as well: first token, then two.
+    took = median((seen.ended or 9.0) - (seen.began or 0.0) for seen in record)
+    gap = median(gap for each in level.outcomes for gap in each.gaps)
+    assert gap == pytest.approx((took - 0.02) / 2, abs=0.004)
+    waited = median((seen.began or 9.0) - seen.arrived for seen in record)
+    lag = max(0.015, level.run.lag_p99)
+    assert median(each.ttft or 9.0 for each in level.outcomes) == pytest.approx(
+        waited + took - 2 * gap, abs=lag
     )
-    assert median(each.ttft or 9.0 for each in level.outcomes) == pytest.approx(0.02, abs=0.015)
     assert all(each.due <= each.sent for each in level.outcomes)
 
 
@@ -213,13 +221,25 @@ def test_clients_state_their_lag_and_their_processor_time(steady: Steady) -> Non
     assert run.peak_cpu_share >= max(each.cpu_share for each in run.clients) > 0.0
 
 
+def stalling(server: QueueServer) -> Callable[[float], None]:
+    """Return what stalls a server at the first look, however late that is."""
+    looks: list[float] = []
+
+    def look(now: float) -> None:
+        looks.append(now)
+        if len(looks) == 1:
+            server.stall(0.5)
+
+    return look
+
+
 def stalled(arrivals: Arrivals) -> tuple[list[Outcome], list[Outcome], float, float]:
     """Stall a server for 0.5 s; return all outcomes, those that saw it, and when it was."""
     with QueueServer(slots=200, first_seconds=0.015, token_seconds=0.001) as server:
         level = measure(
             spec(server.url, arrivals),
             until=1.9,
-            look=lambda now: server.stall(0.5) if now < 1.4 else None,
+            look=stalling(server),
         )
         zero = clock_zero(server, level)
         ((begin, end),) = server.stalls
@@ -244,7 +264,7 @@ def test_a_stall_shows_in_all_requests_that_were_due_meanwhile(stalls: list[Any]
     assert {each.due for each in due} <= {each.due for each in slow}
     for each in due:
         assert each.e2e is not None
-        assert each.e2e >= end - each.due - 0.01
+        assert each.e2e >= end - each.due - 0.05
     # They wait 0.33 s in the mean, and the first of them all of it.
     assert fmean(each.e2e or 0.0 for each in due) > 0.25
     assert max(each.ttft or 0.0 for each in due) > 0.4
@@ -280,9 +300,14 @@ def test_a_server_of_known_capacity_is_seen_to_have_it() -> None:
     with QueueServer(slots=3, first_seconds=0.03, token_seconds=0.005) as server:
         level = measure(spec(server.url, ClosedLoop(8, 0.2), work, seconds=1.8), 2)
     assert level.run.ended == "seconds"
+    zero = clock_zero(server, level)
     done = [each.done or 0.0 for each in level.outcomes if 0.8 < (each.done or 0.0) <= 1.8]
+    ended = [(seen.ended or 0.0) - zero for seen in server.record]
     assert server.capacity(5) == pytest.approx(60.0)
-    assert len(done) / 1.0 == pytest.approx(60.0, rel=0.1)
+    # A busy machine holds the server up: what is compared is what it has done.
+    served = sum(0.8 < at <= 1.8 for at in ended)
+    assert served <= 60.0 * 1.05
+    assert len(done) == pytest.approx(served, rel=0.1)
 
 
 FAULTS: dict[Fault, tuple[str, int]] = {
@@ -487,7 +512,7 @@ def test_what_is_raised_while_a_level_runs_leaves_no_client() -> None:
         began = time.monotonic()
         with pytest.raises(EndedError):
             measure(spec(server.url, Poisson(50.0)), 2, look=interrupt)
-        assert time.monotonic() - began < 6.0
+        assert time.monotonic() - began < 20.0, "it did not wait for the server's 30 s"
 
 
 CONTROLLER = """
