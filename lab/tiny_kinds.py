@@ -7,8 +7,6 @@ theirs: its `modules.json` takes the mean over the tokens, and normalises it.
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -54,10 +52,7 @@ def write(directory: Path, kind: Kind) -> Path:
             "pooling_mode_cls_token": False,
             "pooling_mode_mean_tokens": True,
         }
-    for name, document in documents.items():
-        tiny_model.put(directory / name, (json.dumps(document, indent=1) + "\n").encode())
-    tiny_model.put(directory / "model.safetensors", tiny_model.safetensors(tensors(kind)))
-    return directory
+    return tiny_model.write_checkpoint(directory, documents, tensors(kind))
 
 
 def config(kind: Kind) -> dict[str, object]:
@@ -109,51 +104,27 @@ def tokenizer() -> dict[str, object]:
     }
 
 
-def tensors(kind: Kind) -> Iterator[tuple[str, tuple[int, ...], bytes]]:
-    """Yield each tensor: its name, its shape, its bfloat16 values."""
+def tensors(kind: Kind) -> Iterator[tiny_model.Tensor]:
+    """Yield the model's tensors."""
     prefix = "bert." if kind in LABELS else ""
-    for name, shape in _shapes():
-        yield prefix + name, shape, _values(prefix + name, shape)
+    yield from tiny_model.drawn((prefix + name, shape) for name, shape in _shapes())
     if kind in LABELS:
-        for name, shape in _head(len(LABELS[kind])):
-            yield name, shape, _values(name, shape)
-
-
-def _values(name: str, shape: tuple[int, ...]) -> bytes:
-    count = math.prod(shape)
-    if name.endswith("bias"):
-        return bytes(2 * count)
-    if name.endswith("LayerNorm.weight"):
-        return tiny_model.bfloat16(1.0) * count
-    return tiny_model.normal(name, count)
+        head = tiny_model.linear("classifier", len(LABELS[kind]), HIDDEN)
+        yield from tiny_model.drawn(head)
 
 
 def _shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
     rows = {"word": tiny_model.VOCABULARY, "position": CONTEXT, "token_type": 2}
     for name, count in rows.items():
         yield f"embeddings.{name}_embeddings.weight", (count, HIDDEN)
-    yield from _norm("embeddings")
+    yield from tiny_model.norm("embeddings.LayerNorm", HIDDEN)
     for layer in range(LAYERS):
         each = f"encoder.layer.{layer}"
         for part in ("query", "key", "value"):
-            yield from _linear(f"{each}.attention.self.{part}", HIDDEN, HIDDEN)
-        yield from _linear(f"{each}.attention.output.dense", HIDDEN, HIDDEN)
-        yield from _norm(f"{each}.attention.output")
-        yield from _linear(f"{each}.intermediate.dense", INTERMEDIATE, HIDDEN)
-        yield from _linear(f"{each}.output.dense", HIDDEN, INTERMEDIATE)
-        yield from _norm(f"{each}.output")
-    yield from _linear("pooler.dense", HIDDEN, HIDDEN)
-
-
-def _head(labels: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield from _linear("classifier", labels, HIDDEN)
-
-
-def _linear(name: str, rows: int, columns: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield f"{name}.weight", (rows, columns)
-    yield f"{name}.bias", (rows,)
-
-
-def _norm(name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield f"{name}.LayerNorm.weight", (HIDDEN,)
-    yield f"{name}.LayerNorm.bias", (HIDDEN,)
+            yield from tiny_model.linear(f"{each}.attention.self.{part}", HIDDEN, HIDDEN)
+        yield from tiny_model.linear(f"{each}.attention.output.dense", HIDDEN, HIDDEN)
+        yield from tiny_model.norm(f"{each}.attention.output.LayerNorm", HIDDEN)
+        yield from tiny_model.linear(f"{each}.intermediate.dense", INTERMEDIATE, HIDDEN)
+        yield from tiny_model.linear(f"{each}.output.dense", HIDDEN, INTERMEDIATE)
+        yield from tiny_model.norm(f"{each}.output.LayerNorm", HIDDEN)
+    yield from tiny_model.linear("pooler.dense", HIDDEN, HIDDEN)

@@ -14,8 +14,9 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 HIDDEN = 128
 INTERMEDIATE = 256
@@ -37,6 +38,8 @@ CHAT_TEMPLATE = (
 )
 
 _Shape = tuple[int, ...]
+Tensor: TypeAlias = tuple[str, _Shape, bytes]
+"""Its name, its shape, its bfloat16 values."""
 
 
 def write(directory: Path, head_size: int = HEAD_SIZE) -> Path:
@@ -47,9 +50,16 @@ def write(directory: Path, head_size: int = HEAD_SIZE) -> Path:
         "tokenizer.json": tokenizer(),
         "tokenizer_config.json": tokenizer_config(),
     }
+    return write_checkpoint(directory, documents, tensors(head_size))
+
+
+def write_checkpoint(
+    directory: Path, documents: Mapping[str, object], parts: Iterable[Tensor]
+) -> Path:
+    """Write JSON documents and the weights into `directory`, readable by all, and return it."""
     for name, document in documents.items():
         put(directory / name, (json.dumps(document, indent=1) + "\n").encode())
-    put(directory / "model.safetensors", weights(head_size))
+    put(directory / "model.safetensors", safetensors(parts))
     return directory
 
 
@@ -116,6 +126,18 @@ def tokenizer() -> dict[str, object]:
     }
 
 
+def tokenizer_with(*tokens: str, ordinary: str = "") -> dict[str, object]:
+    """The same with more tokens behind its own, special but for `ordinary`."""
+    found = tokenizer()
+    own = found["added_tokens"]
+    assert isinstance(own, list)
+    more = [
+        {**own[0], "id": number, "content": text, "special": text != ordinary}
+        for number, text in enumerate(tokens, VOCABULARY)
+    ]
+    return {**found, "added_tokens": [*own, *more]}
+
+
 def tokenizer_config() -> dict[str, object]:
     """The `tokenizer_config.json`, with the chat template."""
     return {
@@ -139,13 +161,13 @@ def weights(head_size: int = HEAD_SIZE) -> bytes:
     return safetensors(tensors(head_size))
 
 
-def tensors(head_size: int = HEAD_SIZE) -> Iterator[tuple[str, _Shape, bytes]]:
+def tensors(head_size: int = HEAD_SIZE) -> Iterator[Tensor]:
     """Yield each tensor: its name, its shape, its bfloat16 values."""
     for name, shape in sorted(_shapes(head_size)):
         yield name, shape, _tensor(name, shape)
 
 
-def safetensors(tensors: Iterable[tuple[str, _Shape, bytes]]) -> bytes:
+def safetensors(tensors: Iterable[Tensor]) -> bytes:
     """Return the file that holds these tensors of bfloat16, in this order."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     body = bytearray()
@@ -156,6 +178,30 @@ def safetensors(tensors: Iterable[tuple[str, _Shape, bytes]]) -> bytes:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the format wants the tensors aligned to 8 bytes
     return struct.pack("<Q", len(text)) + text + bytes(body)
+
+
+def linear(name: str, rows: int, columns: int) -> Iterator[tuple[str, _Shape]]:
+    """Yield the shapes of a linear layer's weight and bias."""
+    yield f"{name}.weight", (rows, columns)
+    yield f"{name}.bias", (rows,)
+
+
+def norm(name: str, width: int) -> Iterator[tuple[str, _Shape]]:
+    """Yield the shapes of a layer norm's weight and bias."""
+    yield f"{name}.weight", (width,)
+    yield f"{name}.bias", (width,)
+
+
+def drawn(shapes: Iterable[tuple[str, _Shape]]) -> Iterator[Tensor]:
+    """Yield tensors of these shapes: biases of 0, norms of 1, other weights drawn by their name."""
+    for name, shape in shapes:
+        count = math.prod(shape)
+        if name.endswith(".bias"):
+            yield name, shape, bytes(2 * count)
+        elif "norm" in name.split(".")[-2].lower():
+            yield name, shape, bfloat16(1.0) * count
+        else:
+            yield name, shape, normal(name, count)
 
 
 def _shapes(head_size: int) -> Iterator[tuple[str, _Shape]]:

@@ -5,8 +5,6 @@ Contract: as `tiny_model`, whose tokenizer and drawn weights it has, with Whispe
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,7 +41,7 @@ def write(directory: Path) -> Path:
             "pad_token_id": END,
             "decoder_start_token_id": START,
         },
-        "tokenizer.json": tokenizer(),
+        "tokenizer.json": tiny_model.tokenizer_with(*ADDED),
         "tokenizer_config.json": {
             **tiny_model.tokenizer_config(),
             **processor,
@@ -68,10 +66,7 @@ def write(directory: Path) -> Path:
             "return_attention_mask": False,
         },
     }
-    for name, document in documents.items():
-        tiny_model.put(directory / name, (json.dumps(document, indent=1) + "\n").encode())
-    tiny_model.put(directory / "model.safetensors", tiny_model.safetensors(tensors()))
-    return directory
+    return tiny_model.write_checkpoint(directory, documents, tiny_model.drawn(_shapes()))
 
 
 def config() -> dict[str, object]:
@@ -100,27 +95,6 @@ def config() -> dict[str, object]:
     }
 
 
-def tokenizer() -> dict[str, object]:
-    """The tiny Llama's tokenizer, and the tokens with which a transcription begins and ends."""
-    found = tiny_model.tokenizer()
-    added = found["added_tokens"]
-    assert isinstance(added, list)
-    more = [{**added[0], "id": number, "content": text} for number, text in enumerate(ADDED, FIRST)]
-    return {**found, "added_tokens": [*added, *more]}
-
-
-def tensors() -> Iterator[tuple[str, tuple[int, ...], bytes]]:
-    """Yield each tensor: its name, its shape, its bfloat16 values."""
-    for name, shape in _shapes():
-        count = math.prod(shape)
-        if name.endswith("bias"):
-            yield name, shape, bytes(2 * count)
-        elif "norm" in name.split(".")[-2]:
-            yield name, shape, tiny_model.bfloat16(1.0) * count
-        else:
-            yield name, shape, tiny_model.normal(name, count)
-
-
 def _shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
     encoder, decoder = "model.encoder", "model.decoder"
     yield f"{encoder}.conv1.weight", (WIDTH, MELS, 3)
@@ -131,24 +105,16 @@ def _shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
     yield f"{decoder}.embed_tokens.weight", (VOCABULARY, WIDTH)
     yield f"{decoder}.embed_positions.weight", (TARGET, WIDTH)
     for part, attentions in ((encoder, ("self_attn",)), (decoder, ("self_attn", "encoder_attn"))):
-        yield from _norm(f"{part}.layer_norm")
+        yield from tiny_model.norm(f"{part}.layer_norm", WIDTH)
         for layer in range(LAYERS):
             each = f"{part}.layers.{layer}"
             for attention in attentions:
-                yield from _norm(f"{each}.{attention}_layer_norm")
+                yield from tiny_model.norm(f"{each}.{attention}_layer_norm", WIDTH)
                 yield f"{each}.{attention}.k_proj.weight", (WIDTH, WIDTH)
                 for projection in ("q", "v", "out"):
-                    yield from _linear(f"{each}.{attention}.{projection}_proj", WIDTH, WIDTH)
-            yield from _linear(f"{each}.fc1", 2 * WIDTH, WIDTH)
-            yield from _linear(f"{each}.fc2", WIDTH, 2 * WIDTH)
-            yield from _norm(f"{each}.final_layer_norm")
-
-
-def _linear(name: str, rows: int, columns: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield f"{name}.weight", (rows, columns)
-    yield f"{name}.bias", (rows,)
-
-
-def _norm(name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield f"{name}.weight", (WIDTH,)
-    yield f"{name}.bias", (WIDTH,)
+                    yield from tiny_model.linear(
+                        f"{each}.{attention}.{projection}_proj", WIDTH, WIDTH
+                    )
+            yield from tiny_model.linear(f"{each}.fc1", 2 * WIDTH, WIDTH)
+            yield from tiny_model.linear(f"{each}.fc2", WIDTH, 2 * WIDTH)
+            yield from tiny_model.norm(f"{each}.final_layer_norm", WIDTH)

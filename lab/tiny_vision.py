@@ -6,7 +6,6 @@ that vLLM loads without torchvision, which lab nodes lack. A picture takes four 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +34,8 @@ def write(directory: Path) -> Path:
     documents: dict[str, object] = {
         "config.json": config(),
         "generation_config.json": {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3},
-        "tokenizer.json": tokenizer(),
+        # A picture's place, and the end of a prompt.
+        "tokenizer.json": tiny_model.tokenizer_with(*ADDED, ordinary="\n"),
         "tokenizer_config.json": {
             **tiny_model.tokenizer_config(),
             **processor,
@@ -50,10 +50,7 @@ def write(directory: Path) -> Path:
             "image_std": [0.5] * 3,
         },
     }
-    for name, document in documents.items():
-        tiny_model.put(directory / name, (json.dumps(document, indent=1) + "\n").encode())
-    tiny_model.put(directory / "model.safetensors", tiny_model.safetensors(tensors()))
-    return directory
+    return tiny_model.write_checkpoint(directory, documents, tensors())
 
 
 def config() -> dict[str, object]:
@@ -92,20 +89,8 @@ def config() -> dict[str, object]:
     }
 
 
-def tokenizer() -> dict[str, object]:
-    """The tiny Llama's tokenizer, with the tokens of a picture and of the end of a prompt."""
-    found = tiny_model.tokenizer()
-    added = found["added_tokens"]
-    assert isinstance(added, list)
-    more = [
-        {**added[0], "id": number, "content": text, "special": text != "\n"}
-        for number, text in enumerate(ADDED, IMAGE_TOKEN)
-    ]
-    return {**found, "added_tokens": [*added, *more]}
-
-
-def tensors() -> Iterator[tuple[str, tuple[int, ...], bytes]]:
-    """Yield each tensor: its name, its shape, its bfloat16 values."""
+def tensors() -> Iterator[tiny_model.Tensor]:
+    """Yield the model's tensors."""
     for name, shape, values in tiny_model.tensors():
         rows, *others = shape
         if name == "lm_head.weight":  # the words' own table has its place
@@ -116,41 +101,21 @@ def tensors() -> Iterator[tuple[str, tuple[int, ...], bytes]]:
         added = VOCABULARY - rows if rows == tiny_model.VOCABULARY else 0
         room = bytes(2 * added * math.prod(others))
         yield f"language_model.{name}", (rows + added, *others), values + room
-    for name, shape in _shapes():
-        yield name, shape, _values(name, shape)
+    yield from tiny_model.drawn(_shapes())
 
 
 def _shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield from _linear("multi_modal_projector.linear", tiny_model.HIDDEN, WIDTH)
+    yield from tiny_model.linear("multi_modal_projector.linear", tiny_model.HIDDEN, WIDTH)
     tower = "vision_tower.vision_model"
     yield f"{tower}.embeddings.patch_embedding.weight", (WIDTH, 3, PATCH, PATCH)
     yield f"{tower}.embeddings.patch_embedding.bias", (WIDTH,)
     yield f"{tower}.embeddings.position_embedding.weight", ((PICTURE // PATCH) ** 2, WIDTH)
-    yield from _norm(f"{tower}.post_layernorm")
+    yield from tiny_model.norm(f"{tower}.post_layernorm", WIDTH)
     for layer in range(LAYERS):
         each = f"{tower}.encoder.layers.{layer}"
         for part in ("q", "k", "v", "out"):
-            yield from _linear(f"{each}.self_attn.{part}_proj", WIDTH, WIDTH)
-        yield from _linear(f"{each}.mlp.fc1", 2 * WIDTH, WIDTH)
-        yield from _linear(f"{each}.mlp.fc2", WIDTH, 2 * WIDTH)
-        yield from _norm(f"{each}.layer_norm1")
-        yield from _norm(f"{each}.layer_norm2")
-
-
-def _linear(name: str, rows: int, columns: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield f"{name}.weight", (rows, columns)
-    yield f"{name}.bias", (rows,)
-
-
-def _norm(name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield f"{name}.weight", (WIDTH,)
-    yield f"{name}.bias", (WIDTH,)
-
-
-def _values(name: str, shape: tuple[int, ...]) -> bytes:
-    count = math.prod(shape)
-    if name.endswith("bias"):
-        return bytes(2 * count)
-    if "norm" in name.split(".")[-2]:
-        return tiny_model.bfloat16(1.0) * count
-    return tiny_model.normal(name, count)
+            yield from tiny_model.linear(f"{each}.self_attn.{part}_proj", WIDTH, WIDTH)
+        yield from tiny_model.linear(f"{each}.mlp.fc1", 2 * WIDTH, WIDTH)
+        yield from tiny_model.linear(f"{each}.mlp.fc2", WIDTH, 2 * WIDTH)
+        yield from tiny_model.norm(f"{each}.layer_norm1", WIDTH)
+        yield from tiny_model.norm(f"{each}.layer_norm2", WIDTH)

@@ -137,7 +137,7 @@ def test_a_deploy_ends_when_a_model_of_each_kind_answers(kinds: KindsFleet) -> N
     assert said["data"][0]["label"] in tiny_kinds.LABELS["classify"]
     head = {"Authorization": f"Bearer {kinds.key}"}
     [sees] = kinds.urls(VISION)
-    seen = answered(sees, head, questions.about_picture(VISION))
+    seen = answered(sees, head, questions.question(questions.PICTURE, VISION))
     assert seen["usage"]["prompt_tokens"] > len("user: Which colour is this?")
     [hears] = kinds.urls(SPEECH)
     assert isinstance(answered(hears, head, questions.question("transcribe", SPEECH))["text"], str)
@@ -188,7 +188,7 @@ def test_the_plan_foretells_the_tokens_that_each_server_logs(kinds: KindsFleet) 
 
 
 def test_a_model_that_sees_and_refuses_pictures_does_not_serve(kinds: KindsFleet) -> None:
-    """Somebody has taken pictures away behind the unit's back: it completes text as before."""
+    """A drop-in limits pictures to none: text is completed as before."""
     unit = f"vllm-{VISION}-0.service"
     file = f"/etc/systemd/system/{unit}"
     [node] = (each for each in NODES if kinds.ssh(each, f"ls {file} 2>/dev/null; :"))
@@ -280,7 +280,7 @@ class MixedLoad:
         self._asked = {
             **{kind: questions.question(kind, kind) for kind in REPLICAS},
             SPEECH: questions.question("transcribe", SPEECH),
-            VISION: questions.about_picture(VISION),
+            VISION: questions.question(questions.PICTURE, VISION),
             "text": questions.question("generate", VISION),
         }
         self._ended = threading.Event()

@@ -285,14 +285,13 @@ def _with_share(options: Options, share: float) -> Options:
 
 def _least_share(description: Description, options: Options) -> str:
     """Return a sentence with the least share that fits, in hundredths."""
-    from gpufleet.settings.serving_settings import MOST_OF_A_GPU
+    from gpufleet.planning.gpu_shares import larger_shares
     from gpufleet.sizing import fit
 
-    first = int(options.gpu_share * 100) + 1
-    for share in (number / 100 for number in range(first, int(MOST_OF_A_GPU * 100) + 1)):
+    for share in larger_shares(options.gpu_share):
         if fit.size(description, _with_share(options, share)).fits:
             return f"the least --gpu-share that fits is {share:g}"
-    return f"no --gpu-share up to {MOST_OF_A_GPU:g} fits"
+    return "no --gpu-share fits: leave it out to size the model for whole GPUs"
 
 
 def _divisions(

@@ -31,7 +31,8 @@ SERIES = "~=3.10.0"
 
 _NAMED = 4
 """Nodes that an interruption names of each operation."""
-_PYTHON_ONLY = {".yml", ".yaml", ".ini", ".json", ".toml"}
+NOT_PYTHON = frozenset({".yml", ".yaml", ".ini", ".json", ".toml"})
+"""How files end that other tools take as inventories."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ def _inventory_problems(invocation: Invocation) -> Iterator[str]:
     if path.is_dir():
         yield f"{name} is a directory: name one inventory file{list_inventories()}"
     elif path.is_file():
-        if path.suffix in _PYTHON_ONLY:
+        if path.suffix in NOT_PYTHON:
             yield (
                 f"{name} is not Python: an inventory is a Python file, as inventories/local.py; "
                 "variables belong in group_vars/"

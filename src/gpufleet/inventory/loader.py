@@ -164,7 +164,7 @@ def read(path: str | Path) -> Fleet:
     if not _is_file(file):
         others = invocation.list_inventories()
         raise FleetError(f"{str(path)[:200]}: no such inventory file{others}")
-    if file.suffix in _OF_ANSIBLE:
+    if file.suffix in invocation.NOT_PYTHON:
         raise FleetError(
             f"{path}: is not Python, as inventories are: `gpufleet import {path} -o NAME.py` "
             "makes one of an Ansible inventory"
@@ -393,9 +393,6 @@ def _unknown_keys(nodes: Iterable[NodeVars], root: Path) -> Iterator[str]:
 def _selectable(fleet: Fleet) -> dict[str, tuple[str, ...]]:
     """Return the groups that --limit and --exclude can name; pyinfra has no group `all`."""
     return {Path(fleet.inventory).stem: tuple(fleet.nodes), **fleet.groups.members}
-
-
-_OF_ANSIBLE = frozenset({".yml", ".yaml", ".ini", ".json", ".toml"})
 
 
 def _python_error(error: Exception, path: str | Path) -> str:

@@ -114,6 +114,17 @@ def thousandths(share: float) -> int:
 MOST = thousandths(MOST_OF_A_GPU)
 
 
+def larger_shares(share: float) -> Iterator[float]:
+    """
+    Yield the shares above one in hundredths, up to the most.
+
+    >>> [*larger_shares(0.925)]
+    [0.93, 0.94, 0.95]
+    """
+    for hundredths in range(thousandths(share) // 10 + 1, MOST // 10 + 1):
+        yield hundredths / 100
+
+
 class SharePicker:
     """
     Picks the GPU of one model's next replica: on the node that the model prefers, of these on the

@@ -13,9 +13,9 @@ from gpufleet.planning.candidates import (
     evaluate_divisions,
     powers_of_two,
 )
-from gpufleet.planning.gpu_shares import UTILIZATION
+from gpufleet.planning.gpu_shares import UTILIZATION, larger_shares
 from gpufleet.planning.parallelism import Kind
-from gpufleet.settings.serving_settings import MOST_OF_A_GPU, Served
+from gpufleet.settings.serving_settings import Served
 
 if TYPE_CHECKING:
     from gpufleet.sizing.architectures.description import Description
@@ -78,8 +78,7 @@ def _larger_share(
     share: float, is_enough: Callable[[Mapping[str, Any]], bool]
 ) -> list[dict[str, Any]]:
     """Return the least share in hundredths that is enough, or a whole GPU if no share is."""
-    every = (number / 100 for number in range(int(share * 100) + 1, int(MOST_OF_A_GPU * 100) + 1))
-    changes = ({"gpu_share": each} for each in (*every, None))
+    changes = ({"gpu_share": each} for each in (*larger_shares(share), None))
     return [found] if (found := next(filter(is_enough, changes), None)) else []
 
 

@@ -308,6 +308,6 @@ def test_options_of_docker_are_named_as_they_were_typed() -> None:
     ],
 )
 def test_what_a_server_cannot_open_is_left_to_decide(flags: str, says: str) -> None:
-    """The settings would refuse it: nobody should hear of it only there."""
+    """The settings would refuse it, so the import says it."""
     found = imported(f"vllm serve /m {flags}")
     assert any(says in note.text for note in found.notes if note.decide)

@@ -228,21 +228,18 @@ def endpoint(asked: dict[str, Any], unit: dict[str, str]) -> dict[str, Any]:
 def answer_as(asked: dict[str, Any], name: str, key: str | None, seconds: float) -> dict[str, Any]:
     """Return what a server answers by a name to the question for its kind, or why that is none."""
     kind, known = questions.of_unit(asked["unit"])
-    put = questions.question(kind, name)
-    answer = ask(asked["url"], seconds, key, put)
-    if answer.get("status") != 200:
-        return {"kind": kind, "completion_error": answer}
-    judged = questions.judge(kind, put, parse_body(answer), known)
-    if judged.problem:
-        return {"kind": kind, "completion_error": {"error": judged.problem}}
-    if known.sees and name == asked["served_name"]:
-        answer = ask(asked["url"], seconds, key, questions.about_picture(name))
-        seen = questions.judge_picture(parse_body(answer))
-        if answer.get("status") == 200 and seen.problem:
-            answer = {"error": seen.problem}
+    sees = known.sees and name == asked["served_name"]
+    said = []
+    for each in (kind, questions.PICTURE) if sees else (kind,):
+        put = questions.question(each, name)
+        answer = ask(asked["url"], seconds, key, put)
         if answer.get("status") != 200:
-            return {"kind": "picture", "completion_error": answer}
-    return {"kind": kind, "completion": judged.text}
+            return {"kind": each, "completion_error": answer}
+        judged = questions.judge(each, put, parse_body(answer), known)
+        if judged.problem:
+            return {"kind": each, "completion_error": {"error": judged.problem}}
+        said.append(judged.text)
+    return {"kind": kind, "completion": said[0]}
 
 
 def adapters(asked: dict[str, Any], key: str | None, listed: Iterable[str]) -> Iterable[Any]:

@@ -32,6 +32,8 @@ from gpufleet.on_node.common.answers import OTHER_FORM
 from gpufleet.on_node.serving import unit_command
 
 GENERATE = "generate"
+PICTURE = "picture"
+"""What a model of kind `generate` that sees is asked besides."""
 KINDS = (GENERATE, "embed", "rerank", "classify", "reward", "transcribe")
 KIND = re.compile(r"^Kind=(\w+)$", re.MULTILINE)
 # Flags that change what the model's files say of an answer; also `--pooler-config.normalize`.
@@ -224,20 +226,16 @@ def question(
             form(fields, "tone.wav", tone()),
             (("Content-Type", "multipart/form-data; boundary=" + BOUNDARY),),
         )
+    if kind == PICTURE:
+        address = "data:image/png;base64," + base64.b64encode(picture()).decode()
+        parts = [
+            {"type": "image_url", "image_url": {"url": address}},
+            {"type": "text", "text": "Which colour is this?"},
+        ]
+        chat = {"model": name, "messages": [{"role": "user", "content": parts}]}
+        return Question("/v1/chat/completions", {**chat, "max_tokens": 1, "temperature": 0})
     body = {"model": name, "prompt": text, "max_tokens": 1, "temperature": 0}
     return Question("/v1/completions", body)
-
-
-def about_picture(name: str) -> Question:
-    """Return a chat about a picture."""
-    address = "data:image/png;base64," + base64.b64encode(picture()).decode()
-    parts = [
-        {"type": "image_url", "image_url": {"url": address}},
-        {"type": "text", "text": "Which colour is this?"},
-    ]
-    messages = [{"role": "user", "content": parts}]
-    body = {"model": name, "messages": messages, "max_tokens": 1, "temperature": 0}
-    return Question("/v1/chat/completions", body)
 
 
 def picture() -> bytes:
@@ -296,20 +294,12 @@ def judge(kind: str, put: Question, document: Any, known: Expected) -> Judged:
             return words(document["text"])
         if kind == GENERATE:
             return words(document["choices"][0]["text"])
+        if kind == PICTURE:  # the one token of a model that thinks first is no content
+            return Judged(str(document["choices"][0]["message"].get("content") or ""))
     except OTHER_FORM as error:
         why = "%s: %s" % (type(error).__name__, error)
         return Judged(problem="its answer has another form (%s)" % why)
     return Judged(problem="its unit says `Kind=%s`, which this gpufleet does not know" % kind)
-
-
-def judge_picture(document: Any) -> Judged:
-    """Judge a JSON answer to `about_picture`: a thinking model's one token may be no content."""
-    try:
-        message = document["choices"][0]["message"]
-        return Judged(str(message.get("content") or ""))
-    except OTHER_FORM as error:
-        why = "%s: %s" % (type(error).__name__, error)
-        return Judged(problem="its answer has another form (%s)" % why)
 
 
 def words(text: Any) -> Judged:

@@ -267,7 +267,7 @@ def test_a_template_in_a_file_of_its_own_is_found(node: Path) -> None:
 
 
 def test_the_picture_is_a_red_square_to_others() -> None:
-    body = questions.about_picture("m").body
+    body = questions.question("picture", "m").body
     address = body["messages"][0]["content"][0]["image_url"]["url"]
     kind, _, data = address.partition(",")
     assert kind == "data:image/png;base64"
@@ -299,7 +299,7 @@ def test_the_picture_is_a_red_square_to_others() -> None:
     ],
 )
 def test_an_answer_about_a_picture_has_a_message(document: Any, text: str, problem: str) -> None:
-    found = questions.judge_picture(document)
+    found = judged("picture", document)
     assert found.text == text
     assert problem in found.problem
     assert bool(problem) == bool(found.problem)
