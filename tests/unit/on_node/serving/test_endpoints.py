@@ -1,4 +1,4 @@
-"""A server is asked for a token by the name of each adapter, and one that hangs costs one wait."""
+"""A server is asked by the name of each adapter, and about a picture if its model sees."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gpufleet.on_node.change import wait
+from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.serving import endpoints, status
 
 KEY = "k"
@@ -26,9 +28,15 @@ def server() -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            assert (self.path, asked["max_tokens"]) == ("/v1/completions", 1)
+            chats = self.path == "/v1/chat/completions"
+            assert chats or self.path == "/v1/completions"
+            assert asked["max_tokens"] == 1
             allowed = self.headers["authorization"] == f"Bearer {KEY}"
             match asked["model"]:
+                case "tiny" if chats:
+                    self.say(400, {"error": "At most 0 image(s) may be provided"})
+                case "tiny":
+                    self.say(200, {"choices": [{"text": "a"}]})
                 case "hangs":
                     over.wait(30)
                 case "sql" if allowed:
@@ -68,6 +76,35 @@ def test_each_listed_adapter_is_asked_for_a_completion(server: str) -> None:
     assert "another form" in found["odd"]["error"]
     assert "no such file" in found["bad"]["body"]
     assert "absent" not in found
+
+
+@pytest.mark.parametrize("sees", [True, False])
+def test_a_server_that_takes_no_picture_is_wrong_only_if_its_model_sees(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sees: bool
+) -> None:
+    monkeypatch.setattr(linux_facts, "ROOT", str(tmp_path))
+    files = {
+        "etc/systemd/system/vllm-tiny-0.service": "\nExecStart=/opt/vllm/bin/vllm serve /srv/m\n",
+        "srv/m/chat_template.jinja": "{{ messages }}",
+        "srv/m/config.json": json.dumps(
+            {
+                "architectures": ["LlavaForConditionalGeneration"],
+                "vision_config": {} if sees else None,
+            }
+        ),
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    asked = {"unit": "vllm-tiny-0.service", "url": server, "served_name": "tiny"}
+
+    found = endpoints.answer_as(asked, "tiny", KEY, 10)
+
+    if sees:
+        assert found["kind"] == "picture"
+        assert found["completion_error"]["status"] == 400
+    else:
+        assert found == {"kind": "generate", "completion": "a"}
 
 
 def test_all_adapters_together_take_the_time_of_one(
