@@ -128,6 +128,7 @@ def check(
     found += _model(schema, line)
     found += _config(line)
     found += _no_key(line)
+    found += _unlimited(settings)
     found.sort(key=lambda problem: problem.at[:1] or (len(argv),))
     fatal = settings.on("--fail-on-environ-validation")
     return (*found, *environment.environment_problems(schema, variables, fatal=fatal))
@@ -554,6 +555,20 @@ def _no_key(line: CommandLine) -> Iterator[Problem]:
         yield Problem(
             Kind.VALUE, Severity.WARN, By.ADVICE, _written(line, given.at), found, at=given.at
         )
+
+
+_ITEMS = frozenset({"image", "video", "audio", "vision_chunk"})
+"""What models of 0.32.0 name in `get_supported_mm_limits`; vLLM takes any name."""
+
+
+def _unlimited(settings: Settings) -> Iterator[Problem]:
+    """Yield the remark on limits of what no model takes: "images" leaves pictures as they are."""
+    line, given = settings.line, settings.value("--limit-mm-per-prompt")
+    if isinstance(given, dict) and (unknown := sorted(given.keys() - _ITEMS)):
+        at = line.by_name["--limit-mm-per-prompt"][-1].at
+        known = ", ".join(sorted(_ITEMS))
+        found = f"{', '.join(map(repr, unknown))} limits nothing: known are {known}"
+        yield Problem(Kind.VALUE, Severity.WARN, By.ADVICE, _written(line, at), found, at=at)
 
 
 def _written(line: CommandLine, at: Sequence[int]) -> str:

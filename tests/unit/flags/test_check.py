@@ -549,6 +549,13 @@ def test_a_line_in_quotes_is_not_taken_for_a_model() -> None:
     assert verdict("0.33.0", ["/srv/my models/q"]).accepted
 
 
+def test_a_limit_of_what_no_model_takes_is_a_warning() -> None:
+    """vLLM takes it, and goes on taking pictures."""
+    line = ["M", "--limit-mm-per-prompt", '{"images": 0}']
+    assert "'images' limits nothing" in warned("0.33.0", line).found
+    assert verdict("0.33.0", [*line[:2], '{"image": 0}']).problems == ()
+
+
 def test_an_empty_key_is_a_warning() -> None:
     assert "without a key" in warned("0.33.0", ["M", "--api-key", ""]).found
     assert verdict("0.33.0", ["M", "--api-key", "k"]).problems == ()
