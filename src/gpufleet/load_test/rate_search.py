@@ -19,7 +19,7 @@ from gpufleet.load_test.level import LevelSummary
 
 Status = Literal["found", "not known", "not even one", "ceiling", "budget"]
 
-MOST_UNKNOWN = 4
+MOST_UNKNOWN = 5
 """Unresolved levels between kept and missed after which the search ends: each takes three times a
 level's budget. Those below the first miss do not count: few requests come at a low rate."""
 FEWEST_FOR_KNEE = 5
@@ -68,7 +68,7 @@ class RateSearch:
         start: float,
         most: float,
         tolerance: float = 0.1,
-        budget_levels: int = 15,
+        budget_levels: int = 20,
         *,
         whole: bool = False,
     ) -> None:
@@ -159,13 +159,13 @@ class RateSearch:
 
     def _beside(self, bracket: _Bracket) -> float | None:
         """Return a load below or above unresolved ones, the wider gap first; None: both closed."""
-        room = (1 + self._tolerance) * bracket.lowest / bracket.highest
-        # Both gaps share what the tolerance leaves. If that is next to nothing, each is only
-        # narrowed so far that the result is worth reading.
-        if room < (1 + self._tolerance) ** 0.25:
-            gap = 1 + self._tolerance
-        else:
-            gap = math.sqrt(room) * (1 - ROUNDING)
+        width = bracket.highest / bracket.lowest
+        least = (1 + self._tolerance) ** 0.25
+        # Both gaps share what the tolerance leaves. If that is next to nothing, each end can still
+        # be within the tolerance of all that is unresolved.
+        gap = math.sqrt((1 + self._tolerance) / width) * (1 - ROUNDING)
+        if gap < math.sqrt(least):
+            gap = max((1 + self._tolerance) / width, least)
         first = bracket.lowest == bracket.highest
         gaps = [
             (
