@@ -17,7 +17,7 @@ class CpuNodes(CpuPlatform):
         Have the engine and its workers forked.
 
         vLLM's default, which its CPU platform (0.31 and 0.32) replaces by "spawn": then each
-        process imports torch and vLLM anew, and a start takes 36 s of the processor instead of 16.
+        process imports torch and vLLM again, and a start takes 36 s of the processor instead of 16.
         """
         super().check_and_update_config(vllm_config)
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"

@@ -1,12 +1,14 @@
 """
 What the start-ups say of the parts of sizing/startup_ranges.py, and how well that holds elsewhere.
 
-`python -m tests.support.start_up_fit` prints the RANGES that all of the starts give. The judgement
-of them (`held_out`) leaves out whole laboratories, kinds of GPU and releases, and fits the rest.
+`python -m tests.support.start_up_fit` prints the RANGES and AT_ONCE that all of the starts give.
+The judgement of them (`held_out`) leaves out whole laboratories, kinds of GPU and releases, and
+takes both from the rest: for AT_ONCE, laboratories are left out of that rest in turn once more.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache as once
@@ -31,7 +33,10 @@ class Structure:
     parts: tuple[str, ...]
     available: float
     """GiB for the cache if no part took anything."""
+    spread: float
+    """GiB from the middle to either end of what the budget holds without PARTS."""
     error: float
+    """GiB of the rest: of the weights."""
     sampler: float
     """GiB between the middle and either end of the activations."""
 
@@ -43,14 +48,16 @@ def structure(log: Log) -> Structure:
     chosen = resolve_defaults(options, requested_length(description, options))
     stages, _ = stage_memory(description, options, chosen, dict.fromkeys(PARTS, (0.0, 0.0)))
     tightest = min(stages, key=lambda stage: stage.available)
-    available, error = tightest.available / GIB, tightest.error / GIB
+    available = tightest.available / GIB
+    error = (tightest.error - tightest.start.budget.error_bytes) / GIB
     if log.weighs_as_logged:
         assert log.loaded_gib is not None
         available += max(stage.bytes for stage in weighed(log)) / GIB - log.loaded_gib
-        error = tightest.start.budget.error_bytes / GIB + 0.005 * log.loaded_gib
+        error = 0.005 * log.loaded_gib
     return Structure(
         tightest.start.parts,
         available,
+        tightest.start.whole_range.error_bytes / GIB,
         error,
         tightest.start.activation.error_bytes / GIB,
     )
@@ -143,12 +150,20 @@ class Judged:
         return starts(-self.error)
 
 
-def judge(log: Log, ranges: Ranges) -> Judged:
-    """Return what these ranges say of a start."""
+def judge(log: Log, ranges: Ranges, share: float) -> Judged:
+    """Return what these ranges say of a start, with this share of their sum."""
     found = structure(log)
     middles = sum(_middle(ranges[part]) for part in found.parts)
-    halves = sum((ranges[part][1] - ranges[part][0]) / 2 for part in found.parts)
-    return Judged(log, found.available - middles, logged(log), found.error + halves)
+    return Judged(
+        log,
+        found.available - middles,
+        logged(log),
+        found.error + share * _spread(found, ranges),
+    )
+
+
+def _spread(found: Structure, ranges: Ranges) -> float:
+    return found.spread + sum((ranges[part][1] - ranges[part][0]) / 2 for part in found.parts)
 
 
 WAYS: dict[str, Callable[[Log], str]] = {
@@ -158,24 +173,42 @@ WAYS: dict[str, Callable[[Log], str]] = {
 }
 
 
+def at_once(logs: Iterable[Log]) -> float:
+    """Return the largest share of its ranges that a start needs in a laboratory left out."""
+    logs, needed = list(logs), 0.0
+    for laboratory in sorted({log.laboratory for log in logs}):
+        ranges = fit([log for log in logs if log.laboratory != laboratory])
+        for log in logs:
+            if log.laboratory == laboratory:
+                found, judged = structure(log), judge(log, ranges, 0.0)
+                off = abs(judged.foretold - judged.logged) - judged.error
+                needed = max(needed, off / _spread(found, ranges))
+    return math.ceil(100 * needed) / 100
+
+
 @once
 def held_out(way: str) -> tuple[Judged, ...]:
-    """Return every start, judged by ranges fitted to the starts of all other groups."""
+    """Return every start, judged by what the starts of all other groups say."""
     of = WAYS[way]
     found = []
     for group in sorted({of(log) for log in started_logs()}):
-        ranges = fit([log for log in started_logs() if of(log) != group])
-        found += [judge(log, ranges) for log in started_logs() if of(log) == group]
+        rest = [log for log in started_logs() if of(log) != group]
+        ranges, share = fit(rest), at_once(rest)
+        found += [judge(log, ranges, share) for log in started_logs() if of(log) == group]
     return tuple(found)
 
 
 @once
 def newer() -> tuple[Judged, ...]:
-    """Return the starts of the last day, judged by ranges fitted to those before them."""
-    ranges = fit([log for log in started_logs() if log.seen])
-    return tuple(judge(log, ranges) for log in started_logs() if not log.seen and not log.blind)
+    """Return the starts of the last day, judged by what those before them say."""
+    before = [log for log in started_logs() if log.seen]
+    ranges, share = fit(before), at_once(before)
+    return tuple(
+        judge(log, ranges, share) for log in started_logs() if not log.seen and not log.blind
+    )
 
 
 if __name__ == "__main__":
     for name, (low, high) in fit(started_logs()).items():
         print(f'    "{name}": ({low:g}, {high:g}),')
+    print(f"AT_ONCE = {at_once(started_logs()):g}")

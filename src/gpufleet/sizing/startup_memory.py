@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from gpufleet.sizing.architectures.components import Architecture
 from gpufleet.sizing.dummy_run import GIB, DummyRun, has_second_runner, peak_bytes
-from gpufleet.sizing.startup_ranges import RANGES, Estimate, Ranges, is_sparse, parts
+from gpufleet.sizing.startup_ranges import AT_ONCE, RANGES, Estimate, Ranges, is_sparse, parts
 
 CONTEXT, MOST_CONTEXT = GIB // 2, int(0.6 * GIB)
 """What a process has on the GPU before it is asked for anything, outside of vLLM's budget: free
@@ -47,7 +47,12 @@ class StartMemory:
 
     @property
     def budget(self) -> Estimate:
-        """Return the memory that the KV cache does not get."""
+        """Return the memory that the KV cache does not get, as it is stated."""
+        return self.whole_range.narrowed(AT_ONCE)
+
+    @property
+    def whole_range(self) -> Estimate:
+        """Return the same with all that is in it at either end at once."""
         taken = self.activation + self.non_torch
         return taken + self.cuda_graphs if self.graphs_in_budget else taken
 

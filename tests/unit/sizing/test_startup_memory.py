@@ -169,8 +169,8 @@ def test_graphs_belong_to_the_budget_since_0_20():
         for vllm in ((0, 19, 0), (0, 20, 0))
     )
 
-    assert older.budget == older.activation + older.non_torch
-    assert newer.budget == newer.activation + newer.non_torch + newer.cuda_graphs
+    assert older.whole_range == older.activation + older.non_torch
+    assert newer.whole_range == newer.activation + newer.non_torch + newer.cuda_graphs
     assert newer.budget.error_bytes > older.budget.error_bytes
 
 
