@@ -38,6 +38,8 @@ DRIVER = "580.95.05"
 # Run the worker in the engine's process, as vLLM does on one GPU. Its CPU build needs both.
 UNI = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 UNI_FLAGS = {**FLAGS, "distributed-executor-backend": "uni"}
+# Who is root on one of the nodes by sudo.
+ADMIN = "admin"
 # Requests a second. More of them take the processors that the loading of a model needs.
 RATE = 2.0
 # What brings the fleet up, in this order: each deploy with its arguments.
@@ -104,6 +106,25 @@ class TlsFleet(UpgradeFleet):
         watch = {"prometheus": {"scrape_seconds": SCRAPE_SECONDS}, "grafana": {}}
         self._write("monitoring.yml", {"gpu_node": False, "monitoring": watch})
 
+    def reach_through_sudo(self, node: str) -> None:
+        """Have the inventory reach a node as a user who is root by sudo alone."""
+        self.ssh(
+            node,
+            f"id {ADMIN} || useradd -m -s /bin/bash {ADMIN}; "
+            f"echo '{ADMIN} ALL=(ALL) NOPASSWD: ALL' >/etc/sudoers.d/{ADMIN}; "
+            f"install -d -m 700 -o {ADMIN} ~{ADMIN}/.ssh; "
+            f"install -m 600 -o {ADMIN} ~root/.ssh/authorized_keys ~{ADMIN}/.ssh/",
+        )
+        file = Path(self.inventory)
+        groups, load, rest = file.read_text().partition("\nglobals().update(")
+        by_sudo = (
+            "\nfor _nodes in _groups.values():\n"
+            "    for _name, _facts in _nodes:\n"
+            f"        if _name == {node!r}:\n"
+            f'            _facts.update(ssh_user="{ADMIN}", _sudo=True)\n'
+        )
+        file.write_text(groups + by_sudo + load + rest)
+
     def finish(self) -> None:
         """Run the deploys that have not succeeded yet: all of them, where only roles are tested."""
         for deploy, arguments in DEPLOYS.items():
@@ -168,4 +189,5 @@ def walk_fleet(project: Path) -> Iterator[TlsFleet]:
         found.declare(firewall={"policy": "own_ports"})
         found.have_grafana()
         found.declare_model(flags=UNI_FLAGS, environment=UNI)
+        found.reach_through_sudo(NODES[1])
         yield found
