@@ -244,3 +244,13 @@ def test_deploys_bring_everything_again(user: NewUser) -> None:
     user.type("gpufleet deploy vllm -y")
 
     assert "2 of 2 replicas serve" in user.type("gpufleet status")
+
+
+def test_pyinfra_itself_runs_the_deploys_that_init_wrote(user: NewUser) -> None:
+    look = "systemctl show -p MainPID vllm-tiny-0.service"
+    before = user.ssh("gpu-01", look)
+
+    said = user.type("pyinfra -y inventories/fleet.py deploys/vllm.py")
+
+    assert "deploys/vllm.py" in said
+    assert user.ssh("gpu-01", look) == before

@@ -28,6 +28,27 @@ VARIABLES = "group_vars/fleet.yml"
 GPU = "gpu"
 """The group of all nodes with GPUs."""
 
+DEPLOYS = (
+    "node", "vllm", "gateway", "monitoring", "litellm", "prepare", "verify", "check", "absent",
+)  # fmt: skip
+_DEPLOY = '''\
+"""gpufleet's deploys/{name}.py: `pyinfra inventories/fleet.py deploys/{name}.py` runs it."""
+
+from pyinfra import local
+
+from gpufleet.paths import PROJECT
+
+local.include(str(PROJECT / "deploys/{name}.py"))
+'''
+_CONFIG = '''\
+"""gpufleet's settings of pyinfra, which executes this file before it reads the inventory."""
+
+from runpy import run_path
+
+from gpufleet.paths import PROJECT
+
+run_path(str(PROJECT / "config.py"))
+'''
 _IGNORED = "/secrets/\n/.gpufleet/\npyinfra-debug.log\n__pycache__/\n"
 _CONNECTION = ("ssh_", "_")
 
@@ -133,6 +154,8 @@ def render(
         bare=any(kind.bare for kind in kinds),
         api_key=API_KEY,
     )
+    files["config.py"] = _CONFIG
+    files |= {f"deploys/{name}.py": _DEPLOY.format(name=name) for name in DEPLOYS}
     return files
 
 

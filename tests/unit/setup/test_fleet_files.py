@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpufleet.inventory.loader import Fleet, read
+from gpufleet.paths import PROJECT
 from gpufleet.setup.first_model import ROWS, FirstModel
-from gpufleet.setup.fleet_files import API_KEY, KNOWN_HOSTS, render, write_files
+from gpufleet.setup.fleet_files import API_KEY, INVENTORY, KNOWN_HOSTS, render, write_files
 from gpufleet.setup.hosts import Host
 from gpufleet.setup.kinds import read_kinds
 from tests.support.checkout import ROOT
@@ -72,6 +75,31 @@ def test_under_35_lines_of_settings_are_left_to_read(tmp_path: Path) -> None:
         if line.strip() and not line.startswith("#")
     ]
     assert 10 < len(lines) < 35
+
+
+def test_every_deploy_has_a_file_that_pyinfra_runs(tmp_path: Path) -> None:
+    """Until a node is asked: this one is not reached, by the deploy and config.py of gpufleet."""
+    shipped = {f"deploys/{file.name}" for file in (PROJECT / "deploys").glob("[!_]*.py")}
+    files = made(hosts=tuple(Host(name, "127.0.0.1", "admin", 1) for name in PROFILES))
+    files[KNOWN_HOSTS] = ""
+    list(write_files(tmp_path, files, api_key=True))
+
+    assert {path for path in files if path.startswith("deploys/")} == shipped
+    for words, says in (
+        (["--dry", INVENTORY, "deploys/vllm.py"], "[gpu-01]"),
+        (["--no-wait", INVENTORY, "deploys/check.py"], "--no-wait: pyinfra then exits with 0"),
+    ):
+        run = subprocess.run(
+            [sys.executable, "-m", "pyinfra", *words],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert run.returncode == 1
+        assert says in run.stdout + run.stderr
+        assert "Traceback" not in run.stdout + run.stderr
 
 
 def test_a_second_run_keeps_every_file_and_says_which_differ(tmp_path: Path) -> None:
