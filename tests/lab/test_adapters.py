@@ -287,7 +287,8 @@ def test_an_upgrade_changes_adds_and_removes_adapters_and_loses_no_request(
     assert len({*texts.values(), before}) == 4, (texts, before)
     for node in NODES:
         copied = fleet.ssh(node, "stat -c '%U %a' /var/lib/vllm/models/adapters/*/adapter_*")
-        assert copied.splitlines() == ["root 644"] * 2
+        # Of those that were brought before, too: a copy stays as a model's files do.
+        assert {*copied.splitlines()} == {"root 644"}
 
     # The gateway forgets a name before a server does.
     fleet.declare_model(adapters={"sql": changed["sql"]})
