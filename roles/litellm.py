@@ -15,11 +15,11 @@ from gpufleet.network.litellm import (
     HOME,
     PROGRAM,
     UNIT,
+    allowed_networks,
     configuration,
     entries,
     names,
     problems,
-    reach,
     upstream,
 )
 from gpufleet.operations.build_release import build_release, remove_old_releases
@@ -49,7 +49,7 @@ def litellm(nodes: Mapping[str, NodeVars], name: str) -> None:
     served = entries(nodes)
     told = configuration(wanted, names(wanted, served), served, at).files
     files = {**told, **open_files}
-    unit = litellm_node.litellm_unit(wanted, build, reach(wanted, at), files, secrets)
+    unit = litellm_node.litellm_unit(wanted, build, allowed_networks(wanted, at), files, secrets)
 
     ground = Converge(litellm_node.required_state(build), watch=(build.mark,))
     ground.packages(name="packages")

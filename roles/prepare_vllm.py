@@ -16,7 +16,7 @@ from gpufleet.operations.artifact import model_artifact
 from gpufleet.operations.build_release import have_release
 from gpufleet.operations.check_reachability import check_reachability
 from gpufleet.operations.converge import Converge
-from gpufleet.operations.stage_model import copy_adapter, have_model, own_models
+from gpufleet.operations.stage_model import chown_models, copy_adapter, have_model
 from gpufleet.planning.stage import Stage
 from gpufleet.serving import vllm_node
 from gpufleet.serving.unit import UnitFile
@@ -79,7 +79,7 @@ def prepare_node(here: NodePlan, wanted: Vllm, *, apart: bool = False) -> Prepar
     )
     ground.packages(name="packages")
     ground.accounts(name="service account")
-    own_models(ground, wanted, name="models belong to root")
+    chown_models(ground, wanted, name="models belong to root")
     ground.files(name="directories, locks and credentials")
     have_release(ground, build)
     for found in host.loop(sorted(files, key=lambda each: each.directory)):

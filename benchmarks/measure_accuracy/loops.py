@@ -16,7 +16,7 @@ from gpufleet.load_test.arrivals import Arrivals, ClosedLoop, Poisson
 from gpufleet.load_test.client_process import LoadSpec, run_level
 from gpufleet.load_test.intervals import percentiles
 from gpufleet.load_test.outcomes import Outcome
-from gpufleet.load_test.workloads import TokenRange, Workload, fixed
+from gpufleet.load_test.workloads import TokenRange, Workload, fixed_length
 from tests.support.queue_server import QueueServer
 
 LOADS = {
@@ -24,7 +24,7 @@ LOADS = {
     "open loop, 18 a second": Poisson(18.0),
     "open loop, 19 a second": Poisson(19.0),
 }
-WORK = Workload("loops", fixed(32), fixed(4), "four tokens")
+WORK = Workload("loops", fixed_length(32), fixed_length(4), "four tokens")
 GIVE_UP_SECONDS = 60.0
 SEED = 1
 

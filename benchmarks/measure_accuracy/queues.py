@@ -16,7 +16,7 @@ from gpufleet.load_test.outcomes import Contract
 from tests.support.queue_server import QueueServer
 from tests.support.simulated_queue import rate_of
 
-PROMPT = workloads.fixed(32)
+PROMPT = workloads.fixed_length(32)
 SIMULATED_REQUESTS = 800_000
 """Two seeds of so many differ by 0.3 % in the rate."""
 SIMULATED_SEED = 20_331_106
@@ -107,13 +107,13 @@ class Queue:
 
 FIXED = Queue(
     "fixed: 16 slots, 1.6 s each",
-    16, 0.1, 1.5, workloads.fixed(2), random_first=False,
+    16, 0.1, 1.5, workloads.fixed_length(2), random_first=False,
     contract=Contract(ttft_seconds=0.9, itl_seconds=1.6, e2e_seconds=2.6),
 )  # fmt: skip
 """Objectives that a wait of 0.8 s breaks; ITL is kept always."""
 RANDOM = Queue(
     "random: 8 slots, exponential first token, 2 to 5 tokens",
-    8, 0.3, 0.2, workloads.uniform(2, 5), random_first=True,
+    8, 0.3, 0.2, workloads.uniform_lengths(2, 5), random_first=True,
     contract=Contract(ttft_seconds=1.25, itl_seconds=0.25, e2e_seconds=1.8),
 )  # fmt: skip
 """Objectives that wait, first token and length break together."""

@@ -28,7 +28,7 @@ from gpufleet.load_test.level_runs import LevelRuns
 from gpufleet.load_test.load_target import Target
 from gpufleet.load_test.outcomes import Contract
 from gpufleet.load_test.rate_search import RateSearch
-from gpufleet.load_test.workloads import TokenRange, Workload, fixed
+from gpufleet.load_test.workloads import TokenRange, Workload, fixed_length
 from lab.metrics_recording import running_server
 
 STEP_SECONDS = 0.25
@@ -137,7 +137,7 @@ def search(vllm: Path, seed: int) -> tuple[Searched, int, int]:
 
 def _search(url: str, seed: int) -> Searched:
     target = Target("replica tiny-0", url, "tiny", "tiny", ("tiny-0",), 1)
-    work = Workload("paced", fixed(PROMPT), fixed(TOKENS), "four steps")
+    work = Workload("paced", fixed_length(PROMPT), fixed_length(TOKENS), "four steps")
     runs = LevelRuns(target, CONTRACT, work, TokenRange(10, 200), seed, 1)
     rates = RateSearch(
         random.Random(seed).uniform(4.0, 8.0), 4 * SATURATION, budget_levels=MOST_LEVELS

@@ -13,7 +13,7 @@ from gpufleet.load_test.arrivals import Poisson
 from gpufleet.load_test.client_process import LoadSpec, run_level
 from gpufleet.load_test.intervals import percentile
 from gpufleet.load_test.outcomes import Outcome
-from gpufleet.load_test.workloads import TokenRange, Workload, fixed
+from gpufleet.load_test.workloads import TokenRange, Workload, fixed_length
 
 GIVE_UP_SECONDS = 30.0
 SEED = 1
@@ -54,7 +54,7 @@ class Said:
 
 def by_gpufleet(url: str, rate: float, seconds: float, prompt: int, tokens: int) -> Said:
     """Run a level with one client process."""
-    work = Workload("beside", fixed(prompt), fixed(tokens), "beside guidellm")
+    work = Workload("beside", fixed_length(prompt), fixed_length(tokens), "beside guidellm")
     requests = work.requests(MODEL, TokenRange(100, 1000), "beside")
     spec = LoadSpec(url, work.path, Poisson(rate), requests, SEED, seconds, GIVE_UP_SECONDS)
     found: list[Outcome] = []

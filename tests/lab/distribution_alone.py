@@ -7,7 +7,7 @@ from gpufleet.fleet.run import node_plan, refusals
 from gpufleet.operations.artifact import Artifact, model_artifact
 from gpufleet.operations.build_release import have_release
 from gpufleet.operations.converge import Converge
-from gpufleet.operations.stage_model import have_model, own_models
+from gpufleet.operations.stage_model import chown_models, have_model
 from gpufleet.serving import vllm_node
 
 MODEL = Checkpoint("lab/odd", "0" * 40, "/var/lib/vllm/models/lab--odd")
@@ -22,7 +22,7 @@ with refusals():
         watch=(build.mark, MODEL.mark),
     )
     ground.accounts(name="service account")
-    own_models(ground, wanted, name="models belong to root")
+    chown_models(ground, wanted, name="models belong to root")
     ground.files(name="directories and locks")
     have_release(ground, build)
     # Planned for no node, for its config is on no hub: every node is to have it.

@@ -243,7 +243,7 @@ def build_script(wanted: Release) -> str:
     sources = _sources(wanted.source)
     pip = ["-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
     pip += ["--require-hashes", "--only-binary", ":all:"]
-    unprivileged = sandbox.as_nobody(IMPORT_SECONDS)
+    unprivileged = sandbox.sandbox_prefix(IMPORT_SECONDS)
     compiler = sandbox.writing_to(wanted.directory, COMPILE_SECONDS)
     # A build outlives a deploy that was interrupted, and an index that sends a byte now and then
     # would keep it for days.

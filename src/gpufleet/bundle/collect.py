@@ -83,7 +83,7 @@ def manifest(folder: Folder, paths: Iterable[str]) -> bytes:
     return "".join(f"{folder.sha256(path)}  {path}\n" for path in sorted(paths)).encode()
 
 
-def left_over(folder: Folder, paths: set[str]) -> tuple[str, ...]:
+def stale_files(folder: Folder, paths: set[str]) -> tuple[str, ...]:
     """Return the files of earlier runs that nothing needs any more."""
     there = (path for path in folder.root.rglob("*") if path.is_file())
     named = (str(path.relative_to(folder.root)) for path in there)

@@ -49,7 +49,7 @@ class Recipe(Addition):
     since: str
     """The first release of vLLM that serves it."""
     source: str
-    """Its file at the place that `about()` names."""
+    """Its file at the place that `recipe_origins()` names."""
     verified_on: tuple[str, ...] = ()
     """GPUs, by the catalogue's names."""
     kind: str | None = None
@@ -75,17 +75,17 @@ def _tables() -> tuple[_Table, ...]:
     return tuple(_Table.model_validate_json(file.read_bytes()) for file in (DATA, POOLING))
 
 
-def about() -> tuple[str, ...]:
+def recipe_origins() -> tuple[str, ...]:
     """Return where the recipes are from, and of which day or release."""
     return tuple(each.about for each in _tables())
 
 
-def origin(recipe: Recipe) -> str:
+def describe_source(recipe: Recipe) -> str:
     """Return what a recipe's `source` is a file of."""
     return next(each.origin for each in _tables() if recipe in each.recipes)
 
 
-def every() -> tuple[Recipe, ...]:
+def all_recipes() -> tuple[Recipe, ...]:
     """Return all recipes, by the names of their models."""
     found = [recipe for table in _tables() for recipe in table.recipes]
     return tuple(sorted(found, key=lambda one: one.model.lower()))
@@ -99,12 +99,12 @@ def find(model: str) -> Recipe:
     """
     names = {
         each.lower(): recipe
-        for recipe in every()
+        for recipe in all_recipes()
         for each in (*(one.model for one in recipe.variants), recipe.model)
     }
     if recipe := names.get(model.lower()):
         return recipe
-    inside = [one.model for one in every() if model.lower() in one.model.lower()]
+    inside = [one.model for one in all_recipes() if model.lower() in one.model.lower()]
     close = difflib.get_close_matches(model.lower(), names, n=3, cutoff=0.6)
     near = (inside or [*dict.fromkeys(names[each].model for each in close)])[:5]
     hint = f"near names: {join_names(near)}" if near else "`gpufleet recipes` lists all"

@@ -78,7 +78,7 @@ def bundle(
         apt.needed_tools()
     with open_folder(Path(output).resolve()) as folder:
         done = collect.collect(folder, wanted, click.echo)
-        old = collect.left_over(folder, done.paths)
+        old = collect.stale_files(folder, done.paths)
         for kind, paths in (
             ("packages", done.packages),
             ("wheels", done.wheels),

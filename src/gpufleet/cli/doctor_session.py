@@ -83,7 +83,7 @@ class FleetLook:
         found = fleet_problems.diagnose(self.sights, self.now, self.inventory)
         if not name:
             return found
-        return fleet_problems.concerning(found, name, self.sights.status, self.declared.nodes)
+        return fleet_problems.problems_of(found, name, self.sights.status, self.declared.nodes)
 
     def write_bundle(self, file: Path) -> None:
         """Write an archive for a vendor or an issue; only its owner may read it."""
@@ -146,8 +146,8 @@ def look(inventory_file: str, seconds: float) -> FleetLook:
         evidence[name] = replace(known, stages={**known.stages, **log.stages})
     report = assessment.check_nodes(answers.probes, declared.gpu_nodes)
     logs = {
-        **journal_causes.of_replicas(status, evidence, report, inventory_file),
-        **journal_causes.of_gateways(evidence, inventory_file),
+        **journal_causes.replica_causes(status, evidence, report, inventory_file),
+        **journal_causes.gateway_causes(evidence, inventory_file),
     }
     sizes, unsized = _sizes(answers.probes, declared, planned_memory.short_of_memory(status, logs))
     sights = Sights(
@@ -156,7 +156,10 @@ def look(inventory_file: str, seconds: float) -> FleetLook:
         answers.gateways,
         evidence,
         logs,
-        {name: journal_causes.of_kernel(each, inventory_file) for name, each in evidence.items()},
+        {
+            name: journal_causes.kernel_causes(each, inventory_file)
+            for name, each in evidence.items()
+        },
         replica_speed.replica_speeds(answers.speeds),
         _objectives(declared),
         sizes,
@@ -278,7 +281,7 @@ def _journals(node: str, answer: Answer, seconds: float, declared: Fleet) -> Que
     status = fleet_status({node: answer}, {}, whole=False)
     if status.silent:
         return {}
-    stages = fleet_problems.wanted_journals(status, time.time()).get(node, ())
+    stages = fleet_problems.journals_to_read(status, time.time()).get(node, ())
     served = declared.gpu_nodes[node].settings.serving
     models = {
         stage: wanted.directory

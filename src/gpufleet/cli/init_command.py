@@ -89,9 +89,9 @@ def init(
         for host in unknown:
             shown = host_keys.fingerprint(found[host.name])
             click.echo(printable(f"{host.known_name}  {found[host.name].get_name()}  {shown}"))
-            lines[host.name] = host_keys.known_line(host, found[host.name])
+            lines[host.name] = host_keys.known_hosts_line(host, found[host.name])
         _accept(yes=yes)
-    known = host_keys.known_text(lines)
+    known = host_keys.known_hosts_text(lines)
     with tempfile.TemporaryDirectory(prefix="gpufleet-init-") as folder:
         documents = _probe(Path(folder), hosts, known, given)
         findings = kinds.read_kinds(documents)
@@ -162,9 +162,9 @@ def _known(directory: Path, hosts: tuple[Host, ...], known_hosts: Path | None) -
     from gpufleet.setup import fleet_files, host_keys
 
     earlier = directory / fleet_files.KNOWN_HOSTS
-    found = host_keys.known_keys(earlier, hosts) if earlier.is_file() else {}
+    found = host_keys.known_hosts_keys(earlier, hosts) if earlier.is_file() else {}
     if known_hosts:
-        found |= host_keys.known_keys(known_hosts.expanduser(), hosts)
+        found |= host_keys.known_hosts_keys(known_hosts.expanduser(), hosts)
     return found
 
 

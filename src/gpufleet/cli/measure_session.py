@@ -31,10 +31,10 @@ from gpufleet.load_test.level_runs import (
     MOST_CLIENT_SHARE,
     LevelRuns,
     describe_work,
+    interrupted_search,
     measure_client,
     read_key,
     single_level,
-    stopped_search,
 )
 from gpufleet.load_test.load_target import Declared, Target
 from gpufleet.load_test.rate_search import RateSearch
@@ -196,7 +196,7 @@ class Session:
             return guest.most_in_flight(loads, self.wanted.guest)
         if unknown := [each for each in loads if isinstance(each, str)]:
             raise FleetError(*unknown)
-        if busy := guest.busy(loads):
+        if busy := guest.busy_replicas(loads):
             said = join_names([f"{name} has {count:.0f}" for name, count in busy.items()])
             raise FleetError(
                 f"requests of others are under way ({said}), and a measurement would slow them: "
@@ -240,7 +240,7 @@ class Session:
             levels.append(level)
             say_level(level)
             if runs.stopped:
-                return tuple(levels), stopped_search(levels, runs.stopped)
+                return tuple(levels), interrupted_search(levels, runs.stopped)
             search.add(level)
         found = search.result()
         return tuple(levels), Found(

@@ -145,8 +145,8 @@ def trace_work(name: str, trace: Trace, kind: ModelKind) -> workloads.Workload:
     largest = max(trace.entries, key=lambda each: each.prompt_tokens + each.tokens)
     return workloads.Workload(
         Path(name).name,
-        workloads.fixed(largest.prompt_tokens),
-        workloads.fixed(largest.tokens),
+        workloads.fixed_length(largest.prompt_tokens),
+        workloads.fixed_length(largest.tokens),
         "the largest request of a trace",
     )
 

@@ -188,7 +188,7 @@ def _running(
     from gpufleet.fleet import fleet_plan
     from gpufleet.fleet.live import probe
     from gpufleet.fleet.measured_rates import rates_for_rules
-    from gpufleet.serving.servers import running
+    from gpufleet.serving.servers import running_servers
 
     answers = probe(inventory_file)
     there = {name: said for name, said in answers.items() if not isinstance(said, str)}
@@ -199,7 +199,7 @@ def _running(
     for problem in problems:
         click.echo(f"note: {problem}", err=True)
     silent = frozenset(answers) - frozenset(there)
-    return running(fleet_plan.running_stages(there)), silent, measured
+    return running_servers(fleet_plan.running_stages(there)), silent, measured
 
 
 def _before(directory: Path) -> dict[str, list[dict[str, Any]]]:

@@ -49,7 +49,7 @@ from gpufleet.preflight import (
     tls_lines,
 )
 from gpufleet.preflight.alert_lines import Receipt
-from gpufleet.preflight.line import Line, Preflight, in_order, unknown
+from gpufleet.preflight.line import Line, Preflight, order_lines, unknown
 from gpufleet.preflight.network_lines import ClockReading
 from gpufleet.remote import payload
 from gpufleet.remote.query import Answer
@@ -131,7 +131,7 @@ class Session:
         lines += self._node_lines(receipts)
         lines += self._rehearsal_lines()
         lines.append(rehearsal_lines.backup_line(git.get(), self.fleet.root.name))
-        return Preflight(self.inventory, self.now, version("gpufleet"), in_order(lines))
+        return Preflight(self.inventory, self.now, version("gpufleet"), order_lines(lines))
 
     def _left(self, most: float) -> float:
         """Return how many seconds a round may take: `most`, or what is left of the whole."""
@@ -295,7 +295,7 @@ class Session:
             served,
             None if silent else self.running,
             self.topology,
-            stored=result.stored(measurements_folder(self.inventory)),
+            stored=result.read_measurements(measurements_folder(self.inventory)),
             now=self.now,
             inventory=self.inventory,
         )

@@ -61,10 +61,10 @@ def recipes(
 
     if model is None:
         if as_json:
-            print_json([one.model_dump(mode="json") for one in catalog.every()])
+            print_json([one.model_dump(mode="json") for one in catalog.all_recipes()])
         else:
-            display(recipes_table(catalog.every()))
-            click.echo("\n".join(catalog.about()), err=True)
+            display(recipes_table(catalog.all_recipes()))
+            click.echo("\n".join(catalog.recipe_origins()), err=True)
         return 0
     recipe = catalog.find(model)
     if as_json:
@@ -129,7 +129,8 @@ def _print(
         }
     since = variant.since or recipe.since
     click.echo(
-        f"# {variant.model}, {variant.precision}: {recipe.source} of {catalog.origin(recipe)}"
+        f"# {variant.model}, {variant.precision}: {recipe.source} of "
+        f"{catalog.describe_source(recipe)}"
     )
     click.echo(yaml.safe_dump(settings, sort_keys=False, width=100), nl=False)
     for note in imported.notes:

@@ -229,8 +229,10 @@ class _Reading:
             except FleetError as error:
                 self.unknown += (f"what deploys would change: {each}" for each in error.problems)
             else:
-                return fleet_parts.drifts(whole.nodes, whole.refused, self.inventory, whole=True)
-        return fleet_parts.drifts(told, (), self.inventory, whole=False)
+                return fleet_parts.fleet_drift(
+                    whole.nodes, whole.refused, self.inventory, whole=True
+                )
+        return fleet_parts.fleet_drift(told, (), self.inventory, whole=False)
 
     def _upgrades(self) -> tuple[Upgrade, ...]:
         found = []

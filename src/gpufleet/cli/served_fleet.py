@@ -20,7 +20,7 @@ from gpufleet.node.topology import Node, node_from_probe
 from gpufleet.upgrade.run import observe
 from gpufleet.upgrade.run.connections import Nodes
 from gpufleet.upgrade.run.node_answers import NodeLook
-from gpufleet.upgrade.run.rotation import Rotation, in_rotation
+from gpufleet.upgrade.run.rotation import Rotation, read_rotation
 from gpufleet.upgrade.run.traffic import Frontends
 
 
@@ -93,7 +93,7 @@ class ServedFleet:
             raise FleetError(
                 f"{gateway}: its gateway does not run: `gpufleet status` says what keeps it"
             )
-        return in_rotation(model, gateway, state, declared.running, declared.out)
+        return read_rotation(model, gateway, state, declared.running, declared.out)
 
     def loads(
         self, target: Target, found: NodeAnswers, *, drained: str | None = None

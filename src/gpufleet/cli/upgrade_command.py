@@ -131,7 +131,7 @@ def upgrade(
     if version:
         from gpufleet.upgrade.plan import declare_version
 
-        edits = declare_version.edits(declared, version, names)
+        edits = declare_version.version_edits(declared, version, names)
         wanted = replace(
             wanted, declared=declare_version.apply_edits(declared, version, names), edits=edits
         )
@@ -274,7 +274,7 @@ class _UpgradeCommand:
         declared, limit = self.wanted.declared, self.wanted.limit
         self.wanted = replace(
             self.wanted,
-            edits=declare_version.edits(declared, version, limit),
+            edits=declare_version.version_edits(declared, version, limit),
             declared=declare_version.apply_edits(declared, version, limit),
         )
 

@@ -65,7 +65,7 @@ def diagnose(sights: Sights, now: float, inventory: str = "INVENTORY") -> Diagno
     return Diagnosis(worst_first(problems), _serving(sights.status), tuple(dict.fromkeys(unseen)))
 
 
-def concerning(
+def problems_of(
     found: Diagnosis, name: str, status: FleetStatus, nodes: Collection[str]
 ) -> Diagnosis:
     """
@@ -93,7 +93,7 @@ def concerning(
     )
 
 
-def wanted_journals(status: FleetStatus, now: float) -> dict[str, tuple[str, ...]]:
+def journals_to_read(status: FleetStatus, now: float) -> dict[str, tuple[str, ...]]:
     """Return the replicas whose journals may explain something, by node."""
     found: dict[str, list[str]] = defaultdict(list)
     for replica in status.replicas:

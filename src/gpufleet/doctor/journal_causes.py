@@ -25,7 +25,7 @@ OF_HOSTS = frozenset({"host", "rdma"})
 """Components of rules about the kernel's lines; of GPUs the node check judges the same lines."""
 
 
-def of_replicas(
+def replica_causes(
     status: FleetStatus, evidence: Mapping[str, NodeEvidence], report: Report, inventory: str
 ) -> dict[str, tuple[LogCause, ...]]:
     """Return the causes that the journals of replicas have, by replica; the earliest first."""
@@ -80,7 +80,7 @@ def _of_replica(
     yield from _causes(findings, inventory, replica.id)
 
 
-def of_gateways(
+def gateway_causes(
     evidence: Mapping[str, NodeEvidence], inventory: str
 ) -> dict[str, tuple[LogCause, ...]]:
     """Return the causes that the journals of gateways have, by `gateway NODE`."""
@@ -93,7 +93,7 @@ def of_gateways(
     return found
 
 
-def of_kernel(evidence: NodeEvidence, inventory: str) -> tuple[LogCause, ...]:
+def kernel_causes(evidence: NodeEvidence, inventory: str) -> tuple[LogCause, ...]:
     """Return the failures in a node's kernel log about its host; GPUs are the node check's."""
     place = f"kernel of {evidence.node}"
     findings = explain(log_lines(place, evidence.kernel))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpufleet.remote.answer_forms import reading
+from gpufleet.remote.answer_forms import refuse_malformed
 from gpufleet.serving.rank_status import reason
 
 
@@ -94,7 +94,7 @@ def node_evidence(node: str, answer: Mapping[str, Any] | str) -> NodeEvidence:
     """
     if isinstance(answer, str):
         return NodeEvidence(node, unread=(f"{node}: {answer}",))
-    with reading(node):
+    with refuse_malformed(node):
         boot = answer["boot"]
         return NodeEvidence(
             node,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpufleet.errors import FleetError
-from gpufleet.remote.answer_forms import reading
+from gpufleet.remote.answer_forms import refuse_malformed
 from gpufleet.serving.rank_status import reason
 
 ITL, TTFT = "vllm:inter_token_latency_seconds", "vllm:time_to_first_token_seconds"
@@ -88,7 +88,7 @@ def replica_speeds(answers: Mapping[str, Mapping[str, Any] | str]) -> dict[str, 
         if isinstance(answer, str):
             continue
         try:
-            with reading(node):
+            with refuse_malformed(node):
                 if "missing" in answer["replicas"]:
                     continue
                 for replica, said in answer["replicas"].items():

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from gpufleet.checks import xid_table
-from gpufleet.failures.evidence import NONE, Evidence, holds
+from gpufleet.failures.evidence import NONE, Evidence, is_met
 from gpufleet.failures.log_reader import LogLine
 from gpufleet.failures.rule_file import ANY, Advice, Kind, Rule, rules
-from gpufleet.failures.tallies import Place, Seen, count_lines, in_utc
+from gpufleet.failures.tallies import Place, Seen, count_lines, stamp_utc
 
 SKEW = timedelta(seconds=60)
 """A cause may be logged this much later than what follows from it: the kernel and programs write
@@ -154,7 +154,7 @@ class _Clock:
         self._offset = seen.offset
 
     def time(self, place: Place) -> datetime | None:
-        return in_utc(place.stamp, self._offset, self._year)
+        return stamp_utc(place.stamp, self._offset, self._year)
 
     def key(self, place: Place, untimed: datetime) -> tuple[datetime, int]:
         """Return the sort key of places: time, then order of reading."""
@@ -197,7 +197,7 @@ def _causes(
     """Return the cause that evidence shows, or all that it does not exclude with where to look."""
     open_ones = []
     for tell in rule.tells:
-        met = holds(tell.when, evidence, seen)
+        met = is_met(tell.when, evidence, seen)
         if met:
             return (tell.advice,), ()
         if met is None:

@@ -29,7 +29,7 @@ class Evidence:
 NONE = Evidence()
 
 
-def holds(condition: str, evidence: Evidence, seen: Collection[str]) -> bool | None:
+def is_met(condition: str, evidence: Evidence, seen: Collection[str]) -> bool | None:
     """
     Return whether a condition of a rule is met; None: not known.
 

@@ -203,7 +203,7 @@ class _Counter:
                 del self._tracebacks[key]
 
 
-def in_utc(stamp: Stamp | None, offset: int | None, year: int) -> datetime | None:
+def stamp_utc(stamp: Stamp | None, offset: int | None, year: int) -> datetime | None:
     """
     Return the time of a stamp in UTC; None: it has none.
 

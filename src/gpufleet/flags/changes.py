@@ -151,7 +151,7 @@ def _by_name() -> Mapping[str, tuple[Change, ...]]:
     return found
 
 
-def for_name(name: str) -> tuple[Change, ...]:
+def changes_of(name: str) -> tuple[Change, ...]:
     """Return the changes of a flag (with its dashes) or a variable, oldest first."""
     if name.startswith("--"):
         head, dot, tail = name.partition(".")
@@ -162,12 +162,16 @@ def for_name(name: str) -> tuple[Change, ...]:
 def removal_reason(name: str, version: str) -> Change | None:
     """Return why this release has no such name, if it is known: removed, renamed or never there."""
     return next(
-        (known for known in for_name(name) if known.kind in ABSENT and known.is_in_force(version)),
+        (
+            known
+            for known in changes_of(name)
+            if known.kind in ABSENT and known.is_in_force(version)
+        ),
         None,
     )
 
 
-def between(old: str, new: str) -> tuple[Change, ...]:
+def changes_between(old: str, new: str) -> tuple[Change, ...]:
     """Return the changes that apply to release `new` and not yet to `old`."""
     return tuple(
         change for change in changes() if change.is_in_force(new) and not change.is_in_force(old)

@@ -261,7 +261,7 @@ def _with_values(line: CommandLine, given: GivenFlag, texts: tuple[str, ...]) ->
 
 def _value_change(schema: Schema, given: GivenFlag) -> Change | None:
     """Return the entry that says why these values are no longer taken."""
-    for change in changes.for_name(given.flag.name):
+    for change in changes.changes_of(given.flag.name):
         if not change.is_in_force(schema.version):
             continue
         if change.kind is ChangeKind.VALUE and set(change.values) & set(given.values):
@@ -379,7 +379,7 @@ def _known(
 ) -> Iterator[Problem]:
     """Yield what the table of changes and the parser's marks report about a given flag."""
     deprecated = False
-    for change in changes.for_name(given.flag.name):
+    for change in changes.changes_of(given.flag.name):
         if not change.is_in_force(schema.version) or refused:
             continue
         if change.kind is ChangeKind.DEPRECATED:
@@ -492,7 +492,7 @@ def _repeated(line: CommandLine) -> Iterator[Problem]:
 def _model(schema: Schema, line: CommandLine) -> Iterator[Problem]:
     if line.model is not None:
         if line.model_at and line.argv[line.model_at[0]].startswith("--model"):
-            for change in changes.for_name("--model"):
+            for change in changes.changes_of("--model"):
                 if change.is_in_force(schema.version):
                     found = "give the model as the first argument: " + change.why
                     yield _of_model(line, found, Severity.WARN, change.since)

@@ -130,7 +130,7 @@ def _of_known(schema: Schema, known: Variable, value: str) -> Iterator[Problem]:
             written,
             f"`{value}` may not mean on: use 1 or 0",
         )
-    for change in changes.for_name(known.name):
+    for change in changes.changes_of(known.name):
         if change.kind is ChangeKind.MEANING and change.is_in_force(schema.version):
             yield Problem(
                 Kind.MEANING,

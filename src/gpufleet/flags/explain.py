@@ -135,7 +135,7 @@ def explain_flag(name: str, release: Schema | None = None) -> Explanation:
     )
     newest = there or next((one for one in reversed([*past.values()]) if one), None)
     words = entries().get(wanted)
-    if newest is None and words is None and not changes.for_name(wanted):
+    if newest is None and words is None and not changes.changes_of(wanted):
         raise FleetError(_unknown(name, wanted))
     base, negation = None, False
     if isinstance(newest, Flag) and newest.name != wanted:
@@ -152,7 +152,7 @@ def explain_flag(name: str, release: Schema | None = None) -> Explanation:
         negation=negation,
         accepted=tuple(history.spans(past, lambda _: None)),
         defaults=tuple(history.spans(past, lambda one: one.default)),
-        known=changes.for_name(wanted),
+        known=changes.changes_of(wanted),
     )
 
 

@@ -65,7 +65,7 @@ def spans(
     return found
 
 
-def between(old: Schema, new: Schema) -> tuple[str, ...]:
+def releases_between(old: Schema, new: Schema) -> tuple[str, ...]:
     """Return the releases after `old` up to `new`; none on the way back: no change began there."""
     low, high = sort_key(old.version), sort_key(new.version)
     return tuple(one for one in schema.versions() if low < sort_key(one) <= high)
@@ -74,22 +74,22 @@ def between(old: Schema, new: Schema) -> tuple[str, ...]:
 def first_without(name: str, old: Schema, new: Schema) -> str | None:
     """Return the first release after `old` without a flag or variable; None: `new` has it, too."""
     past = _of(name)
-    return next((one for one in between(old, new) if past.get(one) is None), None)
+    return next((one for one in releases_between(old, new) if past.get(one) is None), None)
 
 
 def first_with(name: str, old: Schema, new: Schema) -> str | None:
     """Return the first release after `old` with a flag or variable; None: not even `new`."""
     past = _of(name)
-    return next((one for one in between(old, new) if past.get(one) is not None), None)
+    return next((one for one in releases_between(old, new) if past.get(one) is not None), None)
 
 
 def first_default(name: str, after: Any, old: Schema, new: Schema) -> str | None:
     """Return the release from which on a default was `after`."""
     past = _of(name)
     first = None
-    for version in reversed(between(old, new)):
+    for version in reversed(releases_between(old, new)):
         there = past.get(version)
-        if there is None or differs(there.default, after):
+        if there is None or defaults_differ(there.default, after):
             break
         first = version
     return first
@@ -97,7 +97,7 @@ def first_default(name: str, after: Any, old: Schema, new: Schema) -> str | None
 
 def first_without_value(name: str, value: str, old: Schema, new: Schema) -> str | None:
     """Return the first release after `old` that has a flag and does not list a value for it."""
-    for version in between(old, new):
+    for version in releases_between(old, new):
         release = schema.load(version)
         flag = release.flag(name)
         if flag and value not in release.listed_values(flag):
@@ -105,7 +105,7 @@ def first_without_value(name: str, value: str, old: Schema, new: Schema) -> str 
     return None
 
 
-def differs(before: Any, after: Any) -> bool:
+def defaults_differ(before: Any, after: Any) -> bool:
     """Return whether two defaults are different settings; nothing, empty and computed are alike."""
     return repr(_essence(before)) != repr(_essence(after))
 

@@ -153,7 +153,9 @@ def overview(old: Schema, new: Schema) -> Overview:
         "flags added": len(
             {flag.name for flag in new.flags if not flag.positional and flag.name not in before}
         ),
-        "defaults changed": sum(history.differs(flag.default, now.default) for flag, now in both),
+        "defaults changed": sum(
+            history.defaults_differ(flag.default, now.default) for flag, now in both
+        ),
         "deprecated": sum(now.deprecated and not flag.deprecated for flag, now in both),
         "hidden from help": len(_hidden(new) - _hidden(old) & after),
         "variables removed": len(set(old.environment) - set(new.environment)),
@@ -162,7 +164,7 @@ def overview(old: Schema, new: Schema) -> Overview:
     known = before | set(old.environment)
     notable = tuple(
         change
-        for change in changes.between(old.version, new.version)
+        for change in changes.changes_between(old.version, new.version)
         if change.name in known or change.name == "-O"
     )
     return Overview(counts, notable)
@@ -283,7 +285,7 @@ def _level_differences(
     level = given.values[:1] in {(number,) for number in "0123"} or (
         bool(given.dotted) and all(part.path == ("level",) for part in given.dotted)
     )
-    for change in changes.for_name("-O"):
+    for change in changes.changes_of("-O"):
         if change.is_in_force(new.version):
             yield Difference(
                 Sort.MEANING,
@@ -342,7 +344,7 @@ def _value_differences(
 def _meaning_differences(
     given: GivenFlag, old: Schema, new: Schema, argument: str
 ) -> Iterator[Difference]:
-    for change in changes.between(old.version, new.version):
+    for change in changes.changes_between(old.version, new.version):
         if change.kind not in {ChangeKind.MEANING, ChangeKind.FORM}:
             continue
         if change.name not in {given.flag.name, given.option}:
@@ -374,7 +376,7 @@ def _deprecation_differences(
         known = next(
             (
                 change
-                for change in changes.for_name(given.flag.name)
+                for change in changes.changes_of(given.flag.name)
                 if change.kind is ChangeKind.DEPRECATED and change.is_in_force(new.version)
             ),
             None,
@@ -466,7 +468,7 @@ def _variable_differences(old: Schema, new: Schema, yours: ServerFlags) -> Itera
 def _variable_meaning_differences(
     name: str, value: str, old: Schema, new: Schema
 ) -> Iterator[Difference]:
-    for change in changes.between(old.version, new.version):
+    for change in changes.changes_between(old.version, new.version):
         if change.name == name and change.kind is ChangeKind.MEANING:
             yield Difference(
                 Sort.MEANING,
@@ -511,14 +513,14 @@ def _default_differences(old: Schema, new: Schema, set_names: set[str]) -> Itera
     near = {other for name in set_names for other in _related(name)}
     told = {
         change.name: change
-        for change in changes.between(old.version, new.version)
+        for change in changes.changes_between(old.version, new.version)
         if change.kind is ChangeKind.DEFAULT
         and (not change.beside or set(change.beside) & set_names)
     }
     befores, afters = _defaults(old), _defaults(new)
     for name in sorted({*befores, *told} & set(afters) - set_names):
         before, after, change = befores.get(name), afters[name], told.get(name)
-        if name in befores and history.differs(before, after) and (change or name in near):
+        if name in befores and history.defaults_differ(before, after) and (change or name in near):
             values = f"{explain.shown_default(before)} → {explain.shown_default(after)}"
         elif change and history.is_open(before) and history.is_open(after):
             values = "vLLM decides, and differently"
@@ -561,7 +563,7 @@ def _value_change(name: str, value: str, version: str) -> Change | None:
     return next(
         (
             change
-            for change in changes.for_name(name)
+            for change in changes.changes_of(name)
             if change.kind is ChangeKind.VALUE
             and value in change.values
             and change.is_in_force(version)

@@ -121,7 +121,7 @@ def _optimization(schema: Schema, name: str) -> Change | None:
     """Return the change of -O, where it is given what only older releases took."""
     if not name.startswith("-O"):
         return None
-    for change in changes.for_name("-O"):
+    for change in changes.changes_of("-O"):
         if change.kind is ChangeKind.MEANING and change.is_in_force(schema.version):
             return change
     return None

@@ -29,7 +29,7 @@ from gpufleet.node import cordon
 from gpufleet.node.machine import Machine, System, from_probe
 from gpufleet.node.nic_affinity import nearest_nics
 from gpufleet.node.topology import node_from_probe
-from gpufleet.remote.answer_forms import reading
+from gpufleet.remote.answer_forms import refuse_malformed
 from gpufleet.serving import vllm_node
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.node_variables import NodeVars
@@ -38,7 +38,7 @@ from gpufleet.settings.node_variables import NodeVars
 def machine_of(name: str, answer: Mapping[str, Any] | str) -> tuple[System, Machine] | None:
     """Return a node's machine from its probe; None: unknown."""
     try:
-        with reading(name):
+        with refuse_malformed(name):
             return None if isinstance(answer, str) else from_probe(answer)
     except FleetError:
         return None
@@ -97,7 +97,7 @@ def plan_fleet(
     report = check_nodes(documents, declared)
     nodes, nics = {}, {}
     for name, document in documents.items():
-        with reading(name):
+        with refuse_malformed(name):
             nodes[name], nics[name] = node_from_probe(name, document), nearest_nics(document)
     models = describe_models(declared, documents, models_folder)
     there = PlanInputs(

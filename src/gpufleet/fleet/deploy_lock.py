@@ -24,7 +24,7 @@ from gpufleet.errors import FleetError
 from gpufleet.fleet.upgrade_lock import VARIABLE, lock_problems
 from gpufleet.node.marks import Deploy, deploy_problems
 from gpufleet.remote import payload
-from gpufleet.remote.answer_forms import reading
+from gpufleet.remote.answer_forms import refuse_malformed
 from gpufleet.remote.query import Answer, query
 from gpufleet.sanitize import printable
 
@@ -131,7 +131,7 @@ def _refusals(found: Mapping[str, Answer], upgrade: str | None) -> tuple[str, ..
         if isinstance(said, str):
             continue
         try:
-            with reading(name):
+            with refuse_malformed(name):
                 if said["problem"]:
                     problems.append(_not_known(name, printable(str(said["problem"]))))
                 if deploy := Deploy.from_file(said["deploy"]):

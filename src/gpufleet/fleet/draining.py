@@ -75,7 +75,7 @@ def find_drain(
                 "model": each.model,
                 "replica": each.stage,
             }
-            for each in sorted(servers.running(every))
+            for each in sorted(servers.running_servers(every))
             if each.stage in here
         ),
         last=tuple(sorted(models - others)),

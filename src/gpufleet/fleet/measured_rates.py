@@ -109,7 +109,7 @@ class ModelRate:
 
 def stored_results(inventory_file: str) -> Stored:
     """Return the results beside an inventory file; of a project without any, none."""
-    return result.stored(measurements_folder(inventory_file))
+    return result.read_measurements(measurements_folder(inventory_file))
 
 
 def replica_rates(
@@ -129,7 +129,7 @@ def replica_rates(
         model = here.serving.get(ranks[0].model) if here else None
         if model is None:
             continue
-        found[replica] = result.carries(
+        found[replica] = result.measured_rate(
             known,
             ranks[0].model,
             subject_of(ranks, model, nodes, ranks).fingerprint,

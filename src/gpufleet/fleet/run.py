@@ -41,7 +41,7 @@ from gpufleet.node.machine import Machine, System
 from gpufleet.node.topology import Node, value_or
 from gpufleet.planning.planner import FleetPlan
 from gpufleet.planning.stage import Running, Stage
-from gpufleet.remote.answer_forms import reading
+from gpufleet.remote.answer_forms import refuse_malformed
 from gpufleet.remote.query import Answer, probe_all, query
 from gpufleet.serving import servers
 from gpufleet.serving.restarts import partial_restarts
@@ -170,7 +170,7 @@ def _node_addresses(state: State) -> dict[str, tuple[str, ...]]:
     found = {}
     for name, said in documents(state).items():
         if not isinstance(said, str):
-            with reading(name):
+            with refuse_malformed(name):
                 found[name] = addresses(said)
     return found
 
@@ -238,7 +238,7 @@ def gateway_targets(
     )
     if and_running:
         fleet = _single_flight(ctx_state.get(), _plan_of_run)
-        fronted = servers.planned_and_running(fronted, servers.running(fleet.running))
+        fronted = servers.planned_and_running(fronted, servers.running_servers(fleet.running))
     return MonitoringTargets(host.name, declared, fronted, silent)
 
 
@@ -325,7 +325,7 @@ def _running_servers(state: State) -> ServersAndSilentNodes:
     for name, said in silent.items():
         logger.warning("    %s: %s; what is known of its vLLM servers stays", name, said)
     there = {name: said for name, said in answers.items() if not isinstance(said, str)}
-    return servers.running(fleet_plan.running_stages(there)), frozenset(silent)
+    return servers.running_servers(fleet_plan.running_stages(there)), frozenset(silent)
 
 
 def _measured_replicas(state: State) -> tuple[MeasuredReplica, ...]:
@@ -340,7 +340,7 @@ def _measured_replicas(state: State) -> tuple[MeasuredReplica, ...]:
 
 def _planned_servers(state: State) -> ServersAndSilentNodes:
     """Return the vLLM servers of the plan."""
-    return servers.planned(_single_flight(state, _plan_of_run).plan.stages), frozenset()
+    return servers.planned_servers(_single_flight(state, _plan_of_run).plan.stages), frozenset()
 
 
 def _plan_of_run(state: State) -> Assessment:

@@ -19,7 +19,7 @@ from gpufleet.gpu_software import (
 )
 from gpufleet.gpu_software.repository import address_mistake
 from gpufleet.node.machine import Machine, System, from_probe
-from gpufleet.remote.answer_forms import reading
+from gpufleet.remote.answer_forms import refuse_malformed
 from gpufleet.settings.cuda_settings import Repository
 from gpufleet.settings.gpu_lock import GpuLock
 from gpufleet.settings.node_settings import NodeSettings
@@ -86,7 +86,7 @@ def read_provisioning(
             refused.append(f"{name}: {answer}; `--exclude {name}` continues without it")
             continue
         try:
-            with reading("the probe"):
+            with refuse_malformed("the probe"):
                 node = _bare(name, answer, declared[name])
         except FleetError as error:
             refused += (f"{name}: {problem}" for problem in error.problems)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpufleet.errors import FleetError
-from gpufleet.importer.bounded_yaml import load_documents, mapping, plain
+from gpufleet.importer.bounded_yaml import load_documents, mapping, scalar_text
 from gpufleet.importer.server import Note, Source
 from gpufleet.settings.node_groups import resolve_groups
 
@@ -246,7 +246,7 @@ def _reached(host: str, said: Mapping[str, Any], notes: dict[str, Note]) -> Any:
 
 def _variable(key: str, value: Any) -> Any:
     """Return the value of a variable that an inventory file has, too; None: it has it not."""
-    text = plain(value)
+    text = scalar_text(value)
     setting = _RENAMED.get(key)
     if setting is None or "{{" in text or not text:
         return None

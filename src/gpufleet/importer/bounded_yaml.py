@@ -83,7 +83,7 @@ def items(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def plain(value: Any) -> str:
+def scalar_text(value: Any) -> str:
     """
     Return a scalar as a command line or a variable has it.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpufleet.importer import shell
-from gpufleet.importer.bounded_yaml import items, mapping, plain
+from gpufleet.importer.bounded_yaml import items, mapping, scalar_text
 from gpufleet.importer.container import image_note, release_of, without_entry
 from gpufleet.importer.server import Launch, Note, Source
 
@@ -47,8 +47,8 @@ def read_kubernetes(documents: Sequence[Mapping[str, Any]]) -> Source:
     launches: list[Launch] = []
     notes: list[Note] = []
     for document in _flat(documents):
-        kind = plain(document.get("kind"))
-        name = plain(mapping(document.get("metadata")).get("name")) or kind.lower()
+        kind = scalar_text(document.get("kind"))
+        name = scalar_text(mapping(document.get("metadata")).get("name")) or kind.lower()
         found = tuple(_servers(document, name)) if kind in _WORKLOADS else ()
         launches += found
         if not found:
@@ -59,7 +59,7 @@ def read_kubernetes(documents: Sequence[Mapping[str, Any]]) -> Source:
 
 def _flat(documents: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     for document in documents:
-        if plain(document.get("kind")).endswith("List"):
+        if scalar_text(document.get("kind")).endswith("List"):
             yield from map(mapping, items(document.get("items")))
         else:
             yield document
@@ -76,14 +76,14 @@ def _servers(document: Mapping[str, Any], name: str) -> Iterator[Launch]:
     containers = [mapping(each) for each in items(pod.get("containers"))]
     servers = [each for each in containers if _is_vllm(each)]
     notes = [
-        Note(f"container `{plain(each.get('name'))}` runs no vLLM: left out")
+        Note(f"container `{scalar_text(each.get('name'))}` runs no vLLM: left out")
         for each in containers
         if each not in servers
     ]
     if group:
         notes.append(
             Note(
-                f"a replica has {plain(group.get('size')) or 'several'} Pods here: set "
+                f"a replica has {scalar_text(group.get('size')) or 'several'} Pods here: set "
                 "`span_nodes: true` if one node has not enough GPUs for it",
                 decide=True,
             )
@@ -94,11 +94,11 @@ def _servers(document: Mapping[str, Any], name: str) -> Iterator[Launch]:
         if key not in {"containers", "volumes"}
     )
     paths = {
-        plain(volume.get("name")): plain(mapping(volume.get("hostPath")).get("path"))
+        scalar_text(volume.get("name")): scalar_text(mapping(volume.get("hostPath")).get("path"))
         for volume in map(mapping, items(pod.get("volumes")))
     }
     for server in servers:
-        own = name if len(servers) == 1 else f"{name}-{plain(server.get('name'))}"
+        own = name if len(servers) == 1 else f"{name}-{scalar_text(server.get('name'))}"
         yield _Container(server, paths).launch(
             own, replicas if isinstance(replicas, int) and replicas > 0 else None, notes
         )
@@ -126,11 +126,13 @@ class _Container:
     def launch(self, name: str, replicas: int | None, notes: Sequence[Note]) -> Launch:
         """Return the server; `notes` are about its pod."""
         for each in map(mapping, items(self.said.get("env"))):
-            self._variable(plain(each.get("name")), each)
+            self._variable(scalar_text(each.get("name")), each)
         for each in map(mapping, items(self.said.get("envFrom"))):
             self._variables(each)
-        command = [plain(each) for each in items(self.said.get("command"))]
-        words = [self._expanded(w) for w in [*command, *map(plain, items(self.said.get("args")))]]
+        command = [scalar_text(each) for each in items(self.said.get("command"))]
+        words = [
+            self._expanded(w) for w in [*command, *map(scalar_text, items(self.said.get("args")))]
+        ]
         environment = self.environment
         if len(words) > 2 and words[0].rpartition("/")[2] in _SHELLS:
             inner = shell.launches(words[2], name)
@@ -138,7 +140,7 @@ class _Container:
                 words = list(inner[0].argv)
                 environment = {**environment, **inner[0].environment}
                 self.notes += inner[0].notes
-        image = plain(self.said.get("image"))
+        image = scalar_text(self.said.get("image"))
         ports = [mapping(each).get("hostPort") for each in items(self.said.get("ports"))]
         for key in self.said:
             if key not in {"name", "image", "command", "args", "env", "envFrom", "volumeMounts"}:
@@ -159,14 +161,14 @@ class _Container:
     def _variable(self, name: str, said: Mapping[str, Any]) -> None:
         source = mapping(said.get("valueFrom"))
         if not source:
-            self.environment[name] = self._expanded(plain(said.get("value")))
+            self.environment[name] = self._expanded(scalar_text(said.get("value")))
         elif secret := mapping(source.get("secretKeyRef")):
             self.environment[name] = ""
             self.secrets.add(name)
             self.notes.append(
                 Note(
-                    f"{name} comes from key `{plain(secret.get('key'))}` of the Secret "
-                    f"`{plain(secret.get('name'))}`, which is not copied",
+                    f"{name} comes from key `{scalar_text(secret.get('key'))}` of the Secret "
+                    f"`{scalar_text(secret.get('name'))}`, which is not copied",
                     decide=True,
                 )
             )
@@ -180,7 +182,7 @@ class _Container:
         for key, below in said.items():
             self.notes.append(
                 Note(
-                    f"`envFrom` {key} `{plain(mapping(below).get('name'))}` is dropped: its "
+                    f"`envFrom` {key} `{scalar_text(mapping(below).get('name'))}` is dropped: its "
                     "variables are not in this file; add those that vLLM needs",
                     decide=True,
                 )
@@ -200,7 +202,7 @@ class _Container:
 
     def _mounts(self) -> Iterator[tuple[str, str]]:
         for each in map(mapping, items(self.said.get("volumeMounts"))):
-            name, path = plain(each.get("name")), plain(each.get("mountPath"))
+            name, path = scalar_text(each.get("name")), scalar_text(each.get("mountPath"))
             outer = self.paths.get(name, "")
             if outer and path:
                 yield path, outer

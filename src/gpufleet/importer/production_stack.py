@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gpufleet.importer.bounded_yaml import items, mapping, plain
+from gpufleet.importer.bounded_yaml import items, mapping, scalar_text
 from gpufleet.importer.container import image_note, release_of
 from gpufleet.importer.server import Launch, Note, Source
 
@@ -57,7 +57,7 @@ def read_stack(document: Mapping[str, Any]) -> Source:
     notes: list[Note] = []
     for at, each in enumerate(items(engine.get("modelSpec"))):
         spec = mapping(each)
-        name = plain(spec.get("name")) or f"model-{at + 1}"
+        name = scalar_text(spec.get("name")) or f"model-{at + 1}"
         if spec.get("enabled") is False:
             notes.append(Note(f"modelSpec `{name}` is not enabled: left out"))
         else:
@@ -95,9 +95,9 @@ def _launch(name: str, spec: Mapping[str, Any], *, has_key: bool) -> Launch:
     if has_key:
         secrets.add("VLLM_API_KEY")
     environment |= dict.fromkeys(secrets, "")
-    if plain(config.get("v0")) == "1":
+    if scalar_text(config.get("v0")) == "1":
         environment["VLLM_USE_V1"] = "0"
-    image = f"{plain(spec.get('repository'))}:{plain(spec.get('tag'))}"
+    image = f"{scalar_text(spec.get('repository'))}:{scalar_text(spec.get('tag'))}"
     replicas = spec.get("replicaCount")
     return Launch(
         name,
@@ -111,12 +111,12 @@ def _launch(name: str, spec: Mapping[str, Any], *, has_key: bool) -> Launch:
 
 
 def _argv(spec: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
-    yield plain(spec.get("modelURL"))
+    yield scalar_text(spec.get("modelURL"))
     if spec.get("enableLoRA"):
         yield "--enable-lora"
     if spec.get("enableTool"):
         yield "--enable-auto-tool-choice"
-    if parser := plain(spec.get("toolCallParser")):
+    if parser := scalar_text(spec.get("toolCallParser")):
         yield from ("--tool-call-parser", parser)
     if "enableChunkedPrefill" in config:
         on = config["enableChunkedPrefill"]
@@ -126,14 +126,14 @@ def _argv(spec: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
         yield "--enable-prefix-caching" if on else "--no-enable-prefix-caching"
     for key, option in _OPTIONS.items():
         if key in config:
-            yield f"{option}={plain(config[key])}"
-    yield from map(plain, items(config.get("extraArgs")))
+            yield f"{option}={scalar_text(config[key])}"
+    yield from map(scalar_text, items(config.get("extraArgs")))
     cache = mapping(spec.get("lmcacheConfig"))
     if cache.get("enabled"):
-        role = plain(cache.get("kvRole")) or "kv_both"
+        role = scalar_text(cache.get("kvRole")) or "kv_both"
         connector = {"kv_connector": "LMCacheConnectorV1", "kv_role": role}
         yield from ("--kv-transfer-config", json.dumps(connector))
-    if template := plain(spec.get("chatTemplate")):
+    if template := scalar_text(spec.get("chatTemplate")):
         yield from ("--chat-template", f"/templates/{template}")
     if "raySpec" in spec:
         yield from ("--distributed-executor-backend", "ray")
@@ -144,10 +144,10 @@ def _variables(spec: Mapping[str, Any], notes: list[Note]) -> tuple[dict[str, st
     found: dict[str, str] = {}
     secrets: set[str] = set()
     for each in map(mapping, items(spec.get("env"))):
-        name = plain(each.get("name"))
+        name = scalar_text(each.get("name"))
         source = mapping(each.get("valueFrom"))
         if not source:
-            found[name] = plain(each.get("value"))
+            found[name] = scalar_text(each.get("value"))
         elif "secretKeyRef" in source:
             secrets.add(name)
         else:
@@ -168,7 +168,7 @@ def _variables(spec: Mapping[str, Any], notes: list[Note]) -> tuple[dict[str, st
                 decide=True,
             )
         )
-    if plain(spec.get("chatTemplate")):
+    if scalar_text(spec.get("chatTemplate")):
         notes.append(
             Note("`chatTemplate` is a file of the chart: put it on the nodes, and its path here",
                  decide=True)

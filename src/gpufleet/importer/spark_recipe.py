@@ -15,7 +15,7 @@ from typing import Any
 from gpufleet.errors import FleetError
 from gpufleet.flags import arguments
 from gpufleet.importer import shell
-from gpufleet.importer.bounded_yaml import mapping, plain
+from gpufleet.importer.bounded_yaml import mapping, scalar_text
 from gpufleet.importer.container import image_note, release_of
 from gpufleet.importer.server import Launch, Note, Source
 
@@ -49,16 +49,16 @@ def is_recipe(document: Mapping[str, Any]) -> bool:
 
 def read_recipe(document: Mapping[str, Any], name: str) -> Source:
     """Return the server of a recipe. Raises `FleetError` for one of another runtime."""
-    runtime = plain(document.get("runtime"))
+    runtime = scalar_text(document.get("runtime"))
     if runtime not in _RUNTIMES:
         raise FleetError(f"is a recipe for the runtime {runtime}, which is not vLLM")
-    model = plain(document.get("model"))
+    model = scalar_text(document.get("model"))
     defaults = {"model": model, **mapping(document.get("defaults"))}
     notes = [Note(f"`{key}` is dropped: {_WHY.get(key, 'it has no counterpart here')}")
              for key in document if key not in _KEYS]  # fmt: skip
-    environment = {key: plain(value) for key, value in mapping(document.get("env")).items()}
+    environment = {key: scalar_text(value) for key, value in mapping(document.get("env")).items()}
     argv: list[str] = []
-    if command := plain(document.get("command")):
+    if command := scalar_text(document.get("command")):
         started = shell.launches(_rendered(command, defaults), name)
         if not started:
             raise FleetError("is a recipe whose `command` has no `vllm serve`")
@@ -72,7 +72,7 @@ def read_recipe(document: Mapping[str, Any], name: str) -> Source:
             )  # fmt: skip
     else:
         argv += (model, *_options(defaults, notes))
-    if (revision := plain(document.get("model_revision"))) and "--revision" not in argv:
+    if (revision := scalar_text(document.get("model_revision"))) and "--revision" not in argv:
         argv += ("--revision", revision)
     if runtime == "vllm-ray" and "--distributed-executor-backend" not in argv:
         argv += ("--distributed-executor-backend", "ray")
@@ -82,7 +82,7 @@ def read_recipe(document: Mapping[str, Any], name: str) -> Source:
             Note("the recipe wants several nodes: set `span_nodes: true` if these do, too",
                  decide=True)
         )  # fmt: skip
-    image = plain(document.get("container"))
+    image = scalar_text(document.get("container"))
     if image:
         notes.insert(0, image_note(image))
     return Source(
@@ -109,7 +109,7 @@ def _rendered(command: str, defaults: Mapping[str, Any]) -> str:
         if match[1] not in defaults:
             return match[0]
         found = defaults[match[1]]
-        return json.dumps(found) if isinstance(found, Mapping | list) else plain(found)
+        return json.dumps(found) if isinstance(found, Mapping | list) else scalar_text(found)
 
     for _ in range(_ROUNDS):
         rendered = _PLACEHOLDER.sub(value, command)

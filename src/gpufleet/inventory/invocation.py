@@ -207,11 +207,11 @@ def _pyinfra_knows(name: str, invocation: Invocation) -> bool:
 
 
 def _interrupted(_signal: int, _frame: FrameType | None) -> NoReturn:
-    click.echo(printable(interruption(under_way())), err=True)
+    click.echo(printable(interruption_message(under_way())), err=True)
     sys.exit(128 + signal.SIGINT)  # what a shell reports for a command ended by SIGINT
 
 
-def interruption(operations: Mapping[str, Sequence[str]]) -> str:
+def interruption_message(operations: Mapping[str, Sequence[str]]) -> str:
     """Return what Ctrl-C leaves, and what to type; `operations` have the nodes that run each."""
     left = "; ".join(
         f"{', '.join(nodes[:_NAMED])}{' and more' if len(nodes) > _NAMED else ''}: {name}"

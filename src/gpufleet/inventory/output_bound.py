@@ -26,10 +26,10 @@ class TooMuchError(Exception):
 
 def patch_output_bound() -> None:
     """Limit how much output pyinfra reads, in front of its present reader."""
-    util.read_buffer = bounded(util.read_buffer)
+    util.read_buffer = bounded_reader(util.read_buffer)
 
 
-def bounded(reader: Callable[..., None]) -> Callable[..., None]:
+def bounded_reader(reader: Callable[..., None]) -> Callable[..., None]:
     """Return pyinfra's `read_buffer`, or one in its place, with a bound."""
 
     def read(name: str, io: Any, output_queue: Any, *arguments: Any, **options: Any) -> None:

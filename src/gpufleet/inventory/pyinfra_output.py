@@ -43,11 +43,11 @@ def echo(message: Any = None, *arguments: Any, **options: Any) -> None:
     """Print as `click.echo` does, with colours and without any other control character."""
     if isinstance(message, bytes | bytearray):
         message = bytes(message).decode("utf-8", "replace")
-    shown = None if message is None else harmless(str(message))
+    shown = None if message is None else escape_unprintable(str(message))
     _echo(shown, *arguments, **options)
 
 
-def harmless(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     r"""
     Return a text with its colours, and all else that is not printable as Python writes it.
 

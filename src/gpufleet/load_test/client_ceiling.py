@@ -54,7 +54,7 @@ class Ceiling:
         return min(self.processes, self.cores) * share / self.cpu_seconds
 
 
-def ceiling(
+def measure_ceiling(
     processes: int,
     work: Workload | PooledWork,
     *,

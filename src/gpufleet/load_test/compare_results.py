@@ -142,9 +142,9 @@ def compare_foreign(ours: Measurement, theirs: Iterable[ForeignResult]) -> Compa
             not_compared.append(f"{result.tool} at {_foreign_load(result)}: no level has this load")
             continue
         # Another tool's requests queue alike: as many of them count as one independent request.
-        part = independent(level) / level.requests if level.requests else 0.0
+        part = independent_requests(level) / level.requests if level.requests else 0.0
         pair = (
-            (level, independent(level)),
+            (level, independent_requests(level)),
             (result, part * (result.completed or 0)),
         )
         found = [*_latencies(*pair, ("here", "there"))]
@@ -155,7 +155,7 @@ def compare_foreign(ours: Measurement, theirs: Iterable[ForeignResult]) -> Compa
     return Comparison((), tuple(differences), tuple(same), tuple(dict.fromkeys(not_compared)))
 
 
-def independent(level: LevelSummary) -> float:
+def independent_requests(level: LevelSummary) -> float:
     """
     Return as how many independent requests a level counts, from the width of its interval.
 
@@ -276,7 +276,7 @@ def _interval(found: Found) -> str:
 def _at_level(a: LevelSummary, b: LevelSummary) -> Iterator[str]:
     if a.high < b.low or b.high < a.low:
         yield f"{_share(a)} kept the contract, now {_share(b)}"
-    yield from _latencies((a, independent(a)), (b, independent(b)))
+    yield from _latencies((a, independent_requests(a)), (b, independent_requests(b)))
 
 
 def _share(level: LevelSummary) -> str:

@@ -60,9 +60,9 @@ def allowance(loads: Sequence[ServerLoad | str], own: int, share: float) -> Allo
     None while requests wait and any of others are there: they may be those that wait. Raises
     `FleetError` where a replica's limit is not known.
     """
-    others = without_own(loads, own)
+    others = subtract_own_load(loads, own)
     # Alone, a guest's own requests may wait: no request waits behind them.
-    alone = not busy(others)
+    alone = not busy_replicas(others)
     judged = [
         replace(each, waiting=0.0) if alone and not isinstance(each, str) else each
         for each in loads
@@ -74,7 +74,7 @@ def allowance(loads: Sequence[ServerLoad | str], own: int, share: float) -> Allo
     return Allowance(most, "" if most else _too_little(idle, share))
 
 
-def without_own(loads: Iterable[ServerLoad | str], own: int) -> list[ServerLoad | str]:
+def subtract_own_load(loads: Iterable[ServerLoad | str], own: int) -> list[ServerLoad | str]:
     """
     Return loads without a guest's own requests: of all requests they are this part everywhere.
 
@@ -134,7 +134,7 @@ def stop_reason(loads: Iterable[ServerLoad | str]) -> str:
     return ""
 
 
-def busy(loads: Iterable[ServerLoad | str]) -> Mapping[str, float]:
+def busy_replicas(loads: Iterable[ServerLoad | str]) -> Mapping[str, float]:
     """Return the replicas that have requests of others before any load is put on."""
     return {
         each.replica: each.running + each.waiting

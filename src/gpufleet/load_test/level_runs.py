@@ -15,7 +15,7 @@ from typing import TypeAlias
 from gpufleet.errors import FleetError, file_fault
 from gpufleet.formatting import count_of
 from gpufleet.load_test.arrivals import Arrivals, ClosedLoop, Poisson, Trace
-from gpufleet.load_test.client_ceiling import Ceiling, ceiling
+from gpufleet.load_test.client_ceiling import Ceiling, measure_ceiling
 from gpufleet.load_test.client_places import ClientPlace, this_machine
 from gpufleet.load_test.client_process import Beat, LevelRun, LoadSpec, run_level
 from gpufleet.load_test.level import Level, LevelSummary
@@ -23,7 +23,7 @@ from gpufleet.load_test.load_target import Target
 from gpufleet.load_test.outcomes import Contract, Outcome
 from gpufleet.load_test.pooled_work import PRESETS, PooledWork
 from gpufleet.load_test.result import Found
-from gpufleet.load_test.workloads import TokenRange, Workload, fixed, text_work
+from gpufleet.load_test.workloads import TokenRange, Workload, fixed_length, text_work
 from gpufleet.load_test.written_prompts import WrittenPrompts
 from gpufleet.on_node.load.failure_reasons import WRONG
 
@@ -82,7 +82,9 @@ class LevelRuns:
         work = self.work
         if isinstance(work, Workload):
             whole = max(1, work.most_tokens - work.output.most - work.prefix_tokens)
-            work = replace(work, input=fixed(whole), output=fixed(work.output.most), turns=1)
+            work = replace(
+                work, input=fixed_length(whole), output=fixed_length(work.output.most), turns=1
+            )
         elif isinstance(work, PooledWork):
             work = work.largest()
         found: list[Outcome] = []
@@ -186,7 +188,7 @@ def measure_client(work: Work, processes: int | None, place: ClientPlace) -> Cei
         like = PRESETS[work.kind][0] if work.kind in PRESETS else text_work(512, 128)
     else:
         like = work
-    return ceiling(
+    return measure_ceiling(
         processes or place.processes,
         like,
         cores=place.cores,
@@ -261,7 +263,7 @@ def single_level(level: LevelSummary) -> Found:
     return Found(kept, missed, status, level.why, level.mean_concurrency)
 
 
-def stopped_search(levels: Sequence[LevelSummary], why: str) -> Found:
+def interrupted_search(levels: Sequence[LevelSummary], why: str) -> Found:
     """Return what levels found before the search was ended from outside."""
     kept = [each.rate for each in levels if each.verdict == "kept" and each.rate is not None]
     return Found(max(kept, default=None), None, "ceiling" if kept else "not known", why)

@@ -300,7 +300,7 @@ def served_name(model: str, declared: Declared) -> str:
 
 def _ready(model: str, declared: Declared) -> list[servers.Server]:
     """Return a model's servers that get requests, by replica."""
-    every = [each for each in servers.running(declared.running) if each.model == model]
+    every = [each for each in servers.running_servers(declared.running) if each.model == model]
     found = [each for each in every if each.stage not in declared.out]
     if not found:
         why = join_names([f"{name}: {said}" for name, said in sorted(declared.out.items())

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from gpufleet.errors import FleetError
-from gpufleet.load_test.workloads import Lengths, TokenRange, fixed, lognormal, parse_lengths
+from gpufleet.load_test.workloads import Lengths, TokenRange, fixed_length, lognormal, parse_lengths
 from gpufleet.on_node.serving import questions
 from gpufleet.settings.serving_settings import ModelKind
 from gpufleet.sizing.model_kinds import POOLS
@@ -71,9 +71,14 @@ class PooledWork:
 
     def largest(self) -> PooledWork:
         """Return work of which each request is the largest of this one."""
-        document = self.document and fixed(self.document.most)
+        document = self.document and fixed_length(self.document.most)
         return PooledWork(
-            self.name, self.kind, fixed(self.input.most), self.reason, self.documents, document
+            self.name,
+            self.kind,
+            fixed_length(self.input.most),
+            self.reason,
+            self.documents,
+            document,
         )
 
     def check_context(self, max_model_len: int) -> None:

@@ -220,7 +220,7 @@ class RateSearch:
         )
 
 
-def knee(levels: Sequence[LevelSummary]) -> LevelSummary | None:
+def find_knee(levels: Sequence[LevelSummary]) -> LevelSummary | None:
     """
     Return the level from which on tokens per second no longer rise in proportion: those of answers,
     or those of prompts where no answer has any.

@@ -1,8 +1,8 @@
-"""The stored result of a measurement: written whole, read back strictly, compared by what it is of.
+"""The stored result of a measurement: written atomically, parsed strictly, compared by fingerprint.
 
-A measurement is one JSON file in `measurements/` beside the inventory. What it found holds for the
-same weights, release, arguments and hardware only: `Fingerprint` has these, and `carries` uses a
-result for no other.
+A measurement is one JSON file in `measurements/` beside the inventory. Its result is valid for the
+same weights, release, arguments and hardware only: `Fingerprint` has these, and `measured_rate`
+uses a result for no other.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def read(file: Path) -> Measurement:
         raise FleetError(f"{file}: cannot be read: {file_fault(error)}") from None
 
 
-def stored(directory: Path) -> Stored:
+def read_measurements(directory: Path) -> Stored:
     """Return the measurements of a directory; of one that does not exist, none."""
     found: list[Measurement] = []
     problems: list[str] = []
@@ -227,7 +227,7 @@ def stored(directory: Path) -> Stored:
     return Stored(tuple(sorted(found, key=lambda each: each.when)), tuple(problems))
 
 
-def carries(
+def measured_rate(
     measurements: Iterable[Measurement],
     model: str,
     fingerprint: Fingerprint,

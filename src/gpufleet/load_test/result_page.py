@@ -16,7 +16,7 @@ from gpufleet.formatting import node_ranges
 from gpufleet.load_test.level import LevelSummary
 from gpufleet.load_test.level_charts import STYLE, Chart, Point, Series, draw, value_text
 from gpufleet.load_test.outcomes import Contract
-from gpufleet.load_test.rate_search import itl_runaway, knee
+from gpufleet.load_test.rate_search import find_knee, itl_runaway
 from gpufleet.load_test.result import Measurement
 from gpufleet.sanitize import html_page, html_text
 
@@ -105,7 +105,7 @@ def _answer(found: Measurement) -> str:
 
 def _bends(found: Measurement) -> Iterator[str]:
     unit = _unit(found)
-    if (bend := knee(found.levels)) is not None:
+    if (bend := find_knee(found.levels)) is not None:
         yield f"The knee: above {bend.load:.4g} {unit}, tokens per second rise by less."
     if (bend := itl_runaway(found.levels)) is not None:
         yield f"At {bend.load:.4g} {unit}, p99 ITL has grown by a larger factor than the load."

@@ -25,7 +25,7 @@ def _check(right: bool, sentence: str) -> None:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Numbers of tokens, as they are drawn. Made by `fixed`, `uniform` and `lognormal`."""
+    """Distribution of token counts: `fixed_length`, `uniform_lengths` or `lognormal`."""
 
     kind: Literal["fixed", "uniform", "lognormal"]
     low: int
@@ -51,13 +51,13 @@ class Lengths:
         return f"lognormal:{self.mean:g}:{self.most}"
 
 
-def fixed(tokens: int) -> Lengths:
+def fixed_length(tokens: int) -> Lengths:
     """Return a length that is always the same."""
     _check(tokens >= 1, f"a length of {tokens} tokens is none: write 1 or more")
     return Lengths("fixed", tokens, tokens, float(tokens))
 
 
-def uniform(low: int, high: int) -> Lengths:
+def uniform_lengths(low: int, high: int) -> Lengths:
     """Return lengths that are equally likely from `low` to `high`, both included."""
     _check(
         1 <= low <= high, f"lengths from {low} to {high} tokens are none: write 1 <= LOW <= HIGH"
@@ -95,7 +95,7 @@ def parse_lengths(text: str) -> Lengths:
     if kind == "lognormal" and len(values) == 2:
         return lognormal(*values)
     if kind != "lognormal" and values:
-        return fixed(values[0]) if len(values) == 1 else uniform(*values)
+        return fixed_length(values[0]) if len(values) == 1 else uniform_lengths(*values)
     raise FleetError(
         f"{text!r} is no length: write tokens as `512`, `256-1024`, or `lognormal:MEAN:MAXIMUM`"
     )
@@ -226,7 +226,7 @@ class Workload:
 
 def text_work(prompt_tokens: int, tokens: int) -> Workload:
     """Return requests of one size, to find what a client can do."""
-    return Workload("ceiling", fixed(prompt_tokens), fixed(tokens), "its own cost")
+    return Workload("ceiling", fixed_length(prompt_tokens), fixed_length(tokens), "its own cost")
 
 
 PRESETS: Mapping[str, Workload] = MappingProxyType(
@@ -245,7 +245,7 @@ PRESETS: Mapping[str, Workload] = MappingProxyType(
             ),
             Workload(
                 "rag",
-                uniform(2560, 4096),
+                uniform_lengths(2560, 4096),
                 lognormal(256, 768, 0.86),
                 "a question with five to eight passages of 512 tokens, behind instructions of 256 "
                 "tokens that all requests share; answers somewhat longer than in conversations",
@@ -261,8 +261,8 @@ PRESETS: Mapping[str, Workload] = MappingProxyType(
             ),
             Workload(
                 "batch",
-                uniform(820, 1024),
-                uniform(820, 1024),
+                uniform_lengths(820, 1024),
+                uniform_lengths(820, 1024),
                 "work that no user waits for, as public comparisons load it: 1,024 tokens in and "
                 "out, from 0.8 of that on",
             ),

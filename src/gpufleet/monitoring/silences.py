@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpufleet.errors import FleetError
-from gpufleet.remote.answer_forms import reading
+from gpufleet.remote.answer_forms import refuse_malformed
 
 MARK = "gpufleet: "
 """The prefix of gpufleet's `createdBy`: no other silence is ever closed."""
@@ -117,7 +117,7 @@ def read_answer(node: str, answer: Mapping[str, Any] | str) -> tuple[Silence, ..
     """
     if isinstance(answer, str):
         raise FleetError(f"{node}: {answer}")
-    with reading(node):
+    with refuse_malformed(node):
         if answer["error"]:
             raise FleetError(f"{node}: {answer['error']}")
         return read(answer["silences"])

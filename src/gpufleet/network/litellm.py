@@ -357,7 +357,7 @@ def configuration(
     )
 
 
-def reach(wanted: Litellm, at: Upstream) -> tuple[str, ...]:
+def allowed_networks(wanted: Litellm, at: Upstream) -> tuple[str, ...]:
     """
     Return the networks that its unit may exchange packets with, as systemd writes them; (): any.
 

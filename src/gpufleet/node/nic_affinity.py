@@ -65,7 +65,7 @@ def nic_classes(document: Mapping[str, Any]) -> dict[str, dict[int, str]]:
             continue  # a software device (rxe, siw): it is nowhere on the bus
         path, numa = pci_location(pci, None)
         found[nic["name"]] = {
-            index: distance(path, numa, *there) for index, there in gpus.items() if there[0]
+            index: pci_distance(path, numa, *there) for index, there in gpus.items() if there[0]
         }
     return found
 
@@ -75,7 +75,7 @@ def pci_location(function: Mapping[str, Any], numa: Any) -> tuple[str, int | Non
     return value_or(function.get("path"), ""), value_or(function.get("numa_node"), value_or(numa))
 
 
-def distance(path: str, numa: int | None, other_path: str, other_numa: int | None) -> str:
+def pci_distance(path: str, numa: int | None, other_path: str, other_numa: int | None) -> str:
     """
     Return the class of two PCI functions from their sysfs paths and NUMA nodes.
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from gpufleet.errors import FleetError
 from gpufleet.node.cordon import Cordon, cordon_of
 from gpufleet.node.probe_document import document_problem
-from gpufleet.remote.answer_forms import reading
+from gpufleet.remote.answer_forms import refuse_malformed
 
 # nvmlGpuTopologyLevel_t, nvml.h, in the words of `nvidia-smi topo -m`. Two GPUs of one board
 # (internal, 0) are as near as two behind one switch.
@@ -156,7 +156,7 @@ def node_from_probe(name: str, document: Mapping[str, Any]) -> Node:
     """
     if wrong := document_problem(document):
         raise FleetError(f"{name}: its probe {wrong}")
-    with reading(name):
+    with refuse_malformed(name):
         return _whole_node(name, document)
 
 

@@ -24,8 +24,8 @@ from gpufleet.converge.desired import DesiredState, Directory, File, NoOtherFile
 from gpufleet.errors import FleetError
 from gpufleet.flags import extract, schema
 from gpufleet.flags.schema import Schema
-from gpufleet.operations.converge import Converge, files, foretell, refuse
-from gpufleet.remote.answer_forms import reading
+from gpufleet.operations.converge import Converge, files, log_dry_run, refuse
+from gpufleet.remote.answer_forms import refuse_malformed
 from gpufleet.remote.facts import ReleaseFlags
 from gpufleet.serving import flag_check
 from gpufleet.serving.flag_check import FlagFindings, LaunchCommand, Origins
@@ -107,7 +107,7 @@ def _ask(release: Release) -> Schema:
             "and deploy again, or use a release that gpufleet can read and report this one"
         )
     try:
-        with reading(host.name):
+        with refuse_malformed(host.name):
             return schema.from_document(document)
     except FleetError as error:
         raise FleetError(f"{unread}: {error}") from error
@@ -170,7 +170,7 @@ def _foretell(proof: Proof) -> Commands:
     if ctx_state.get().is_executing:
         yield from refuse((f"{proof.release.directory} is incomplete: run the deploy again",))
         return
-    foretell(
+    log_dry_run(
         f"ask release {proof.release.id}, once it is built, whether it accepts the flags of "
         f"{len(proof.stages)} stages"
     )

@@ -14,7 +14,7 @@ from pyinfra.context import ctx_state
 
 from gpufleet.fleet.run import NodePlan
 from gpufleet.network.firewall import RULES, SERVICE, changes, problems, render_rules
-from gpufleet.operations.converge import Converge, announce, foretell, refuse
+from gpufleet.operations.converge import Converge, announce, log_dry_run, refuse
 from gpufleet.planning.stage import Running
 from gpufleet.remote import payload
 from gpufleet.remote.answer_forms import form_problem
@@ -71,7 +71,7 @@ def apply_firewall(node: Converge, text: str, confirm_seconds: int) -> Commands:
         return
     if not executing and seen["canonical"] is None:
         for line in changes(None, text):
-            foretell(f"load, once there is nft and the user of vLLM: {line}")
+            log_dry_run(f"load, once there is nft and the user of vLLM: {line}")
         yield FunctionCommand(lambda *_: True, (), {})
         return
     if seen["canonical"] is None:
@@ -84,7 +84,7 @@ def apply_firewall(node: Converge, text: str, confirm_seconds: int) -> Commands:
         if executing:
             logger.info("%s%s", host.print_prefix, line)
         else:
-            foretell(f"change {line}")
+            log_dry_run(f"change {line}")
     if executing:
         node.forget()
     yield FunctionCommand(_replace, (text, confirm_seconds), {})

@@ -10,7 +10,7 @@ from pyinfra.context import ctx_state
 
 from gpufleet.monitoring.exporters import Access
 from gpufleet.monitoring.node_exporter import flag_check_script, program
-from gpufleet.operations.converge import Converge, foretell
+from gpufleet.operations.converge import Converge, log_dry_run
 from gpufleet.serving.unit import UnitFile
 from gpufleet.settings.monitoring_settings import NodeExporter
 
@@ -33,6 +33,6 @@ def check_exporter_flags(
         host.noop("it accepts them")
         return
     if not ctx_state.get().is_executing:
-        foretell(f"ask {program(wanted)} for its flags")
+        log_dry_run(f"ask {program(wanted)} for its flags")
     node.asks()
     yield StringCommand("sh", "-c", QuoteString(flag_check_script(wanted, access)))

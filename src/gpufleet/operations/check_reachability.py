@@ -24,7 +24,7 @@ from gpufleet.errors import FleetError
 from gpufleet.fleet.live import Ask
 from gpufleet.inventory import loader
 from gpufleet.operations.artifact import artifact_run, once
-from gpufleet.operations.converge import Converge, foretell
+from gpufleet.operations.converge import Converge, log_dry_run
 from gpufleet.planning.multinode import reachability
 from gpufleet.planning.multinode.reachability import Member, ReachabilityResult, Replica
 from gpufleet.planning.stage import Stage
@@ -106,7 +106,7 @@ def check_reachability(node: Converge, stages: Sequence[Stage]) -> Generator[Fun
     if not ctx_state.get().is_executing:
         for stage in spanning:
             nodes = " and ".join(stage.nodes)
-            foretell(f"have {nodes} prove first that they reach each other, for {stage.id}")
+            log_dry_run(f"have {nodes} prove first that they reach each other, for {stage.id}")
     yield FunctionCommand(_prove, (spanning,), {})
 
 

@@ -45,8 +45,8 @@ __all__ = [
     "accounts",
     "announce",
     "files",
-    "foretell",
     "lines",
+    "log_dry_run",
     "packages",
     "refuse",
     "require_path",
@@ -200,14 +200,14 @@ def _converge(node: Converge | DesiredState, choose: Callable[[Difference], Part
 
 
 def announce(change: str) -> None:
-    """Log what the operation at hand changes; while pyinfra prepares, `foretell` it."""
+    """Log what the operation at hand changes; while pyinfra prepares, `log_dry_run` does."""
     if ctx_state.get().is_executing:
         logger.info("%s%s", host.print_prefix, change)
     else:
-        foretell(change)
+        log_dry_run(change)
 
 
-def foretell(change: str) -> None:
+def log_dry_run(change: str) -> None:
     """Log what the operation at hand would change, and record it for `fleet.dry_run`."""
     logger.info("%swould %s", host.print_prefix, change)
     dry_run.record(change)

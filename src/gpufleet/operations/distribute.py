@@ -37,7 +37,7 @@ from gpufleet.operations.artifact import (
     sharing_nodes,
     tree_parameters,
 )
-from gpufleet.operations.converge import Converge, foretell
+from gpufleet.operations.converge import Converge, log_dry_run
 from gpufleet.progress import Amount, Pace
 from gpufleet.remote import payload
 from gpufleet.remote.query import query
@@ -67,7 +67,7 @@ def is_copied(artifact: Artifact | None) -> bool:
         )
     own = found.makes(host.name) or Share(host.name, there=False, others=())
     if not ctx_state.get().is_executing:
-        foretell(distribution.describe_action(artifact.what, artifact.verb, own, host.name))
+        log_dry_run(distribution.describe_action(artifact.what, artifact.verb, own, host.name))
     return False
 
 
@@ -204,7 +204,7 @@ def copy(node: Converge, artifact: Artifact) -> Generator[FunctionCommand]:
         host.noop(f"no node has {artifact.what} for this node")
         return
     if not executing:
-        foretell(distribution.describe_action(artifact.what, artifact.verb, own, host.name))
+        log_dry_run(distribution.describe_action(artifact.what, artifact.verb, own, host.name))
     yield FunctionCommand(_copy, (artifact, own), {})
     node.forget()
 

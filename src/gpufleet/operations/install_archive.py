@@ -10,7 +10,7 @@ from pyinfra.context import ctx_state
 
 from gpufleet.artifacts.program_archive import ProgramArchive, install_script
 from gpufleet.converge.desired import DesiredState, Listing
-from gpufleet.operations.converge import Converge, announce, foretell
+from gpufleet.operations.converge import Converge, announce, log_dry_run
 
 
 @operation()
@@ -24,7 +24,7 @@ def install_archive(node: Converge, wanted: ProgramArchive) -> Generator[StringC
         host.noop(f"{wanted.name} {wanted.version} is there")
         return
     if not ctx_state.get().is_executing:
-        foretell(f"download {wanted.archive.url}")
+        log_dry_run(f"download {wanted.archive.url}")
     yield StringCommand("sh", "-c", QuoteString(install_script(wanted)))
     node.forget()
 

@@ -13,7 +13,7 @@ from gpufleet.converge.desired import DesiredState, Directory, File, Unit
 from gpufleet.errors import FleetError
 from gpufleet.node.imex_domain import addresses
 from gpufleet.operations.artifact import once
-from gpufleet.operations.converge import Converge, files, foretell, refuse, units
+from gpufleet.operations.converge import Converge, files, log_dry_run, refuse, units
 from gpufleet.remote.query import probe_all
 from gpufleet.sanitize import printable
 from gpufleet.serving.unit import drop_in
@@ -35,7 +35,7 @@ def join_imex_domain(driver: str) -> Commands:
         if state.is_executing:
             yield from refuse(error.problems)
             return
-        foretell("ask for its domain: the driver is not in force")
+        log_dry_run("ask for its domain: the driver is not in force")
         for problem in error.problems:
             logger.info("%s    %s", host.print_prefix, printable(problem))
         yield FunctionCommand(lambda *_: True, (), {})

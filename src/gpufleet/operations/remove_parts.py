@@ -58,7 +58,7 @@ def remove_part(part: Part) -> Commands:
     if found is None:
         yield from refuse(("the node's parts could not be read",))
         return
-    changes = tuple(remains(found))
+    changes = tuple(removal_lines(found))
     if not changes:
         host.noop("nothing of it is there")
         return
@@ -81,7 +81,7 @@ def look_program(parts: Iterable[Part]) -> str:
     return payload.program("converge/remove", action="look", **asdict(Part(marks, paths=marks)))
 
 
-def remains(found: Mapping[str, list[str]]) -> Iterator[str]:
+def removal_lines(found: Mapping[str, list[str]]) -> Iterator[str]:
     """Yield what is done about each thing that is there."""
     for kind, words in _WORDS.items():
         yield from (f"{words} {printable(name)}" for name in found[kind])
@@ -91,7 +91,7 @@ def _remove(state: State, host: Host, part: Part) -> bool:  # noqa: ARG001
     left = ask_remains(part, "remove")
     if left is None:
         return False
-    still = tuple(remains(left))
+    still = tuple(removal_lines(left))
     for each in still:
         logger.error("%scould not %s", host.print_prefix, each)
     return not still

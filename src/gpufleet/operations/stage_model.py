@@ -113,7 +113,7 @@ def copy_adapter(node: Converge, wanted: AdapterCopy) -> Generator[StringCommand
 
 
 @operation()
-def own_models(node: Converge, vllm: Vllm) -> Generator[StringCommand]:
+def chown_models(node: Converge, vllm: Vllm) -> Generator[StringCommand]:
     """Make root the owner of models that the service user owned; `node` watches their folder."""
     found = node.snapshot().file(MODELS)
     if not found.exists or (found.user, found.group) == ("root", "root"):

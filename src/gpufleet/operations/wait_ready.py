@@ -134,7 +134,7 @@ def _wait(state: State, host: Host, endpoints: tuple[Endpoint, ...]) -> bool:
                 failed = True
             elif late:
                 lines = seen.get("stages", {}).get(name, {}).get("journal", [])
-                error = readiness.unready(endpoint.start_seconds, endpoint.unit, lines)
+                error = readiness.not_ready_error(endpoint.start_seconds, endpoint.unit, lines)
                 logger.error("%s%s", host.print_prefix, error)
                 failed = True
             else:

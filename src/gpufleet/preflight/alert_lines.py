@@ -11,7 +11,7 @@ from typing import Any
 from gpufleet.errors import FleetError
 from gpufleet.formatting import join_names
 from gpufleet.preflight.line import Line, Status, Verdict, reason, unknown
-from gpufleet.remote.answer_forms import reading
+from gpufleet.remote.answer_forms import refuse_malformed
 from gpufleet.remote.query import Answer
 from gpufleet.settings.monitoring_settings import Alertmanager, Receiver
 from gpufleet.settings.node_settings import NodeSettings
@@ -107,7 +107,7 @@ def read_receipt(node: str, answer: Answer) -> Receipt:
     """Return what alert_receipt.py answered. Raises `FleetError` where it sent nothing."""
     if isinstance(answer, str):
         raise FleetError(f"{node}: {answer}")
-    with reading(node):
+    with refuse_malformed(node):
         if answer["error"]:
             raise FleetError(f"{node}: {answer['error']}")
         return Receipt(read_counts(answer["before"]), read_counts(answer["after"]))

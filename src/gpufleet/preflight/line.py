@@ -132,7 +132,7 @@ class Preflight:
         }
 
 
-def in_order(lines: Iterable[Line]) -> tuple[Line, ...]:
+def order_lines(lines: Iterable[Line]) -> tuple[Line, ...]:
     """Return lines in the order of `CHECKS`; a check that has none gets one, which is UNKNOWN."""
     found = list(lines)
     there = {line.check for line in found}

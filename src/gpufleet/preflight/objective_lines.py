@@ -85,7 +85,7 @@ def _measured(
         replicas.setdefault(each.id, []).append(each)
     contract = contract_from(served.objectives, Contract().share)
     rates: dict[str, MeasuredRate | str] = {
-        name: result.carries(
+        name: result.measured_rate(
             stored.measurements,
             ranks[0].model,
             subject_of(ranks, served, nodes, ranks).fingerprint,

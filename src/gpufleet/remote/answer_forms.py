@@ -100,7 +100,7 @@ def _adapter(program: str) -> TypeAdapter[Any] | None:
 
 
 @contextmanager
-def reading(node: str) -> Generator[None]:
+def refuse_malformed(node: str) -> Generator[None]:
     """Turn what a reader raises for a malformed answer into a `FleetError` that names the node."""
     try:
         yield

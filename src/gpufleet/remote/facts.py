@@ -177,7 +177,7 @@ class ReleaseFlags(FactBase[dict[str, Any]]):
 
     def command(self, python: str, seconds: float) -> str:
         # A refusal is an answer, which pyinfra would not pass on if the program had failed.
-        return f"{sandbox.as_nobody(seconds)} {quote(python)} -I -; exit 0"
+        return f"{sandbox.sandbox_prefix(seconds)} {quote(python)} -I -; exit 0"
 
     def process(self, output: Iterable[str]) -> dict[str, Any]:
         return document(output, "the reading of the release's flags")

@@ -29,7 +29,7 @@ PROPERTIES = (
 """Properties of a unit that can write to nothing but what it is given, and read no secrets."""
 
 
-def as_nobody(seconds: float) -> str:
+def sandbox_prefix(seconds: float) -> str:
     """
     Return the words of a shell that stand in front of a command of a release's own files.
 

@@ -199,7 +199,7 @@ def findings(found: Diagnosis) -> Iterator[Finding]:
         )
 
 
-def drifts(
+def fleet_drift(
     nodes: Mapping[str, drift.NodeDrift], refused: Sequence[str], inventory: str, *, whole: bool
 ) -> Drift:
     """Return how far nodes have moved; `whole`: deploys were compared too."""

@@ -16,7 +16,7 @@ from gpufleet.node import interconnect
 from gpufleet.node.interconnect import Interconnect
 from gpufleet.node.topology import node_from_probe, value_or
 from gpufleet.planning.stage import Running
-from gpufleet.remote.answer_forms import reading
+from gpufleet.remote.answer_forms import refuse_malformed
 from gpufleet.report.fleet_document import MOST_GPUS, Gpu, Island, Node, Tier, Version
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.node_variables import NodeVars
@@ -38,7 +38,7 @@ def gpu_node(
     if isinstance(answer, str):
         return plain.model_copy(update={"silent": answer})
     try:
-        with reading(name):
+        with refuse_malformed(name):
             parts = dict(_parts(name, declared.settings, answer, found, release))
             return Node.model_validate({**plain.model_dump(), **parts})
     except FleetError as error:

@@ -87,7 +87,7 @@ MOST_LINES = 10
 """Lines of a server's journal to print."""
 
 
-def relevant(lines: Sequence[str]) -> list[str]:
+def relevant_lines(lines: Sequence[str]) -> list[str]:
     """Return the lines that tell something: the first errors (they are the root) and the end."""
     said = messages(lines)
     errors = [line for line in said if _WRONG.search(line)][: MOST_LINES - 2]
@@ -241,7 +241,7 @@ def _answers_without_key(unit: str, statuses: Mapping[str, Any]) -> Verdict | No
 def _death(unit: str, properties: Mapping[str, str], lines: Sequence[str]) -> str:
     status = properties.get("ExecMainStatus")
     cause = likely_cause(lines, status)
-    told = "".join(f"\n    {line}" for line in relevant(lines))
+    told = "".join(f"\n    {line}" for line in relevant_lines(lines))
     return (
         f"{unit} is {properties.get('ActiveState')} ({properties.get('Result')}, exit status "
         f"{status}): {cause or 'no known cause; its last lines follow'}"
@@ -255,10 +255,10 @@ def _short(answer: Mapping[str, Any]) -> str:
     return f"HTTP {answer.get('status')} {str(answer.get('body', ''))[:200]}".rstrip()
 
 
-def unready(deadline_seconds: int, unit: str, lines: Sequence[str]) -> FleetError:
+def not_ready_error(deadline_seconds: int, unit: str, lines: Sequence[str]) -> FleetError:
     """Return the error for a stage that is alive but did not answer in time."""
     cause = likely_cause(lines)
-    told = "".join(f"\n    {line}" for line in relevant(lines))
+    told = "".join(f"\n    {line}" for line in relevant_lines(lines))
     return FleetError(
         f"{unit} did not answer within {deadline_seconds} s and still runs: "
         f"{cause or 'raise start_seconds if it is only loading; its last lines follow'}{told}"

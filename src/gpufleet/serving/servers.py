@@ -24,12 +24,12 @@ class Server:
     """Names of the LoRA adapters that it loads."""
 
 
-def planned(stages: Iterable[Stage]) -> tuple[Server, ...]:
+def planned_servers(stages: Iterable[Stage]) -> tuple[Server, ...]:
     """Return the servers of a plan's stages."""
     return _servers((each, each.servers) for each in stages)
 
 
-def running(found: Iterable[Running]) -> tuple[Server, ...]:
+def running_servers(found: Iterable[Running]) -> tuple[Server, ...]:
     """Return the servers of stages that have units on nodes."""
     return _servers((each, each.servers) for each in found)
 

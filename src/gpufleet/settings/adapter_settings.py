@@ -7,13 +7,13 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field, model_validator
 
-from gpufleet.settings.base import KeyPath, Setting, Sha256, form
+from gpufleet.settings.base import KeyPath, Setting, Sha256, pattern_rule
 
 # Clients write it, HAProxy's maps and `--lora-modules NAME=PATH` have it. Without `/`: it never
 # looks like a path.
 AdapterName = Annotated[
     str,
-    form(
+    pattern_rule(
         r"[A-Za-z0-9]([A-Za-z0-9._:-]{0,62}[A-Za-z0-9])?",
         "at most 64 letters, digits, `.`, `_`, `:` and `-`, with a letter or digit first and last",
     ),
@@ -28,7 +28,7 @@ class Adapter(Setting):
 
     source: Annotated[
         str,
-        form(
+        pattern_rule(
             # Without `=` and `,`: `--lora-modules NAME=PATH`.
             r"(/[A-Za-z0-9_+@.-]+)+|[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*",
             "a Hugging Face id, as org/sql-lora, or the absolute path of a directory on the node, "
@@ -38,7 +38,7 @@ class Adapter(Setting):
     ]
     revision: Annotated[
         str | None,
-        form(
+        pattern_rule(
             r"[0-9a-f]{40}",
             "a commit, all 40 digits of it: `git ls-remote` prints it, and so does the adapter's "
             "page on the Hub under `Files`, `History`",

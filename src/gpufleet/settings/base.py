@@ -15,7 +15,7 @@ KeyPath: TypeAlias = tuple[str | int, ...]
 """The way to a key of nested variables: `("cuda", "repository", "url")`."""
 
 
-def form(pattern: str, what: str) -> AfterValidator:
+def pattern_rule(pattern: str, what: str) -> AfterValidator:
     """
     Return the rule that a text has the form of a pattern; null passes.
 
@@ -33,19 +33,19 @@ def form(pattern: str, what: str) -> AfterValidator:
 Port = Annotated[int, Field(ge=1, le=65535, description="TCP port that it listens on")]
 Sha256 = Annotated[
     str,
-    form(r"[0-9a-f]{64}", "a SHA-256 digest: 64 digits of 0-9 and a-f"),
+    pattern_rule(r"[0-9a-f]{64}", "a SHA-256 digest: 64 digits of 0-9 and a-f"),
     Field(description="SHA-256 of the file, 64 digits"),
 ]
 PackageIndex = Annotated[
     str,
-    form(
+    pattern_rule(
         r"(https?|file)://\S+|/\S+",
         "an address that starts with https:// or http://, or a directory of the node",
     ),
 ]
 Url = Annotated[
     str,
-    form(
+    pattern_rule(
         r"https?://\S+[^/\s]",
         "an address that starts with https:// or http://, without a trailing /",
     ),
@@ -54,7 +54,7 @@ Url = Annotated[
 
 PythonVersion = Annotated[
     str,
-    form(RELEASE.pattern, "a release of three numbers, as 0.33.0"),
+    pattern_rule(RELEASE.pattern, "a release of three numbers, as 0.33.0"),
     Field(description="Release, as 0.33.0"),
 ]
 """A release of a Python program, as 0.33.0 or 0.33.1rc1.post2."""
@@ -122,7 +122,9 @@ def _address(text: str) -> str:
 BindAddress = Annotated[str, AfterValidator(_address), Field(description="Address that it binds")]
 UnitName = Annotated[
     str,
-    form(r"[A-Za-z0-9][A-Za-z0-9:_.@-]{0,240}\.service", "a unit's name, as grafana.service"),
+    pattern_rule(
+        r"[A-Za-z0-9][A-Za-z0-9:_.@-]{0,240}\.service", "a unit's name, as grafana.service"
+    ),
     Field(description="Name of its systemd unit"),
 ]
 # What would begin another line of a configuration, or a command of a terminal.

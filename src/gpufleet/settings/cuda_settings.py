@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field, PositiveInt, model_validator
 
 from gpufleet.settings import lock_defaults
-from gpufleet.settings.base import Port, Setting, Sha256, Url, form
+from gpufleet.settings.base import Port, Setting, Sha256, Url, pattern_rule
 
 
 class Repository(Setting):
@@ -20,7 +20,7 @@ class Repository(Setting):
     url: Url
     keyring: Annotated[
         str,
-        form(
+        pattern_rule(
             r"[\w.+~-]+\.(deb|pub|asc|gpg)",
             "a file's name that ends in .deb, .pub, .asc or .gpg, as cuda-keyring_1.1-1_all.deb",
         ),
@@ -38,7 +38,7 @@ class Cuda(Setting):
     repository: Repository
     toolkit: Annotated[
         str | None,
-        form(r"\d+-\d+", "two numbers with `-` between them, as 13-0"),
+        pattern_rule(r"\d+-\d+", "two numbers with `-` between them, as 13-0"),
         Field(
             description="Toolkit, as in cuda-toolkit-<13-0>; required with `version`; null: none",
         ),

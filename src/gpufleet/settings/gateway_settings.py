@@ -15,12 +15,20 @@ from pydantic import (
     model_validator,
 )
 
-from gpufleet.settings.base import LOOPBACK, BindAddress, Port, Seconds, Setting, Sha256, form
+from gpufleet.settings.base import (
+    LOOPBACK,
+    BindAddress,
+    Port,
+    Seconds,
+    Setting,
+    Sha256,
+    pattern_rule,
+)
 
 # A word of HAProxy's configuration and a metric's label are made of it.
 ClientName = Annotated[
     str,
-    form(
+    pattern_rule(
         r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?",
         "at most 64 of a-z, 0-9, `.`, `_` and `-`, with a letter or digit first and last",
     ),
@@ -66,7 +74,7 @@ class Affinity(Setting):
     ] = "none"
     header: Annotated[
         str,
-        form(r"[A-Za-z0-9-]+", "a header's name, as x-session-id"),
+        pattern_rule(r"[A-Za-z0-9-]+", "a header's name, as x-session-id"),
         Field(description="Header that identifies the session"),
     ] = "x-session-id"
     most_percent: Annotated[
@@ -84,12 +92,12 @@ class VirtualAddress(Setting):
 
     address: Annotated[
         str,
-        form(r"[0-9a-fA-F.:]+/\d+", "an address with its prefix, as 10.0.0.9/24"),
+        pattern_rule(r"[0-9a-fA-F.:]+/\d+", "an address with its prefix, as 10.0.0.9/24"),
         Field(description="With its prefix"),
     ]
     interface: Annotated[
         str,
-        form(r"[\w.@-]{1,15}", "an interface's name, as eth0"),
+        pattern_rule(r"[\w.@-]{1,15}", "an interface's name, as eth0"),
         Field(description="Network interface that holds it"),
     ]
     router_id: Annotated[

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from gpufleet.catalog.driver_branches import OPEN_ONLY_SINCE, branch, cuda_major, flavours
-from gpufleet.settings.base import KeyPath, PythonVersion, Setting, form
+from gpufleet.settings.base import KeyPath, PythonVersion, Setting, pattern_rule
 
 # An upstream version of NVIDIA's driver, or the branch that is its first number.
 DRIVER = r"\d{3}(\.\d+(\.\d+)?)?"
@@ -22,7 +22,9 @@ DRIVER = r"\d{3}(\.\d+(\.\d+)?)?"
 # A package's version: as deb-control(5) has it, or rpm's VERSION-RELEASE.
 PackageVersion = Annotated[
     str,
-    form(r"[0-9A-Za-z][0-9A-Za-z.+:~^-]*", "a package's whole version, as 1:4.4.1-1 or 13.0.2-1"),
+    pattern_rule(
+        r"[0-9A-Za-z][0-9A-Za-z.+:~^-]*", "a package's whole version, as 1:4.4.1-1 or 13.0.2-1"
+    ),
 ]
 
 
@@ -35,7 +37,7 @@ class Toolkit(Setting):
     ] = "none"
     branch: Annotated[
         str | None,
-        form(r"\d+-\d+", "two numbers with `-` between them, as 13-0"),
+        pattern_rule(r"\d+-\d+", "two numbers with `-` between them, as 13-0"),
         Field(description="as in cuda-toolkit-<13-0>"),
     ] = None
     version: Annotated[
@@ -70,7 +72,9 @@ class LockedVllm(Setting):
 
     version: PythonVersion
     python: Annotated[
-        str, form(r"3\.\d+", "as in 3.12"), Field(description="Python of the node, as in 3.12")
+        str,
+        pattern_rule(r"3\.\d+", "as in 3.12"),
+        Field(description="Python of the node, as in 3.12"),
     ]
 
 
@@ -83,7 +87,7 @@ class GpuLock(Setting):
 
     driver: Annotated[
         str,
-        form(DRIVER, "a driver's version or branch, as 580.95.05 or 580"),
+        pattern_rule(DRIVER, "a driver's version or branch, as 580.95.05 or 580"),
         Field(
             description="exact version (580.95.05), or a branch (580): any installed version of "
             "the branch is kept, and a new node gets the newest",

@@ -10,14 +10,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from gpufleet.settings.base import Seconds, Setting, Url, form
+from gpufleet.settings.base import Seconds, Setting, Url, pattern_rule
 from gpufleet.settings.gpu_lock import PackageVersion
 
 # What modprobe.d(5) takes apart at blanks, a line for all of a module's options.
 ModuleOption = Annotated[
-    str, form(r"[A-Za-z_]\w*", "an option's name: letters, digits and `_`, no digit first")
+    str, pattern_rule(r"[A-Za-z_]\w*", "an option's name: letters, digits and `_`, no digit first")
 ]
-ModuleValue = Annotated[str, form(r"\S+", "one word, without blanks")]
+ModuleValue = Annotated[str, pattern_rule(r"\S+", "one word, without blanks")]
 
 
 class HugePages(Setting):

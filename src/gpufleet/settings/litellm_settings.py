@@ -19,11 +19,13 @@ from pydantic import (
     model_validator,
 )
 
-from gpufleet.settings.base import PackageIndex, Port, PythonVersion, Seconds, Setting, form
+from gpufleet.settings.base import PackageIndex, Port, PythonVersion, Seconds, Setting, pattern_rule
 from gpufleet.settings.gateway_settings import ClientKey, GatewayTls, access_mistakes
 
 # What clients ask for, as `served_name` of `serving` may be.
-PublicName = Annotated[str, form(r"[\w.:/-]+", "letters, digits, `.`, `_`, `:`, `/` and `-`")]
+PublicName = Annotated[
+    str, pattern_rule(r"[\w.:/-]+", "letters, digits, `.`, `_`, `:`, `/` and `-`")
+]
 
 # Releases on PyPI that were not its publisher's (2026): 1.82.7 and 1.82.8 stole credentials,
 # 1.107.0 is listed as compromised. A lock's hashes would bring exactly these.
@@ -117,7 +119,7 @@ class Litellm(Setting):
     )
     python: Annotated[
         str,
-        form(r"/[\w./+-]+", "an absolute path, as /usr/bin/python3"),
+        pattern_rule(r"/[\w./+-]+", "an absolute path, as /usr/bin/python3"),
         Field(description="Python interpreter on the node; 3.10 or newer"),
     ] = "/usr/bin/python3"
     index_url: Annotated[PackageIndex | None, Field(description="Package index; null: PyPI")] = None
@@ -130,7 +132,7 @@ class Litellm(Setting):
     port: Port = 4000
     listen: Annotated[
         str,
-        form(r"[\w.:-]+", "an address of the node"),
+        pattern_rule(r"[\w.:-]+", "an address of the node"),
         Field(description="The address that it binds"),
     ] = "127.0.0.1"
     tls: Annotated[GatewayTls | None, Field(description="null: plain HTTP")] = None
@@ -151,7 +153,9 @@ class Litellm(Setting):
 
     upstream_url: Annotated[
         str | None,
-        form(r"https?://[^/\s]+", "an address without a path, as https://gw.example.com:8443"),
+        pattern_rule(
+            r"https?://[^/\s]+", "an address without a path, as https://gw.example.com:8443"
+        ),
         Field(
             description="The gateway's address, as in its certificate; null: the gateway of "
             "this node",
@@ -179,7 +183,7 @@ class Litellm(Setting):
         Field(description="Aliases: additional names, each for another name"),
     ] = {}
     body_keys: Annotated[
-        tuple[Annotated[str, form(r"\w+", "a key of letters, digits and `_`")], ...],
+        tuple[Annotated[str, pattern_rule(r"\w+", "a key of letters, digits and `_`")], ...],
         Field(description="Additional keys of a request's body to pass on"),
     ] = ()
     max_body_mib: Annotated[int, Field(ge=1, le=1024, description="Largest request")] = 32

@@ -9,11 +9,11 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from gpufleet.settings.base import Setting, form
+from gpufleet.settings.base import Setting, pattern_rule
 
 Address = Annotated[
     str,
-    form(
+    pattern_rule(
         r"https?://[^\s/@]+(/\S*[^/\s])?",
         "an address that starts with https:// or http://, without a user and without a trailing /",
     ),

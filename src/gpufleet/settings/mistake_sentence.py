@@ -13,7 +13,7 @@ from gpufleet.settings.base import KeyPath
 _MOST_SHOWN = 60
 
 
-def mistake(error: Mapping[str, Any]) -> tuple[KeyPath, str]:
+def describe_mistake(error: Mapping[str, Any]) -> tuple[KeyPath, str]:
     """Return, of one of `ValidationError.errors()`, the path of its key, and a sentence."""
     kind, value = str(error["type"]), error["input"]
     at = tuple(part for part in error["loc"] if part != "[key]")

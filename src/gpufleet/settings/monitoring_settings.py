@@ -16,7 +16,16 @@ from pydantic import (
     model_validator,
 )
 
-from gpufleet.settings.base import BindAddress, Port, Seconds, Setting, Sha256, UnitName, Url, form
+from gpufleet.settings.base import (
+    BindAddress,
+    Port,
+    Seconds,
+    Setting,
+    Sha256,
+    UnitName,
+    Url,
+    pattern_rule,
+)
 
 
 class PublishedProgram(Setting):
@@ -41,7 +50,7 @@ class BasicAuth(Setting):
 
     username: Annotated[
         str,
-        form(r"[\w.-]+", "letters, digits, `.`, `_` and `-`"),
+        pattern_rule(r"[\w.-]+", "letters, digits, `.`, `_` and `-`"),
         Field(description="User name that Prometheus sends"),
     ] = "prometheus"
     password_file: Annotated[
@@ -67,7 +76,7 @@ class Exporters(Setting):
 
 # Flags are made of it: --collector.NAME.
 Collector = Annotated[
-    str, form(r"[a-z][a-z0-9_]*", "a collector's name: a-z, 0-9 and `_`, a letter first")
+    str, pattern_rule(r"[a-z][a-z0-9_]*", "a collector's name: a-z, 0-9 and `_`, a letter first")
 ]
 
 
@@ -161,7 +170,7 @@ class Mail(Setting):
 
     smarthost: Annotated[
         str,
-        form(r"[\w.-]+:\d+", "a host and a port, as mail.example.com:587"),
+        pattern_rule(r"[\w.-]+:\d+", "a host and a port, as mail.example.com:587"),
         Field(description="host:port"),
     ]
     sender: Annotated[str, Field(description="Sender address")]
@@ -220,7 +229,7 @@ class Grafana(Setting):
     package: Annotated[str | None, Field(description="as grafana; null: already installed")] = None
     provisioning: Annotated[
         str,
-        form(r"/[\w./-]+", "an absolute path of letters, digits, `.`, `_`, `/` and `-`"),
+        pattern_rule(r"/[\w./-]+", "an absolute path of letters, digits, `.`, `_`, `/` and `-`"),
         Field(description="Its provisioning directory"),
     ] = "/etc/grafana/provisioning"
     unit: UnitName = "grafana-server.service"

@@ -17,7 +17,7 @@ from gpufleet.settings import lock_defaults
 from gpufleet.settings.base import KeyPath
 from gpufleet.settings.gpu_lock import GpuLock, lock_objections
 from gpufleet.settings.mirror_rewrite import rewrite_addresses, unreachable_addresses
-from gpufleet.settings.mistake_sentence import mistake
+from gpufleet.settings.mistake_sentence import describe_mistake
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.open_secrets import open_secrets
 from gpufleet.settings.server_routes import route_mistakes
@@ -81,7 +81,7 @@ def parse_written(data: Mapping[str, Any]) -> NodeSettings:
         # Without a valid lock, what only the lock says is missing, which is no mistake of its own.
         no_lock = bool(mistakes) and lock is None
         found = [each for each in error.errors() if not (no_lock and each["type"] == "missing")]
-        mistakes += [each for each in map(mistake, found) if each not in mistakes]
+        mistakes += [each for each in map(describe_mistake, found) if each not in mistakes]
     if secrets:  # what is wrong elsewhere may quote them
         values = [each.value for each in secrets]
         mistakes = [(at, hide_secrets(what, values)) for at, what in mistakes]
@@ -97,5 +97,5 @@ def _lock(data: Mapping[str, Any]) -> tuple[GpuLock | None, list[tuple[KeyPath, 
     try:
         return GpuLock.model_validate(data["gpu_lock"]), []
     except ValidationError as error:
-        found = [mistake(each) for each in error.errors()]
+        found = [describe_mistake(each) for each in error.errors()]
         return None, [(("gpu_lock", *at), what) for at, what in found]

@@ -26,7 +26,7 @@ from gpufleet.settings.base import (
     Seconds,
     Setting,
     Tokens,
-    form,
+    pattern_rule,
 )
 from gpufleet.settings.monitoring_settings import Objectives, Watchdog
 from gpufleet.settings.upgrade_settings import Golden
@@ -62,7 +62,7 @@ words of speech. on_node/serving/questions.py has the request of each."""
 # ".service" in systemd's limit of 255, and for a metric label that people can read.
 ModelName = Annotated[
     str,
-    form(
+    pattern_rule(
         r"[a-z0-9]([a-z0-9.-]{0,38}[a-z0-9])?",
         "at most 40 of a-z, 0-9, `.` and `-`, with a letter or digit first and last; for "
         "clients, set another name with `served_name`",
@@ -73,7 +73,7 @@ ModelName = Annotated[
 # The name of a credential has it, and a shell exports it.
 VariableName = Annotated[
     str,
-    form(
+    pattern_rule(
         r"[A-Za-z_][A-Za-z0-9_]{0,127}",
         "a variable's name: at most 128 letters, digits and `_`, no digit first",
     ),
@@ -183,7 +183,7 @@ class Vllm(Setting):
     ] = "cuda"
     user: Annotated[
         str,
-        form(
+        pattern_rule(
             r"[a-z_][a-z0-9_-]{0,30}",
             "a user's name: at most 31 of a-z, 0-9, `_` and `-`, a letter or `_` first",
         ),
@@ -303,7 +303,7 @@ class Served(Setting):
 
     model: Annotated[
         str,
-        form(
+        pattern_rule(
             r"/\S+|[\w.-]+/[\w.-]+",
             "a Hugging Face id, as Qwen/Qwen3-8B, or the absolute path of a directory on the node, "
             "as /srv/models/qwen3-8b",
@@ -314,7 +314,7 @@ class Served(Setting):
     ]
     revision: Annotated[
         str | None,
-        form(
+        pattern_rule(
             r"[0-9a-f]{40}",
             "a commit, all 40 digits of it: `git ls-remote` prints it, and so does the model's "
             "page on the Hub under `Files`, `History`",
@@ -326,7 +326,7 @@ class Served(Setting):
     ] = None
     served_name: Annotated[
         str | None,
-        form(r"[\w.:/-]+", "letters, digits, `.`, `_`, `:`, `/` and `-`"),
+        pattern_rule(r"[\w.:/-]+", "letters, digits, `.`, `_`, `:`, `/` and `-`"),
         Field(description="Name for clients; null: the name of this entry"),
     ] = None
     kind: Annotated[

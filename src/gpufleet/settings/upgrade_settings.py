@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt
 
-from gpufleet.settings.base import Seconds, Setting, form
+from gpufleet.settings.base import Seconds, Setting, pattern_rule
 
 
 def _size(value: Any) -> Any:
@@ -110,7 +110,7 @@ class Golden(Setting):
     )
     query: Annotated[
         str,
-        form(r".*\S.*", "a question, which a reranker orders the prompts by"),
+        pattern_rule(r".*\S.*", "a question, which a reranker orders the prompts by"),
         Field(description="What a reranker orders the prompts by"),
     ] = "What is the capital of France?"
     max_tokens: Annotated[

@@ -43,7 +43,7 @@ def fingerprint(key: paramiko.PKey) -> str:
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
-def known_keys(file: Path, hosts: Iterable[Host]) -> dict[str, str]:
+def known_hosts_keys(file: Path, hosts: Iterable[Host]) -> dict[str, str]:
     """
     Return the lines of a `known_hosts` file for the hosts that are in it, by their names.
 
@@ -57,16 +57,16 @@ def known_keys(file: Path, hosts: Iterable[Host]) -> dict[str, str]:
     for host in hosts:
         keys = entries.lookup(host.known_name) or entries.lookup(host.name)
         if keys:
-            found[host.name] = "".join(known_line(host, key) for key in keys.values())
+            found[host.name] = "".join(known_hosts_line(host, key) for key in keys.values())
     return found
 
 
-def known_line(host: Host, key: paramiko.PKey) -> str:
+def known_hosts_line(host: Host, key: paramiko.PKey) -> str:
     """Return a host's line of `known_hosts`."""
     return f"{host.known_name} {key.get_name()} {key.get_base64()}\n"
 
 
-def known_text(lines: Mapping[str, str]) -> str:
+def known_hosts_text(lines: Mapping[str, str]) -> str:
     """Return the file of all hosts."""
     return "".join(lines.values())
 

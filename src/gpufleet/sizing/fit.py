@@ -21,7 +21,7 @@ from gpufleet.sizing import kv_bytes, kv_cache
 from gpufleet.sizing.architectures.description import Description
 from gpufleet.sizing.architectures.max_length import text_part
 from gpufleet.sizing.dummy_run import GIB
-from gpufleet.sizing.fit_suggestions import SmallCache, explain, gib, rounded_down, suggest
+from gpufleet.sizing.fit_suggestions import SmallCache, explain, gib, round_down, suggest
 from gpufleet.sizing.launch_rules.rules import Choice, refusals
 from gpufleet.sizing.media_items import whole_item_tokens, with_raised_default
 from gpufleet.sizing.not_counted import counted_options, not_counted
@@ -221,7 +221,7 @@ def _doubts(
         yield (
             f"--max-num-seqs {sequences}: the states of each sequence need a block, and there "
             f"are about {report.blocks}: vLLM refuses to capture CUDA graphs; lower it to "
-            f"{rounded_down(worst.blocks)}"
+            f"{round_down(worst.blocks)}"
         )
     keeps = any(estimate.layout.stages)  # an encoder keeps nothing of a request
     if worst.starts and keeps and report.max_concurrency < _WHOLE_REQUEST:

@@ -16,7 +16,7 @@ FEW_SEQUENCES = 256
 GPUs."""
 
 
-def rounded_down(blocks: int) -> int:
+def round_down(blocks: int) -> int:
     """
     Return a rounder number that is not larger.
 

@@ -96,7 +96,7 @@ def test_the_build_script_is_a_shell_script_and_marks_last() -> None:
 
 
 def test_no_python_of_a_release_runs_as_root_in_its_build() -> None:
-    """A wheel's `.pth` runs at each start: all that starts it is sandbox.as_nobody's."""
+    """A wheel's `.pth` runs at each start: all that starts it is sandbox.sandbox_prefix's."""
     script = build_script(release(vllm(), LOCK, UV))
 
     starts = [line.strip() for line in script.splitlines() if "$python" in line]

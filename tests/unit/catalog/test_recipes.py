@@ -61,7 +61,7 @@ def imported(
 def test_the_newest_release_takes_every_word_of_the_recipes_but_those_that_are_gone() -> None:
     refused = {
         word[1]
-        for recipe in recipes.every()
+        for recipe in recipes.all_recipes()
         for variant in recipe.variants
         for gpu in ("H100", "B200")
         for note in imported(recipe, variant, gpu, tuple(recipe.optional)).notes
@@ -72,7 +72,7 @@ def test_the_newest_release_takes_every_word_of_the_recipes_but_those_that_are_g
 
 def test_the_planner_judges_every_recipe_whose_config_is_known_and_most_fit_one_machine() -> None:
     fits, judged = set(), set()
-    for recipe in recipes.every():
+    for recipe in recipes.all_recipes():
         for variant in recipe.variants:
             name = variant.model.replace("/", "--")
             if not (MODELS / f"{name}.json").is_file():
@@ -137,19 +137,19 @@ def test_a_recipe_of_a_model_without_text_has_the_kind_that_its_class_can_be(nam
 
 
 def test_every_recipe_of_a_model_without_text_is_held_to_that() -> None:
-    assert {each.model for each in recipes.every() if each.kind} == {*POOLED}
+    assert {each.model for each in recipes.all_recipes() if each.kind} == {*POOLED}
 
 
 def test_every_kind_has_a_recipe() -> None:
     """Speech and images are in vLLM's own recipes, which name no kind: the files say it."""
-    assert {each.kind for each in recipes.every()} - {None} == POOLS
+    assert {each.kind for each in recipes.all_recipes()} - {None} == POOLS
     assert recipes.find("openai/whisper-large-v3")
     assert recipes.find("Qwen/Qwen2.5-VL-7B-Instruct")
 
 
 def test_a_recipe_names_what_its_source_is_a_file_of() -> None:
-    assert recipes.origin(recipes.find("BAAI/bge-m3")) == "vLLM's documentation"
-    assert recipes.origin(recipes.find("openai/whisper-large-v3")) == "vLLM's recipes"
+    assert recipes.describe_source(recipes.find("BAAI/bge-m3")) == "vLLM's documentation"
+    assert recipes.describe_source(recipes.find("openai/whisper-large-v3")) == "vLLM's recipes"
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-32B-FP8", "qwen/qwen3-32b", "Qwen/Qwen3-32B-AWQ"])

@@ -8,7 +8,7 @@ import pytest
 
 from gpufleet.checks.finding import Action, Finding, GpuId, Report, Severity, Step
 from gpufleet.doctor.fleet_diagnosis import Impact, Problem, worst_first
-from gpufleet.doctor.fleet_problems import concerning, diagnose, wanted_journals
+from gpufleet.doctor.fleet_problems import diagnose, journals_to_read, problems_of
 from gpufleet.doctor.node_evidence import (
     Certificate,
     NodeEvidence,
@@ -277,7 +277,7 @@ def test_a_server_is_of_the_replica_with_its_whole_name():
     one = replica("llama-1", "gpu-01")
     assert subjects(sights(ten, one, gateways={"lb-01": lb})) == ["llama-10"]
     said = found(sights(ten, one, gateways={"lb-01": lb}))
-    assert concerning(said, "llama-1", status(ten, one), ("gpu-01",)).problems == ()
+    assert problems_of(said, "llama-1", status(ten, one), ("gpu-01",)).problems == ()
 
 
 def test_a_gateway_that_cannot_be_asked_is_not_known_to_be_down():
@@ -289,11 +289,11 @@ def test_a_gateway_that_cannot_be_asked_is_not_known_to_be_down():
 def test_only_what_concerns_a_name_is_kept_with_its_cause():
     said = found(sights(DOWN, OTHER, findings=[LOST]))
     seen = status(DOWN, OTHER)
-    kept = concerning(said, "llama-0", seen, ("gpu-01", "gpu-02")).problems
+    kept = problems_of(said, "llama-0", seen, ("gpu-01", "gpu-02")).problems
     assert [each.subject for each in kept] == ["check gpu-answers on gpu-01", "llama-0"]
-    assert concerning(said, "gpu-02", seen, ("gpu-01", "gpu-02")).problems == ()
+    assert problems_of(said, "gpu-02", seen, ("gpu-01", "gpu-02")).problems == ()
     with pytest.raises(FleetError, match="did you mean"):
-        concerning(said, "llama-00", seen, ("gpu-01",))
+        problems_of(said, "llama-00", seen, ("gpu-01",))
 
 
 def test_a_gateway_without_servers_follows_from_the_replicas_that_are_down():
@@ -322,7 +322,7 @@ def test_what_could_not_be_seen_is_no_good_health():
 
 
 def test_journals_are_wanted_of_replicas_that_are_not_well():
-    assert wanted_journals(status(DOWN, OTHER), NOW) == {"gpu-01": ("llama-0",)}
+    assert journals_to_read(status(DOWN, OTHER), NOW) == {"gpu-01": ("llama-0",)}
 
 
 def test_a_cause_stands_before_the_worst_of_its_effects_whatever_its_own_impact():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpufleet.checks.finding import Finding, Report, Severity
-from gpufleet.doctor.journal_causes import last_lives, of_kernel, of_replicas
+from gpufleet.doctor.journal_causes import kernel_causes, last_lives, replica_causes
 from gpufleet.doctor.node_evidence import JournalLine, NodeEvidence, UnitDifference
 from gpufleet.serving.rank_status import Health, RankStatus
 from gpufleet.serving.status import FleetStatus, ReplicaStatus
@@ -38,7 +38,7 @@ def causes(stages, *, health=Health.DOWN, findings=()):
         node: NodeEvidence(node, stages={"llama-0": lines}) for node, lines in stages.items()
     }
     report = Report(tuple(findings), {}, tuple(stages))
-    found = of_replicas(status(*stages, health=health), evidence, report, "inventories/prod.py")
+    found = replica_causes(status(*stages, health=health), evidence, report, "inventories/prod.py")
     return found.get("llama-0", ())
 
 
@@ -101,7 +101,7 @@ def test_what_ended_the_process_tells_why_a_worker_died(signal, kernel, says):
         units={"llama-0": UnitDifference(signal=signal)},
         kernel=journal(kernel),
     )
-    found = of_replicas(status("gpu-01"), {"gpu-01": evidence}, Report((), {}, ("gpu-01",)), "i")
+    found = replica_causes(status("gpu-01"), {"gpu-01": evidence}, Report((), {}, ("gpu-01",)), "i")
     (cause,) = (each.cause for each in found["llama-0"])
     assert says in cause
     assert bool(says) == bool(cause)
@@ -110,7 +110,7 @@ def test_what_ended_the_process_tells_why_a_worker_died(signal, kernel, says):
 def test_a_replica_over_nodes_that_serves_is_not_explained():
     evidence = {n: NodeEvidence(n, stages={"llama-0": journal(FULL)}) for n in ("a", "b")}
     seen = status("a", "b", health=Health.SERVES)
-    assert of_replicas(seen, evidence, Report((), {}, ("a", "b")), "i") == {}
+    assert replica_causes(seen, evidence, Report((), {}, ("a", "b")), "i") == {}
 
 
 def test_an_error_that_no_rule_has_is_shown_and_is_no_cause():
@@ -132,7 +132,7 @@ def test_the_kernel_is_asked_for_its_host_and_not_for_what_checks_judge():
         "NVRM: Xid (PCI:0000:18:00): 79, pid=1, GPU has fallen off the bus.",
         "EXT4-fs (sda1): Remounting filesystem read-only",
     )
-    said = of_kernel(NodeEvidence("gpu-01", kernel=lines), "inventories/prod.py")
+    said = kernel_causes(NodeEvidence("gpu-01", kernel=lines), "inventories/prod.py")
     assert ["read-only" in each.line for each in said] == [True]
 
 

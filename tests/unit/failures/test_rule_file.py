@@ -14,7 +14,7 @@ from gpufleet.checks.finding import Severity
 from gpufleet.cli.main import COMMANDS
 from gpufleet.errors import FleetError
 from gpufleet.failures.diagnosis import explain
-from gpufleet.failures.evidence import Evidence, holds
+from gpufleet.failures.evidence import Evidence, is_met
 from gpufleet.failures.log_prefix import split_prefix
 from gpufleet.failures.log_reader import LogLine
 from gpufleet.failures.rule_file import Kind, Rule, parse, rules
@@ -173,7 +173,7 @@ def test_all_mistakes_are_named_at_once() -> None:
 def test_a_condition_is_met_not_met_or_not_known(
     condition: str, evidence: Evidence, met: bool | None
 ) -> None:
-    assert holds(condition, evidence, {"a"}) is met
+    assert is_met(condition, evidence, {"a"}) is met
 
 
 def test_the_reference_page_is_what_the_rules_say() -> None:

@@ -40,7 +40,7 @@ def test_a_name_was_there_until_the_release_that_lost_it(change: Change) -> None
     assert not _has(change.name, lost)
     # The second of two entries for one name starts where the first one ends.
     assert _has(change.name, before) or any(
-        other.until == change.since for other in changes.for_name(change.name)
+        other.until == change.since for other in changes.changes_of(change.name)
     )
     for version in VERSIONS:
         if change.is_in_force(version):
@@ -174,12 +174,12 @@ def test_a_gone_argument_is_rewritten(
 ) -> None:
     if name == "--limit-mm-per-prompt":
         rewritten = (name, '{"image": 4, "video": 1}')
-    known = changes.for_name(name)[-1]
+    known = changes.changes_of(name)[-1]
     assert known.rewritten_arguments(values) == rewritten
 
 
 def test_a_form_that_cannot_be_read_is_not_rewritten() -> None:
-    form = changes.for_name("--limit-mm-per-prompt")[0]
+    form = changes.changes_of("--limit-mm-per-prompt")[0]
     assert form.rewritten_arguments(("image=many",)) is None
 
 
@@ -190,11 +190,13 @@ def test_a_flag_that_came_back_is_gone_only_in_between() -> None:
 
 
 def test_underscores_name_the_same_flag() -> None:
-    assert changes.for_name("--swap_space") == changes.for_name("--swap-space")
+    assert changes.changes_of("--swap_space") == changes.changes_of("--swap-space")
 
 
 def test_only_what_is_new_between_two_releases_is_between_them() -> None:
-    names = {(c.name, c.kind) for c in changes.between("0.17.0", "0.18.0")}
+    names = {(c.name, c.kind) for c in changes.changes_between("0.17.0", "0.18.0")}
     assert ("--swap-space", ChangeKind.REMOVED) in names
-    assert not any(c.since and c.since < "0.17" for c in changes.between("0.17.0", "0.18.0"))
+    assert not any(
+        c.since and c.since < "0.17" for c in changes.changes_between("0.17.0", "0.18.0")
+    )
     assert ("--task", ChangeKind.RENAMED) not in names

@@ -41,7 +41,7 @@ def test_the_list_of_names_is_whole() -> None:
 def test_every_name_of_the_guides_has_an_entry_and_no_entry_is_about_nothing() -> None:
     assert set(GUIDE_NAMES) <= set(entries())
     for name in entries():
-        assert _ever(name) or name in OF_LIBRARIES or changes.for_name(name), name
+        assert _ever(name) or name in OF_LIBRARIES or changes.changes_of(name), name
 
 
 @each_row("name", sorted(entries()))
@@ -65,7 +65,7 @@ def test_what_an_entry_points_to_exists(name: str) -> None:
     text = " ".join(filter(None, (entry.does, entry.use, entry.cost)))
     # `--no-KEY` is how vLLM's own documentation writes any negation.
     for other in re.findall(r"(?<![\w-])--[A-Za-z][\w-]*\w", text.replace("`--no-KEY`", "")):
-        assert _ever(other) or changes.for_name(other), other
+        assert _ever(other) or changes.changes_of(other), other
 
 
 @each_row("name", sorted(entries()))

@@ -177,7 +177,7 @@ def test_a_variable_that_is_gone_breaks_because_it_is_silently_ignored() -> None
 
 
 def test_a_variable_of_which_nothing_is_known_but_that_it_is_gone_breaks() -> None:
-    assert not changes.for_name("VLLM_TEST_STANDALONE_COMPILE")
+    assert not changes.changes_of("VLLM_TEST_STANDALONE_COMPILE")
     broken = _broken("0.9.0", "0.12.0", VLLM_TEST_STANDALONE_COMPILE="1")
     assert broken["VLLM_TEST_STANDALONE_COMPILE"].since == "0.9.1"
 
@@ -304,7 +304,7 @@ def test_the_overview_names_what_is_known_of_these_releases_alone() -> None:
     notable = overview(schema.load("0.17.0"), schema.load("0.18.0")).notable
     assert {change.since for change in notable} == {"0.18.0"}
     assert "--swap-space" in {change.name for change in notable}
-    assert notable == tuple(c for c in changes.between("0.17.0", "0.18.0") if c in notable)
+    assert notable == tuple(c for c in changes.changes_between("0.17.0", "0.18.0") if c in notable)
 
 
 # -- the command

@@ -11,7 +11,7 @@ from queue import Queue
 import pytest
 from pyinfra.connectors import util
 
-from gpufleet.inventory.output_bound import MOST_BYTES, MOST_LINES, bounded
+from gpufleet.inventory.output_bound import MOST_BYTES, MOST_LINES, bounded_reader
 from tests.support.checkout import ROOT
 from tests.support.rows import each_row
 
@@ -82,7 +82,7 @@ def test_a_command_may_print_16_mib_and_200000_lines(printed: bytes, well: bool)
     """Beyond that nothing of it is kept, and nothing further is read."""
     found, stream = Queue(), io.BytesIO(printed)
 
-    bounded(util.read_buffer)("stdout", stream, found)
+    bounded_reader(util.read_buffer)("stdout", stream, found)
 
     lines = list(found.queue)
     assert stream.closed is not well

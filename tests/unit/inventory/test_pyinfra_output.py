@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.inventory.pyinfra_output import harmless
+from gpufleet.inventory.pyinfra_output import escape_unprintable
 from tests.support.checkout import ROOT
 
 CLIPBOARD, TITLE, CLEAR = r"\033]52;c;aGk=\007", r"\033]0;owned\007", r"\033[2J"
@@ -78,5 +78,8 @@ def test_no_escape_sequence_of_a_node_reaches_the_terminal(
 
 
 def test_pyinfras_own_colours_stay_and_no_others() -> None:
-    assert harmless("\x1b[31m\x1b[1mred\x1b[0m\tx") == "\x1b[31m\x1b[1mred\x1b[0m\tx"
-    assert harmless("\x1b[8mhidden\x1b[38;5;0m\r\x9b") == "\\x1b[8mhidden\\x1b[38;5;0m\\r\\x9b"
+    assert escape_unprintable("\x1b[31m\x1b[1mred\x1b[0m\tx") == "\x1b[31m\x1b[1mred\x1b[0m\tx"
+    assert (
+        escape_unprintable("\x1b[8mhidden\x1b[38;5;0m\r\x9b")
+        == "\\x1b[8mhidden\\x1b[38;5;0m\\r\\x9b"
+    )

@@ -21,7 +21,7 @@ import pytest
 from gpufleet.errors import FleetError
 from gpufleet.load_test import client_places
 from gpufleet.load_test.arrivals import Poisson
-from gpufleet.load_test.client_ceiling import ceiling
+from gpufleet.load_test.client_ceiling import measure_ceiling
 from gpufleet.load_test.client_places import ClientPlace, NodeClients, this_machine
 from gpufleet.load_test.client_process import run_level
 from gpufleet.load_test.client_transport import Link
@@ -117,7 +117,7 @@ def test_the_ceiling_is_that_of_the_clients_there() -> None:
     with node_clients() as clients:
         place = clients.place(serves=False)
         assert (place.name, place.cores) == ("load-01", len(os.sched_getaffinity(0)))
-        found = ceiling(1, text_work(64, 16), seconds=2.0, cores=64,
+        found = measure_ceiling(1, text_work(64, 16), seconds=2.0, cores=64,
                         transport=place.transport)  # fmt: skip
     assert found.cores == 64
     assert found.requests_per_second > 5

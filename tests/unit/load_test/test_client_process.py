@@ -32,12 +32,18 @@ from gpufleet.load_test.arrivals import (
     TraceEntry,
     poisson_times,
 )
-from gpufleet.load_test.client_ceiling import ceiling
+from gpufleet.load_test.client_ceiling import measure_ceiling
 from gpufleet.load_test.client_lines import Client, ClientError
 from gpufleet.load_test.client_process import LevelRun, LoadSpec, run_level
 from gpufleet.load_test.client_transport import LocalLink, local_client
 from gpufleet.load_test.outcomes import Outcome
-from gpufleet.load_test.workloads import TokenRange, Workload, fixed, text_work, uniform
+from gpufleet.load_test.workloads import (
+    TokenRange,
+    Workload,
+    fixed_length,
+    text_work,
+    uniform_lengths,
+)
 from gpufleet.load_test.written_prompts import from_jsonl
 from gpufleet.remote.payload import Payload
 from tests.support.checkout import ROOT
@@ -46,7 +52,7 @@ from tests.support.rows import each_row
 
 SEED = 3
 KEY = "sk-measure-0a1b2c3d4e"
-SMALL = Workload("small", uniform(10, 40), fixed(3), "")
+SMALL = Workload("small", uniform_lengths(10, 40), fixed_length(3), "")
 BURST = Trace(tuple(TraceEntry(n * 0.02, 20, 4) for n in range(9)))
 
 
@@ -279,7 +285,7 @@ def test_a_closed_loop_hides_a_stall_but_for_its_places(stalls: list[Any]) -> No
 
 def test_what_a_limit_holds_back_counts_from_when_it_was_due() -> None:
     """One place for 20 requests a second of 0.1 s each: the queue is the client's, and shows."""
-    work = replace(SMALL, output=fixed(1))
+    work = replace(SMALL, output=fixed_length(1))
     with QueueServer(slots=50, first_seconds=0.1) as server:
         level = measure(spec(server.url, Poisson(20.0, 1), work), until=0.9)
     held = [each for each in level.outcomes if each.done is not None]
@@ -296,7 +302,7 @@ def test_what_a_limit_holds_back_counts_from_when_it_was_due() -> None:
 
 
 def test_a_server_of_known_capacity_is_seen_to_have_it() -> None:
-    work = replace(SMALL, output=fixed(5))
+    work = replace(SMALL, output=fixed_length(5))
     with QueueServer(slots=3, first_seconds=0.03, token_seconds=0.005) as server:
         level = measure(spec(server.url, ClosedLoop(8, 0.2), work, seconds=1.8), 2)
     assert level.run.ended == "seconds"
@@ -588,7 +594,7 @@ def test_it_runs_where_gevent_has_taken_over() -> None:
 
 
 def test_the_clients_own_ceiling_is_measured() -> None:
-    found = ceiling(1, text_work(64, 16), seconds=2.0)
+    found = measure_ceiling(1, text_work(64, 16), seconds=2.0)
     assert found.requests_per_second > 20
     assert 0 < found.cpu_seconds < 0.05
     assert found.rate_at(0.5) == pytest.approx(0.5 / found.cpu_seconds)

@@ -14,7 +14,7 @@ from gpufleet.load_test.compare_results import (
     Comparison,
     compare,
     compare_foreign,
-    independent,
+    independent_requests,
 )
 from gpufleet.load_test.foreign_results import read_foreign
 from gpufleet.load_test.foreign_values import ForeignResult
@@ -145,11 +145,11 @@ def test_the_number_of_independent_requests_is_that_of_the_interval() -> None:
     for worth in (20.0, 100.0, 400.0):
         low, high = wilson(0.95 * worth, worth, 0.95)
         found = level(4.0, 950, 1000, (low, high), "not known")
-        assert independent(found) == pytest.approx(worth, rel=1e-3)
+        assert independent_requests(found) == pytest.approx(worth, rel=1e-3)
     # Never more than were answered, none where nothing is known.
-    assert independent(level(4.0, 95, 100, (0.949, 0.951), "kept")) == 100
-    assert independent(level(4.0, 95, 100, (0.0, 1.0), "not known")) < 1
-    assert independent(level(4.0, 0, 0, (0.0, 1.0), "not known")) == 0
+    assert independent_requests(level(4.0, 95, 100, (0.949, 0.951), "kept")) == 100
+    assert independent_requests(level(4.0, 95, 100, (0.0, 1.0), "not known")) < 1
+    assert independent_requests(level(4.0, 0, 0, (0.0, 1.0), "not known")) == 0
 
 
 def test_equal_servers_rarely_differ_by_chance() -> None:

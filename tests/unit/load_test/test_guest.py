@@ -9,10 +9,10 @@ from gpufleet.load_test.guest import (
     Allowance,
     ServerLoad,
     allowance,
-    busy,
+    busy_replicas,
     most_in_flight,
     stop_reason,
-    without_own,
+    subtract_own_load,
 )
 
 
@@ -66,7 +66,9 @@ def test_it_stops_when_a_request_waits_or_the_kv_cache_is_full(loads, words) -> 
 
 
 def test_replicas_with_requests_of_others_are_named() -> None:
-    assert busy([load(), ServerLoad("tiny-1", 2, 1, 0.1, 8), "tiny-2: unknown"]) == {"tiny-1": 3}
+    assert busy_replicas([load(), ServerLoad("tiny-1", 2, 1, 0.1, 8), "tiny-2: unknown"]) == {
+        "tiny-1": 3
+    }
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,7 @@ def test_replicas_with_requests_of_others_are_named() -> None:
     ],
 )
 def test_its_own_requests_are_the_same_part_of_each_replicas(loads, own, left) -> None:
-    found = without_own([*loads, "tiny-9: unknown"], own)
+    found = subtract_own_load([*loads, "tiny-9: unknown"], own)
 
     assert found[-1] == "tiny-9: unknown"
     assert [(each.running, each.kv_usage) for each in found[:-1]] == left

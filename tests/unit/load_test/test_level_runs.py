@@ -26,7 +26,9 @@ from tests.support.queue_server import QueueServer
 from tests.unit.load_test.sample_results import measurement
 
 IDS = workloads.TokenRange(100, 1000)
-WORK = workloads.Workload("short", workloads.fixed(32), workloads.fixed(4), "short answers")
+WORK = workloads.Workload(
+    "short", workloads.fixed_length(32), workloads.fixed_length(4), "short answers"
+)
 # Far beyond what the server takes idle, and what a busy machine adds.
 EASY = Contract(ttft_seconds=5.0, share=0.5)
 
@@ -118,7 +120,12 @@ def test_a_first_request_that_fails_is_explained_before_any_load(
 def test_the_largest_request_is_tried_first(server: QueueServer, key: str) -> None:
     measured = runs(server, EASY, key)
     measured.work = workloads.Workload(
-        "talk", workloads.uniform(8, 16), workloads.uniform(2, 4), "two turns", 10, turns=2
+        "talk",
+        workloads.uniform_lengths(8, 16),
+        workloads.uniform_lengths(2, 4),
+        "two turns",
+        10,
+        turns=2,
     )
 
     measured.try_largest()

@@ -10,7 +10,13 @@ import pytest
 
 from gpufleet.load_test.level import LevelSummary
 from gpufleet.load_test.outcomes import Contract
-from gpufleet.load_test.rate_search import MOST_UNKNOWN, RateSearch, SearchResult, itl_runaway, knee
+from gpufleet.load_test.rate_search import (
+    MOST_UNKNOWN,
+    RateSearch,
+    SearchResult,
+    find_knee,
+    itl_runaway,
+)
 from gpufleet.load_test.verdicts import NO_JUDGEMENT, Verdict
 from tests.support.rows import each_row
 from tests.support.simulated_queue import measure, rate_of
@@ -261,7 +267,9 @@ def curve(*points: tuple[float, float]) -> list[LevelSummary]:
 
 
 def test_the_knee_is_where_throughput_stops_to_follow_the_load() -> None:
-    found = knee(curve((16, 840), (1, 100), (2, 202), (12, 820), (4, 395), (8, 800), (32, 850)))
+    found = find_knee(
+        curve((16, 840), (1, 100), (2, 202), (12, 820), (4, 395), (8, 800), (32, 850))
+    )
     assert found is not None
     assert found.load == 8
 
@@ -276,11 +284,11 @@ def test_the_knee_of_what_makes_no_text_is_that_of_its_prompts() -> None:
         )
         for each in levels
     ]
-    bend = knee(levels)
+    bend = find_knee(levels)
     assert bend is not None
-    assert (knee(pooled) or pooled[0]).load == bend.load
+    assert (find_knee(pooled) or pooled[0]).load == bend.load
     idle = [replace(each, prompt_tokens_per_second=100.0 * each.load) for each in pooled]
-    assert knee(idle) is None
+    assert find_knee(idle) is None
 
 
 @each_row(
@@ -293,7 +301,7 @@ def test_the_knee_of_what_makes_no_text_is_that_of_its_prompts() -> None:
     ],
 )
 def test_without_a_bend_or_with_few_levels_there_is_no_knee(levels: list[LevelSummary]) -> None:
-    assert knee(levels) is None
+    assert find_knee(levels) is None
 
 
 def test_itl_runs_away_where_it_grows_faster_than_the_load() -> None:

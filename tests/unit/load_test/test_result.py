@@ -20,9 +20,9 @@ from gpufleet.load_test.result import (
     Found,
     MeasuredRate,
     Measurement,
-    carries,
+    measured_rate,
     read,
-    stored,
+    read_measurements,
     write,
 )
 from tests.support.rows import each_row
@@ -141,14 +141,14 @@ def test_control_characters_of_a_file_never_reach_the_terminal(tmp_path: Path) -
 def test_measurements_are_in_the_order_of_time_and_damaged_files_are_named(
     tmp_path: Path,
 ) -> None:
-    assert stored(tmp_path / "none").measurements == ()
+    assert read_measurements(tmp_path / "none").measurements == ()
     write(measurement(when=WHEN + dt.timedelta(hours=1), version="2"), tmp_path)
     write(measurement(version="1"), tmp_path)
     write(measurement(model="qwen", when=WHEN + dt.timedelta(hours=2), version="3"), tmp_path)
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "llama.report.json").write_text("{}")
     (tmp_path / ".half.json").write_text("{")
-    found = stored(tmp_path)
+    found = read_measurements(tmp_path)
     assert [each.version for each in found.measurements] == ["1", "2", "3"]
     assert [str(tmp_path / "broken.json") in each for each in found.problems] == [True]
 
@@ -224,7 +224,7 @@ def test_keys_in_arguments_are_in_no_file_and_no_fingerprint(tmp_path: Path) -> 
 
 
 def rate(*found: Measurement, subject: Subject = SUBJECT, **more: Any) -> MeasuredRate | str:
-    return carries(found, "llama", subject.fingerprint, NOW, **more)
+    return measured_rate(found, "llama", subject.fingerprint, NOW, **more)
 
 
 def test_a_replica_carries_the_highest_rate_that_kept_the_contract() -> None:

@@ -16,11 +16,11 @@ from gpufleet.load_test.workloads import (
     Lengths,
     TokenRange,
     Workload,
-    fixed,
+    fixed_length,
     lognormal,
     ordinary_ids,
     parse_lengths,
-    uniform,
+    uniform_lengths,
 )
 from gpufleet.on_node.load.request_draws import TokenRequests, lengths
 from tests.support.rows import each_row
@@ -63,8 +63,8 @@ def most_shared(prompts: list[list[int]]) -> int:
 @each_row(
     "made, mean",
     [
-        (fixed(300), 300),
-        (uniform(100, 300), 200),
+        (fixed_length(300), 300),
+        (uniform_lengths(100, 300), 200),
         (lognormal(255, 768, 0.99), 255),
         (lognormal(2048, 7437, 1.36), 2048),
         (lognormal(28, 512, 0.85), 28),
@@ -83,7 +83,7 @@ def test_lengths_have_their_mean_also_where_long_ones_are_cut(made: Lengths, mea
 
 
 def test_uniform_lengths_include_both_ends() -> None:
-    drawn = Counter(itertools.islice(lengths(uniform(3, 6).form(), 1), 8000))
+    drawn = Counter(itertools.islice(lengths(uniform_lengths(3, 6).form(), 1), 8000))
     assert set(drawn) == {3, 4, 5, 6}
     assert min(drawn.values()) > 1850
 
@@ -109,9 +109,9 @@ def test_lengths_that_are_none_are_refused(text: str) -> None:
     "make",
     [
         lambda: lognormal(10, 20, 0.0),
-        lambda: Workload("w", fixed(1), fixed(1), "", prefix_tokens=-1),
-        lambda: Workload("w", fixed(1), fixed(1), "", prefix_groups=0),
-        lambda: Workload("w", fixed(1), fixed(1), "", turns=0),
+        lambda: Workload("w", fixed_length(1), fixed_length(1), "", prefix_tokens=-1),
+        lambda: Workload("w", fixed_length(1), fixed_length(1), "", prefix_groups=0),
+        lambda: Workload("w", fixed_length(1), fixed_length(1), "", turns=0),
         lambda: TokenRange(-1, 500),
         lambda: TokenRange(0, 63),
         lambda: ordinary_ids(90),
@@ -127,7 +127,8 @@ def test_ids_are_inside_of_the_vocabulary(vocabulary: int) -> None:
     ids = ordinary_ids(vocabulary)
     assert 0 < ids.low < ids.high < vocabulary
     prompts = [
-        body["prompt"] for body in bodies(Workload("w", uniform(1, 200), fixed(2), ""), 50, ids=ids)
+        body["prompt"]
+        for body in bodies(Workload("w", uniform_lengths(1, 200), fixed_length(2), ""), 50, ids=ids)
     ]
     assert all(ids.low <= each < ids.high for prompt in prompts for each in prompt)
 
@@ -136,7 +137,7 @@ def test_ids_are_inside_of_the_vocabulary(vocabulary: int) -> None:
 @each_row("length", [16, 700, 40_000])
 def test_no_two_prompts_have_a_block_in_common(ids: TokenRange, length: int) -> None:
     """8 tokens and more tell them apart; the smallest block of a prefix cache has 16."""
-    work = Workload("w", fixed(length), fixed(4), "")
+    work = Workload("w", fixed_length(length), fixed_length(4), "")
     prompts = [
         body["prompt"]
         for process in range(3)
@@ -149,12 +150,12 @@ def test_no_two_prompts_have_a_block_in_common(ids: TokenRange, length: int) -> 
 
 
 def test_prompts_of_a_run_differ_from_their_first_token_on() -> None:
-    work = Workload("w", uniform(1, 40), fixed(4), "")
+    work = Workload("w", uniform_lengths(1, 40), fixed_length(4), "")
     assert most_shared([body["prompt"] for body in bodies(work, 500)]) == 0
 
 
 def test_another_salt_changes_tokens_and_no_length() -> None:
-    work = Workload("w", uniform(20, 900), uniform(1, 50), "")
+    work = Workload("w", uniform_lengths(20, 900), uniform_lengths(1, 50), "")
     monday, tuesday = (bodies(work, 30, salt=salt) for salt in ("monday", "tuesday"))
     assert [len(each["prompt"]) for each in monday] == [len(each["prompt"]) for each in tuesday]
     assert [each["max_tokens"] for each in monday] == [each["max_tokens"] for each in tuesday]
@@ -164,7 +165,9 @@ def test_another_salt_changes_tokens_and_no_length() -> None:
 
 @each_row("prefix, groups", [(0, 1), (5, 1), (300, 1), (300, 4), (40_000, 2)])
 def test_requests_of_a_group_share_its_prefix_and_no_more(prefix: int, groups: int) -> None:
-    work = Workload("w", fixed(50), fixed(2), "", prefix_tokens=prefix, prefix_groups=groups)
+    work = Workload(
+        "w", fixed_length(50), fixed_length(2), "", prefix_tokens=prefix, prefix_groups=groups
+    )
     # Of two processes: a system prompt is the same, whichever client sends it.
     prompts = [
         body["prompt"]
@@ -184,7 +187,9 @@ def test_requests_of_a_group_share_its_prefix_and_no_more(prefix: int, groups: i
 
 
 def test_each_turn_repeats_the_ones_before_it() -> None:
-    work = Workload("w", uniform(5, 20), uniform(3, 9), "", prefix_tokens=10, turns=4)
+    work = Workload(
+        "w", uniform_lengths(5, 20), uniform_lengths(3, 9), "", prefix_tokens=10, turns=4
+    )
     seen: list[list[int]] = []
     turns: Counter[int] = Counter()
     for body in bodies(work, 400):
@@ -203,14 +208,14 @@ def test_each_turn_repeats_the_ones_before_it() -> None:
 
 
 def test_a_turn_does_not_come_before_the_answer_to_the_last() -> None:
-    work = Workload("w", fixed(10), fixed(3), "", turns=4)
+    work = Workload("w", fixed_length(10), fixed_length(3), "", turns=4)
     made = TokenRequests(work.requests("m", IDS, "salt")(0, 1), 1, 0, 1)
     prompts = [json.loads(made.next().body)["prompt"] for _ in range(200)]
     assert most_shared(prompts) < 10
 
 
 def test_a_conversation_has_a_header_of_its_own_for_the_gateway() -> None:
-    work = Workload("w", fixed(10), fixed(3), "", turns=3)
+    work = Workload("w", fixed_length(10), fixed_length(3), "", turns=3)
     form = work.requests("m", IDS, "salt", session_header="x-session-id")(0, 1)
     made = TokenRequests(form, 1, 0, 1)
     names: dict[bytes, list[list[int]]] = {}
@@ -225,13 +230,13 @@ def test_a_conversation_has_a_header_of_its_own_for_the_gateway() -> None:
     for turns in names.values():
         for earlier, later in itertools.pairwise(turns):
             assert later[: len(earlier)] == earlier
-    single = Workload("w", fixed(10), fixed(3), "")
+    single = Workload("w", fixed_length(10), fixed_length(3), "")
     form = single.requests("m", IDS, "salt", session_header="x-session-id")(0, 1)
     assert TokenRequests(form, 1, 0, 1).next().header == b""
 
 
 def test_requests_of_a_trace_share_the_blocks_that_it_names() -> None:
-    form = Workload("w", fixed(1), fixed(1), "").requests("m", IDS, "salt")(0, 1)
+    form = Workload("w", fixed_length(1), fixed_length(1), "").requests("m", IDS, "salt")(0, 1)
     made = TokenRequests(form, 1, 0, 1)
 
     def prompt(count: int, blocks: list[int]) -> list[int]:
@@ -248,7 +253,7 @@ def test_requests_of_a_trace_share_the_blocks_that_it_names() -> None:
 
 
 def test_what_does_not_fit_the_context_is_refused_with_its_numbers() -> None:
-    work = Workload("w", uniform(5, 100), fixed(20), "", prefix_tokens=30, turns=3)
+    work = Workload("w", uniform_lengths(5, 100), fixed_length(20), "", prefix_tokens=30, turns=3)
     assert work.most_tokens == 30 + 3 * 120
     work.check_context(390)
     with pytest.raises(FleetError) as refusal:

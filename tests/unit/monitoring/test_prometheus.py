@@ -116,7 +116,7 @@ def test_what_is_planned_and_what_runs_are_the_same_targets() -> None:
             ),
         ),
     )
-    assert servers.running(found) == servers.planned((alone, many)) == SERVERS
+    assert servers.running_servers(found) == servers.planned_servers((alone, many)) == SERVERS
 
 
 def test_a_rank_without_a_server_is_no_target() -> None:
@@ -124,7 +124,7 @@ def test_a_rank_without_a_server_is_no_target() -> None:
     ray = ("--node gpu-01=192.0.2.11",)
     for arguments in (headless, ray):
         rank = Running("big", 0, "gpu-02", ("GPU-1",), 8100, 1, arguments=arguments)
-        assert servers.running([rank]) == ()
+        assert servers.running_servers([rank]) == ()
 
 
 def test_a_server_that_only_its_own_node_reaches_is_named_and_left_out() -> None:

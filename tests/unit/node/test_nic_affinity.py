@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufleet.node.nic_affinity import (
-    distance,
     nearest_by_class,
     nearest_nics,
     nic_classes,
+    pci_distance,
     pci_location,
 )
 from gpufleet.node.smi_topology import PCIE
@@ -55,8 +55,8 @@ SWITCH = f"{PCI_ROOT}/0000:16:01.0/0000:17:00.0"
     ],
 )
 def test_how_far_up_two_paths_part_is_the_class(gpu, nic, wanted):
-    assert distance(gpu, 0, nic, 0) == wanted
-    assert distance(nic, 0, gpu, 0) == wanted
+    assert pci_distance(gpu, 0, nic, 0) == wanted
+    assert pci_distance(nic, 0, gpu, 0) == wanted
 
 
 @each_row(
@@ -65,14 +65,14 @@ def test_how_far_up_two_paths_part_is_the_class(gpu, nic, wanted):
 )
 def test_two_host_bridges_are_as_near_as_their_numa_nodes(one, other, wanted):
     """-1 is Linux' word on a machine without NUMA; an unknown node is taken for another one."""
-    assert distance(f"{PCI_ROOT}/a", one, "/sys/devices/pci0000:30/b", other) == wanted
+    assert pci_distance(f"{PCI_ROOT}/a", one, "/sys/devices/pci0000:30/b", other) == wanted
 
 
 def test_virtual_host_bridges_are_told_by_their_whole_name():
     """Azure and GB200 have domains beyond 0000: pci0001:00 is not pci0000:00."""
-    assert distance("/sys/devices/pci0001:00/0001:00:00.0", 0, "/sys/devices/pci0000:00/x", 1) == (
-        "SYS"
-    )
+    assert pci_distance(
+        "/sys/devices/pci0001:00/0001:00:00.0", 0, "/sys/devices/pci0000:00/x", 1
+    ) == ("SYS")
 
 
 @each_row("path", sorted(NODES.rglob("*.json")), ids=lambda path: path.stem)
@@ -90,7 +90,7 @@ def test_nvml_calls_two_gpus_as_near_as_their_paths_do(path):
     for i, j in combinations(gpus, 2):
         level = value_or(document["pcie"][i][j])
         if gpus[i][0] and gpus[j][0] and level is not None:
-            assert distance(*gpus[i], *gpus[j]) == PCIE_LEVELS[level]
+            assert pci_distance(*gpus[i], *gpus[j]) == PCIE_LEVELS[level]
 
 
 @given(st.data())

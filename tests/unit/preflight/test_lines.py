@@ -24,7 +24,7 @@ from gpufleet.preflight import (
     tls_lines,
 )
 from gpufleet.preflight.gateway_lines import GatewayAnswer
-from gpufleet.preflight.line import CHECKS, Line, Preflight, Status, Verdict, in_order
+from gpufleet.preflight.line import CHECKS, Line, Preflight, Status, Verdict, order_lines
 from gpufleet.preflight.network_lines import ClockReading, KnownNode, clock_reading
 from gpufleet.preflight.rehearsal_lines import GitState
 from gpufleet.preflight.storage_lines import WantedModel
@@ -470,6 +470,6 @@ def test_the_exit_status_is_that_of_the_worst_line():
 
 
 def test_no_check_is_left_out_in_silence():
-    found = in_order([line.unknown("plan", "why", "type this")])
+    found = order_lines([line.unknown("plan", "why", "type this")])
     assert [each.check for each in found] == list(CHECKS)
     assert {each.status for each in found} == {UNKNOWN}

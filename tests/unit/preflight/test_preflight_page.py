@@ -7,7 +7,7 @@ import re
 
 import jsonschema
 
-from gpufleet.preflight.line import CHECKS, Line, Preflight, Status, Verdict, in_order
+from gpufleet.preflight.line import CHECKS, Line, Preflight, Status, Verdict, order_lines
 from gpufleet.preflight.preflight_page import preflight_page
 from tests.support.checkout import ROOT
 from tests.unit.preflight.sound_fleet import INVENTORY, NOW
@@ -16,7 +16,7 @@ SCHEMA = json.loads((ROOT / "docs/reference/preflight.schema.json").read_text())
 
 
 def found(*lines: Line) -> Preflight:
-    return Preflight(INVENTORY, NOW, "0.2.0", in_order(lines))
+    return Preflight(INVENTORY, NOW, "0.2.0", order_lines(lines))
 
 
 SOUND = tuple(Line(each, "fleet", Verdict(Status.OK, "is so", "as proven")) for each in CHECKS)

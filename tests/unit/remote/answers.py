@@ -16,7 +16,7 @@ from gpufleet.artifacts import distribution
 from gpufleet.checks.finding import Report
 from gpufleet.converge import content_diff, snapshot
 from gpufleet.converge.desired import File
-from gpufleet.doctor.journal_causes import of_kernel
+from gpufleet.doctor.journal_causes import kernel_causes
 from gpufleet.doctor.node_evidence import node_evidence
 from gpufleet.doctor.replica_speed import replica_speeds
 from gpufleet.errors import FleetError
@@ -29,7 +29,7 @@ from gpufleet.monitoring import silences
 from gpufleet.network import firewall, haproxy
 from gpufleet.node import probe_document
 from gpufleet.node.machine import from_probe
-from gpufleet.operations.remove_parts import remains
+from gpufleet.operations.remove_parts import removal_lines
 from gpufleet.planning.multinode import reachability
 from gpufleet.preflight import (
     alert_lines,
@@ -42,7 +42,7 @@ from gpufleet.preflight.network_lines import KnownNode
 from gpufleet.preflight.storage_lines import WantedModel
 from gpufleet.preflight.tls_lines import TlsServer
 from gpufleet.progress import Amount
-from gpufleet.remote.answer_forms import reading
+from gpufleet.remote.answer_forms import refuse_malformed
 from gpufleet.serving.logs import Journals, format_lines
 from gpufleet.serving.readiness import Endpoint
 from gpufleet.serving.status import fleet_status
@@ -388,7 +388,7 @@ def _journal(said: Document) -> object:
 def _evidence(said: Document) -> object:
     """Also what is made of it: the kernel's lines by the rules."""
     found = node_evidence(NODE, said)
-    return of_kernel(found, "inventories/prod.py"), found.last_change(AT, 3600)
+    return kernel_causes(found, "inventories/prod.py"), found.last_change(AT, 3600)
 
 
 def _answers(said: Document) -> object:
@@ -432,7 +432,7 @@ def _modules(said: Document) -> object:
 def _kernel(said: Document) -> object:
     if isinstance(said, str):
         return said
-    with reading(NODE):
+    with refuse_malformed(NODE):
         found = kernel_tuning.problems(WIDE, said), kernel_tuning.changes(WIDE, said)
         return found, kernel_tuning.remarks(WIDE, said)
 
@@ -478,7 +478,7 @@ def _schema(said: Document) -> object:
     if isinstance(said, str) or "refused" in said:
         return said
     try:
-        with reading(NODE):
+        with refuse_malformed(NODE):
             return schema.from_document(said)
     except FleetError as error:  # `accept_flags` names the node, too
         raise FleetError(f"{NODE}: {error}") from error
@@ -617,7 +617,7 @@ ROWS = (
                 "accounts": ["vllm"],
             },
         },
-        lambda said: said if isinstance(said, str) else list(remains(said["found"])),
+        lambda said: said if isinstance(said, str) else list(removal_lines(said["found"])),
     ),
     Row("converge/snapshot", SNAPSHOT, _snapshot),
     Row(

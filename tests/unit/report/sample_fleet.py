@@ -174,7 +174,7 @@ def _document() -> Document:
             "plan": fleet_parts.plan(plan),
             "capacity": tuple(fleet_parts.capacities(models, plan, [measured()])),
             "findings": tuple(fleet_parts.findings(Diagnosis((problem, worn)))),
-            "drift": fleet_parts.drifts(
+            "drift": fleet_parts.fleet_drift(
                 {
                     "gpu-01": NodeDrift(),
                     "gpu-02": NodeDrift(

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from gpufleet.serving.readiness import State, likely_cause, messages, progress, relevant, verdict
+from gpufleet.serving.readiness import (
+    State,
+    likely_cause,
+    messages,
+    progress,
+    relevant_lines,
+    verdict,
+)
 from tests.support.checkout import ROOT
 from tests.support.rows import each_row
 
@@ -210,7 +217,7 @@ def test_a_node_that_could_not_be_asked_is_unknown_not_ready() -> None:
 
 
 def test_the_root_comes_before_the_frames() -> None:
-    told = relevant(JOURNAL)
+    told = relevant_lines(JOURNAL)
     assert len(told) <= 10
     assert "libnuma" in told[0]
     assert not any(line.startswith((" ", "Traceback")) for line in told)

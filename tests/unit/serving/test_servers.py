@@ -22,18 +22,18 @@ def runs(replica: int, *words: str) -> Running:
 
 
 def test_adapters_are_those_of_the_plan_and_those_of_the_unit() -> None:
-    (planned,) = servers.planned([stage(0, *WORDS)])
-    (running,) = servers.running([runs(0, *WORDS)])
+    (planned,) = servers.planned_servers([stage(0, *WORDS)])
+    (running,) = servers.running_servers([runs(0, *WORDS)])
 
     assert planned.adapters == running.adapters == ("chat", "sql")
-    assert servers.planned([stage(0)])[0].adapters == ()
+    assert servers.planned_servers([stage(0)])[0].adapters == ()
     own = LayeredFlag(MODULES, WORDS, "preset x")
     assert Stage("m", 0, "a", (0,), ("GPU-0",), 8000, 1, flags=(own,)).adapters == ()
 
 
 def test_until_a_plan_is_carried_out_a_server_has_what_it_loads_before_and_after() -> None:
-    planned = servers.planned([stage(0, "new=/n", "sql=/s"), stage(1, "new=/n", "sql=/s")])
-    running = servers.running([runs(0, "old=/o", "sql=/s"), runs(2, "old=/o")])
+    planned = servers.planned_servers([stage(0, "new=/n", "sql=/s"), stage(1, "new=/n", "sql=/s")])
+    running = servers.running_servers([runs(0, "old=/o", "sql=/s"), runs(2, "old=/o")])
 
     assert servers.planned_and_running(planned, running) == (
         Server("a", "m-0", 0, "m", 8000, ("sql",)),

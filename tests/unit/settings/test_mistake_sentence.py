@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from gpufleet.settings.base import KeyPath
-from gpufleet.settings.mistake_sentence import mistake
+from gpufleet.settings.mistake_sentence import describe_mistake
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.parse import SettingsError, parse_settings
 from gpufleet.settings.serving_settings import Served
@@ -75,7 +75,7 @@ def said(data: Any) -> list[tuple[KeyPath, str]]:
     try:
         NodeSettings.model_validate(data)
     except ValidationError as error:
-        return [mistake(each) for each in error.errors()]
+        return [describe_mistake(each) for each in error.errors()]
     return []
 
 

@@ -10,7 +10,13 @@ import paramiko
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.setup.host_keys import fetch_keys, fingerprint, known_keys, known_line, known_text
+from gpufleet.setup.host_keys import (
+    fetch_keys,
+    fingerprint,
+    known_hosts_keys,
+    known_hosts_line,
+    known_hosts_text,
+)
 from gpufleet.setup.hosts import Host
 
 
@@ -19,7 +25,7 @@ def test_the_key_that_a_server_shows_is_in_known_hosts_as_ssh_keygen_reads_it(
 ) -> None:
     found = fetch_keys([server])["gpu-01"]
     file = tmp_path / "known_hosts"
-    file.write_text(known_line(server, found))
+    file.write_text(known_hosts_line(server, found))
 
     listed = subprocess.run(
         ["ssh-keygen", "-lf", file], capture_output=True, text=True, check=True, timeout=10
@@ -35,9 +41,9 @@ def test_a_file_of_host_keys_has_lines_for_the_hosts_that_are_in_it(
     file = tmp_path / "known_hosts"
     file.write_text(f"gpu-01,192.0.2.1 {key.get_name()} {key.get_base64()}\n")
 
-    found = known_keys(file, [known, unknown])
+    found = known_hosts_keys(file, [known, unknown])
 
-    assert known_text(found) == known_line(known, key)
+    assert known_hosts_text(found) == known_hosts_line(known, key)
 
 
 def test_every_host_that_shows_no_key_is_named_at_once() -> None:

@@ -52,7 +52,7 @@ def look(_: Dict[str, Any]) -> Dict[str, Any]:
     return {**found, "problem": "; ".join(problems) or None}
 
 
-def following() -> Any:
+def next_manifest() -> Any:
     """Return the manifest of `next/`."""
     manifest = change_files.document(change_files.NEXT + "/" + change_files.MANIFEST)
     return manifest and {key: manifest[key] for key in ("plan", "units", "remove")}
@@ -81,8 +81,8 @@ LOOKS: Dict[str, Callable[[], Any]] = {
     "lock": lambda: change_files.document(change_files.LOCK),
     "deploy": deploy_mark.living_deploy,
     "cordon": lambda: change_files.document(change_files.CORDON),
-    "drained": change_marks.drained,
-    "next": following,
+    "drained": change_marks.drain_marks,
+    "next": next_manifest,
     "kept": kept_upgrades,
     "units": units,
     "releases": lambda: [each._asdict() for each in releases.releases()],
@@ -96,11 +96,11 @@ DO: Dict[str, Callable[[Dict[str, Any]], Dict[str, Any]]] = {
     "uncordon": change_marks.uncordon,
     "drain": change_marks.drain,
     "undrain": change_marks.undrain,
-    "quiet": wait.quiet,
+    "quiet": wait.wait_idle,
     "stop": stop,
     "switch": switch,
     "restore": restore,
-    "ready": wait.ready,
+    "ready": wait.wait_ready,
     "collect": releases.collect,
 }
 

@@ -34,7 +34,7 @@ def hold(asked: Dict[str, Any]) -> Dict[str, Any]:
     if asked.get("look"):
         return look(asked)
     # The same turn as the upgrade's lock: what is seen free is free until it is taken.
-    with change_files.turn(change_files.MARKS_TURN):
+    with change_files.exclusive_lock(change_files.MARKS_TURN):
         found = look(asked)
         if found["lock"] or found["deploy"]:
             return found

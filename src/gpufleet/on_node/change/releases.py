@@ -47,7 +47,7 @@ class KeptUnits(NamedTuple):
 
 def releases() -> List[Release]:
     """Return the releases on the disk, by name, with what names each."""
-    used = users()
+    used = release_users()
     return [release(name, sorted(used.get(name, ()))) for name in change_files.names(RELEASES)]
 
 
@@ -62,7 +62,7 @@ def release(name: str, used: List[str]) -> Release:
     return Release(name, False, None, used)
 
 
-def users() -> Dict[str, Set[str]]:
+def release_users() -> Dict[str, Set[str]]:
     """Return the users of each release: units, `next/UNIT`, `kept/ID/UNIT`, `process PID`."""
     found: Dict[str, Set[str]] = {}
     for label, path in texts():
@@ -135,7 +135,7 @@ def stale_sets(
     ]
 
 
-def staying(found: List[Release], keep: int, days: float, now: float) -> Dict[str, str]:
+def kept_releases(found: List[Release], keep: int, days: float, now: float) -> Dict[str, str]:
     """
     Return the releases that stay, each with the reason. Pure.
 
@@ -159,7 +159,7 @@ def staying(found: List[Release], keep: int, days: float, now: float) -> Dict[st
 def collect(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Remove what nothing needs."""
     keep, days = int(asked["keep"]), float(asked["days"])
-    with change_files.turn(change_files.UNITS_TURN), hold_build_lock() as free:
+    with change_files.exclusive_lock(change_files.UNITS_TURN), hold_build_lock() as free:
         now = time.time()
         lock = change_files.document(change_files.LOCK)
         old = stale_sets(kept_sets(), keep, days, now, lock["id"] if lock else None)
@@ -170,7 +170,7 @@ def collect(asked: Dict[str, Any]) -> Dict[str, Any]:
         if not free:
             stays = {each.id: "a release is being built" for each in there}
         else:
-            stays = staying(there, keep, days, now)
+            stays = kept_releases(there, keep, days, now)
         go = [each.id for each in there if each.id not in stays]
         freed = sum(size(RELEASES + "/" + name) for name in go)
         if free:

@@ -94,7 +94,7 @@ def is_gone(state: Dict[str, str]) -> bool:
     return state.get("ActiveState") in GONE
 
 
-def since(state: Dict[str, str]) -> Optional[float]:
+def active_since(state: Dict[str, str]) -> Optional[float]:
     """Return when a unit entered its present state, in seconds since 1970; None: not known."""
     name = "ActiveEnterTimestampMonotonic" if is_up(state) else "StateChangeTimestampMonotonic"
     at = int(state.get(name) or 0)
@@ -130,7 +130,7 @@ def look(unit: str, state: Dict[str, str]) -> Dict[str, Any]:
         "unit": unit,
         "active": state.get("ActiveState", ""),
         "sub": state.get("SubState", ""),
-        "since": since(state),
+        "since": active_since(state),
         "started": start_record(unit),
         "fingerprint": fingerprint(content),
         "release": release.group(1) if release else "",

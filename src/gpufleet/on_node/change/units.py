@@ -54,7 +54,7 @@ class Due(NamedTuple):
     right: List[str]
 
 
-def due(
+def judge_units(
     target: Dict[str, Optional[bytes]],
     present: Dict[str, str],
     started: Dict[str, Optional[str]],
@@ -84,7 +84,7 @@ def switch(asked: Dict[str, Any]) -> Dict[str, Any]:
     found = Progress()
     with my_turn(asked):
         try:
-            target = following(asked.get("units"))
+            target = read_next(asked.get("units"))
             keep(change_files.must_be_name(asked["id"]), target)
             carry_out(target, asked["seconds"], found)
         except (RefusedError, CannotRead, OSError) as error:
@@ -128,7 +128,7 @@ def my_turn(asked: Dict[str, Any]) -> "contextlib.AbstractContextManager[None]":
     That may be one whose controller was lost while it stops a unit: it comes to its end, and then
     there is little left to do. Or another replica's of the same wave.
     """
-    return change_files.turn(
+    return change_files.exclusive_lock(
         change_files.UNITS_TURN, asked["seconds"] + systemd.UNIT_MARGIN_SECONDS
     )
 
@@ -168,7 +168,7 @@ def sentence(error: Exception) -> str:
 # --- what is wanted: of next/, or of what is kept
 
 
-def following(units: Optional[Sequence[str]]) -> Target:
+def read_next(units: Optional[Sequence[str]]) -> Target:
     """Return what `next/` wants. Raises `RefusedError` where it is not whole."""
     manifest = change_files.document(change_files.NEXT + "/" + change_files.MANIFEST)
     if manifest is None:
@@ -299,7 +299,7 @@ def carry_out(target: Target, seconds: float, found: Progress) -> None:
     # Asked here and not before: a rank comes back by itself when its group's others are restarted,
     # with its new file once systemd has read that, and another start would end the new group.
     started = {unit: systemd.start_record(unit) for unit in names}
-    found_due = due(target.units, present, started, states)
+    found_due = judge_units(target.units, present, started, states)
     found.unchanged += found_due.right
     moving = found_due.restart + found_due.remove
     up = [unit for unit in moving if not systemd.is_gone(states[unit])]
@@ -411,7 +411,7 @@ def forget_failures(units: List[str]) -> None:
 
 def last_lines(unit: str) -> List[str]:
     """Return the last lines that a unit wrote, with no secret in them."""
-    hide = unit_journal.hiding(unit_journal.secrets(systemd.text(unit)))
+    hide = unit_journal.secret_redactor(unit_journal.secrets(systemd.text(unit)))
     life = endpoints.unit_state(unit).get("InvocationID")
     return [hide(line)[:1000] for line in endpoints.journal(unit, life, LINES)]
 

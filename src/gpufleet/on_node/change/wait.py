@@ -56,7 +56,7 @@ class Server:
 # --- no request is left
 
 
-def quiet(asked: Dict[str, Any]) -> Dict[str, Any]:
+def wait_idle(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Wait until nothing runs or waits on servers; say what was left."""
     began = time.monotonic()
     left: Dict[str, Optional[int]] = {}
@@ -117,7 +117,7 @@ def parse_requests(metrics: str) -> Optional[int]:
 # --- they answer
 
 
-def ready(asked: Dict[str, Any]) -> Dict[str, Any]:
+def wait_ready(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Wait until each unit's server has completed a prompt."""
     units = [change_files.must_be_name(unit) for unit in asked["units"]]
     watch = Watch()
@@ -165,7 +165,7 @@ def wait_for_unit(unit: str, seconds: float, lines: int) -> Dict[str, Any]:
         "unit": unit,
         "ready": done,
         "seconds": round(time.monotonic() - began, 3),
-        "since": systemd.since(systemd.states([unit])[unit]),
+        "since": systemd.active_since(systemd.states([unit])[unit]),
         "at": at if done else None,
         "served_name": server.served_name if server.url else None,
         "fingerprint": server.fingerprint,
@@ -220,7 +220,7 @@ def has_died(properties: Dict[str, str], restarts: int) -> bool:
 def redacted_answer(server: Server, seen: Dict[str, Any], lines: int) -> Dict[str, Any]:
     """Return what was seen with the journal's last lines, and no secret in any of it."""
     life = seen["unit"].get("InvocationID")
-    hide: Callable[[str], str] = unit_journal.hiding(unit_journal.secrets(server.text))
+    hide: Callable[[str], str] = unit_journal.secret_redactor(unit_journal.secrets(server.text))
 
     def shown(line: str) -> str:
         return hide(line)[:1000]

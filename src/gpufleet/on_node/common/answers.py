@@ -70,9 +70,9 @@ def missing(reason: str, **more: Any) -> Missing:
 def read(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return the function's value as JSON has it, or why there is none."""
     try:
-        return plain(function(*arguments))
+        return to_json(function(*arguments))
     except Exception as error:
-        return plain(missing_after(error))
+        return to_json(missing_after(error))
 
 
 def missing_after(error: Exception) -> Missing:
@@ -106,7 +106,7 @@ def is_missing(value: Any) -> bool:
     return isinstance(value, dict) and "missing" in value
 
 
-def plain(value: Any) -> Any:
+def to_json(value: Any) -> Any:
     """
     Turn what NVML's binding returns (bytes, structs, arrays, tuples) into JSON's types.
 
@@ -120,11 +120,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return missing("implausible", detail=str(value))
     if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: to_json(item) for key, item in value.items()}
     if hasattr(value, "_fields_"):
         # A versioned struct's first word says its size, which is no fact about the node.
         members = [name for name, *_ in value._fields_ if name != "version"]
-        return {name: plain(getattr(value, name)) for name in members}
+        return {name: to_json(getattr(value, name)) for name in members}
     if isinstance(value, (list, tuple)) or hasattr(value, "_length_"):
-        return [plain(item) for item in value]
+        return [to_json(item) for item in value]
     return value

@@ -49,7 +49,7 @@ class RefusedError(Exception):
 
 
 @contextlib.contextmanager
-def turn(path: str, seconds: float = TURN_SECONDS) -> Iterator[None]:
+def exclusive_lock(path: str, seconds: float = TURN_SECONDS) -> Iterator[None]:
     """Be the only one of a kind that changes anything here; a killed process loses the lock."""
     make_directory(HOME)
     os.chmod(linux_facts.ROOT + HOME, 0o700)

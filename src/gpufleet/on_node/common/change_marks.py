@@ -20,9 +20,9 @@ def lock(asked: Dict[str, Any]) -> Dict[str, Any]:
     """
     deploy_mark.await_end()
     if asked.get("look"):
-        return in_the_way(asked)
-    with change_files.turn(change_files.MARKS_TURN):
-        found = in_the_way(asked)
+        return blocking_holder(asked)
+    with change_files.exclusive_lock(change_files.MARKS_TURN):
+        found = blocking_holder(asked)
         if not found["ours"]:
             return found
         before = found["before"]
@@ -40,7 +40,7 @@ def lock(asked: Dict[str, Any]) -> Dict[str, Any]:
         return {"lock": now, "before": before, "ours": True}
 
 
-def in_the_way(asked: Dict[str, Any]) -> Dict[str, Any]:
+def blocking_holder(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Return the holder of the node; `ours`: the upgrade that asks may take it."""
     lock, living = change_files.document(change_files.LOCK), deploy_mark.living_deploy()
     steal = bool(asked.get("steal"))
@@ -55,7 +55,7 @@ def in_the_way(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 def unlock(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Give the lock back, if it is this upgrade's."""
-    with change_files.turn(change_files.MARKS_TURN):
+    with change_files.exclusive_lock(change_files.MARKS_TURN):
         before = change_files.document(change_files.LOCK)
         if before is None:
             return {"lock": None, "before": None, "ours": True}
@@ -67,15 +67,15 @@ def unlock(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 def cordon(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Mark the node."""
-    with change_files.turn(change_files.MARKS_TURN):
+    with change_files.exclusive_lock(change_files.MARKS_TURN):
         changed = ["cordon"] if mark(change_files.CORDON, asked) else []
         return {**marks(), "changed": changed}
 
 
 def uncordon(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Take the node's mark away."""
-    with change_files.turn(change_files.MARKS_TURN):
-        said = lift(change_files.CORDON, "the cordon", asked)
+    with change_files.exclusive_lock(change_files.MARKS_TURN):
+        said = remove_mark(change_files.CORDON, "the cordon", asked)
         changed = ["cordon"] if said is None else []
         return {**marks(), "changed": changed, "problem": said or None}
 
@@ -85,7 +85,7 @@ def drain(asked: Dict[str, Any]) -> Dict[str, Any]:
     person = asked.get("upgrade") is None
     if person:
         deploy_mark.await_end()
-    with change_files.turn(change_files.MARKS_TURN):
+    with change_files.exclusive_lock(change_files.MARKS_TURN):
         living = deploy_mark.living_deploy() if person else None
         if living is not None:
             raise change_files.RefusedError(
@@ -98,9 +98,10 @@ def drain(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 def undrain(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Take replicas' marks away."""
-    with change_files.turn(change_files.MARKS_TURN):
+    with change_files.exclusive_lock(change_files.MARKS_TURN):
         said = {
-            each: lift(path_of(each), "the drain of " + each, asked) for each in asked["replicas"]
+            each: remove_mark(path_of(each), "the drain of " + each, asked)
+            for each in asked["replicas"]
         }
         refused = [each for each in said.values() if each]
         return {
@@ -117,10 +118,10 @@ def path_of(replica: str) -> str:
 
 def marks() -> Dict[str, Any]:
     """Return all marks of this node."""
-    return {"cordon": change_files.document(change_files.CORDON), "drained": drained()}
+    return {"cordon": change_files.document(change_files.CORDON), "drained": drain_marks()}
 
 
-def drained() -> Dict[str, Any]:
+def drain_marks() -> Dict[str, Any]:
     """Return the marks of replicas."""
     found: List[str] = [
         each for each in change_files.names(change_files.DRAINED) if each.endswith(".json")
@@ -148,7 +149,7 @@ def mark(path: str, asked: Dict[str, Any]) -> bool:
     return True
 
 
-def lift(path: str, what: str, asked: Dict[str, Any]) -> Optional[str]:
+def remove_mark(path: str, what: str, asked: Dict[str, Any]) -> Optional[str]:
     """Take a mark away; None: done, "": there was none, else why it stays."""
     found = change_files.document(path)
     if found is None:

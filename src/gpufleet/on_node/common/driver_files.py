@@ -77,7 +77,7 @@ def library() -> dict[str, Any]:
     NVML tells its own version without being initialised: it is known when the driver is not.
     """
     return {
-        "library": linux_facts.known_answer("library", lambda: read(library_loaded)),
+        "library": linux_facts.recorded_or_call("library", lambda: read(library_loaded)),
         "nvml": read(nvml_version),
     }
 

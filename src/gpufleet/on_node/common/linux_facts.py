@@ -28,7 +28,7 @@ ROOT = ""
 ANSWERS: dict[str, Any] = {}
 
 
-def known_answer(name: str, call: Callable[[], Any]) -> Any:
+def recorded_or_call(name: str, call: Callable[[], Any]) -> Any:
     """Return the value recorded under a name, else what the call returns."""
     return ANSWERS[name] if name in ANSWERS else call()
 
@@ -58,7 +58,7 @@ def os_release() -> dict[str, Any]:
 
 def cpus() -> int:
     """Return how many CPUs are online."""
-    return len(expanded(line("/sys/devices/system/cpu/online")))
+    return len(parse_ranges(line("/sys/devices/system/cpu/online")))
 
 
 def memory_mib() -> int:
@@ -66,7 +66,7 @@ def memory_mib() -> int:
     return int(re.findall(r"^MemTotal:\s+(\d+) kB", line("/proc/meminfo"), re.MULTILINE)[0]) // 1024
 
 
-def expanded(ranges: str) -> list[int]:
+def parse_ranges(ranges: str) -> list[int]:
     """Return the numbers of a list as Linux writes it: "0-1,8" is [0, 1, 8]."""
     numbers: list[int] = []
     for part in filter(None, ranges.split(",")):
@@ -75,7 +75,7 @@ def expanded(ranges: str) -> list[int]:
     return numbers
 
 
-def collapsed(numbers: Iterable[int]) -> str:
+def format_ranges(numbers: Iterable[int]) -> str:
     """Return a list as Linux writes it: [0, 1, 8] is "0-1,8"."""
     ranges: list[list[int]] = []
     for item in sorted(numbers):
@@ -296,7 +296,7 @@ HOST_FACTS: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("boot_id", lambda: line("/proc/sys/kernel/random/boot_id")),
     ("kernel", lambda: line("/proc/sys/kernel/osrelease")),
     ("os_release", os_release),
-    ("arch", lambda: known_answer("arch", lambda: os.uname().machine)),
+    ("arch", lambda: recorded_or_call("arch", lambda: os.uname().machine)),
     ("python", lambda: sys.version.split()[0]),
     ("cpus", cpus),
     ("memory_mib", memory_mib),

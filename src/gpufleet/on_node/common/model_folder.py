@@ -33,7 +33,7 @@ def shards(directory: str) -> Iterator[str]:
         return
 
 
-def changed(directory: str, names: Iterable[str]) -> Iterator[str]:
+def changed_files(directory: str, names: Iterable[str]) -> Iterator[str]:
     """Yield those of the files that were written after the model was marked as complete."""
     marked = os.stat(os.path.join(directory, MARK)).st_mtime
     for name in sorted(names):

@@ -36,7 +36,7 @@ def binding() -> Any:
     return pynvml
 
 
-def started_nvml() -> Any:
+def start_nvml() -> Any:
     """Import the binding and initialise NVML in this process."""
     pynvml = binding()
     pynvml.nvmlInit()
@@ -53,7 +53,7 @@ def get(function: str, *arguments: Any, keys: tuple[str, ...] = ()) -> Ask:
     return ask
 
 
-def fill(function: str, structure: str) -> Ask:
+def ask_struct(function: str, structure: str) -> Ask:
     """Return a question whose answer NVML writes into a versioned struct."""
 
     def ask(nvml: Any, gpu: Any) -> Any:
@@ -66,7 +66,7 @@ def fill(function: str, structure: str) -> Ask:
     return ask
 
 
-def either(*questions: Ask) -> Ask:
+def first_of(*questions: Ask) -> Ask:
     """Return a question that falls back to the next where a driver or board does not know one."""
 
     def ask(nvml: Any, gpu: Any) -> Any:

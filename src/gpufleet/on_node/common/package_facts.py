@@ -145,7 +145,7 @@ def text(path: str) -> str:
         return ""
 
 
-def unattended(settings: Any, installed: Any, units: Any) -> Any:
+def unattended_upgrader(settings: Any, installed: Any, units: Any) -> Any:
     """
     Return what upgrades the node by itself, from the three places that know.
 

@@ -120,7 +120,7 @@ def disk(path: str) -> dict[str, Any]:
     """Return the file system that a path is on, or would be on: its nearest existing parent's."""
     there = os.path.normpath("/" + path.lstrip("/"))
     if "disks" in linux_facts.ANSWERS:
-        return dict(known_disk(linux_facts.ANSWERS["disks"], there))
+        return dict(disk_entry(linux_facts.ANSWERS["disks"], there))
     root = os.path.realpath(linux_facts.ROOT or "/")
     while not os.path.exists(linux_facts.ROOT + there) and there != "/":
         there = os.path.dirname(there)
@@ -131,7 +131,7 @@ def disk(path: str) -> dict[str, Any]:
     return {"mount": mount[len(root.rstrip("/")) :] or "/", **space(there)}
 
 
-def known_disk(disks: dict[str, Any], path: str) -> Any:
+def disk_entry(disks: dict[str, Any], path: str) -> Any:
     """Return the entry of the longest path that contains this one."""
     while path not in disks and path != "/":
         path = os.path.dirname(path)
@@ -197,8 +197,8 @@ SYSTEM_FACTS: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("modules", modules),
     ("secure_boot", secure_boot),
     ("iommu", iommu),
-    ("clock", lambda: linux_facts.known_answer("clock", clock)),
-    ("shm", lambda: linux_facts.known_answer("shm", lambda: space("/dev/shm"))),
+    ("clock", lambda: linux_facts.recorded_or_call("clock", clock)),
+    ("shm", lambda: linux_facts.recorded_or_call("shm", lambda: space("/dev/shm"))),
     ("memory_available_mib", lambda: memory_info("MemAvailable") // 1024),
     ("hugepages", hugepages),
     ("memory_errors", memory_errors),

@@ -82,16 +82,18 @@ def read_lines(unit: str) -> dict[str, Any]:
     wanted = max(1, int(PARAMETERS.get("lines") or 1))
     try:
         # One more than wanted: whether it is there says whether something was left out.
-        entries = journal("--lines=%d" % (wanted + 1), *since(), "--unit=" + unit, fields=FIELDS)
+        entries = journal(
+            "--lines=%d" % (wanted + 1), *since_arguments(), "--unit=" + unit, fields=FIELDS
+        )
     except CannotRead as error:
         return {"lines": error.missing, "more": False, "cursor": None}
     last = entries[-1].get("__CURSOR") if entries else None
     cursors = [entry.get("__CURSOR") for entry in entries]
     if PARAMETERS.get("cursor") in cursors:
         entries = entries[cursors.index(PARAMETERS["cursor"]) + 1 :]
-    hide = hiding(secrets(unit_text(unit)))
+    hide = secret_redactor(secrets(unit_text(unit)))
     lines = [line(entry, hide) for entry in entries[-wanted:]]
-    kept = fitting(lines)
+    kept = truncate_lines(lines)
     return {
         "lines": kept,
         "more": len(entries) > wanted or len(kept) < len(entries),
@@ -99,7 +101,7 @@ def read_lines(unit: str) -> dict[str, Any]:
     }
 
 
-def since() -> list[str]:
+def since_arguments() -> list[str]:
     """
     Return journalctl's arguments for where to begin.
 
@@ -189,7 +191,7 @@ def number(value: Any) -> int | None:
     return int(value) if str(value).isdigit() else None
 
 
-def fitting(lines: list[list[Any]]) -> list[list[Any]]:
+def truncate_lines(lines: list[list[Any]]) -> list[list[Any]]:
     """Return the last lines that together are not too much."""
     total, first = 0, len(lines)
     while first and total + len(lines[first - 1][3]) <= ALL_CHARACTERS:
@@ -264,7 +266,7 @@ def secret(path: str) -> str:
         return file.read(SECRET_BYTES).strip()
 
 
-def hiding(known: dict[str, str]) -> Callable[[str], str]:
+def secret_redactor(known: dict[str, str]) -> Callable[[str], str]:
     """Return what replaces secrets in a text by their names."""
 
     def hide(text: str) -> str:

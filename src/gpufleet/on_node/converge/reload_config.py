@@ -69,7 +69,7 @@ def check_loaded() -> "dict[str, Any]":
                 return {"error": "%s does not tell: %s" % (PARAMETERS["url"], problem)}
             time.sleep(0.2)
             continue
-        return {"in_force": read_at >= newest(), "error": None}
+        return {"in_force": read_at >= config_changed_at(), "error": None}
 
 
 def reload() -> "dict[str, Any]":
@@ -101,7 +101,7 @@ def metrics() -> "dict[str, float]":
     return {row[0].replace(PARAMETERS["server"], "%s", 1): float(row[1]) for row in rows}
 
 
-def newest() -> float:
+def config_changed_at() -> float:
     """Return when the configuration was last changed."""
     found = [path for pattern in PARAMETERS["watched"] for path in glob.glob(pattern)]
     return max((os.stat(path).st_mtime for path in found), default=0.0)

@@ -90,32 +90,42 @@ def tables(wanted: List[str]) -> List[str]:
 def paths(patterns: List[str], empty: List[str], keep: List[str]) -> List[str]:
     """Return the paths to remove, without those inside folders that go as a whole."""
     found = {path for each in patterns for path in glob.glob(each)}
-    found = {below for path in found if left_of(path, keep) for below in goes(path, keep)}
+    found = {
+        below
+        for path in found
+        if has_removable(path, keep)
+        for below in removable_paths(path, keep)
+    }
     found |= {path for path in empty if os.path.isdir(path) and not os.listdir(path)}
     return sorted(found)
 
 
-def goes(path: str, keep: List[str]) -> List[str]:
+def removable_paths(path: str, keep: List[str]) -> List[str]:
     """Return a path, or of a folder with something that stays all else that is in it."""
-    if not any(inside(each, path) for each in keep):
+    if not any(is_inside(each, path) for each in keep):
         return [path]
     there = [os.path.join(path, name) for name in os.listdir(path)]
-    return [below for each in there if left_of(each, keep) for below in goes(each, keep)]
+    return [
+        below
+        for each in there
+        if has_removable(each, keep)
+        for below in removable_paths(each, keep)
+    ]
 
 
-def left_of(path: str, keep: List[str]) -> bool:
+def has_removable(path: str, keep: List[str]) -> bool:
     """Return whether anything of a path would go: not only what stays, or this run's own mark."""
-    if any(inside(path, each) for each in keep):
+    if any(is_inside(path, each) for each in keep):
         return False
     if os.path.islink(path) or not os.path.isdir(path):
         return path != deploy_mark.DEPLOY
-    if inside(deploy_mark.DEPLOY, path) or any(inside(each, path) for each in keep):
+    if is_inside(deploy_mark.DEPLOY, path) or any(is_inside(each, path) for each in keep):
         there = [os.path.join(path, name) for name in os.listdir(path)]
-        return any(left_of(each, keep) for each in there)
+        return any(has_removable(each, keep) for each in there)
     return True
 
 
-def inside(path: str, folder: str) -> bool:
+def is_inside(path: str, folder: str) -> bool:
     """Return whether a path is a folder, or in it."""
     return path == folder or path.startswith(folder + "/")
 

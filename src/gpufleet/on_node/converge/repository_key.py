@@ -71,8 +71,8 @@ def main(asked: dict[str, Any]) -> str:
                 asked["setting"],
             )
         )
-    put(root + asked["key"], key)
-    put(root + asked["kept"], fetched)
+    write_key(root + asked["key"], key)
+    write_key(root + asked["kept"], fetched)
     return found[0]
 
 
@@ -134,14 +134,14 @@ def fingerprints(key: bytes) -> list[str]:
         return [
             # RFC 4880, 12.2: of a version 4 key; tag 6 is a public key, subkeys are 14.
             hashlib.sha1(b"\x99" + len(body).to_bytes(2, "big") + body).hexdigest().upper()
-            for tag, body in packets(dearmoured(key))
+            for tag, body in packets(dearmor(key))
             if tag == 6 and body[:1] == b"\x04"
         ]
     except (IndexError, ValueError):
         return []
 
 
-def dearmoured(key: bytes) -> bytes:
+def dearmor(key: bytes) -> bytes:
     """Return a key's packets (RFC 4880, 6.2: between an empty line and the checksum)."""
     armour = re.search(
         rb"-----BEGIN PGP PUBLIC KEY BLOCK-----\r?\n(?:[^\r\n]+\r?\n)*\r?\n(.*?)"
@@ -189,7 +189,7 @@ def new_length(data: bytes, at: int) -> Tuple[int, int]:
     raise ValueError("a packet in parts")
 
 
-def put(path: str, content: bytes) -> None:
+def write_key(path: str, content: bytes) -> None:
     """Have a file there at once and whole, readable by all: apt reads keys as its own user."""
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
     handle, draft = tempfile.mkstemp(prefix=".gpufleet-", dir=os.path.dirname(path))

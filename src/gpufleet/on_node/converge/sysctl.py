@@ -38,10 +38,10 @@ def read_setting(name: str, file: str, root: str) -> dict[str, Any]:
         return {"absent": True}
     except (OSError, ValueError) as error:
         return {"error": "it could not be read: %s" % error}
-    return {"value": value, "later": later(name, file, root)}
+    return {"value": value, "later": later_override(name, file, root)}
 
 
-def later(name: str, file: str, root: str) -> dict[str, Any] | None:
+def later_override(name: str, file: str, root: str) -> dict[str, Any] | None:
     """Return the last file after ours that sets a name, and what to; None if there is none."""
     found = None
     for path in read_after(file, root):

@@ -111,11 +111,11 @@ def stage_lines(stage: str) -> List[List[Any]]:
         "--unit=" + unit,
         fields=unit_journal.FIELDS,
     )
-    hide = unit_journal.hiding(unit_journal.secrets(unit_journal.unit_text(unit)))
-    return unit_journal.fitting([unit_journal.line(each, hide) for each in entries])
+    hide = unit_journal.secret_redactor(unit_journal.secrets(unit_journal.unit_text(unit)))
+    return unit_journal.truncate_lines([unit_journal.line(each, hide) for each in entries])
 
 
-def shown(name: str) -> dict[str, str]:
+def unit_properties(name: str) -> dict[str, str]:
     """Return what systemd reports about a unit's files."""
     wanted = "--property=DropInPaths,NeedDaemonReload"
     return properties(run("systemctl", "show", wanted, "--", name, seconds=10).out)
@@ -124,7 +124,7 @@ def shown(name: str) -> dict[str, str]:
 def unit(stage: str) -> dict[str, Any]:
     """Return what is not as gpufleet wrote it of a stage's unit, and what ended it last."""
     name = unit_of(stage)
-    known = shown(name)
+    known = unit_properties(name)
     if not known:
         raise CannotRead("error", detail="systemctl show prints nothing")
     ends = [each for each in status.events(name) if each["what"] == "exited"]
@@ -149,7 +149,7 @@ def model(directory: str) -> dict[str, Any]:
         "directory": directory,
         "complete": complete,
         "missing": sorted(set(model_folder.shards(folder)).difference(names))[:NAMED],
-        "changed": list(model_folder.changed(folder, names))[:NAMED] if complete else [],
+        "changed": list(model_folder.changed_files(folder, names))[:NAMED] if complete else [],
     }
 
 
@@ -159,14 +159,14 @@ def kernel_lines() -> List[List[Any]]:
         "--dmesg", "--boot=all", "--lines=%d" % KERNEL_LINES, "--since=@%d" % since(),
         fields=unit_journal.FIELDS,
     )  # fmt: skip
-    hide = unit_journal.hiding({})
+    hide = unit_journal.secret_redactor({})
     lines = [unit_journal.line(each, hide) for each in entries]
     kept = [
         each
         for each in lines
         if kernel_messages.ABOUT.search(each[3]) or (each[2] is not None and each[2] <= WARNING)
     ]
-    return unit_journal.fitting(kept[-KEPT_KERNEL_LINES:])
+    return unit_journal.truncate_lines(kept[-KEPT_KERNEL_LINES:])
 
 
 def changes() -> List[List[Any]]:

@@ -38,14 +38,14 @@ def main() -> None:
     found = read(unit_journal.ids)
     names = [] if is_missing(found) else found
     for name in names:
-        watch.ask(name, partial(twice, name), float(PARAMETERS["apart"]) + LOOK_SECONDS)
+        watch.ask(name, partial(sample_twice, name), float(PARAMETERS["apart"]) + LOOK_SECONDS)
     answers = watch.answers(*names)
     watch.stop()
     document = {"schema": 1, "replicas": found if is_missing(found) else answers}
     sys.stdout.write(json.dumps(document, separators=(",", ":")) + "\n")
 
 
-def twice(stage: str) -> dict[str, Any]:
+def sample_twice(stage: str) -> dict[str, Any]:
     """Return what the servers of a stage have counted, at two moments."""
     replica_answers.PARAMETERS["families"] = PARAMETERS["families"]
     asked = {"replica": stage, "prompts": [], "times": 0}

@@ -44,7 +44,7 @@ def document_flags(parser: argparse.ArgumentParser, help_texts: bool) -> List[Di
             continue
         entry = _flag(action, accepted.get(id(action), []), id(action) in deprecated)
         entry["group"] = groups.get(id(action))
-        entry["default"] = plain(action.default)
+        entry["default"] = to_json(action.default)
         if help_texts and _help(action):
             entry["help"] = _help(action).replace("%%", "%")
         found.append(entry)
@@ -71,10 +71,10 @@ def _flag(action: argparse.Action, accepted: List[str], deprecated: bool) -> Dic
         "positional": not action.option_strings,
         "action": None if kind in _PLAIN_ACTIONS else kind,
         "type": type_name(action.type),
-        "choices": None if action.choices is None else plain(list(action.choices)),
+        "choices": None if action.choices is None else to_json(list(action.choices)),
         "suggested": _suggested(action),
         "nargs": action.nargs or None,  # 0: takes none, which its kind says already
-        "const": plain(action.const) if kind in ("_StoreAction", "StoreBoolean") else None,
+        "const": to_json(action.const) if kind in ("_StoreAction", "StoreBoolean") else None,
         "deprecated": bool(
             deprecated
             or getattr(action, "deprecated", False)
@@ -98,7 +98,7 @@ def _suggested(action: argparse.Action) -> List[Any]:
     if action.choices is not None or shown is None:
         return []
     if isinstance(shown, (list, tuple)):
-        return list(plain(shown))
+        return list(to_json(shown))
     braced = re.match(r"\{([^}]*)\}", shown)
     return [value for value in braced.group(1).split(",") if value] if braced else []
 
@@ -144,7 +144,7 @@ def _lowers(convert: Any) -> bool:
         return False
 
 
-def plain(value: Any) -> Any:
+def to_json(value: Any) -> Any:
     """Return `value` as JSON has it, with an object of one key for what JSON cannot say."""
     if value is argparse.SUPPRESS:
         return {"$suppress": True}
@@ -157,11 +157,11 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):
-        return [plain(one) for one in value]
+        return [to_json(one) for one in value]
     if isinstance(value, (set, frozenset)):
-        return sorted((plain(one) for one in value), key=str)
+        return sorted((to_json(one) for one in value), key=str)
     if isinstance(value, dict):
-        return {str(key): plain(one) for key, one in value.items()}
+        return {str(key): to_json(one) for key, one in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {"$object": type(value).__name__}
     return {"$runtime": getattr(value, "__qualname__", type(value).__name__)}
@@ -176,13 +176,13 @@ def fields(cls: Any) -> Dict[str, Any]:
         default, bounds = field.default, {}
         if isinstance(default, FieldInfo):
             bounds = default.bounds
-            default = {"$factory": True} if default.default_factory else plain(default.default)
+            default = {"$factory": True} if default.default_factory else to_json(default.default)
         elif field.default_factory is not dataclasses.MISSING:
             try:
-                default = plain(field.default_factory())
+                default = to_json(field.default_factory())
             except Exception:  # it looks at the machine
                 default = {"$factory": True}
-        entry: Dict[str, Any] = {"type": annotation_text(field.type), "default": plain(default)}
+        entry: Dict[str, Any] = {"type": annotation_text(field.type), "default": to_json(default)}
         if bounds:
             entry["constraints"] = bounds
         if not field.init:

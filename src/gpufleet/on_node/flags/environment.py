@@ -113,7 +113,7 @@ def _looked_at(source: ast.expr) -> Iterator[str]:
 def _default(read: Optional[Callable[[], Any]], declared: Optional[str]) -> Any:
     """Return what the function gives; {"$runtime": ...} if it differs or needs more than Python."""
     before = Decisions.count
-    first, second = (document.plain(_with(read, {})) for _ in range(2))
+    first, second = (document.to_json(_with(read, {})) for _ in range(2))
     made = isinstance(first, dict) and "$runtime" in first
     constant = first == second and not made and Decisions.count == before
     return first if constant else {"$runtime": declared}

@@ -17,7 +17,7 @@ import sys
 import typing
 from typing import Any, Callable, Mapping, Optional
 
-from gpufleet.on_node.flags.placeholder import absent
+from gpufleet.on_node.flags.placeholder import make_placeholder
 
 NOT_SET: Any = object()
 
@@ -168,7 +168,7 @@ class Namespace:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
-        return absent(self.__name__ + "." + name)
+        return make_placeholder(self.__name__ + "." + name)
 
 
 class _CudaPlatform:
@@ -183,7 +183,7 @@ class _CudaPlatform:
             raise AttributeError(name)
         if name.startswith("is_"):
             return lambda *args, **options: name in ("is_cuda", "is_cuda_alike")
-        return absent("platform." + name)
+        return make_placeholder("platform." + name)
 
 
 # Names of vLLM's own that are not to be what they are there.
@@ -197,7 +197,7 @@ REPLACED: "dict[tuple[str, str], Any]" = {
 }
 
 
-def outside(name: str, import_module: Callable[[str], Any]) -> Any:
+def fake_module(name: str, import_module: Callable[[str], Any]) -> Any:
     """
     Return the module that code of vLLM's gets when it imports `name`, which is not vLLM's own.
 
@@ -221,13 +221,15 @@ def outside(name: str, import_module: Callable[[str], Any]) -> Any:
     if name == "importlib.util":
         return _no_packages()
     if name == "importlib.metadata":
-        return Namespace(name, {"version": lambda package: absent(package + ".__version__")})
+        return Namespace(
+            name, {"version": lambda package: make_placeholder(package + ".__version__")}
+        )
     if top not in sys.stdlib_module_names:
-        return absent(name)
+        return make_placeholder(name)
     try:
         return importlib.import_module(name)
     except ImportError:  # a part that this Python was built without
-        return absent(name)
+        return make_placeholder(name)
 
 
 def _no_packages() -> Namespace:

@@ -23,8 +23,8 @@ import warnings
 from typing import Any, Dict, Iterator, List, Optional
 
 from gpufleet.on_node.flags.bindings import Bindings, bound_names
-from gpufleet.on_node.flags.fakes import REPLACED, outside
-from gpufleet.on_node.flags.placeholder import absent
+from gpufleet.on_node.flags.fakes import REPLACED, fake_module
+from gpufleet.on_node.flags.placeholder import make_placeholder
 from gpufleet.on_node.flags.source import Release
 
 # What `from __future__ import annotations` does to a file's statements.
@@ -92,8 +92,8 @@ class Modules:
         name = importlib.util.resolve_name(name, package)
         if name.partition(".")[0] == "vllm":
             scope = self.get(name)
-            return absent(name) if scope is None else scope.module
-        return outside(name, self.import_module)
+            return make_placeholder(name) if scope is None else scope.module
+        return fake_module(name, self.import_module)
 
     def _import(
         self, name: str, scope: Any = None, _local: Any = None, wanted: Any = (), level: int = 0
@@ -185,7 +185,7 @@ class Scope:
         if self._has(name):
             return self.names[name]
         if name in self._busy:  # modules that import each other
-            return absent(self.name + "." + name)
+            return make_placeholder(self.name + "." + name)
         self._busy.add(name)
         try:
             statements = self.bindings.binding(name)
@@ -193,7 +193,7 @@ class Scope:
                 return self._from_elsewhere(name)
             for statement in statements:
                 self._run(statement, name)
-            return self.names.setdefault(name, absent(self.name + "." + name))
+            return self.names.setdefault(name, make_placeholder(self.name + "." + name))
         finally:
             self._busy.discard(name)
 
@@ -275,7 +275,7 @@ class Scope:
         try:
             self._exec(ast.copy_location(alone, statement))
         except ImportError:  # a release that asks for a newer Python, or a file that a build makes
-            self.names[name] = absent("%s.%s" % (getattr(statement, "module", ""), name))
+            self.names[name] = make_placeholder("%s.%s" % (getattr(statement, "module", ""), name))
 
     def _execute(self, statement: ast.stmt, name: str) -> None:
         try:

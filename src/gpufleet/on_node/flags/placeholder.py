@@ -31,7 +31,7 @@ class AbsentType(abc.ABCMeta):
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
-        return absent(cls.__qualname__ + "." + name)
+        return make_placeholder(cls.__qualname__ + "." + name)
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if not is_absent(cls):  # a class of the code that is read, with an absent base
@@ -39,7 +39,7 @@ class AbsentType(abc.ABCMeta):
         decorates = (
             len(args) == 1 and not kwargs and isinstance(args[0], (type, types.FunctionType))
         )
-        return args[0] if decorates else absent(cls.__qualname__ + "()")
+        return args[0] if decorates else make_placeholder(cls.__qualname__ + "()")
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return not is_absent(cls) and super().__instancecheck__(instance)
@@ -87,7 +87,7 @@ class AbsentType(abc.ABCMeta):
     __mod__ = __lshift__ = __and__ = __rand__ = __neg__ = _itself
 
 
-def absent(name: str) -> Any:
+def make_placeholder(name: str) -> Any:
     """Return a placeholder for `name`, a dotted path."""
     return AbsentType(
         name.rpartition(".")[2] or "absent",

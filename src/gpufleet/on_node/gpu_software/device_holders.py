@@ -25,7 +25,7 @@ def holders() -> list[dict[str, Any]]:
     """Return {"pid", "name", "unit", "devices"} of each, by PID; `unit` null: it is in none."""
     found = []
     for pid in sorted(int(name) for name in linux_facts.names("/proc") if name.isdigit()):
-        devices = sorted({*open_devices(pid), *mapped(pid)})
+        devices = sorted({*open_devices(pid), *mapped_devices(pid)})
         if devices and pid != os.getpid():
             name, within = read(line, "/proc/%d/comm" % pid), read(unit, pid)
             found.append(
@@ -50,7 +50,7 @@ def open_devices(pid: int) -> Iterator[str]:
                     yield found.group(0)
 
 
-def mapped(pid: int) -> Iterator[str]:
+def mapped_devices(pid: int) -> Iterator[str]:
     """Yield NVIDIA's device files among a process' mappings."""
     at = linux_facts.ROOT + "/proc/%d/maps" % pid
     with contextlib.suppress(OSError), open(at, encoding="utf-8", errors="replace") as maps:

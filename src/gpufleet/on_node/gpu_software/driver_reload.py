@@ -42,7 +42,7 @@ import time
 from typing import Any, Iterator, List, Sequence
 
 from gpufleet.on_node.common import driver_files, file_lock, linux_facts, system
-from gpufleet.on_node.common.answers import is_missing, plain, read
+from gpufleet.on_node.common.answers import is_missing, read, to_json
 from gpufleet.on_node.common.linux_facts import line, names
 from gpufleet.on_node.gpu_software.device_holders import holders
 from gpufleet.on_node.gpu_software.driver_units import (
@@ -50,10 +50,10 @@ from gpufleet.on_node.gpu_software.driver_units import (
     FailedError,
     active,
     blocked_stages,
-    do,
-    forget,
+    forget_units,
     keep,
     remove,
+    run_program,
     services_kept,
     start,
     stop,
@@ -118,17 +118,17 @@ def used_by() -> list[str]:
 # What is done
 
 
-def mark(reason: str) -> dict[str, Any]:
+def mark_unchecked(reason: str) -> dict[str, Any]:
     """Mark the node as unchecked; let systemd apply what keeps stages from starting."""
     if text_of(MARK) is None:
         write(MARK, reason)
     # Packages stop their services while they are exchanged, and not all start them again.
     keep([unit for unit in active(SERVICES) if unit in SERVICES], [])
-    do("systemctl", "daemon-reload", seconds=SERVICE_SECONDS)
+    run_program("systemctl", "daemon-reload", seconds=SERVICE_SECONDS)
     return {}
 
 
-def fail(reason: str) -> dict[str, Any]:
+def failed_check(reason: str) -> dict[str, Any]:
     """Return why the node did not pass its check."""
     write(MARK, reason)
     return {}
@@ -152,14 +152,14 @@ def reload_driver() -> dict[str, Any]:
     except FailedError:
         with contextlib.suppress(FailedError):
             for module in reversed(unloaded):
-                do("modprobe", module, seconds=MODULE_SECONDS)
+                run_program("modprobe", module, seconds=MODULE_SECONDS)
         start(own)
         raise
     for module in PARAMETERS["load"]:
-        do("modprobe", module, seconds=MODULE_SECONDS)
+        run_program("modprobe", module, seconds=MODULE_SECONDS)
     # A service without privileges cannot make them, and ours have none.
     with contextlib.suppress(FailedError):
-        do("nvidia-modprobe", "-c0", "-u")
+        run_program("nvidia-modprobe", "-c0", "-u")
     version = text_of("/sys/module/nvidia/version")
     if version != PARAMETERS["version"]:
         raise FailedError(
@@ -167,7 +167,7 @@ def reload_driver() -> dict[str, Any]:
             % (PARAMETERS["version"], version or "none")
         )
     started, failed = start(own)
-    forget(own)
+    forget_units(own)
     if failed:
         raise FailedError(
             "driver %s is loaded, and these do not start with it: %s" % (version, "; ".join(failed))
@@ -232,7 +232,7 @@ def refuse_busy(loaded: Sequence[str]) -> None:
 def unload(module: str) -> None:
     """Unload a module; `busy`: no process is left to stop."""
     try:
-        do("rmmod", module, seconds=MODULE_SECONDS)
+        run_program("rmmod", module, seconds=MODULE_SECONDS)
     except FailedError as error:
         if module not in loaded_modules():
             return  # gone with another, or by another
@@ -249,7 +249,7 @@ def start_again(units: Sequence[str]) -> dict[str, Any]:
     started, failed = start(units)
     if failed:
         raise FailedError("these do not start: %s" % "; ".join(failed), started=started)
-    forget(units)
+    forget_units(units)
     return {"started": started}
 
 
@@ -258,7 +258,7 @@ def start_services() -> dict[str, Any]:
     loaded = loaded_modules()
     for module in reversed(PARAMETERS["order"]["unload"]):
         if module in stopped_units()["modules"] and module not in loaded:
-            do("modprobe", module, seconds=MODULE_SECONDS)
+            run_program("modprobe", module, seconds=MODULE_SECONDS)
     return start_again(services_kept(SERVICES))
 
 
@@ -269,11 +269,11 @@ def reboot() -> dict[str, Any]:
     stages_up = [unit for unit in running if unit not in SERVICES]
     stop(stages_up, SERVICES, PARAMETERS["stop_seconds"])
     # In a moment, so that our answer still arrives.
-    do("systemd-run", "--quiet", "--on-active=2", "systemctl", "--no-block", "reboot")
+    run_program("systemd-run", "--quiet", "--on-active=2", "systemctl", "--no-block", "reboot")
     return {}
 
 
-def clear() -> dict[str, Any]:
+def clear_unchecked() -> dict[str, Any]:
     """Remove the mark, and start what waited for that."""
     stages_down = blocked_stages()
     keep(stages_down, [])
@@ -284,12 +284,12 @@ def clear() -> dict[str, Any]:
 
 ACTIONS = {
     "look": look,
-    "mark": lambda: mark(PARAMETERS["reason"]),
-    "fail": lambda: fail(PARAMETERS["reason"]),
+    "mark": lambda: mark_unchecked(PARAMETERS["reason"]),
+    "fail": lambda: failed_check(PARAMETERS["reason"]),
     "reload": reload_driver,
     "start": start_services,
     "reboot": reboot,
-    "clear": clear,
+    "clear": clear_unchecked,
 }
 
 
@@ -319,7 +319,7 @@ def main() -> None:
         found = dict(error.more, error=str(error))
     except (OSError, ValueError) as error:
         found = {"error": "%s: %s" % (type(error).__name__, error)}
-    sys.stdout.write(json.dumps(plain(dict(found, schema=1))) + "\n")
+    sys.stdout.write(json.dumps(to_json(dict(found, schema=1))) + "\n")
 
 
 if __name__ == "__main__":

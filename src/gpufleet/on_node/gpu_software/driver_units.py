@@ -35,7 +35,7 @@ class FailedError(Exception):
         self.more = more
 
 
-def do(name: str, *arguments: str, seconds: float = SHORT_SECONDS) -> str:
+def run_program(name: str, *arguments: str, seconds: float = SHORT_SECONDS) -> str:
     """Run a program; return what it printed. Raises `FailedError` with what it said."""
     try:
         done = subprocess.run(
@@ -85,7 +85,7 @@ def unit_properties(units: Sequence[str]) -> dict[str, dict[str, str]]:
     if not units:
         return {}
     wanted = "Id,LoadState,ActiveState,ConditionResult,UnitFileState"
-    output = do("systemctl", "show", "--no-pager", "--property=" + wanted, "--", *units)
+    output = run_program("systemctl", "show", "--no-pager", "--property=" + wanted, "--", *units)
     loaded = (about for about in show_each(output) if about.get("LoadState") == "loaded")
     return {about["Id"]: about for about in loaded}
 
@@ -108,10 +108,10 @@ def stop(units: Sequence[str], services: Sequence[str], seconds: float) -> None:
     """Stop stages, all at once, within `seconds`; then services, one after the other."""
     ours = [unit for unit in units if unit not in services]
     if ours:
-        do("systemctl", "stop", "--", *ours, seconds=seconds + SHORT_SECONDS)
+        run_program("systemctl", "stop", "--", *ours, seconds=seconds + SHORT_SECONDS)
     for unit in services:
         if unit in units:
-            do("systemctl", "stop", "--", unit, seconds=SERVICE_SECONDS)
+            run_program("systemctl", "stop", "--", unit, seconds=SERVICE_SECONDS)
 
 
 def start(units: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -123,8 +123,8 @@ def start(units: Sequence[str]) -> tuple[list[str], list[str]]:
             continue
         try:
             with contextlib.suppress(FailedError):  # too many failures while there was no driver
-                do("systemctl", "reset-failed", "--", unit)
-            do("systemctl", "start", "--", unit, seconds=SERVICE_SECONDS)
+                run_program("systemctl", "reset-failed", "--", unit)
+            run_program("systemctl", "start", "--", unit, seconds=SERVICE_SECONDS)
             started.append(unit)
         except FailedError as error:
             failed.append("%s (%s; `journalctl -u %s`)" % (unit, error, unit))
@@ -158,7 +158,7 @@ def services_kept(services: Sequence[str]) -> list[str]:
     return [unit for unit in reversed(services) if unit in units]
 
 
-def forget(units: Sequence[str]) -> None:
+def forget_units(units: Sequence[str]) -> None:
     """Strike units, and the modules with them, off what has to run again."""
     left = [unit for unit in stopped_units()["units"] if unit not in units]
     if left:

@@ -21,7 +21,7 @@ import re
 from typing import Any, Iterator, Optional, Tuple
 
 from gpufleet.on_node.common import driver_files, linux_facts, system
-from gpufleet.on_node.common.answers import CannotRead, is_missing, plain, read
+from gpufleet.on_node.common.answers import CannotRead, is_missing, read, to_json
 from gpufleet.on_node.common.commands import run
 from gpufleet.on_node.common.linux_facts import line, names
 
@@ -61,7 +61,7 @@ def enrolled() -> bool:
 
 def build(kernels: list[str], version: str) -> dict[str, Any]:
     """Build the newest sources of a version for kernels; return how they stand then."""
-    source = newest(version)
+    source = newest_source(version)
     said = {}
     for kernel in kernels:
         if source is None:
@@ -87,7 +87,7 @@ def dkms(*words: str) -> str:
     return "\n".join(rows) or "status %d" % output.status
 
 
-def newest(version: str) -> Optional[Tuple[str, str]]:
+def newest_source(version: str) -> Optional[Tuple[str, str]]:
     """Return name and version of the newest sources that a version or a branch names."""
     found = [each for each in sources() if each[1] == version or each[1].startswith(version + ".")]
     return max(found, key=lambda each: driver_files.version_key(each[1]), default=None)
@@ -115,4 +115,4 @@ def main() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(plain({"schema": 1, **main()})))
+    print(json.dumps(to_json({"schema": 1, **main()})))

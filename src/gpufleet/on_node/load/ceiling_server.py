@@ -45,7 +45,7 @@ def events(tokens: int) -> "tuple[bytes, bytes]":
     return event({**about, "choices": [choice]}), last
 
 
-def whole(answer: Any) -> bytes:
+def document_answer(answer: Any) -> bytes:
     """Return an answer that is one document."""
     body = json.dumps(answer, separators=(",", ":")).encode()
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
@@ -86,7 +86,7 @@ async def serve(tokens: int, answer: Any) -> None:
     streams: Dict[Server, int] = {}
     head, (token, last) = HEAD, events(tokens)
     if answer is not None:
-        head, tokens, last = b"", 0, whole(answer)
+        head, tokens, last = b"", 0, document_answer(answer)
     server = await loop.create_server(lambda: Server(streams, head, tokens), "127.0.0.1", 0)
     CommandReader(loop, lambda _: None)
     port = server.sockets[0].getsockname()[1]

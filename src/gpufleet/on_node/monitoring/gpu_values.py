@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any, Dict, Iterator, List, Tuple
 
 from gpufleet.on_node.common.answers import is_missing, read
-from gpufleet.on_node.common.nvml import Ask, either, get, started_nvml, text
-from gpufleet.on_node.probe.nvml_gpus import pci, plausible
+from gpufleet.on_node.common.nvml import Ask, first_of, get, start_nvml, text
+from gpufleet.on_node.probe.nvml_gpus import checked_count, pci
 
 # 0x02000028: nvmlMemory_v2, which does not count the driver's own reserve as used (nvml.h).
-MEMORY = either(get("MemoryInfo", 0x02000028), get("MemoryInfo"))
+MEMORY = first_of(get("MemoryInfo", 0x02000028), get("MemoryInfo"))
 UTILIZATION = get("UtilizationRates")
 REMAPPED = get("RemappedRows", keys=("corrected", "uncorrected", "pending", "failed"))
 
@@ -28,7 +28,7 @@ def remap_state(part: str) -> Ask:
 
 
 VALUES: Tuple[Tuple[str, Ask], ...] = (
-    ("temperature_celsius", either(get("TemperatureV", 0), get("Temperature", 0))),
+    ("temperature_celsius", first_of(get("TemperatureV", 0), get("Temperature", 0))),
     ("memory_used_bytes", memory("used")),
     ("memory_free_bytes", memory("free")),
     ("power_watts", lambda nvml, gpu: get("PowerUsage")(nvml, gpu) / 1000),
@@ -47,7 +47,7 @@ NOT_THERE = {"not_supported", "function_not_found"}
 
 def count() -> int:
     """Return how many GPUs NVML knows; raises where NVML does not start."""
-    return plausible(started_nvml().nvmlDeviceGetCount())
+    return checked_count(start_nvml().nvmlDeviceGetCount())
 
 
 def gpu(index: int) -> Dict[str, Any]:
@@ -57,7 +57,7 @@ def gpu(index: int) -> Dict[str, Any]:
     `failed` names the values that it should have said and did not. Raises where NVML gives no
     handle to it, or no UUID.
     """
-    nvml = started_nvml()
+    nvml = start_nvml()
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     answers: List[Tuple[str, Any]] = [(name, read(ask, nvml, handle)) for name, ask in VALUES]
     uuid = text(get("UUID"))(nvml, handle)
@@ -65,7 +65,7 @@ def gpu(index: int) -> Dict[str, Any]:
         "uuid": uuid,
         "bus_id": pci(nvml, handle)["bus_id"],
         "values": {name: answer for name, answer in answers if is_number(answer)},
-        "failed": list(failed(answers)),
+        "failed": list(failed_fields(answers)),
     }
 
 
@@ -74,7 +74,7 @@ def is_number(answer: Any) -> bool:
     return isinstance(answer, (int, float)) and not is_missing(answer)
 
 
-def failed(answers: List[Tuple[str, Any]]) -> Iterator[str]:
+def failed_fields(answers: List[Tuple[str, Any]]) -> Iterator[str]:
     """Yield the names of what could not be read although the board may have it."""
     for name, answer in answers:
         if not is_number(answer) and not (is_missing(answer) and answer["missing"] in NOT_THERE):

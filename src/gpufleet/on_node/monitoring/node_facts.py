@@ -102,14 +102,14 @@ def deploys() -> List[str]:
     return [] if is_missing(found) else [each for each in found if re.fullmatch(r"[a-z]+", each)]
 
 
-def on_disk(known: Any) -> Dict[str, Any]:
+def module_on_disk(known: Any) -> Dict[str, Any]:
     """Return the version of the running kernel's module; modinfo unpacks it, so not every time."""
     kernel = line("/proc/sys/kernel/osrelease")
     at = "/lib/modules/" + kernel
     listed = read(line, at + "/modules.dep")
     rows = [] if is_missing(listed) else listed.splitlines()
     files = [row.split(":")[0] for row in rows if re.search(r"/nvidia\.ko(\.\w+)?:", row)]
-    by = [kernel, *map(stamp, [at + "/modules.dep", *(at + "/" + file for file in files)])]
+    by = [kernel, *map(file_stamp, [at + "/modules.dep", *(at + "/" + file for file in files)])]
     # Where depmod lists no such module modinfo says so at once.
     if files and known and known["by"] == by:
         return dict(known)
@@ -118,7 +118,7 @@ def on_disk(known: Any) -> Dict[str, Any]:
 
 def fabric_manager(known: Any) -> Dict[str, Any]:
     """Return the version of the installed fabric manager, "" for none."""
-    by = [stamp(path) for path in DATABASES]
+    by = [file_stamp(path) for path in DATABASES]
     if any(by) and known and known["by"] == by:
         return dict(known)
     found = package_facts.packages()
@@ -128,7 +128,7 @@ def fabric_manager(known: Any) -> Dict[str, Any]:
     return {"by": by, "version": plain[-1] if plain else ""}
 
 
-def stamp(path: str) -> Optional[List[int]]:
+def file_stamp(path: str) -> Optional[List[int]]:
     """Return a stamp that changes with the file; None if it does not exist."""
     try:
         about = os.stat(linux_facts.ROOT + path)
@@ -139,7 +139,7 @@ def stamp(path: str) -> Optional[List[int]]:
 
 def library() -> str:
     """Return the version in the name of NVML's library, "" where the node has none."""
-    found = linux_facts.known_answer("library", lambda: read(driver_files.library_loaded))
+    found = linux_facts.recorded_or_call("library", lambda: read(driver_files.library_loaded))
     if is_missing(found):
         if found["missing"] in {"absent", "library_not_found"}:
             return ""
@@ -178,7 +178,7 @@ def units() -> List[Dict[str, Any]]:
     ]
 
 
-def on_bus(known: Any) -> Dict[str, Any]:
+def gpus_on_bus(known: Any) -> Dict[str, Any]:
     """
     Return the GPUs that the driver has, {bus id: {"answers", "uuid"}}. No driver: no GPUs.
 
@@ -227,8 +227,10 @@ class Facts:
 
     def __init__(self) -> None:
         self.watch = Watch()
-        self.known = recall("known.json")
-        self.stuck = {name: each for name, each in recall("stuck.json").items() if lives(each)}
+        self.known = load_kept("known.json")
+        self.stuck = {
+            name: each for name, each in load_kept("stuck.json").items() if is_alive(each)
+        }
         self.asked: Dict[str, Dict[str, Any]] = {}
         self.answers: Dict[str, Any] = {}
 
@@ -251,7 +253,7 @@ class Facts:
         self.watch.stop()
         until = time.monotonic() + END_SECONDS
         still = self.asked
-        while still and (still := {name: each for name, each in still.items() if lives(each)}):
+        while still and (still := {name: each for name, each in still.items() if is_alive(each)}):
             if time.monotonic() > until:
                 break
             time.sleep(0.02)
@@ -269,10 +271,10 @@ REMEMBERED = ("disk", "fabric_manager", "gpus", "xids")
 
 def process(pid: int) -> Dict[str, Any]:
     """Return a process's identity: its number and start time."""
-    return {"pid": pid, "began": began(pid)}
+    return {"pid": pid, "began": start_ticks(pid)}
 
 
-def began(pid: int) -> Optional[str]:
+def start_ticks(pid: int) -> Optional[str]:
     """Return when a process began, in ticks since boot; None: there is none, or it has ended."""
     try:
         with open("/proc/%d/stat" % pid, encoding="utf-8", errors="replace") as file:
@@ -282,12 +284,12 @@ def began(pid: int) -> Optional[str]:
     return None if words[0] in "ZX" else words[19]  # proc(5): 3 is the state, 22 the start
 
 
-def lives(about: Dict[str, Any]) -> bool:
+def is_alive(about: Dict[str, Any]) -> bool:
     """Return whether that very process is there."""
-    return about["began"] is not None and began(about["pid"]) == about["began"]
+    return about["began"] is not None and start_ticks(about["pid"]) == about["began"]
 
 
-def recall(name: str) -> Dict[str, Any]:
+def load_kept(name: str) -> Dict[str, Any]:
     """Return what an earlier run kept; {} if it is not there or nothing that we wrote."""
     try:
         with open("%s%s/%s" % (linux_facts.ROOT, MEMORY, name), encoding="utf-8") as file:
@@ -353,10 +355,10 @@ def ask(facts: Facts, gpu_node: bool, by_nvml: bool) -> None:
     parts = ["host", "stages"]
     if gpu_node:
         for name, function in (
-            ("disk", partial(on_disk, facts.known.get("disk"))),
+            ("disk", partial(module_on_disk, facts.known.get("disk"))),
             ("fabric_manager", partial(fabric_manager, facts.known.get("fabric_manager"))),
             ("library", library),
-            ("gpus", partial(on_bus, facts.known.get("gpus"))),
+            ("gpus", partial(gpus_on_bus, facts.known.get("gpus"))),
         ):
             facts.ask(name, function, seconds)
             parts.append(name)
@@ -383,9 +385,9 @@ def node(found: Dict[str, Any], about: Dict[str, Any], gpu_node: bool) -> Iterat
     host = found["host"]
     versions = {
         "loaded": driver_version(host if is_missing(host) else host["loaded"]),
-        "disk": driver_version(within(found.get("disk", ""), "version")),
+        "disk": driver_version(member_of(found.get("disk", ""), "version")),
         "library": driver_version(found.get("library", "")),
-        "fabric_manager": driver_version(within(found.get("fabric_manager", ""), "version")),
+        "fabric_manager": driver_version(member_of(found.get("fabric_manager", ""), "version")),
     }
     if not is_missing(host):
         yield "node_info", {
@@ -417,7 +419,7 @@ def driver_version(answer: Any) -> Optional[str]:
     return str(answer)
 
 
-def within(answer: Any, key: str) -> Any:
+def member_of(answer: Any, key: str) -> Any:
     """Return one member of an answer, missing alike if there was none."""
     return answer[key] if isinstance(answer, dict) and not is_missing(answer) else answer
 

@@ -52,7 +52,7 @@ class Counted:
         xid = XID.search(text)
         if xid:
             place, number = xid.groups()
-            key = "%s %s" % (short(place), number)
+            key = "%s %s" % (sysfs_address(place), number)
             self.counts[key] = self.counts.get(key, 0) + 1
 
     def add_later(self, text: str) -> None:
@@ -64,7 +64,7 @@ class Counted:
             self.add(text)
 
 
-def short(place: str) -> str:
+def sysfs_address(place: str) -> str:
     """Return a GPU's place as sysfs begins it: "0000:3b:00" of "00000000:3B:00"."""
     domain, rest = place.lower().split(":", 1)
     return "%04x:%s" % (int(domain, 16), rest)

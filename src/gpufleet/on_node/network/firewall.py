@@ -141,7 +141,7 @@ def look(wanted: str) -> dict[str, Any]:
     }
 
 
-def forget() -> None:
+def cancel_rollback() -> None:
     """End the timer that would take the rules back."""
     for verb in ("stop", "reset-failed"):
         with contextlib.suppress(FailedError):  # it is not there: nothing waits
@@ -155,7 +155,7 @@ def apply(wanted: str, seconds: int) -> dict[str, Any]:
     # Rules that were never confirmed are nothing to come back to.
     if active(REVERT + ".timer") != "active" or not os.path.exists(BEFORE):
         write(BEFORE, EMPTY + (loaded_table() or ""), 0o600)
-    forget()
+    cancel_rollback()
     run(
         "systemd-run",
         "--quiet",
@@ -169,14 +169,14 @@ def apply(wanted: str, seconds: int) -> dict[str, Any]:
     try:
         run("nft", "-f", "-", text=wanted)
     except FailedError:
-        forget()  # nothing was changed: nft loads all or nothing
+        cancel_rollback()  # nothing was changed: nft loads all or nothing
         raise
     return {}
 
 
 def confirm(wanted: str) -> dict[str, Any]:
     """Keep what was loaded, also over a reboot."""
-    forget()
+    cancel_rollback()
     seen = look(wanted)
     if seen["loaded"] is None or seen["loaded"] != seen["canonical"]:
         raise FailedError("the rules were rolled back before they were confirmed")
@@ -188,7 +188,7 @@ def revert() -> dict[str, Any]:
     """Bring back at once what was loaded before."""
     with open(BEFORE, encoding="utf-8") as file:
         run("nft", "-f", "-", text=file.read())
-    forget()
+    cancel_rollback()
     return {}
 
 

@@ -130,7 +130,7 @@ def perform(what: str, servers: "list[str]") -> "dict[str, Any]":
                 errors.append("%s: %s" % (name, " ".join(said.split())))
     found = server_states(drained)
     until = time.monotonic() + UP_SECONDS
-    while what == "ready" and down(found, servers) and time.monotonic() < until:
+    while what == "ready" and is_down(found, servers) and time.monotonic() < until:
         time.sleep(0.5)
         found = server_states(drained)
     found["unknown"] = sorted(set(servers) - set(there))
@@ -139,7 +139,7 @@ def perform(what: str, servers: "list[str]") -> "dict[str, Any]":
     return found
 
 
-def down(found: "dict[str, Any]", servers: "list[str]") -> bool:
+def is_down(found: "dict[str, Any]", servers: "list[str]") -> bool:
     """Return whether one of these servers gets no request because its check fails."""
     return any(
         each["backend"] + "/" + each["server"] in servers and each["status"].startswith("DOWN")
@@ -372,15 +372,15 @@ def send_command(command: str, master: bool = False) -> str:
     for _ in range(TRIES - 1):
         with contextlib.suppress(socket.timeout, ConnectionResetError):
             try:
-                return told_once(command, master)
+                return send_once(command, master)
             except ConnectionRefusedError:
                 if not master:
                     raise
                 time.sleep(0.3)  # over a reload the master is another program for a moment
-    return told_once(command, master)
+    return send_once(command, master)
 
 
-def told_once(command: str, master: bool) -> str:
+def send_once(command: str, master: bool) -> str:
     """Send the request once."""
     path = os.path.join(RUN, "master.sock" if master else "admin.sock")
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as there:

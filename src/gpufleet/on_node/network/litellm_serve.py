@@ -254,7 +254,7 @@ def credential(name: str) -> Path | None:
     return path if path.exists() else None
 
 
-def tell(state: str) -> None:
+def notify_systemd(state: str) -> None:
     """Notify systemd (sd_notify(3)) if systemd started this process."""
     if address := os.environ.get("NOTIFY_SOCKET"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:
@@ -289,7 +289,7 @@ def main(directory: str, *, only_check: bool) -> None:
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)
             if self.started:
-                tell("READY=1")
+                notify_systemd("READY=1")
 
     tls = {}
     if (key := credential("tls-key")) is not None:

@@ -106,7 +106,7 @@ class Dnf:
                             "%s (%s)" % (source["id"], source["url"])
                             for source in self.asked["sources"]
                         ),
-                        meaning(output.text),
+                        explain_error(output.text),
                         " | ".join(errors(output.text)[:4]) or output.last,
                     )
                 )
@@ -241,7 +241,7 @@ MEANINGS = (
 )  # fmt: skip
 
 
-def meaning(text: str) -> str:
+def explain_error(text: str) -> str:
     """Return what dnf's words mean, and what to do."""
     return next(
         (said for pattern, said in MEANINGS if re.search(pattern, text, re.I)),

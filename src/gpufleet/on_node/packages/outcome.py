@@ -75,7 +75,7 @@ def judge(
                 % (change.name, change.before, change.after)
             )
     after = outcome(changes, installed)
-    return reasons + lacking(asked, after) + out_of_step(asked["lockstep"], after)
+    return reasons + package_mismatches(asked, after) + out_of_step(asked["lockstep"], after)
 
 
 def outcome(changes: List[Change], installed: Dict[str, Installed]) -> Dict[str, str]:
@@ -94,7 +94,7 @@ def outcome(changes: List[Change], installed: Dict[str, Installed]) -> Dict[str,
     return after
 
 
-def lacking(asked: Dict[str, Any], after: Dict[str, str]) -> List[str]:
+def package_mismatches(asked: Dict[str, Any], after: Dict[str, str]) -> List[str]:
     """Return a sentence for each package that is not as asked."""
     sentences = []
     for name, version in asked["install"]:

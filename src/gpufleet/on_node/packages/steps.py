@@ -61,7 +61,7 @@ def output_lines(text: str) -> List[str]:
     return [line for line in lines if line and not NOISE.search(line)]
 
 
-def deaf() -> None:
+def ignore_hangup() -> None:
     """Keep us and our programs running when the connection ends."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
@@ -74,7 +74,7 @@ def begin_log(root: str) -> None:
         log.write("%s\n" % time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()))
 
 
-def doing(root: str, what: str, folder: str = "", size: int = 0) -> None:
+def record_step(root: str, what: str, folder: str = "", size: int = 0) -> None:
     """
     Write down what is done now: `what`, and for a download where it comes to and its bytes.
 
@@ -87,7 +87,7 @@ def doing(root: str, what: str, folder: str = "", size: int = 0) -> None:
         os.replace(root + STEP + ".new", root + STEP)
 
 
-def ended(root: str) -> None:
+def stop_watcher(root: str) -> None:
     """Stop the watcher."""
     with contextlib.suppress(OSError):
         os.unlink(root + STEP)

@@ -48,21 +48,21 @@ def transact(asked: Dict[str, Any]) -> Dict[str, Any]:
         os.chmod(os.path.dirname(os.path.dirname(root + LOCK)), 0o755)
         steps.begin_log(root)
         manager: Manager = Dnf(asked) if asked["manager"] == "dnf" else Apt(asked)
-        locks.wait(root, manager.kind, seconds, partial(tell, root))
-        steps.doing(root, "reads what is installed")
+        locks.wait(root, manager.kind, seconds, partial(report_progress, root))
+        steps.record_step(root, "reads what is installed")
         write_files(asked["files"])
         manager.prepare()
         notes: List[str] = []
         changes: List[Change] = []
         if asked["install"] or asked["remove"]:
-            notes += mend(manager, asked)
+            notes += repair_packages(manager, asked)
             changes = change(manager, asked, notes)
         else:
             manager.mark()
         verify(manager, asked)
         return {"schema": 1, "changed": [list(one) for one in changes], "notes": notes}
     finally:
-        steps.ended(root)
+        steps.stop_watcher(root)
         os.close(lock)
 
 
@@ -72,9 +72,9 @@ def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def tell(root: str, text: str) -> None:
+def report_progress(root: str, text: str) -> None:
     """Report progress to the caller, and to `transaction_progress.py`."""
-    steps.doing(root, text)
+    steps.record_step(root, text)
     say(text)
 
 
@@ -89,15 +89,15 @@ def write_files(files: Dict[str, str]) -> None:
         os.replace(path + ".new", path)
 
 
-def mend(manager: Manager, asked: Dict[str, Any]) -> List[str]:
+def repair_packages(manager: Manager, asked: Dict[str, Any]) -> List[str]:
     """Finish what was interrupted, and unpack torn packages again; return what was done."""
     half = manager.unfinished()
     if not half:
         return []
-    steps.doing(asked["root"], "completes an interrupted change")
+    steps.record_step(asked["root"], "completes an interrupted change")
     output = manager.finish()
     while output.status and "locked by another process" in output.text:
-        wait = partial(tell, asked["root"])
+        wait = partial(report_progress, asked["root"])
         locks.wait(asked["root"], manager.kind, asked["lock_seconds"], wait)
         output = manager.finish()
     if asked["install"] and any(one.torn for one in manager.installed().values()):
@@ -126,16 +126,16 @@ def change(manager: Manager, asked: Dict[str, Any], notes: List[str]) -> List[Ch
         raise RefusedError("%s; %s" % ("; ".join([str(refused), *foul]), UNTOUCHED)) from None
     problems = judge(changes, asked, before, manager.older)
     needs = manager.needs(changes)
-    problems += room(root, needs)
+    problems += space_problems(root, needs)
     if problems:
         raise RefusedError("%s; %s" % ("; ".join(problems), UNTOUCHED))
     notes += ["the node's own package sources: %s" % line for line in foul]
     cache = next((folder for folder in needs if folder != "/usr"), "")
-    steps.doing(root, "downloads packages", cache, needs.get(cache, 0))
+    steps.record_step(root, "downloads packages", cache, needs.get(cache, 0))
     output = manager.download()
     if output.status:
         raise RefusedError("packages could not be downloaded: %s; %s" % (output.last, UNTOUCHED))
-    steps.doing(root, "changes %d package%s" % (len(changes), "s"[: len(changes) - 1]))
+    steps.record_step(root, "changes %d package%s" % (len(changes), "s"[: len(changes) - 1]))
     output = manager.install()
     held = [one.name for one in changes if one.name in before and before[one.name].held]
     if output.status or broken_packages(manager, asked):
@@ -149,7 +149,7 @@ def change(manager: Manager, asked: Dict[str, Any], notes: List[str]) -> List[Ch
 
 def fetch(manager: Manager, asked: Dict[str, Any]) -> List[str]:
     """Fetch the indexes; return what is wrong with the node's own sources."""
-    steps.doing(asked["root"], "fetches the indexes of the package sources")
+    steps.record_step(asked["root"], "fetches the indexes of the package sources")
     for source in asked["sources"]:
         if not os.path.isfile(asked["root"] + source["key"]):
             raise RefusedError(
@@ -168,7 +168,7 @@ def broken_packages(manager: Manager, asked: Dict[str, Any]) -> List[str]:
     return [name for name, _ in asked["install"] if name not in found or not found[name].whole]
 
 
-def room(root: str, needs: Dict[str, int]) -> List[str]:
+def space_problems(root: str, needs: Dict[str, int]) -> List[str]:
     """Return a sentence for each file system that lacks room for what lies in these folders."""
     total: Dict[int, List[Any]] = {}
     for folder, size in needs.items():
@@ -197,7 +197,7 @@ def restore(manager: Manager, changes: List[Change], output: Output, held: List[
         ", ".join(failed) or ", ".join(sorted(one.name for one in changes)),
         output.last,
     )
-    steps.doing(manager.root, "restores the packages after a failure")
+    steps.record_step(manager.root, "restores the packages after a failure")
     back = manager.restore(changes)
     now = manager.installed()
     wrong = [
@@ -247,7 +247,7 @@ def verify(manager: Manager, asked: Dict[str, Any]) -> None:
 
 def main() -> None:
     """Do it; say a problem in one sentence."""
-    steps.deaf()
+    steps.ignore_hangup()
     try:
         document = transact(PARAMETERS)
     except (RefusedError, locks.LockedError) as refused:

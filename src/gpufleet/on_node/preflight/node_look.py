@@ -40,7 +40,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 from gpufleet.on_node.common.answers import CannotRead
 from gpufleet.on_node.common.commands import run
 from gpufleet.on_node.common.forked import Watch
-from gpufleet.on_node.common.model_folder import MARK, NOTES, changed, shards, sizes
+from gpufleet.on_node.common.model_folder import MARK, NOTES, changed_files, shards, sizes
 from gpufleet.on_node.transfer import folder_size
 from gpufleet.on_node.transfer.model_hashes import hash_file
 
@@ -178,7 +178,7 @@ def model(directory: str, files: Optional[Dict[str, List[str]]]) -> Dict[str, An
         "complete": complete,
         "missing": sorted(wanted - known)[:NAMED],
         "extra": sorted(known - wanted)[:NAMED] if files is not None else [],
-        "changed": list(changed(directory, known))[:NAMED] if complete else [],
+        "changed": list(changed_files(directory, known))[:NAMED] if complete else [],
         "wrong": list(other_hashes(directory, small, files or {}))[:NAMED],
         "hashed": len(small),
         "bytes": sum(there.values()),

@@ -10,15 +10,15 @@ import time
 from typing import Any, Callable
 
 from gpufleet.on_node.common import linux_facts
-from gpufleet.on_node.common.answers import CannotRead, is_missing, missing, plain, read
+from gpufleet.on_node.common.answers import CannotRead, is_missing, missing, read, to_json
 from gpufleet.on_node.common.nvml import (
     Ask,
     ask_all,
-    either,
-    fill,
+    ask_struct,
+    first_of,
     get,
     number,
-    started_nvml,
+    start_nvml,
     sysfs_bus_id,
     table_answers,
     text,
@@ -40,7 +40,7 @@ def pci(nvml: Any, gpu: Any) -> dict[str, Any]:
     """Return a GPU's place on the PCI bus, in NVML's and in sysfs' spelling."""
     info = nvml.nvmlDeviceGetPciInfo(gpu)
     return {
-        "bus_id": sysfs_bus_id(plain(info.busId)),
+        "bus_id": sysfs_bus_id(to_json(info.busId)),
         "nvml_bus_id": info.busId,
         "device_id": "0x%08x" % info.pciDeviceId,
         "subsystem_id": "0x%08x" % info.pciSubSystemId,
@@ -52,7 +52,7 @@ def affinity(function: str, words: int) -> Ask:
 
     def ask(nvml: Any, gpu: Any) -> str:
         mask = getattr(nvml, "nvmlDeviceGet" + function)(gpu, words, 0)  # 0: NUMA node, not socket
-        return linux_facts.collapsed(
+        return linux_facts.format_ranges(
             64 * index + bit
             for index, word in enumerate(mask)
             for bit in range(64)
@@ -64,7 +64,7 @@ def affinity(function: str, words: int) -> Ask:
 
 def processes(kind: str) -> Ask:
     """Return a question for who uses the GPU; `usedGpuMemory` in bytes, or null."""
-    question = either(get(kind + "RunningProcesses_v3"), get(kind + "RunningProcesses_v2"))
+    question = first_of(get(kind + "RunningProcesses_v3"), get(kind + "RunningProcesses_v2"))
 
     def ask(nvml: Any, gpu: Any) -> list[dict[str, Any]]:
         return [
@@ -77,7 +77,7 @@ def processes(kind: str) -> Ask:
 
 def throttle_samples(nvml: Any, gpu: Any) -> list[int]:
     """Return the reasons for throttling, read once, or three times if hardware throttles."""
-    question = either(get("CurrentClocksEventReasons"), get("CurrentClocksThrottleReasons"))
+    question = first_of(get("CurrentClocksEventReasons"), get("CurrentClocksThrottleReasons"))
     samples = [question(nvml, gpu)]
     while samples[0] & HARDWARE_SLOWDOWN and len(samples) < SAMPLES:
         time.sleep(SAMPLES_APART)
@@ -91,7 +91,7 @@ def inforom_valid(nvml: Any, gpu: Any) -> bool:
     return True
 
 
-def retired(cause: int) -> Ask:
+def retired_page_count(cause: int) -> Ask:
     """Return a question for how many pages were retired; cause 0: single-bit errors, 1: double."""
     question = get("RetiredPages", cause)
     return lambda nvml, gpu: len(question(nvml, gpu))
@@ -136,7 +136,7 @@ def platform(nvml: Any, gpu: Any) -> dict[str, Any]:
 
 def fabric_by_struct(version: int, structure: str, function: str) -> Ask:
     """Return a question for the GPU's registration with the NVLink fabric."""
-    filled = fill(function, structure)
+    filled = ask_struct(function, structure)
 
     def ask(nvml: Any, gpu: Any) -> dict[str, Any]:
         info = filled(nvml, gpu)
@@ -155,7 +155,7 @@ def fabric_by_struct(version: int, structure: str, function: str) -> Ask:
 
 
 # Hopper and newer register with the fabric; the struct grew with R550 and R580.
-FABRIC = either(
+FABRIC = first_of(
     fabric_by_struct(3, "c_nvmlGpuFabricInfo_v3_t", "GpuFabricInfoV"),
     fabric_by_struct(2, "c_nvmlGpuFabricInfo_v2_t", "GpuFabricInfoV"),
     fabric_by_struct(1, "c_nvmlGpuFabricInfo_t", "GpuFabricInfo"),
@@ -178,7 +178,7 @@ GPU_FACTS: tuple[tuple[str, Ask], ...] = (
     ("brand", get("Brand")),
     # Bytes. Version 1 counts the driver's own reserve, about half a GiB, as used. 0x02000028 is
     # nvmlMemory_v2: the struct's size and its version in one word.
-    ("memory", either(get("MemoryInfo", 0x02000028), get("MemoryInfo"))),
+    ("memory", first_of(get("MemoryInfo", 0x02000028), get("MemoryInfo"))),
     ("persistence_mode", get("PersistenceMode")),
     ("compute_mode", get("ComputeMode")),
     ("mig_mode", get("MigMode", keys=("current", "pending"))),
@@ -188,7 +188,7 @@ GPU_FACTS: tuple[tuple[str, Ask], ...] = (
     ("ecc_uncorrected_volatile", get("TotalEccErrors", 1, 0)),
     ("ecc_corrected_aggregate", get("TotalEccErrors", 0, 1)),
     ("ecc_uncorrected_aggregate", get("TotalEccErrors", 1, 1)),
-    ("ecc_sram", fill("SramEccErrorStatus", "c_nvmlEccSramErrorStatus_v1_t")),
+    ("ecc_sram", ask_struct("SramEccErrorStatus", "c_nvmlEccSramErrorStatus_v1_t")),
     (
         "remapped_rows",
         get("RemappedRows", keys=("corrected", "uncorrected", "pending", "failed")),
@@ -197,12 +197,12 @@ GPU_FACTS: tuple[tuple[str, Ask], ...] = (
     ("ecc_dram", ecc_at(2)),
     ("ecc_sram_counts", ecc_at(7)),
     ("retired_pages_pending", get("RetiredPagesPendingStatus")),
-    ("retired_pages", ask_all(single_bit=retired(0), double_bit=retired(1))),
+    ("retired_pages", ask_all(single_bit=retired_page_count(0), double_bit=retired_page_count(1))),
     # Blackwell. Repairs wait for a reset.
     ("repair", get("RepairStatus", keys=("channel_pending", "tpc_pending"))),
     ("memory_unrepairable", lambda nvml, gpu: nvml.nvmlDeviceGetUnrepairableMemoryFlag_v1(gpu)),
     ("throttle_samples", throttle_samples),
-    ("temperature_celsius", either(get("TemperatureV", 0), get("Temperature", 0))),
+    ("temperature_celsius", first_of(get("TemperatureV", 0), get("Temperature", 0))),
     ("temperature_shutdown_celsius", get("TemperatureThreshold", 0)),
     ("temperature_slowdown_celsius", get("TemperatureThreshold", 1)),
     ("temperature_memory_max_celsius", get("TemperatureThreshold", 2)),
@@ -267,38 +267,38 @@ DRIVER_FACTS: tuple[tuple[str, Callable[[Any], Any]], ...] = (
     ("branch", lambda nvml: nvml.nvmlSystemGetDriverBranch().branch),
     ("nvml", lambda nvml: nvml.nvmlSystemGetNVMLVersion()),
     ("cuda", lambda nvml: nvml.nvmlSystemGetCudaDriverVersion_v2()),
-    ("gpu_count", lambda nvml: plausible(nvml.nvmlDeviceGetCount())),
+    ("gpu_count", lambda nvml: checked_count(nvml.nvmlDeviceGetCount())),
     (
         "excluded",
         lambda nvml: [
-            excluded(nvml, i) for i in range(plausible(nvml.nvmlGetExcludedDeviceCount()))
+            excluded_gpu(nvml, i) for i in range(checked_count(nvml.nvmlGetExcludedDeviceCount()))
         ],
     ),
 )
 
 
-def plausible(count: int) -> int:
+def checked_count(count: int) -> int:
     """Return a number of GPUs; raises where the driver answers what cannot be one."""
     if count > GPUS_MAX:
         raise CannotRead("implausible", detail="the driver counts %d GPUs" % count)
     return count
 
 
-def excluded(nvml: Any, index: int) -> dict[str, Any]:
+def excluded_gpu(nvml: Any, index: int) -> dict[str, Any]:
     """Return a GPU that a module option hides."""
     info = nvml.nvmlGetExcludedDeviceInfoByIndex(index)
-    return {"bus_id": sysfs_bus_id(plain(info.pci.busId)), "uuid": info.uuid}
+    return {"bus_id": sysfs_bus_id(to_json(info.pci.busId)), "uuid": info.uuid}
 
 
 def driver() -> dict[str, Any]:
     """Return NVML's values of the driver; raises without NVML."""
-    nvml = started_nvml()
+    nvml = start_nvml()
     return {name: read(function, nvml) for name, function in DRIVER_FACTS}
 
 
 def gpu(index: int) -> dict[str, Any]:
     """Return everything about one GPU by itself; raises when NVML gives no handle to it."""
-    nvml = started_nvml()
+    nvml = start_nvml()
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     facts = table_answers(GPU_FACTS, nvml, handle)
     samples = facts["throttle_samples"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Iterable
 
-from gpufleet.on_node.common.answers import is_missing, plain, read
-from gpufleet.on_node.common.nvml import field, started_nvml, sysfs_bus_id
+from gpufleet.on_node.common.answers import is_missing, read, to_json
+from gpufleet.on_node.common.nvml import field, start_nvml, sysfs_bus_id
 
 NO_LINK = {"invalid_argument", "function_not_found", "not_supported"}
 LINKS_MAX = 64  # more than any: NVML itself ends the count (18 links from R525, 36 from R610)
@@ -85,12 +85,12 @@ def bit_errors(nvml: Any, gpu: Any, number: int, link: int) -> float:
 
 def remote_bus_id(nvml: Any, gpu: Any, number: int) -> str:
     """Return the PCI function at the other end; "ffffffff:ff:ff.0" where NVML does not know."""
-    return sysfs_bus_id(plain(nvml.nvmlDeviceGetNvLinkRemotePciInfo(gpu, number).busId))
+    return sysfs_bus_id(to_json(nvml.nvmlDeviceGetNvLinkRemotePciInfo(gpu, number).busId))
 
 
 def pairs(index: int, others: Iterable[int]) -> dict[int, dict[str, Any]]:
     """Return how one GPU reaches the others."""
-    nvml = started_nvml()
+    nvml = start_nvml()
     here = nvml.nvmlDeviceGetHandleByIndex(index)
     return {other: read(pair, nvml, here, other) for other in others}
 

@@ -100,10 +100,10 @@ def document() -> dict[str, Any]:
             watch.ask_in_turn(each, SECONDS["turn"])
         driver = watch.answers("driver")["driver"]
         count = 0 if is_missing(driver) or is_missing(driver["gpu_count"]) else driver["gpu_count"]
-        alone = asked_of_all(watch, "gpus", nvml_gpus.gpu, {i: (i,) for i in range(count)}, "gpu")
+        alone = ask_gpus(watch, "gpus", nvml_gpus.gpu, {i: (i,) for i in range(count)}, "gpu")
         present = [i for i in range(count) if not is_missing(alone[i])]
         others = {i: (i, [j for j in present if j != i]) for i in present if len(present) > 1}
-        together = asked_of_all(watch, "p2p", nvml_links.pairs, others, "pairs")
+        together = ask_gpus(watch, "p2p", nvml_links.pairs, others, "pairs")
         beside = watch.answers(*FILES, *PROGRAMS, *LONG)
     finally:
         watch.stop()
@@ -113,7 +113,7 @@ def document() -> dict[str, Any]:
         "probe": globals().get("__sha256__", missing("absent")),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "seconds": round(time.monotonic() - began, 3),
-        "user": {"uid": linux_facts.known_answer("uid", os.geteuid)},
+        "user": {"uid": linux_facts.recorded_or_call("uid", os.geteuid)},
         **{name: sections[name] for name, _ in linux_facts.HOST_FACTS},
         "system": system_section(beside),
         "kernel_log": beside["kernel_log"],
@@ -132,7 +132,7 @@ def document() -> dict[str, Any]:
     }
 
 
-def asked_of_all(
+def ask_gpus(
     watch: Watch,
     about: str,
     function: Callable[..., Any],
@@ -166,7 +166,7 @@ def system_section(beside: Mapping[str, Any]) -> dict[str, Any]:
         "disks": {path: beside["disk %s" % path] for path in DISKS},
         "units": beside["units"],
         "packages": beside["packages"],
-        "unattended_upgrades": package_facts.unattended(
+        "unattended_upgrades": package_facts.unattended_upgrader(
             beside["upgrades"], beside["packages"], beside["units"]
         ),
     }

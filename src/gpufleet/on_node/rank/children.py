@@ -121,7 +121,7 @@ def processes() -> Iterator[tuple[int, int]]:
                 yield int(name), int(parent)
 
 
-def listens(port: int) -> bool:
+def is_listening(port: int) -> bool:
     """Return whether a program on this node listens on a TCP port, without connecting to it."""
     wanted = ":%04X" % port
     for path in ("/proc/net/tcp", "/proc/net/tcp6"):

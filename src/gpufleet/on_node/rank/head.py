@@ -10,7 +10,7 @@ import socket
 import time
 from typing import Any, Callable
 
-from gpufleet.on_node.rank.children import listens
+from gpufleet.on_node.rank.children import is_listening
 from gpufleet.on_node.rank.life import Rank, peer
 from gpufleet.on_node.rank.wire import Link
 
@@ -310,7 +310,7 @@ class Head(Rank):
                 self.options.port + first + counter % count
                 for first, count in (MASTER_PORTS, RPC_PORTS)
             )
-            if not listens(master) and not listens(rpc):
+            if not is_listening(master) and not is_listening(rpc):
                 break
         else:
             self.wait_with("waiting", "all ports behind %d are in use" % self.options.port)

@@ -24,7 +24,7 @@ from gpufleet.on_node.rank.children import (
     describe_exit,
     environment,
     fill_ports,
-    listens,
+    is_listening,
 )
 from gpufleet.on_node.rank.mesh import NEVER, Mesh
 from gpufleet.on_node.rank.state import State
@@ -296,7 +296,7 @@ class Rank:
             return False
         self._next_look = now + LOOK_SECONDS
         port = int(fill_ports(self.options.ready_port, self.values))
-        if listens(port):
+        if is_listening(port):
             return True
         self.state.phase("starting", "%s is to listen on port %d" % (self.me.name, port))
         if now > self._start_until:

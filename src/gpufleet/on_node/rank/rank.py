@@ -100,10 +100,15 @@ def parser_of_options() -> argparse.ArgumentParser:
         help="at least 32 bytes, the same on all ranks",
     )
     add("--state", metavar="FILE", help="what `gpufleet status` reads")
-    add("--silence-seconds", type=positive, default=10.0, help="after which a peer is dead")
-    add("--grace-seconds", type=positive, default=5.0, help="between SIGTERM and SIGKILL")
+    add("--silence-seconds", type=positive_seconds, default=10.0, help="after which a peer is dead")
+    add("--grace-seconds", type=positive_seconds, default=5.0, help="between SIGTERM and SIGKILL")
     add("--drain-seconds", type=float, default=30.0, help="that a stopped server may take")
-    add("--start-seconds", type=positive, default=1800.0, help="until --ready-port is listened on")
+    add(
+        "--start-seconds",
+        type=positive_seconds,
+        default=1800.0,
+        help="until --ready-port is listened on",
+    )
     return parser
 
 
@@ -131,7 +136,7 @@ def node(text: str) -> Node:
     return Node(*pair(text))
 
 
-def positive(text: str) -> float:
+def positive_seconds(text: str) -> float:
     """Return a number of seconds above zero."""
     seconds = float(text)
     if not 0 < seconds < float("inf"):

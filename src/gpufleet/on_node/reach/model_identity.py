@@ -39,7 +39,7 @@ def files(directory: str, user: str) -> Dict[str, Any]:
     if not os.path.exists(directory):
         raise CannotRead(refusal(directory), detail=directory)
     found: Dict[str, Any] = {}
-    for name, path in below(directory):
+    for name, path in walk_files(directory):
         if len(found) >= MOST_FILES:
             raise CannotRead("implausible", detail="more than %d files" % MOST_FILES)
         try:
@@ -65,7 +65,7 @@ def refusal(path: str) -> str:
     return "absent"
 
 
-def below(directory: str) -> Iterator[Tuple[str, str]]:
+def walk_files(directory: str) -> Iterator[Tuple[str, str]]:
     """Yield (name below, path) of each file that counts; links are followed to files."""
     if os.path.isfile(directory):  # a GGUF file is a model by itself
         yield os.path.basename(directory), directory

@@ -61,16 +61,16 @@ def main() -> None:
     watch.ask("files", partial(model_identity.files, given["model"], given["user"]), MODEL_SECONDS)
     watch.ask("routes", partial(routes, given["peers"], given["address"]), LOOK_SECONDS)
     watch.ask("release", partial(release, given["release"]), LOOK_SECONDS)
-    wrong = unusable(given["address"])
+    wrong = listen_error(given["address"])
     tcp, udp = (
         [port for port in given["ports"] if not wrong and can_bind(kind, given["address"], port)]
         for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM)
     )
     taken = [port for port in given["ports"] if not wrong and port not in tcp]
     own = given["ports"][0]
-    watch.ask("used", partial(users, taken, TCP_SOCKETS), LOOK_SECONDS)
+    watch.ask("used", partial(port_users, taken, TCP_SOCKETS), LOOK_SECONDS)
     blocked = [] if wrong or own in udp else [own]
-    watch.ask("udp_user", partial(users, blocked, UDP_SOCKETS), LOOK_SECONDS)
+    watch.ask("udp_user", partial(port_users, blocked, UDP_SOCKETS), LOOK_SECONDS)
     answers = watch.answers("files", "routes", "release", "used", "udp_user")
     document = {
         "schema": 1,
@@ -78,7 +78,7 @@ def main() -> None:
         "mtu": read(mtu, given["interface"]),
         "free": tcp,
         "udp": next((port for port in [own, *reversed(udp)] if port in udp), None),
-        "spares": [] if wrong else list(spares(given["address"], given["samples"])),
+        "spares": [] if wrong else list(free_ports(given["address"], given["samples"])),
         **answers,
         "udp_user": answers["udp_user"].get(str(own)),
     }
@@ -86,10 +86,10 @@ def main() -> None:
     sys.stdout.write(json.dumps(document, separators=(",", ":")) + "\n")
 
 
-def unusable(address: str) -> str | None:
+def listen_error(address: str) -> str | None:
     """Return why nothing can listen on an address of this node; None: it can."""
     try:
-        spare(address)
+        free_port(address)
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL:
             return "no interface has it"
@@ -97,17 +97,17 @@ def unusable(address: str) -> str | None:
     return None
 
 
-def spare(address: str) -> int:
+def free_port(address: str) -> int:
     """Return a TCP port that is free on an address, from the ephemeral range."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tried:
         tried.bind((address, 0))
         return int(tried.getsockname()[1])
 
 
-def spares(address: str, samples: List[List[int]]) -> Iterator[int]:
+def free_ports(address: str, samples: List[List[int]]) -> Iterator[int]:
     """Yield free ports, one of the system's choice and one of each range."""
     with contextlib.suppress(OSError):
-        yield spare(address)
+        yield free_port(address)
     for first, last in samples:
         tried = random.sample(range(first, last + 1), min(50, last + 1 - first))
         yield from [port for port in tried if can_bind(socket.SOCK_STREAM, address, port)][:1]
@@ -169,11 +169,11 @@ def names(directory: str) -> List[str]:
     return []
 
 
-def users(ports: List[int], tables: Tuple[str, ...]) -> Dict[str, Any]:
+def port_users(ports: List[int], tables: Tuple[str, ...]) -> Dict[str, Any]:
     """Return who has ports: by /proc, as root also of other accounts."""
     if not ports:
         return {}
-    sockets = holding(set(ports), tables)
+    sockets = port_sockets(set(ports), tables)
     found: Dict[str, Any] = {str(port): None for port in ports}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -185,7 +185,7 @@ def users(ports: List[int], tables: Tuple[str, ...]) -> Dict[str, Any]:
     return found
 
 
-def holding(ports: Any, tables: Tuple[str, ...]) -> Dict[str, int]:
+def port_sockets(ports: Any, tables: Tuple[str, ...]) -> Dict[str, int]:
     """Return {as /proc/PID/fd names it: port} of the sockets that keep others from these ports."""
     found: Dict[str, int] = {}
     for path in tables:

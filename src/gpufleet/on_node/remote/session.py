@@ -87,7 +87,7 @@ def answer(text: bytes, seconds: float, asker: int) -> Optional[Dict[str, Any]]:
     except EOFError:
         return None
     finally:
-        ended(child)
+        kill_group(child)
         os.close(out)
         os.close(error)
     return {"status": status, "out": b"".join(printed[out]), "error": b"".join(printed[error])}
@@ -128,7 +128,7 @@ def read_output(
     return None
 
 
-def ended(child: int) -> None:
+def kill_group(child: int) -> None:
     """Kill all of a program's group; what is stuck in the kernel is left to it."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)

@@ -227,7 +227,7 @@ def endpoint(asked: dict[str, Any], unit: dict[str, str]) -> dict[str, Any]:
 
 def answer_as(asked: dict[str, Any], name: str, key: str | None, seconds: float) -> dict[str, Any]:
     """Return what a server answers by a name to the question for its kind, or why that is none."""
-    kind, known = questions.of_unit(asked["unit"])
+    kind, known = questions.expected_of_unit(asked["unit"])
     sees = known.sees and name == asked["served_name"]
     said = []
     for each in (kind, questions.PICTURE) if sees else (kind,):
@@ -349,7 +349,7 @@ def is_loopback(address: str) -> bool:
     )
 
 
-def guarded(function: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+def answer_or_error(function: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
     """Return the function's answer, or what went wrong in it: one endpoint never hides another."""
     try:
         return function(*arguments)
@@ -364,11 +364,11 @@ def main() -> None:
     document = {
         "schema": 1,
         "stages": {
-            asked["id"]: guarded(partial(stage, always=False), asked, units[asked["unit"]])
+            asked["id"]: answer_or_error(partial(stage, always=False), asked, units[asked["unit"]])
             for asked in stages
         },
         "metrics": {
-            asked["id"]: guarded(metrics, asked, units.get(asked.get("unit")))
+            asked["id"]: answer_or_error(metrics, asked, units.get(asked.get("unit")))
             for asked in exporters
         },
     }

@@ -81,7 +81,7 @@ class Server:
         self.pid = os.getpid()
         self.folder = folder
         self.name = name
-        self.beside = [each for each in names(folder) if each != name and lives(folder, each)]
+        self.beside = [each for each in names(folder) if each != name and holds_lock(folder, each)]
         """Servers that live beside it when it starts."""
 
     def watch(self, url: str, seconds: int) -> None:
@@ -89,9 +89,9 @@ class Server:
         # Whatever a look hangs in, the kernel ends this process, and with it the turn.
         signal.alarm(seconds + 2 * int(ANSWER_SECONDS))
         until = time.monotonic() + seconds
-        while lives(self.folder, self.name):
+        while holds_lock(self.folder, self.name):
             if answers(url):
-                gone = [each for each in self.beside if not lives(self.folder, each)]
+                gone = [each for each in self.beside if not holds_lock(self.folder, each)]
                 if gone:
                     self.again(gone)
                 else:
@@ -109,7 +109,7 @@ class Server:
         say(why % ", ".join(gone))
         signal.alarm(END_SECONDS)
         os.kill(self.pid, signal.SIGTERM)
-        while lives(self.folder, self.name):
+        while holds_lock(self.folder, self.name):
             time.sleep(POLL_SECONDS)
 
 
@@ -118,7 +118,7 @@ def names(folder: str) -> List[str]:
     return sorted(each[: -len(LIVES)] for each in os.listdir(folder) if each.endswith(LIVES))
 
 
-def lives(folder: str, name: str) -> bool:
+def holds_lock(folder: str, name: str) -> bool:
     """Return whether a server holds its lock."""
     file = opened(os.path.join(folder, name + LIVES))
     try:

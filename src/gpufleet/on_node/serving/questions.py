@@ -94,7 +94,7 @@ def kind_of(text: str) -> str:
     return found.group(1) if found else GENERATE
 
 
-def of_unit(unit: str) -> Tuple[str, Expected]:
+def expected_of_unit(unit: str) -> Tuple[str, Expected]:
     """Return the kind of a unit's model, and the facts in its files about its answers."""
     path = "%s%s/%s" % (linux_facts.ROOT, stages.UNITS, unit)
     try:
@@ -102,17 +102,17 @@ def of_unit(unit: str) -> Tuple[str, Expected]:
             text = file.read(stages.UNIT_BYTES)
     except OSError:
         return GENERATE, Expected()
-    return of_text(text)
+    return expected_of_text(text)
 
 
-def of_text(text: str) -> Tuple[str, Expected]:
+def expected_of_text(text: str) -> Tuple[str, Expected]:
     """Return likewise what a unit's file with this text says."""
     kind = kind_of(text)
     words = unit_command.serve(unit_command.command(text))
     if not words or any(word.startswith(CHANGING) for word in words):
         return kind, Expected()
     if kind == GENERATE:
-        return kind, Expected(sees=sees(words))
+        return kind, Expected(sees=accepts_images(words))
     return kind, expected(kind, words[0])
 
 
@@ -129,7 +129,7 @@ def expected(kind: str, folder: str) -> Expected:
     return Expected()
 
 
-def sees(words: Sequence[str]) -> bool:
+def accepts_images(words: Sequence[str]) -> bool:
     """
     Return whether a server with this command line certainly answers a chat with a picture.
 
@@ -223,7 +223,7 @@ def question(
             fields["prompt"] = text
         return Question(
             "/v1/audio/transcriptions",
-            form(fields, "tone.wav", tone()),
+            multipart_body(fields, "tone.wav", tone()),
             (("Content-Type", "multipart/form-data; boundary=" + BOUNDARY),),
         )
     if kind == PICTURE:
@@ -252,7 +252,7 @@ def picture() -> bytes:
     )
 
 
-def form(fields: "dict[str, str]", file_name: str, content: bytes) -> bytes:
+def multipart_body(fields: "dict[str, str]", file_name: str, content: bytes) -> bytes:
     """Return the body of a form with a file, as RFC 7578 has it."""
     parts = [
         '--%s\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n' % (BOUNDARY, name, value)
@@ -285,15 +285,15 @@ def judge(kind: str, put: Question, document: Any, known: Expected) -> Judged:
         if kind == "embed":
             return embedding(document, known)
         if kind == "rerank":
-            return scores(document, len(put.body["documents"]))
+            return judge_scores(document, len(put.body["documents"]))
         if kind == "classify":
-            return label(document, known)
+            return judge_label(document, known)
         if kind == "reward":
             return numbers("its answer", flatten_numbers(document["data"][0]["data"]))
         if kind == "transcribe":
-            return words(document["text"])
+            return judge_text(document["text"])
         if kind == GENERATE:
-            return words(document["choices"][0]["text"])
+            return judge_text(document["choices"][0]["text"])
         if kind == PICTURE:  # the one token of a model that thinks first is no content
             return Judged(str(document["choices"][0]["message"].get("content") or ""))
     except OTHER_FORM as error:
@@ -302,7 +302,7 @@ def judge(kind: str, put: Question, document: Any, known: Expected) -> Judged:
     return Judged(problem="its unit says `Kind=%s`, which this gpufleet does not know" % kind)
 
 
-def words(text: Any) -> Judged:
+def judge_text(text: Any) -> Judged:
     """Return a text as an answer."""
     if not isinstance(text, str):
         return Judged(problem="its answer has another form (its text is %s)" % type(text).__name__)
@@ -349,7 +349,7 @@ def embedding(document: Any, known: Expected) -> Judged:
     return found
 
 
-def scores(document: Any, count: int) -> Judged:
+def judge_scores(document: Any, count: int) -> Judged:
     """Return a reranker's scores in the order of the documents."""
     rows = {row["index"]: row["relevance_score"] for row in document["results"]}
     if sorted(rows) != list(range(count)):
@@ -357,7 +357,7 @@ def scores(document: Any, count: int) -> Judged:
     return numbers("its scores", [rows[at] for at in range(count)])
 
 
-def label(document: Any, known: Expected) -> Judged:
+def judge_label(document: Any, known: Expected) -> Judged:
     """Return a classifier's label, with its probabilities."""
     row = document["data"][0]
     found = numbers("its probabilities", row["probs"])

@@ -87,8 +87,8 @@ def replica(asked: dict[str, Any]) -> dict[str, Any]:
     name = unit_command.value(words, "--served-model-name") or said["model"]
     key_file = dict(unit_journal.CREDENTIAL.findall(text)).get(status.API_KEY)
     key = endpoints.read_key(key_file and linux_facts.ROOT + key_file)
-    known = unit_journal.hiding(unit_journal.secrets(text))
-    kind, about = questions.of_text(text)
+    known = unit_journal.secret_redactor(unit_journal.secrets(text))
+    kind, about = questions.expected_of_text(text)
 
     def put(url: str, prompt: str) -> "tuple[dict[str, Any], str | None]":
         if kind == questions.GENERATE:
@@ -99,7 +99,7 @@ def replica(asked: dict[str, Any]) -> dict[str, Any]:
         url: {
             "golden": rank_prompts(url, key, name, asked)
             if kind == "rerank"
-            else golden(url, asked, put),
+            else golden_answers(url, asked, put),
             "metrics": metrics(url),
         }
         for url in urls
@@ -107,7 +107,7 @@ def replica(asked: dict[str, Any]) -> dict[str, Any]:
     return {"servers": status.hide_secrets(found, known)}
 
 
-def golden(url: str, asked: dict[str, Any], put: Put) -> list[list[Any]]:
+def golden_answers(url: str, asked: dict[str, Any], put: Put) -> list[list[Any]]:
     """
     Return a server's answers to each prompt, which `put` puts to it.
 
@@ -141,7 +141,7 @@ def rank_prompts(url: str, key: str | None, name: str, asked: dict[str, Any]) ->
 
     once = {**asked, "prompts": prompts[:1]}
     found: list[list[Any]] = [[] for _ in prompts]
-    for said in (each for row in golden(url, once, rank) for each in row):
+    for said in (each for row in golden_answers(url, once, rank) for each in row):
         scores = said.get("numbers") or []
         order = sorted(range(len(scores)), key=lambda at: -scores[at])
         for at in range(len(prompts)):
@@ -192,7 +192,7 @@ def answer(url: str, key: str | None, body: dict[str, Any]) -> "tuple[dict[str, 
     said = endpoints.request(url + "/v1/completions", PARAMETERS["seconds"], key, body)
     if "error" in said:
         return {**NO_ANSWER, "error": said["error"]}, said["error"]
-    choice = chosen(said)
+    choice = only_completion(said)
     if choice is None:
         why = "HTTP %s: %s" % (said["status"], said["body"][:CHARACTERS])
         return {**NO_ANSWER, "error": why}, None
@@ -206,7 +206,7 @@ def numbered(url: str, key: str | None, body: dict[str, Any]) -> list[int] | Non
     """Return the tokens of an answer as an older release tells them: beside their probabilities."""
     more = {**body, "logprobs": 1, "return_tokens_as_token_ids": True}
     said = endpoints.request(url + "/v1/completions", PARAMETERS["seconds"], key, more)
-    choice = chosen(said) or {}
+    choice = only_completion(said) or {}
     words = (choice.get("logprobs") or {}).get("tokens") or []
     try:
         return [int(word[len(NUMBERED) :]) for word in words if word.startswith(NUMBERED)] or None
@@ -214,7 +214,7 @@ def numbered(url: str, key: str | None, body: dict[str, Any]) -> list[int] | Non
         return None
 
 
-def chosen(said: dict[str, Any]) -> dict[str, Any] | None:
+def only_completion(said: dict[str, Any]) -> dict[str, Any] | None:
     """Return the one completion of an answer, or None."""
     document = endpoints.parse_body(said)
     try:

@@ -112,7 +112,7 @@ def main() -> None:
         "change": {
             "lock": read(change_files.document, change_files.LOCK),
             "cordon": read(change_files.document, change_files.CORDON),
-            "drained": read(change_marks.drained),
+            "drained": read(change_marks.drain_marks),
         },
         "stages": [{"unit": name, **answers[name]} for name in names] or found,
     }
@@ -143,7 +143,7 @@ def stage(unit: str) -> dict[str, Any]:
     served_name = value(server, "--served-model-name") or ""
     place = endpoint(server, said["port"])
     others = [endpoint(server, port) for port in engines(server, said["port"])]
-    known = unit_journal.hiding(unit_journal.secrets(unit_journal.unit_text(unit)))
+    known = unit_journal.secret_redactor(unit_journal.secrets(unit_journal.unit_text(unit)))
 
     def hide(said: str) -> str:
         return known(said)[:CHARACTERS]
@@ -167,7 +167,7 @@ def stage(unit: str) -> dict[str, Any]:
         "engines": {
             each: endpoints.request(each + "/health", HEALTH_SECONDS) for each in others if each
         },
-        "since": read(since, unit),
+        "since": read(active_since, unit),
         "state": hide_secrets(read(unit_journal.state, name), hide),
         "events": happened,
         "before": hide_secrets(read(previous_log, happened, life), hide),
@@ -270,7 +270,7 @@ def members(words: list[str]) -> Iterator[str]:
 # --- what systemd and the driver say
 
 
-def since(unit: str) -> float:
+def active_since(unit: str) -> float:
     """Return when a unit entered its present state, in seconds since 1970."""
     names = "StateChangeTimestampMonotonic,ActiveEnterTimestampMonotonic,ActiveState"
     output = run("systemctl", "show", "--property=" + names, "--", unit, seconds=10)

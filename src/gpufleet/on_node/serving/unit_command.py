@@ -20,12 +20,12 @@ def command(text: str) -> list[str]:
         if not line.endswith("\\"):
             break
     return [
-        ESCAPE.sub(unescaped, double or single or plain)
+        ESCAPE.sub(unescape, double or single or plain)
         for double, single, plain in WORD.findall(" ".join(lines))
     ]
 
 
-def unescaped(found: Match[str]) -> str:
+def unescape(found: Match[str]) -> str:
     """Return the character of an escape."""
     escape, percent, _ = found.groups()
     if escape is None:

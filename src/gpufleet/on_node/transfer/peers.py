@@ -341,7 +341,7 @@ def manifest(source: Source, name: str, token: str) -> bytes:
         return bytes(found)
 
 
-def pull(
+def download_pieces(
     lines: Lines,
     tree: Tree,
     numbers: List[int],

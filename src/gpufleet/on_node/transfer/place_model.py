@@ -61,7 +61,9 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 def main() -> None:
     """Do what is asked; say a problem in one sentence."""
     try:
-        {"begin": begin, "place": place, "copy": copy, "own": own}[PARAMETERS["action"]](PARAMETERS)
+        {"begin": begin, "place": place, "copy": copy, "own": chown_models}[PARAMETERS["action"]](
+            PARAMETERS
+        )
     except RefusedError as refused:
         sys.exit(str(refused))
     except (OSError, subprocess.SubprocessError) as error:
@@ -182,7 +184,7 @@ def _finish(given: Dict[str, Any], parent: int, folder: int, files: int) -> None
         _remove(given["directory"], each)
 
 
-def own(given: Dict[str, Any]) -> None:
+def chown_models(given: Dict[str, Any]) -> None:
     """
     Make root the owner of the models' folder and its content; readable files stay readable.
 

@@ -135,7 +135,7 @@ def describe(given: Dict[str, Any]) -> Dict[str, Any]:
         found = kept_manifest(given)
         if found is None:
             found = describe_tree(directory, given["leave_out"], done=tell.report).manifest()
-            remember(given, found)
+            save_manifest(given, found)
     made = parse_manifest(found, hashlib.sha256(found).hexdigest(), given["leave_out"])
     files = sum(each.kind == "f" for each in made.entries)
     digest = hashlib.sha256(found).hexdigest()
@@ -152,14 +152,14 @@ def serve(given: Dict[str, Any]) -> Dict[str, Any]:
         made = parse_manifest(found, given["digest"], given["leave_out"])
         files = store.Files(made, store.open_folder(given["directory"]))
         holding = peers.Holding(made, pack(found), files, whole=True)
-        server = listening(given, holding)
+        server = start_server(given, holding)
         tell = Progress()
         tell.follow(lambda: (server.sent, 0))
         server.linger(set(given["expected"]), time.monotonic() + given["seconds"])
         return {"sent": server.sent}
 
 
-def listening(given: Dict[str, Any], holding: peers.Holding) -> peers.Server:
+def start_server(given: Dict[str, Any], holding: peers.Holding) -> peers.Server:
     """Return a server at the port that was given. Raises `RefusedError` if it is taken."""
     try:
         return peers.Server(
@@ -184,7 +184,7 @@ def fetch(given: Dict[str, Any]) -> Dict[str, Any]:
         holding = peers.Holding(made, packed, coming.files, whole=False)
         port, server = 0, None
         try:
-            server = listening(given, holding)
+            server = start_server(given, holding)
             port = server.port
         except RefusedError as error:  # those who were to have it from here go elsewhere
             fetching.remarks.append(str(error))
@@ -195,7 +195,7 @@ def fetch(given: Dict[str, Any]) -> Dict[str, Any]:
         tell.follow(lambda: (holding.bytes, made.bytes))
         fetching.run(holding, coming)
         coming.finish(given["remove"], given["files"])
-        remember(given, found)
+        save_manifest(given, found)
         spent = time.monotonic() - began
         if server:
             server.linger(set(given["expected"]), began + given["seconds"])
@@ -269,7 +269,9 @@ class Fetching:
             take = self._taking(source.name, holding, coming)
             try:
                 with peers.connected(source, self.name, self.token) as lines:
-                    peers.pull(lines, holding.tree, numbers, take, holding.have.__contains__)
+                    peers.download_pieces(
+                        lines, holding.tree, numbers, take, holding.have.__contains__
+                    )
                     lines.write(b"D %d\n" % half)
             except (OSError, peers.LostError) as error:
                 self._give_up("%s: %s" % (source.name, error))
@@ -363,7 +365,7 @@ def kept_manifest(given: Dict[str, Any]) -> Any:
         return None
 
 
-def remember(given: Dict[str, Any], manifest: bytes) -> None:
+def save_manifest(given: Dict[str, Any], manifest: bytes) -> None:
     """Keep the manifest of a tree."""
     os.makedirs(given["manifests"], mode=0o700, exist_ok=True)
     place = _place(given)

@@ -63,7 +63,7 @@ def dump(folder: str, asked: dict[str, Any]) -> None:
     programs, the first that exists is used) and `seen`, which is written as it is.
     """
     os.makedirs(folder, mode=0o700)
-    hide = unit_journal.hiding(unit_journal.secrets(unit_journal.unit_text(asked["unit"])))
+    hide = unit_journal.secret_redactor(unit_journal.secrets(unit_journal.unit_text(asked["unit"])))
     write(folder, "stall.json", json.dumps(asked["seen"], indent=1, sort_keys=True) + "\n")
     write(folder, "metrics.txt", asked["metrics"].decode("utf-8", "replace"))
     pids = members(asked["group"])[:PROCESSES]

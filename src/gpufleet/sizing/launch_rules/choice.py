@@ -96,7 +96,7 @@ FLAGS = {
 }
 
 
-def without(
+def drop_setting(
     refused: Refused,
     quantization: Quantization | None,
     choice: Choice,

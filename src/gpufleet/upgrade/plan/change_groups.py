@@ -54,7 +54,7 @@ def groups(
         if not (why[name] and said in {UNTOLD, STOPPED}):
             why[name] += [said]
     found = _Fleet(plan.stages, tuple(running), why, dict(node_changes or {}))
-    return tuple(sorted(found.groups(), key=lambda each: natural(each.id)))
+    return tuple(sorted(found.groups(), key=lambda each: natural_key(each.id)))
 
 
 def changed_replicas(
@@ -100,7 +100,7 @@ def without_cordoned(
     return tuple(on), tuple(off), tuple(sentences)
 
 
-def natural(text: str) -> tuple[tuple[str, int], ...]:
+def natural_key(text: str) -> tuple[tuple[str, int], ...]:
     """
     Return a key that sorts numbers in names as numbers.
 
@@ -187,7 +187,7 @@ class _Fleet:
         } - {replica}
 
     def _group(self, part: _Part, kind: Kind) -> Group:
-        replicas = tuple(sorted(part.replicas, key=natural))
+        replicas = tuple(sorted(part.replicas, key=natural_key))
         nodes = tuple(sorted(part.nodes))
         why = [f"{node}: {self.node_why[node]}" for node in nodes if node in self.node_why]
         for replica in replicas:

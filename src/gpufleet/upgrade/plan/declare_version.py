@@ -55,7 +55,7 @@ class Edit(JsonValue):
         return replace(self, before=self.after, after=self.before)
 
 
-def edits(declared: Fleet, version: str, nodes: Collection[str] = ()) -> tuple[Edit, ...]:
+def version_edits(declared: Fleet, version: str, nodes: Collection[str] = ()) -> tuple[Edit, ...]:
     """
     Return the lines to be written so that `nodes`, none for all, run this version.
 

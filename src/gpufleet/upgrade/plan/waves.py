@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpufleet.settings.upgrade_settings import Upgrade
-from gpufleet.upgrade.plan.change_groups import natural
+from gpufleet.upgrade.plan.change_groups import natural_key
 from gpufleet.upgrade.plan.replica_load import ReplicaLoad
 from gpufleet.upgrade.plan.required_replicas import (
     Need,
@@ -109,7 +109,13 @@ class _Queue:
             judged = takes.total() == len(group.replicas) > 0 and not group.goes
             models = min((count[model] for model in group.models), default=0)
             ordinary = not loads or judged
-            return (not ordinary, len(group.replicas), -models, len(group.nodes), natural(group.id))
+            return (
+                not ordinary,
+                len(group.replicas),
+                -models,
+                len(group.nodes),
+                natural_key(group.id),
+            )
 
         self.count = Counter(map(model_of, self.serve))
         self.kinds: dict[tuple[object, ...], _Kind] = {}

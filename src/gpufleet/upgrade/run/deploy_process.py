@@ -139,10 +139,10 @@ def _failure(path: Path, begin: int) -> str:
     """Return the lines of a run's output that explain its failure."""
     with path.open("rb") as file:
         file.seek(begin)
-        return why(file.read().decode("utf-8", "replace"))
+        return failure_lines(file.read().decode("utf-8", "replace"))
 
 
-def why(text: str) -> str:
+def failure_lines(text: str) -> str:
     """
     Return the lines of a deploy's output that tell why it failed: what it was refused for, or else
     what nodes said in the operation that failed first, each sentence once.

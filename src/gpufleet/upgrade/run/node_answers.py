@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from gpufleet.errors import FleetError
 from gpufleet.node.marks import Deploy, Lock, Mark
-from gpufleet.remote.answer_forms import reading
+from gpufleet.remote.answer_forms import refuse_malformed
 from gpufleet.serving import readiness
 
 Answer: TypeAlias = Mapping[str, Any] | str
@@ -25,7 +25,7 @@ def _named(read: Callable[[type[T], str, Answer], T]) -> Callable[[type[T], str,
 
     @wraps(read)
     def named(cls: type[T], node: str, answer: Answer) -> T:
-        with reading(node):
+        with refuse_malformed(node):
             return read(cls, node, answer)
 
     return named
@@ -390,14 +390,14 @@ def _why(said: Mapping[str, Any]) -> str:
     )
     if found.state in {readiness.State.WAITING, readiness.State.READY}:
         lines: Sequence[str] = seen.get("journal", [])
-        return str(readiness.unready(int(said["seconds"]), said["unit"], lines))
+        return str(readiness.not_ready_error(int(said["seconds"]), said["unit"], lines))
     return found.text
 
 
 def _why_unit(said: Mapping[str, Any], seen: Mapping[str, Any]) -> str:
     """Return why a rank without a server is not ready."""
     properties = seen.get("unit") or {}
-    lines = readiness.relevant(seen.get("journal", []))
+    lines = readiness.relevant_lines(seen.get("journal", []))
     told = "".join(f"\n    {line}" for line in lines)
     state = properties.get("ActiveState") or seen.get("error") or "not there"
     return f"{said['unit']} is {state} after {said['seconds']:.0f} s{told}"

@@ -90,8 +90,8 @@ class FleetView:
         """Return, for each replica, its servers of before and after, as journals keep them."""
         every: dict[str, dict[str, dict[str, Any]]] = {}
         both = {
-            *servers.running(self.found.running),
-            *servers.planned(self.found.plan.stages),
+            *servers.running_servers(self.found.running),
+            *servers.planned_servers(self.found.plan.stages),
         }
         for each in sorted(both):
             every.setdefault(each.stage, {})[haproxy.server_name(each)] = _server_json(each)

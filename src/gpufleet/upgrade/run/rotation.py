@@ -30,7 +30,7 @@ class Rotation:
         )
 
 
-def in_rotation(
+def read_rotation(
     model: str,
     gateway: str,
     state: haproxy.GatewayState,
@@ -46,7 +46,7 @@ def in_rotation(
     running = tuple(running)
     states = {each.name: each for each in state.servers}
     found: dict[str, list[str]] = {}
-    for each in servers.running(running):
+    for each in servers.running_servers(running):
         if each.model == model:
             seen = states.get(haproxy.server_name(each))
             found.setdefault(each.stage, []).append(_why_out(seen))
@@ -66,7 +66,7 @@ def in_rotation(
         for replica, whys in found.items()
         if replica not in serving
     }
-    known = {haproxy.server_name(each) for each in servers.running(running)}
+    known = {haproxy.server_name(each) for each in servers.running_servers(running)}
     unknown = (
         name
         for name, each in sorted(states.items())

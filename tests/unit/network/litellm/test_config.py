@@ -230,7 +230,9 @@ def test_no_key_is_in_what_it_reads() -> None:
 def test_it_reaches_no_further_than_it_has_to(
     wanted: dict[str, Any], url: str, networks: tuple[str, ...]
 ) -> None:
-    found = litellm.reach(Litellm.model_validate({**BASE, **wanted}), Upstream(url, 60, "x"))
+    found = litellm.allowed_networks(
+        Litellm.model_validate({**BASE, **wanted}), Upstream(url, 60, "x")
+    )
     assert found == networks
 
 

@@ -26,7 +26,7 @@ def test_a_download_is_said_in_bytes_of_packages(root: str) -> None:
     (partial / "a.deb").write_bytes(b"x" * 4096)
     (partial.parent / "b.deb").write_bytes(b"x" * 8192)
     (partial.parent / "pkgcache.bin").write_bytes(b"x" * 8192)
-    steps.doing(root, "downloads packages", "/var/cache/apt", 20000)
+    steps.record_step(root, "downloads packages", "/var/cache/apt", 20000)
 
     found = look(root)
 
@@ -35,7 +35,7 @@ def test_a_download_is_said_in_bytes_of_packages(root: str) -> None:
 
 
 def test_another_step_is_said_with_the_last_line_of_its_command(root: str) -> None:
-    steps.doing(root, "changes 3 packages")
+    steps.record_step(root, "changes 3 packages")
     assert (look(root)["step"], look(root)["line"]) == ("changes 3 packages", None)
 
     words = {"argv": ["printf", r"Unpacking\n\033[1mSetting up\033[0m foo (1.2) ...\r\n\n"]}
@@ -45,7 +45,7 @@ def test_another_step_is_said_with_the_last_line_of_its_command(root: str) -> No
 
 
 def test_a_command_that_has_said_nothing_has_no_line(root: str) -> None:
-    steps.doing(root, "changes 3 packages")
+    steps.record_step(root, "changes 3 packages")
     for argv in (["echo", "before"], ["true"]):
         steps.run(root, {"argv": argv, "seconds": 5, "stdin": ""})
 
@@ -54,11 +54,11 @@ def test_a_command_that_has_said_nothing_has_no_line(root: str) -> None:
 
 def test_what_has_ended_or_was_killed_is_not_said(root: str) -> None:
     assert look(root) == NOTHING
-    steps.doing(root, "changes 3 packages")
-    steps.ended(root)
+    steps.record_step(root, "changes 3 packages")
+    steps.stop_watcher(root)
     assert look(root) == NOTHING
 
-    other = "from gpufleet.on_node.packages import steps; steps.doing(%r, 'changes')" % root  # noqa: UP031
+    other = "from gpufleet.on_node.packages import steps; steps.record_step(%r, 'changes')" % root  # noqa: UP031
     subprocess.run([sys.executable, "-c", other], check=True)
     assert look(root) == NOTHING
 
@@ -71,7 +71,7 @@ def test_what_cannot_be_read_is_not_said(root: str, text: str) -> None:
 
 
 def test_what_cannot_be_written_down_stops_nothing(tmp_path: Path) -> None:
-    steps.doing(str(tmp_path / "none"), "changes 3 packages")
-    steps.ended(str(tmp_path / "none"))
+    steps.record_step(str(tmp_path / "none"), "changes 3 packages")
+    steps.stop_watcher(str(tmp_path / "none"))
 
     assert not list(tmp_path.iterdir())

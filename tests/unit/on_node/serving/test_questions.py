@@ -195,34 +195,34 @@ def test_what_a_vector_has_to_be_is_what_the_models_files_say(
     for left in (node / "srv/m").rglob("*.json"):
         left.unlink()
     put_files(node, **files)
-    assert questions.of_unit(put_unit(node, "embed")) == ("embed", known)
+    assert questions.expected_of_unit(put_unit(node, "embed")) == ("embed", known)
 
 
 def test_labels_are_those_of_the_models_config(node: Path) -> None:
     put_files(node, config={"id2label": {"0": "yes", "1": "no"}})
-    found = questions.of_unit(put_unit(node, "classify"))
+    found = questions.expected_of_unit(put_unit(node, "classify"))
     assert found == ("classify", Expected(labels=("yes", "no")))
 
 
 def test_flags_that_change_what_the_files_say_leave_the_answer_unjudged(node: Path) -> None:
     put_files(node, config=BERT)
     unit = put_unit(node, "embed", **{"hf-overrides": {"hidden_size": 9}})
-    assert questions.of_unit(unit) == ("embed", Expected())
+    assert questions.expected_of_unit(unit) == ("embed", Expected())
 
 
 def test_a_path_in_modules_json_leads_nowhere_else(node: Path) -> None:
     (node / "srv/config.json").write_text('{"word_embedding_dimension": 7}')
     wrong = [{"type": "x.Pooling", "path": ".."}]
     put_files(node, config=BERT, modules=wrong)
-    assert questions.of_unit(put_unit(node, "embed")) == ("embed", Expected(384))
+    assert questions.expected_of_unit(put_unit(node, "embed")) == ("embed", Expected(384))
 
 
 def test_a_unit_without_a_word_of_it_completes_text(node: Path) -> None:
     """Those of older gpufleets; and one that is not there is asked as ever."""
     name = put_unit(node, "generate")
     assert "Kind=" not in (node / f"etc/systemd/system/{name}").read_text()
-    assert questions.of_unit(name) == ("generate", Expected())
-    assert questions.of_unit("vllm-gone-0.service") == ("generate", Expected())
+    assert questions.expected_of_unit(name) == ("generate", Expected())
+    assert questions.expected_of_unit("vllm-gone-0.service") == ("generate", Expected())
 
 
 # -- models that see
@@ -254,7 +254,7 @@ def test_who_is_asked_about_a_picture_is_what_certainly_sees(
     node: Path, config: Any, tokenizer: Any, flags: dict[str, Any], sees: bool
 ) -> None:
     put_files(node, config=config, tokenizer_config=tokenizer)
-    assert questions.of_unit(put_unit(node, "generate", **flags)) == (
+    assert questions.expected_of_unit(put_unit(node, "generate", **flags)) == (
         "generate",
         Expected(sees=sees),
     )
@@ -263,7 +263,10 @@ def test_who_is_asked_about_a_picture_is_what_certainly_sees(
 def test_a_template_in_a_file_of_its_own_is_found(node: Path) -> None:
     put_files(node, config=SEEING, tokenizer_config={})
     (node / "srv/m/chat_template.jinja").write_text("{{ messages }}")
-    assert questions.of_unit(put_unit(node, "generate")) == ("generate", Expected(sees=True))
+    assert questions.expected_of_unit(put_unit(node, "generate")) == (
+        "generate",
+        Expected(sees=True),
+    )
 
 
 def test_the_picture_is_a_red_square_to_others() -> None:

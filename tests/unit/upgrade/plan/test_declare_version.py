@@ -50,7 +50,7 @@ def test_only_the_two_lines_change(project: Path) -> None:
     """Quotes and comments stay; read anew, all nodes have the version and its lock."""
     before = (project / "group_vars/gpu.yml").read_text().splitlines()
     declared = read(project)
-    edits = declare_version.edits(declared, "0.32.0")
+    edits = declare_version.version_edits(declared, "0.32.0")
     declare_version.write_down(declared.root, edits)
 
     after = (project / "group_vars/gpu.yml").read_text().splitlines()
@@ -78,7 +78,7 @@ def test_it_is_undone_byte_by_byte(project: Path) -> None:
     """And written twice, it is written once."""
     path = project / "group_vars/gpu.yml"
     before = path.read_bytes()
-    edits = declare_version.edits(read(project), "0.32.0")
+    edits = declare_version.version_edits(read(project), "0.32.0")
     declare_version.write_down(project, edits)
     declare_version.write_down(project, edits)
     assert path.read_bytes() != before
@@ -89,7 +89,7 @@ def test_it_is_undone_byte_by_byte(project: Path) -> None:
 
 def test_a_version_that_is_declared_already_changes_nothing(project: Path) -> None:
     """No line is to be written."""
-    assert declare_version.edits(read(project), "0.31.1") == ()
+    assert declare_version.version_edits(read(project), "0.31.1") == ()
 
 
 @pytest.mark.parametrize(
@@ -121,19 +121,19 @@ def test_what_is_not_certain_is_for_a_person_to_write(
     before = yaml.safe_load((project / "group_vars/gpu.yml").read_text())
 
     with pytest.raises(FleetError, match=problem):
-        declare_version.edits(read(project), "0.32.0")
+        declare_version.version_edits(read(project), "0.32.0")
     assert yaml.safe_load((project / "group_vars/gpu.yml").read_text()) == before
 
 
 def test_lines_that_other_nodes_have_too_are_not_written(project: Path) -> None:
     """--limit names one node, and the line is that of all three."""
     with pytest.raises(FleetError, match=r"vllm.version also applies to gpu-02(,| and) gpu-03"):
-        declare_version.edits(read(project), "0.32.0", ["gpu-01"])
+        declare_version.version_edits(read(project), "0.32.0", ["gpu-01"])
 
 
 def test_a_line_that_somebody_has_changed_meanwhile_stays(project: Path) -> None:
     """The file is left as it is, whole."""
-    edits = declare_version.edits(read(project), "0.32.0")
+    edits = declare_version.version_edits(read(project), "0.32.0")
     path = project / "group_vars/gpu.yml"
     path.write_text(path.read_text().replace('"0.31.1"', '"0.31.2"'))
     before = path.read_text()
@@ -156,7 +156,7 @@ def test_a_lock_is_found_from_the_project_wherever_the_command_is_typed(
     assert vllm.lock == str(project / "locks/vllm-0.31.1.txt")
     # One that is not in the project is the one that gpufleet ships.
     assert vllm.uv_lock == str(ROOT / "locks/uv.txt")
-    edits = declare_version.edits(declared, "0.32.0")
+    edits = declare_version.version_edits(declared, "0.32.0")
     assert edits[1].after == "locks/vllm-0.32.0.txt"
     monkeypatch.chdir(project)
     assert read(project).nodes["gpu-01"].settings.vllm.lock == "locks/vllm-0.31.1.txt"  # type: ignore[union-attr]
@@ -172,7 +172,7 @@ def test_links_modes_and_line_ends_stay(project: Path) -> None:
     file.symlink_to("../shared.yml")
 
     declared = read(project)
-    declare_version.write_down(declared.root, declare_version.edits(declared, "0.32.0"))
+    declare_version.write_down(declared.root, declare_version.version_edits(declared, "0.32.0"))
 
     assert file.is_symlink()
     assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o600

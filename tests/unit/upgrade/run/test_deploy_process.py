@@ -10,7 +10,7 @@ import gevent
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.upgrade.run.deploy_process import SharedDeploy, why
+from gpufleet.upgrade.run.deploy_process import SharedDeploy, failure_lines
 
 DEPLOY = """\
 from pyinfra.operations import server
@@ -37,7 +37,7 @@ def test_what_a_node_said_before_it_failed_is_quoted_with_its_operation(tmp_path
     )
     assert done.returncode == 1
 
-    found = why(done.stdout + done.stderr)
+    found = failure_lines(done.stdout + done.stderr)
     assert found.startswith("build release 0.32.0-ab")
     assert "[@local] error: No space left on device (os error 28)" in found
     assert "commands" not in found
@@ -54,7 +54,7 @@ def test_a_sentence_that_all_nodes_say_is_quoted_once() -> None:
     lines += ["    [gpu-03] No changes", "", "--> Results:", "    Operation   Hosts   Error"]
 
     said = f"vLLM, prepared | accepts its flags; [gpu-02] {sentence}"
-    assert why("\n".join(lines)) == said
+    assert failure_lines("\n".join(lines)) == said
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_sentence_that_all_nodes_say_is_quoted_once() -> None:
     ],
 )
 def test_refusals_and_whatever_else_ends_a_run_are_quoted(text: str, said: str) -> None:
-    assert why(text).startswith(said)
+    assert failure_lines(text).startswith(said)
 
 
 def test_groups_that_change_at_once_share_one_deploy_that_began_after_all_of_them() -> None:

@@ -19,7 +19,7 @@ import pytest
 from gpufleet.converge.desired import File, started_line
 from gpufleet.on_node.change import change, releases
 from gpufleet.on_node.change.releases import KeptUnits, Release
-from gpufleet.on_node.change.units import following
+from gpufleet.on_node.change.units import read_next
 from gpufleet.on_node.common import linux_facts
 from gpufleet.serving.unit import UnitFile
 from gpufleet.upgrade.run.node_answers import (
@@ -478,10 +478,10 @@ def test_what_is_used_stays_and_of_the_rest_the_newest_and_the_young():
         Release("half", False, 40 * DAY, []),
     ]
 
-    stays = releases.staying(found, keep=2, days=14, now=100 * DAY)
+    stays = releases.kept_releases(found, keep=2, days=14, now=100 * DAY)
 
     assert set(stays) == {"used", "young", "newest"}
-    assert set(releases.staying(found, 3, 1, 100 * DAY)) == {
+    assert set(releases.kept_releases(found, 3, 1, 100 * DAY)) == {
         "used", "young", "newest", "newer",
     }  # fmt: skip
 
@@ -565,4 +565,4 @@ def test_the_same_plan_is_the_same_bytes_and_no_secret_has_a_hash(tree):
     assert hashlib.sha256(b"new key").hexdigest() not in json.dumps(first)
     tree.prepare([NEW], [GOES.unit])
     assert manifest()["plan"] != first["plan"]
-    assert following.__doc__
+    assert read_next.__doc__
