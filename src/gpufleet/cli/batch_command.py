@@ -1,4 +1,4 @@
-"""`gpufleet batch`: a file of requests, asked beside users; it goes on where it was ended."""
+"""`gpufleet batch`: send a file of requests beside users' traffic; resumes where it was stopped."""
 
 from __future__ import annotations
 
@@ -69,8 +69,9 @@ def batch(inventory_file: str, requests: Path, *, as_json: bool, **given: Any) -
     """
     Ask a file of requests, as a guest of the fleet.
 
-    INPUT has a request a line, in OpenAI's batch format. Takes a share of what is idle, and asks
-    nothing while requests of users wait. The same command goes on after it was ended or killed.
+    INPUT has a request a line, in OpenAI's batch format. Uses a share of the idle capacity, and
+    sends nothing while requests of users wait. The same command resumes after it was stopped or
+    killed.
 
     \b
     gpufleet batch inventories/prod.py llama in.jsonl -o out.jsonl --key-file secrets/batch-key

@@ -116,8 +116,8 @@ class Session:
         """
         Ask the lines of the input that the output has no answer to.
 
-        Raises `FleetError` for all that has to be put right before a line is asked, and where the
-        key is refused or the output cannot be written.
+        Raises `FleetError` for everything to correct before the first request, for a refused key
+        and for an output that cannot be written.
         """
         began = time.monotonic()
         wanted = self._wanted
@@ -140,7 +140,7 @@ class Session:
     def _ask(
         self, source: BatchInput, checked: CheckedInput, output: BatchOutput
     ) -> tuple[str, int]:
-        """Ask what is left; return why lines are left, and the signal that ended the run."""
+        """Send the remaining lines; return why lines remain, and the signal that ended the run."""
         with open_nodes(self._inventory) as nodes:
             fleet = ServedFleet(self._project, nodes)
             look = GuestLook(fleet, self._model, self._wanted, self._gateway)
@@ -177,7 +177,10 @@ class Session:
 
     @property
     def _most(self) -> int:
-        """The most requests at once: a gateway closes connections above its limit of an address."""
+        """
+        The maximum of concurrent requests: a gateway closes connections above its limit per
+        address.
+        """
         limits = [MOST_AT_ONCE, self._wanted.concurrency or MOST_AT_ONCE]
         # Other clients may come from this machine, too.
         limits += [self._gateway.source_connections // 2] if self._gateway else []
@@ -206,9 +209,9 @@ def _gateway(wanted: Wanted, declared: Declared) -> Gateway | None:
 
 def _check_paths(asker: Asker, checked: CheckedInput, target: Target) -> None:
     """
-    Refuse a key that is not taken, and routes that the model does not have, before a line is asked.
+    Refuse a rejected key, and routes that the model does not have, before the first request.
 
-    An empty request is computed by no server: it is refused with 400. No answer tells nothing.
+    No server computes an empty request: it answers 400. No answer tells nothing.
     """
     problems = []
     for path in checked.paths:
@@ -230,7 +233,10 @@ def _check_paths(asker: Asker, checked: CheckedInput, target: Target) -> None:
 
 
 class GuestLook:
-    """Looks at the replicas that requests go to: how many of them a guest may have under way."""
+    """
+    Observes the replicas that receive requests, and returns how many requests a guest may have in
+    flight.
+    """
 
     def __init__(
         self, fleet: ServedFleet, model: str, wanted: Wanted, gateway: Gateway | None
@@ -280,7 +286,9 @@ class GuestLook:
         )
 
     def _loads(self, target: Target) -> list[guest.ServerLoad | str]:
-        """Return loads; of servers whose requests wait at the gateway, those it lets through."""
+        """
+        Return loads; for servers whose requests queue at the gateway, only what it lets through.
+        """
         return [
             each
             if isinstance(each, str) or self._per_server is None or each.slots is None
@@ -311,7 +319,7 @@ class Progress:
 
 @contextmanager
 def _signals(run: BatchRun) -> Iterator[list[int]]:
-    """Let SIGINT and SIGTERM end a run between two lines; the list has the first signal."""
+    """Let SIGINT and SIGTERM end a run between two lines; the list holds the first signal."""
     caught: list[int] = []
 
     def stop(number: int) -> None:

@@ -19,7 +19,7 @@ Questions: TypeAlias = Mapping[tuple[str, str], NodeQuestion]
 
 @dataclass(frozen=True)
 class Timed:
-    """An answer of a node, and when it was asked and answered by this machine's clock."""
+    """A node's answer, with the times of question and answer by this machine's clock."""
 
     sent: float
     answered: float
@@ -37,9 +37,10 @@ def ask_bounded(
     """
     Query nodes, all at once; keys are pairs of a question's name and a node.
 
-    Takes at most `seconds`. A question without an answer by then has a sentence, and so has every
-    question of a node that takes longer than `connect_seconds` to connect: `not reached: ...`.
-    `then` returns what is asked because of an answer, of the same node, by the same deadline.
+    Takes at most `seconds`. A question without an answer by then gets a sentence instead, as does
+    every question to a node that takes longer than `connect_seconds` to connect: `not reached:
+    ...`. `then` returns the questions that follow from an answer: to the same node, with the same
+    deadline.
     """
     late = Timed(0, 0, f"no answer within {seconds:.0f} s")
     found = dict.fromkeys(questions, late)

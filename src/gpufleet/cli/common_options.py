@@ -63,7 +63,7 @@ record_option = click.option(
 
 
 class FleetCommand(click.Command):
-    """A command whose first word is INVENTORY, or is left out for the default one."""
+    """A command whose first argument is INVENTORY; without it the default inventory."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Insert the default inventory if the first word names none."""

@@ -1,7 +1,7 @@
 """
 Shell completion of inventories, nodes, replicas, and names from catalogues.
 
-Each takes what click gives it, and returns names that begin with what is typed. A mistake in an
+Each takes click's arguments and returns the names that begin with the typed text. A mistake in an
 inventory completes nothing: the command itself says what is wrong.
 """
 
@@ -24,7 +24,7 @@ def _beginning(names: Iterable[str], incomplete: str) -> list[str]:
 
 
 def inventories(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the inventories in `inventories/`, or the files and folders of what is typed."""
+    """Return the inventories in `inventories/`, or the files and folders below the typed path."""
     typed = Path(incomplete)
     if "/" not in incomplete:
         return _beginning(sorted(map(str, Path("inventories").glob("*.py"))), incomplete)
@@ -80,7 +80,7 @@ def gpus(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[
 
 
 def hardware(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the hardware that --as takes, also behind `GROUP=`."""
+    """Return the hardware names for --as, also after `GROUP=`."""
     from gpufleet.catalog import recorded_nodes
 
     before, equals, typed = incomplete.rpartition("=")
@@ -98,7 +98,7 @@ def setting_keys(_ctx: click.Context, _param: click.Parameter, incomplete: str) 
 
 
 def _fleet(ctx: click.Context) -> Fleet | None:
-    """Return the fleet of the inventory that is typed, or of the default one; None: of none."""
+    """Return the fleet of the typed inventory, else of the default one; None: neither loads."""
     from gpufleet.inventory.loader import read
     from gpufleet.inventory.pyinfra_command import default_inventory, is_inventory
 

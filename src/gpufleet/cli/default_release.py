@@ -14,8 +14,8 @@ def default_release(root: Path | None = None) -> str:
     """
     Return the release that a project serves: of its newest lock `locks/vllm-RELEASE.txt`.
 
-    `root` is the project's directory; None: the one that the command was typed in. Without a lock
-    there it is the one that gpufleet comes with.
+    `root` is the project's directory; None: the current one. Without a lock there it is the one
+    that gpufleet comes with.
     """
     folder = (root or Path.cwd()) / "locks"
     names = (path.stem.removeprefix("vllm-") for path in folder.glob("vllm-*.txt"))

@@ -39,8 +39,8 @@ def deploy(name: str | None, words: tuple[str, ...], *, show: bool) -> None:
     gpufleet deploy vllm                             # asks before it changes anything
     gpufleet deploy vllm inventories/prod.py -y --limit gpu-01
 
-    It is `pyinfra INVENTORY deploys/NAME.py`, with that file of this directory, or else with the
-    one that gpufleet ships. The exit status is pyinfra's.
+    It runs `pyinfra INVENTORY deploys/NAME.py`, with this directory's file if there is one, else
+    gpufleet's own. The exit status is pyinfra's.
     """
     if not name:
         raise FleetError(f"no NAME of a deploy is given; there are {', '.join(deploy_names())}")

@@ -46,8 +46,8 @@ def doctor(logs: tuple[str, ...], *, bundle: Path | None, seconds: float, as_jso
     With an inventory, worst first: replicas, nodes, gateways, alerts, each with its cause in the
     logs, what was changed before, and what to type next. NAME is a model, a replica or a node.
 
-    With logs of vLLM, NCCL, the driver or the kernel, from the journal, Docker, Kubernetes or a
-    file, it needs no inventory; several, as of all ranks, are joined by time. `-` reads stdin.
+    With logs of vLLM, NCCL, the driver or the kernel (journal, Docker, Kubernetes or a file) it
+    needs no inventory; several logs, as of all ranks, are merged by time. `-` reads stdin.
 
     \b
     gpufleet doctor inventories/prod.py
@@ -99,7 +99,7 @@ def _of_fleet(names: tuple[str, ...], bundle: Path | None, seconds: float, *, as
 
 
 def _check_names(logs: tuple[str, ...]) -> None:
-    """Refuse names that are no logs, all of them at once, before a line is read."""
+    """Refuse names that are not logs, all at once, before any line is read."""
     problems = []
     for name in dict.fromkeys(logs):
         if logs.count(name) > 1:

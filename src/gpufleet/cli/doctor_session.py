@@ -190,7 +190,7 @@ def _objectives(declared: Fleet) -> dict[str, Objectives]:
 def _sizes(
     probes: Mapping[str, Answer], declared: Fleet, models: Collection[str]
 ) -> tuple[dict[tuple[str, str], Sizing], tuple[str, ...]]:
-    """Return what the plan counts for models, by model and node, and why it is not known."""
+    """Return the planned memory by model and node, or why it is unknown."""
     if not models:
         return {}, ()
     known = {name: each for name, each in probes.items() if not isinstance(each, str)}
@@ -212,7 +212,7 @@ def _evidence(node: str, answer: Answer) -> NodeEvidence:
 
 
 def _ask(nodes: Nodes, declared: Fleet, seconds: float) -> _Answers:
-    """Ask everything at once; what has not answered in time has a sentence."""
+    """Ask everything at once; what does not answer in time gets a sentence."""
 
     def then(what: str, node: str, answer: Answer) -> Questions:
         if what == "status":
@@ -273,10 +273,10 @@ def _ask(nodes: Nodes, declared: Fleet, seconds: float) -> _Answers:
 
 def _journals(node: str, answer: Answer, seconds: float, declared: Fleet) -> Questions:
     """
-    Return the question for what a node logged, from what its own status says.
+    Return the question for a node's logs, chosen by the node's status.
 
-    Of a replica over nodes one node does not know whether it serves: its journal is always read.
-    A node that is silent is not asked again.
+    One node of a multi-node replica cannot tell whether the replica serves: its journal is always
+    read. A node that is silent is not asked again.
     """
     status = fleet_status({node: answer}, {}, whole=False)
     if status.silent:
@@ -292,7 +292,7 @@ def _journals(node: str, answer: Answer, seconds: float, declared: Fleet) -> Que
 
 
 def _gateway_log(node: str, answer: Answer, seconds: float) -> Questions:
-    """Return the question for what a gateway logged: nothing of one that runs."""
+    """Return the question for a gateway's log; a running gateway is not asked."""
     if isinstance(answer, str):
         return {}
     stages = () if answer.get("runs") is True else (journal_causes.GATEWAY,)

@@ -126,7 +126,7 @@ def undrain(inventory_file: str, name: str, *, force: bool, as_json: bool) -> in
     \b
     gpufleet undrain inventories/prod.py gpu-07
 
-    A cordon from before the drain stays: lift it with `gpufleet uncordon`.
+    A cordon that is older than the drain stays: remove it with `gpufleet uncordon`.
 
     Exit status: 0 all receive requests, 1 a mark stays (an upgrade's: see --force), 2 error.
     """
@@ -154,7 +154,7 @@ def _change_marks(
     *,
     as_json: bool,
 ) -> int:
-    """Ask nodes for a mark, and say what they have now."""
+    """Ask nodes to make or remove a mark, and print the marks that they have then."""
     _load_inventory(inventory_file, names)
     from gpufleet.cli.drain_session import mark_json
     from gpufleet.fleet import live

@@ -107,7 +107,7 @@ class NodeDrains:
         }
 
     def cordon(self, name: str, by: str, why: str) -> None:
-        """Cordon a node; a cordon that is there stays."""
+        """Cordon a node; an existing cordon stays."""
         self._set_marks({name: node_questions.cordon(by, why)})
 
     def uncordon(self, name: str) -> None:
@@ -129,7 +129,9 @@ class NodeDrains:
         return self.nodes.ask_until(wanted, Marks.read, 0)
 
     def _drain_seconds(self, name: str, looks: Mapping[str, NodeLook]) -> int:
-        """Return the longest `drain_seconds` of what runs on a node, or of all that it declares."""
+        """
+        Return the longest `drain_seconds` of a node's running replicas, else of its declared ones.
+        """
         serving = self.declared.gpu_nodes[name].settings.serving
         here = {
             model
@@ -140,7 +142,7 @@ class NodeDrains:
         return max((serving[model].drain_seconds for model in here or serving), default=0)
 
     def _wait_until_quiet(self, found: Drain, seconds: int) -> tuple[int, list[str]]:
-        """Wait for requests to end; return how many are left, and the servers that do not say."""
+        """Wait for requests to end; return how many remain, and the servers that gave no number."""
         end = time.monotonic() + seconds
         queued = self.front.wait(found.servers, seconds)
         asked = {

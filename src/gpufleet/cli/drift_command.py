@@ -57,8 +57,8 @@ def drift(
 
     --record writes each node's drift to a small file on it, for alerts.
 
-    What deploys/node.py, deploys/vllm.py and those of gateways, LiteLLM and monitoring would
-    change, and what is fine now and broken after the next reboot or upgrade.
+    Shows what the deploys of nodes, vLLM, gateways, LiteLLM and monitoring would change, and what
+    works now but fails after the next reboot or upgrade.
 
     Exit status: 0 no drift, 1 drift, 2 unknown, or error.
     """
@@ -84,7 +84,9 @@ def drift(
 
 
 def compare_nodes(inventory_file: str, limit: tuple[str, ...], seconds: float) -> Drift:
-    """Compare the nodes of an inventory file; for the process and what is raised: `dry_run`."""
+    """
+    Compare the nodes of an inventory file; side effects and exceptions are those of `dry_run`.
+    """
     from gpufleet.fleet.drift import Drift, NodeDrift, deploy_files, drift_from_probes
     from gpufleet.fleet.dry_run import dry_run
     from gpufleet.inventory.loader import read

@@ -80,7 +80,8 @@ def extract(source: str, python: str, *, help_texts: bool, metrics: bool, second
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def explain(name: str, version: str | None, *, as_json: bool) -> None:
     """
-    Explain a flag or environment variable: effect, use, cost. Of a word, list those about it.
+    Explain a flag or environment variable: effect, use, cost. For any other word, list the flags
+    that mention it.
 
     \b
     gpufleet flags explain --max-num-batched-tokens

@@ -1,6 +1,6 @@
 """Read nodes, probes and settings for commands, and record findings.
 
-What it needs is imported where it is needed: all commands load this module.
+Imports are inside functions, because every command loads this module.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def read_saved(
     """
     Return the saved or assumed probes of an inventory's nodes, and the declaration.
 
-    `files` have probes, `hardware` is what was typed behind --as; a node's probe counts more.
+    `files` have probes, `hardware` is the value of --as; a node's probe takes precedence.
     """
     from gpufleet.fleet.declared_hardware import hardware_documents, parse_hardware
     from gpufleet.inventory.loader import read
@@ -116,10 +116,10 @@ def select_limit(declared: Fleet, limit: tuple[str, ...]) -> tuple[str, ...]:
 
 def write_records(inventory_file: str, name: str, samples: Mapping[str, Samples]) -> None:
     """
-    Write on each node what was found there, and say on stderr where that could not be.
+    Write each node's findings to the node; report failures on stderr.
 
-    The exit status stays that of what was found: a node that cannot be written to has stale
-    metrics, for which there is an alert of its own.
+    The exit status depends on the findings alone: a node that cannot be written to has stale
+    metrics, and an alert reports that.
     """
     from gpufleet.fleet import live, node_records
     from gpufleet.remote import payload

@@ -45,10 +45,10 @@ def import_(file: str, version: str | None, name: str | None, output: str, *, fo
 
     FILE (- is standard input) is a list of models with a `command` each, a script or a line with
     `vllm serve ...` or `docker run ... vllm/vllm-openai ...`, a compose file, vLLM's --config file,
-    LiteLLM's config.yaml, Kubernetes workloads, Helm values of vLLM's production-stack, a recipe
-    of sparkrun, a Dockerfile, or supervisord's programs. Of an Ansible inventory, YAML or INI, an
-    inventory file is made. What is dropped, renamed or rewritten, and why, goes to standard error.
-    Keys and tokens are never printed.
+    LiteLLM's config.yaml, Kubernetes workloads, Helm values of vLLM's production-stack, a recipe of
+    sparkrun, a Dockerfile, or supervisord's programs. An Ansible inventory, YAML or INI, becomes an
+    inventory file. What is dropped, renamed or rewritten, and why, goes to standard error. Keys and
+    tokens are never printed.
 
     \b
     gpufleet import models.yml --vllm 0.33.0 -o group_vars/gpu.yml
@@ -92,7 +92,7 @@ def import_(file: str, version: str | None, name: str | None, output: str, *, fo
 
 
 def _target(output: str, file: str, *, force: bool) -> Path:
-    """Return the file to write; one that is there is replaced with consent alone."""
+    """Return the file to write; ask before replacing an existing one."""
     target = Path(output)
     if target.is_dir():
         raise FleetError(f"{output}: is a directory: name the file to write")

@@ -207,7 +207,7 @@ def _probe(
 def _first_model(
     wanted: FirstModel | None, findings: Findings, given: Mapping[str, Any]
 ) -> FirstModel | None:
-    """Return the model to serve, with its commit where the Hub says it."""
+    """Return the model to serve, with its commit if the Hub states it."""
     from dataclasses import replace
 
     from gpufleet.setup.first_model import choose, hub_revision
@@ -223,13 +223,16 @@ def _first_model(
 
 
 def _own_key(given: Mapping[str, Any]) -> bool:
-    """Return whether the fleet has an API key of its own: settings name no other."""
+    """Return whether the fleet generates its own API key: no setting names another."""
     vllm = given.get("vllm")
     return not (isinstance(vllm, Mapping) and "api_key_file" in vllm)
 
 
 def _check(root: Path, files: Mapping[str, str], *, api_key: bool) -> None:
-    """Load what is going to be written. Raises `FleetError` with every mistake of the settings."""
+    """
+    Load the files that will be written, to validate them. Raises `FleetError` with every mistake of
+    the settings.
+    """
     from gpufleet.inventory.loader import read
     from gpufleet.setup import fleet_files
 

@@ -47,7 +47,7 @@ def inventory(inventory_file: str, node: str | None, *, changed: bool, as_json: 
 
 
 def nodes_table(fleet: Fleet, names: Iterable[str]) -> Table:
-    """Return one line a node: where it is, its groups, what it is to serve."""
+    """Return one line a node: its address, its groups, the models that it should serve."""
     table = new_table("node", "address", "groups", "models")
     for node in (fleet.nodes[name] for name in names):
         add_row(
@@ -58,9 +58,9 @@ def nodes_table(fleet: Fleet, names: Iterable[str]) -> Table:
 
 def values_table(fleet: Fleet, names: Iterable[str], *, changed: bool = False) -> Table:
     """
-    Return every value with the place that set it, and for which nodes it holds.
+    Return every value with the place that set it and the nodes that it applies to.
 
-    With `changed` only the values that were set, and differ from the default.
+    With `changed`, only values that differ from the default.
     """
     found: dict[tuple[str, str, str], list[str]] = {}
     total = 0

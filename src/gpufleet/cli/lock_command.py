@@ -47,11 +47,11 @@ def lock(
     What the nodes of INVENTORY run is written to group_vars/GROUP.lock.yml.
 
     Nodes that differ from each other, or are between two versions, are named, and nothing is
-    written. So is what `cuda`, `dcgm` and `vllm` say differently. With --set the versions are those
-    of a set that is known to fit together: r580-lts, r595, r615.
+    written. Contradictions with `cuda`, `dcgm` and `vllm` are listed, too. With --set the versions
+    are those of a set that is known to fit together: r580-lts, r595, r615.
 
     With --models: write the hashes of all files of the models that INVENTORY serves, as the Hub
-    names them, to models.lock.json. Nodes then take no other files, downloaded or copied.
+    names them, to models.lock.json. Nodes then accept no other files, downloaded or copied.
 
     \b
     gpufleet lock inventories/prod.py                               # every node runs the same
@@ -131,7 +131,7 @@ def _read(
 
 
 def _there(file: Path, root: Path) -> GpuLock | None:
-    """Return the lock that a file has; None: none that can be read."""
+    """Return a file's lock; None: there is none, or it cannot be parsed."""
     from pydantic import ValidationError
 
     from gpufleet.settings.gpu_lock import GpuLock

@@ -1,9 +1,9 @@
 """The `gpufleet` command: plan, check, deploy and upgrade a fleet of vLLM servers.
 
-With `--record` what was found is written on the nodes, for their exporters. What changes a node is
-named for it: `upgrade`, `rollback`, and marks as `cordon`; all else only looks.
-Thin: reads files, calls the modules that know, prints. Mistakes of the operator end in one line
-`error: ...` each on stderr and status 2, never in a traceback; Ctrl-C ends in status 130.
+With `--record` the findings are written to the nodes, for their exporters. Commands that change a
+node have the change in their name (`upgrade`, `rollback`, `cordon`); all others only read. Thin:
+reads files, calls the modules that know, prints. Mistakes of the operator end in one line `error:
+...` each on stderr and status 2, never in a traceback; Ctrl-C ends in status 130.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ OTHERS = "Others"
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported when they are named."""
+    """A group that imports a command only when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Return the names of all commands."""

@@ -137,8 +137,8 @@ def measure(inventory_file: str, *, compare: tuple[Path, Path] | None, **given: 
     gpufleet measure inventories/prod.py llama --tune --try max-num-seqs=128,256
     gpufleet measure --compare measurements/a.json measurements/b.json
 
-    Puts load on the model: without --guest only where no other request is under way. Changes
-    nothing on nodes but for --tune, and leaves nothing there. Results are files: JSON, a Benchmark
+    Puts load on the model: without --guest only if no other request is in flight. Changes nothing
+    on nodes except with --tune, and leaves no files there. Results are files: JSON, a Benchmark
     Report for each level, and a page.
 
     Exit status: 0 found, 1 not known or the objectives are never met (with --tune: by what is

@@ -106,7 +106,7 @@ def print_tuning(tuning: Tuning, model: str) -> None:
 
 
 def proposal_lines(tuning: Tuning, model: str) -> list[str]:
-    """Return what trials propose: the settings as they are written, or that none is better."""
+    """Return the trials' proposal: settings to write, or that no value is better."""
     best = tuning.proposal
     if best is None or best.measured is None:
         return [

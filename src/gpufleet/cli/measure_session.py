@@ -132,7 +132,7 @@ class Session:
         return self._measurement(began, fleet, runs, client, what=what, notes=notes)
 
     def _check_place(self) -> None:
-        """Refuse a node that the load cannot come from, before any is asked."""
+        """Refuse a node that cannot run load clients, before any node is asked."""
         node, known = self.wanted.from_node, sorted(self.project.nodes)
         if node is not None and node not in known:
             raise FleetError(
@@ -161,7 +161,7 @@ class Session:
         return found
 
     def _changed(self, target: Target, declared: Declared) -> str:
-        """Return why other replicas served at the end than at the beginning; "": the same did."""
+        """Return why the serving replicas changed during the run; "": they did not."""
         _, gateway, node = target.name.rpartition("gateway ")
         if not gateway:
             return ""
@@ -174,7 +174,7 @@ class Session:
         )
 
     def _describe(self, model: str, fleet: NodeAnswers) -> tuple[workloads.TokenRange, int | None]:
-        """Return which token ids a model has, and how long its requests may be; None: not known."""
+        """Return a model's range of token ids and its longest request; None: unknown."""
         of_model = {
             name: each
             for name, each in self.project.gpu_nodes.items()
@@ -191,7 +191,9 @@ class Session:
         return ids, human_readable(length)
 
     def _admit(self, loads: list[guest.ServerLoad | str]) -> int | None:
-        """Return how many requests may be under way; None: any. Refuses load on top of users'."""
+        """
+        Return the limit of requests in flight; None: unlimited. Refuses load on top of users'.
+        """
         if self.wanted.guest is not None:
             return guest.most_in_flight(loads, self.wanted.guest)
         if unknown := [each for each in loads if isinstance(each, str)]:
@@ -205,7 +207,7 @@ class Session:
         return None
 
     def _most_rate(self, client: Ceiling, trace: Trace | None, place: ClientPlace) -> float:
-        """Return the highest arrivals per second that there will be; say what the client can do."""
+        """Return the maximum arrivals per second; print what the client can send."""
         wanted, limit = self.wanted, client.rate_at(MOST_CLIENT_SHARE)
         who = f"the client on {place.name}" if place.is_node else "this client"
         say(
@@ -252,7 +254,7 @@ class Session:
         )
 
     def _seconds(self, runs: LevelRuns, rate: float) -> float:
-        """Return the most time for a level: no less than twice what a verdict takes."""
+        """Return a level's time limit: at least twice the time for a verdict."""
         least = fewest_seconds(runs.contract, rate, self._request_seconds)
         return max(float(self.wanted.seconds), 2 * least)
 

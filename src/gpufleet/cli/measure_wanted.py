@@ -116,7 +116,7 @@ class GuestWatch:
         self._reason = ""
 
     def look(self) -> None:
-        """Look again and again; ends when it is killed."""
+        """Observe repeatedly until killed."""
         while not self._reason:
             gevent.sleep(GUEST_LOOK_SECONDS)
             try:
@@ -136,7 +136,7 @@ class GuestWatch:
 
 
 def trace_work(name: str, trace: Trace, kind: ModelKind) -> workloads.Workload:
-    """Return a trace's largest request: for the first one, and for what a client can do."""
+    """Return a trace's largest request, for the warm-up and the client's own limit."""
     if kind in POOLS:
         raise FleetError(
             f"--trace {name}: a trace has lengths of answers, and a model of `kind: {kind}` makes "
@@ -152,7 +152,7 @@ def trace_work(name: str, trace: Trace, kind: ModelKind) -> workloads.Workload:
 
 
 def work_json(work: Work, seed: int, trace: str | None) -> dict[str, Any]:
-    """Return a workload as a result has it; the contents of prompts and traces are not in it."""
+    """Return a workload as results store it: without the contents of prompts and traces."""
     if trace:
         return {"trace": Path(trace).name, "seed": seed}
     if isinstance(work, WrittenPrompts):

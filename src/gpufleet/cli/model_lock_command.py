@@ -23,7 +23,7 @@ def lock_models(inventory_file: str, *, dry: bool) -> int:
     """
     Write the locks of models that the settings name; return the exit status.
 
-    A revision that a lock names already is not asked for again, and keeps its hashes.
+    A revision that is already locked is not requested again and keeps its hashes.
     """
     from gpufleet.artifacts import model_lock
     from gpufleet.inventory.loader import read
@@ -52,7 +52,7 @@ def lock_models(inventory_file: str, *, dry: bool) -> int:
 
 
 def _models(fleet: Fleet) -> Iterator[tuple[Path, Model]]:
-    """Yield each model with its lock; of the Hub itself, not of a mirror in its place."""
+    """Yield each model with its lock, from the Hub itself even if a mirror is configured."""
     from gpufleet.bundle.models import Model
     from gpufleet.settings.node_settings import NodeSettings
     from gpufleet.settings.parse import parse_written

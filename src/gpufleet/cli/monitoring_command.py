@@ -64,7 +64,7 @@ def render(directory: Path, inventory_file: str | None, *, ask: bool) -> None:
 
     Without INVENTORY there are no targets. Nodes are queried and not changed. Refuses files in DIR
     that it did not write, or that were changed since. With --no-ask there is no alert on measured
-    rates: they hold for what runs.
+    rates: those apply to running servers only.
     """
     from gpufleet.monitoring import output_folder, prometheus
     from gpufleet.monitoring.render import needed_secrets, render_files
@@ -184,7 +184,7 @@ def _declared(fleet: Fleet) -> Monitoring:
 def _running(
     fleet: Fleet, inventory_file: str
 ) -> tuple[tuple[Server, ...], frozenset[str], tuple[MeasuredReplica, ...]]:
-    """Return the servers that run, the nodes that did not say, and which replicas were measured."""
+    """Return the running servers, the nodes without an answer, and the measured replicas."""
     from gpufleet.fleet import fleet_plan
     from gpufleet.fleet.live import probe
     from gpufleet.fleet.measured_rates import rates_for_rules
@@ -203,7 +203,7 @@ def _running(
 
 
 def _before(directory: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return what the files of targets there say."""
+    """Return the contents of the target files in a directory."""
     found = {}
     for path in directory.glob("targets/*.json"):
         try:
@@ -234,9 +234,10 @@ def _asked(
     close: Mapping[str, Iterable[str]] | None = None,
 ) -> dict[str, tuple[Silence, ...]]:
     """
-    Open and end silences on every Alertmanager of the inventory; return what each has then.
+    Open and end silences on every Alertmanager of the inventory; return each one's silences
+    afterwards.
 
-    Raises `FleetError` where there is none, and for each that did not do it.
+    Raises `FleetError` if there is no Alertmanager, and for each that failed.
     """
     from gpufleet.fleet.live import connect
     from gpufleet.monitoring import silences

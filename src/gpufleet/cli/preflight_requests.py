@@ -191,10 +191,10 @@ def read_questions(
     ca_file: str | None,
 ) -> LookQuestions:
     """
-    Return what each node is asked, with the locks and authorities that settings name.
+    Return each node's questions, with the locks and authorities that settings name.
 
-    `homes` are pairs of a model and a node, `answers` the probes. What cannot be read is left out:
-    the line about settings names it.
+    `homes` are pairs of a model and a node, `answers` the probes. Unreadable files are left out:
+    the line about settings names them.
     """
     settings = {name: each.settings for name, each in fleet.gpu_nodes.items()}
     locks: dict[str, Models] = {}

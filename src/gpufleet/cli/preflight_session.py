@@ -1,7 +1,8 @@
-"""One run of `gpufleet preflight`: ask nodes and gateways at once, and make lines of what they say.
+"""One run of `gpufleet preflight`: query nodes and gateways at once, and turn the answers into
+lines.
 
-Border: it asks nodes over SSH, gateways over HTTP, git, and files of the project. Every wait has an
-end: a round of questions is over after its seconds, whatever a node does.
+Border: it asks nodes over SSH, gateways over HTTP, git, and files of the project. Every wait has a
+deadline: a round of questions ends after its seconds, whatever a node does.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ class Session:
         return Preflight(self.inventory, self.now, version("gpufleet"), order_lines(lines))
 
     def _left(self, most: float) -> float:
-        """Return how many seconds a round may take: `most`, or what is left of the whole."""
+        """Return a round's deadline in seconds: `most`, or the rest of the total."""
         return max(1.0, min(most, self._end - time.monotonic()))
 
     # -- asking
@@ -301,7 +302,7 @@ class Session:
         )
 
     def _short_answers(self) -> dict[str, Answer]:
-        """Return the probes; of a silent node only that it is."""
+        """Return the probes; a silent node's entry only says that it is silent."""
         return {n: SILENT if isinstance(each, str) else each for n, each in self.answers.items()}
 
     def _all_answers(self) -> dict[str, Answer]:

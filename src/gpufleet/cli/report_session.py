@@ -1,7 +1,7 @@
 """Everything that `gpufleet report INVENTORY` reads, as one document.
 
 Border: it asks nodes over SSH, git, and files of the project. What cannot be read becomes a
-sentence of the document, and the rest is read all the same.
+sentence of the document; the rest is still read.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def read_fleet(inventory_file: str, seconds: float, *, deploys: bool) -> Documen
     """
     Return the document of a fleet; `deploys`: also what deploys would change.
 
-    Nodes have so many seconds for each round of questions; one that is silent is asked once.
-    Raises `FleetError` for an inventory with mistakes.
+    Each round of questions has this deadline in seconds; a silent node is asked once. Raises
+    `FleetError` for an inventory with mistakes.
     """
     return _Reading(inventory_file, look(inventory_file, seconds), seconds).document(
         deploys=deploys
@@ -196,7 +196,7 @@ class _Reading:
         return Plan(refused=found.problems) if isinstance(found, Refused) else found
 
     def _rates(self, plan: Assessment | Plan) -> tuple[ModelRate, ...]:
-        """Return what replicas were measured to carry; without a plan, as they run."""
+        """Return the measured rates of planned replicas; without a plan, of running ones."""
         there = measured_rates.stored_results(self.inventory)
         self.unknown += there.problems
         if isinstance(plan, Assessment):
@@ -293,7 +293,7 @@ class _Reading:
                 self.unknown.append(f"{shown}: cannot be read: {file_fault(error)}")
 
     def _secrets(self) -> set[str]:
-        """Return the secrets that settings name, and those that stand in them."""
+        """Return the secrets in files that settings name, and those written in settings."""
         found: set[str] = set()
         for name, each in self.fleet.nodes.items():
             plain: dict[str, Any] = each.settings.model_dump(mode="json", exclude_unset=True)
@@ -307,7 +307,10 @@ class _Reading:
 
 
 def _shown(path: Path, root: Path) -> str:
-    """Return a file below the project, or one that gpufleet brings, by names that others have."""
+    """
+    Return a file's path relative to the project or to gpufleet, so that it is valid on other
+    machines.
+    """
     if path.is_relative_to(root):
         return str(path.relative_to(root))
     if path.is_relative_to(PROJECT):

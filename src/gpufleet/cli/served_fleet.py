@@ -1,4 +1,4 @@
-"""A fleet that a command sends requests to: what its nodes say, where requests go, how busy it is.
+"""A fleet that a command sends requests to: its nodes' answers, the target, the load.
 
 Border: it asks nodes over SSH.
 """
@@ -71,10 +71,10 @@ class ServedFleet:
         place: str | None = None,
     ) -> tuple[Target, tuple[str, ...]]:
         """
-        Return where requests for a model go, and what a reader has to know about it.
+        Return the target of a model's requests, and remarks for the operator.
 
-        A gateway, unless a replica is named or there is no gateway. `place` is the node that they
-        come from; None: this machine.
+        A gateway, unless a replica is named or there is no gateway. `place` is the node that sends
+        them; None: this machine.
         """
         if replica is not None or (gateway is None and not declared.gateways):
             return load_target.replica_target(model, replica, declared, place), ()
@@ -101,7 +101,7 @@ class ServedFleet:
         """
         Return how busy the replicas of a target are now.
 
-        One that is drained is not known, but for `drained`, which a load test has for itself.
+        A drained replica's load is unknown, except for `drained`, which a load test uses alone.
         """
         running = [each for each in found.declared.running if each.id in target.replicas]
         loads = observe.loads(
@@ -128,7 +128,7 @@ class ServedFleet:
 
 
 def declared_fleet(project: Fleet) -> Declared:
-    """Return an inventory's declaration before any node is queried: nothing of it runs."""
+    """Return an inventory's declaration before any node is queried: no running replicas in it."""
     return Declared(
         {name: each.address for name, each in project.nodes.items()},
         {name: each.settings for name, each in project.gpu_nodes.items()},

@@ -252,7 +252,7 @@ def size(model: str | None, *, as_json: bool, **given: Any) -> int:
 
 
 def _require_one_gpu(given: Mapping[str, Any]) -> None:
-    """Raise `FleetError` for a share of more than there is, and for what cannot be beside it."""
+    """Raise `FleetError` for a share above 1, and for options that exclude a share."""
     from gpufleet.settings.serving_settings import MOST_OF_A_GPU
 
     parallel = ("tensor", "pipeline", "data", "decode_context")
@@ -482,7 +482,7 @@ def _sentence(problem: Problem, release: str) -> str:
 
 def _words(flag: str, negations: Sequence[str], value: Any) -> list[str]:
     """
-    Return the words of a command line that say the same as an option's value.
+    Return command line arguments equivalent to an option's value.
 
     >>> _words("--enforce-eager", (), True), _words("--hf-overrides", (), {"a": 1})
     (['--enforce-eager'], ['--hf-overrides', '{"a": 1}'])
@@ -493,7 +493,7 @@ def _words(flag: str, negations: Sequence[str], value: Any) -> list[str]:
 
 
 def _redundant_experts(given: Mapping[str, Any]) -> int | None:
-    """Return the copies of experts that are balanced; None: experts are not balanced."""
+    """Return the number of redundant experts for load balancing; None: balancing is off."""
     copies = (given["eplb_config"] or {}).get("num_redundant_experts")
     if not given["enable_eplb"]:
         return None

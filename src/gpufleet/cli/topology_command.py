@@ -1,6 +1,7 @@
 """`gpufleet topology`: show how a node's GPUs are linked: live, from a probe or a pasted matrix.
 
-What a file holds is told by its text, so a file may have any name; only an inventory ends in `.py`.
+A file's kind is recognised by its content, so it may have any name; only an inventory ends in
+`.py`.
 """
 
 from __future__ import annotations
@@ -87,8 +88,8 @@ def look(source: str, node: str | None) -> Interconnect:
     Return the links between the GPUs of one node of `source`.
 
     `node` names it where `source` has several; a pasted matrix it gives a name. Raises `FleetError`
-    if `source` is nothing of which this is known. For an inventory, gevent's patches must be in
-    place, as for `fleet.live.probe`.
+    if `source` is neither an inventory, a probe nor a matrix. For an inventory, gevent's patches
+    must be in place, as for `fleet.live.probe`.
     """
     if live := inventory_of(source):
         file, named = live
@@ -111,7 +112,7 @@ def _live(file: str, node: str | None) -> Interconnect:
 
 
 def _answered(name: str, answer: Mapping[str, Any] | str) -> Interconnect:
-    """A node without a probe has a sentence in its place, live and recorded."""
+    """A node without a probe, live or recorded, gets a sentence instead."""
     if isinstance(answer, str):
         raise FleetError(f"{name}: {answer}")
     return from_probe(name, answer)

@@ -1,6 +1,6 @@
 """One run of `gpufleet measure --tune`: settings tried on one drained replica, then taken back.
 
-Border. It types what an operator would: drain, deploy with `--data`, measure, deploy, undrain.
+Border. It runs an operator's commands: drain, deploy with `--data`, measure, deploy, undrain.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class TuneSession:
         """Whether the replica may run with another division than the declared one."""
 
     def _check_node(self) -> None:
-        """Refuse a node that is in use for something else, or does not run what is declared."""
+        """Refuse a node that is in other use, or does not run its declared configuration."""
         problems = []
         drain, looks = self.drains.find(self.node)
         if others := [each for each in drain.last if each != self.running.model]:
@@ -78,7 +78,7 @@ class TuneSession:
             raise FleetError(*problems)
 
     def _values(self) -> dict[str, tuple[int, ...]]:
-        """Return the values to try, by setting, without those that no plan takes."""
+        """Return the values to try, by setting, without those that the planner refuses."""
         # After a killed run the unit may have what was tried.
         arguments = [f"--{name} {value}" for name, value in self.served.flags.items()]
         values = self.typed or tuning.usual_values(
@@ -98,7 +98,7 @@ class TuneSession:
         return found
 
     def tune(self) -> Tuning:
-        """Try all values; the replica then runs as it is declared, and gets requests."""
+        """Try all values; afterwards the replica runs as declared and receives requests."""
         planned = self.tuning.planned
         say(
             f"{self.replica} on {self.node}: {count_of(len(planned), 'measurement')}, with a "

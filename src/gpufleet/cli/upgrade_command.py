@@ -175,7 +175,7 @@ def rollback(
     gpufleet rollback inventories/prod.py --dry
     gpufleet rollback inventories/prod.py
 
-    Works in waves, drained and tested like `gpufleet upgrade`, from the units that each node has
+    Works in waves with drain and gates like `gpufleet upgrade`, from the units that each node has
     kept. Changes nothing below vLLM. `gpufleet upgrade --resume` continues an interrupted one.
 
     Exit status: 0 done, 1 stopped or paused, 2 error, 130 interrupted.
@@ -447,7 +447,7 @@ class _UpgradeCommand:
         return found
 
     def _find_unfinished(self) -> Path | None:
-        """Return the newest journal of this inventory whose upgrade is not at its end."""
+        """Return the newest journal of an unfinished upgrade of this inventory."""
         from gpufleet.upgrade.run import upgrade_journal, upgrade_state
 
         mine = Path(self.wanted.inventory).resolve()
@@ -478,7 +478,7 @@ class _UpgradeCommand:
         )
 
     def _why_nothing_to_resume(self) -> list[str]:
-        """Return the upgrades that nodes report, where no journal is found."""
+        """Return the upgrades that nodes report, if there is no journal."""
         from gpufleet.upgrade.run import observe
         from gpufleet.upgrade.run.connections import open_nodes
 

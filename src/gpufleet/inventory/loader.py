@@ -94,7 +94,7 @@ class Fleet:
         """
         Return nodes with every value and the place that set it, as plain data.
 
-        With `changed` only the values that were set, and differ from the default.
+        With `changed`, only values that differ from the default.
 
             {"nodes": {"gpu-01": {"values": {"vllm.version": {"value": "0.32.0",
                                              "set_in": "group_vars/prod.yml:30"}}, ...}}, ...}

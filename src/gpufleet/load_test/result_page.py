@@ -1,8 +1,8 @@
 """A measurement as one file for a browser: charts, tables, what is not known.  Pure.
 
-Nothing is loaded from elsewhere and nothing runs: no scripts, no fonts, no images, which the page
-forbids itself by its policy. Colours follow the reader's light or dark mode, and are those of an
-upgrade's report. What nodes, settings and operators wrote is text, never markup.
+The page loads and runs nothing (scripts, fonts, images): its Content-Security-Policy forbids it.
+Colours follow the reader's light or dark mode, and are those of an upgrade's report. What nodes,
+settings and operators wrote is text, never markup.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Counts:
 
     @property
     def delivered(self) -> float:
-        """Return those that the other end has taken."""
+        """Return the notifications that the receiver accepted."""
         return self.sent - self.failed
 
     def __sub__(self, other: Counts) -> Counts:
@@ -78,8 +78,8 @@ def new_test_alert(node: str, by: str, now: dt.datetime) -> dict[str, Any]:
     """
     Return an alert that goes to `page` and says what it is.
 
-    Alertmanager waits for minutes before it sends more of one name and instance, and a test is
-    often done again: the time makes it another instance.
+    Alertmanager delays repeated alerts of one name and instance by minutes; the time in the
+    instance makes each test a new one.
     """
     instance = f"{node} at {now:%H:%M:%S}"
     return {
@@ -104,7 +104,7 @@ class Receipt:
 
 
 def read_receipt(node: str, answer: Answer) -> Receipt:
-    """Return what alert_receipt.py answered. Raises `FleetError` where it sent nothing."""
+    """Return what alert_receipt.py answered. Raises `FleetError` if no alert was sent."""
     if isinstance(answer, str):
         raise FleetError(f"{node}: {answer}")
     with refuse_malformed(node):
@@ -223,7 +223,7 @@ def _history(
 
 
 def _body(page: Any) -> tuple[bool, str]:
-    """Return whether a page came, and its text or why not."""
+    """Return whether the page could be fetched, and its text or the reason."""
     if not isinstance(page, Mapping):
         return False, "it was not asked"
     if "missing" in page:
@@ -234,7 +234,7 @@ def _body(page: Any) -> tuple[bool, str]:
 
 
 def _prometheus(page: Any) -> str:
-    """Return how many Alertmanagers Prometheus knows; with `!` first: none. "": not asked."""
+    """Return how many Alertmanagers Prometheus has discovered. "": not asked."""
     if page is None:
         return ""
     good, text = _body(page)

@@ -65,7 +65,9 @@ def _refusal(node: str, answer: GatewayAnswer, gateway: Gateway) -> Verdict:
 
 
 def _unreached(node: str, answer: GatewayAnswer, gateway: Gateway) -> Verdict:
-    """Return the verdict on a gateway that this machine could not ask: others may reach it."""
+    """
+    Return the verdict on a gateway that does not answer this machine; clients may still reach it.
+    """
     remedy = f"run it where users are; on {node}: curl -i http://127.0.0.1:{gateway.port}/v1/models"
     proof = f"this machine gets no answer: {answer.why}"
     return Verdict(Status.UNKNOWN, "is not known", proof, remedy)

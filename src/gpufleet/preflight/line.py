@@ -133,7 +133,7 @@ class Preflight:
 
 
 def order_lines(lines: Iterable[Line]) -> tuple[Line, ...]:
-    """Return lines in the order of `CHECKS`; a check that has none gets one, which is UNKNOWN."""
+    """Return lines in the order of `CHECKS`; a check without a line gets an UNKNOWN one."""
     found = list(lines)
     there = {line.check for line in found}
     found += [
@@ -154,7 +154,7 @@ def by_node(check: str, verdicts: Mapping[str, Verdict]) -> tuple[Line, ...]:
 
 
 def unknown(check: str, why: str, remedy: str, subject: str = "fleet") -> Line:
-    """Return a line about what cannot be known: `why`, and what to type."""
+    """Return a line with status UNKNOWN: the reason, and the command that helps."""
     return Line(check, subject, Verdict(Status.UNKNOWN, "is not known", why, remedy))
 
 

@@ -1,6 +1,6 @@
 """Build the questions that `on_node/preflight/node_look.py` asks on each node. Pure.
 
-The ids of pages and servers in its answers are made here, and read by the lines.
+This module sets the ids of pages and servers in the answers; the lines use them.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def tls_servers(
     nodes: Mapping[str, NodeVars], gateway_authorities: str | None, read: Mapping[str, str]
 ) -> tuple[TlsServer, ...]:
     """
-    Return the servers whose certificates are asked for.
+    Return the servers whose certificates are checked.
 
     `gateway_authorities` is a file of authorities that clients of the gateway trust; None: the
     certificate that settings name. `read` has the content of such files, by their names.

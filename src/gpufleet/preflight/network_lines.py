@@ -14,7 +14,7 @@ from gpufleet.remote.query import Answer
 
 
 def is_number(address: str) -> bool:
-    """Return whether an address is written in numbers, so that no name is looked up."""
+    """Return whether an address is an IP address, so that no name is looked up."""
     try:
         ipaddress.ip_address(address)
     except ValueError:
@@ -60,11 +60,11 @@ def name_lines(
     hosts: Mapping[str, Collection[str]],
 ) -> tuple[Line, ...]:
     """
-    Return whether names resolve on each node to what the inventory says.
+    Return whether names resolve on each node to the inventory's addresses.
 
-    `looks` are node_look.py's answers; `hosts` has by node the names of the servers that it asks
-    elsewhere. A node's name that does not resolve is no fault where its address is in numbers:
-    programs use the address.
+    `looks` are node_look.py's answers; `hosts` has by node the host names of the remote servers
+    that it uses. A node name that does not resolve is not a fault if the inventory has an IP
+    address: programs use that.
     """
     return by_node(
         "names",
@@ -156,10 +156,11 @@ class ClockReading:
 
 def clock_reading(sent: float, answered: float, began: float, ended: float) -> ClockReading:
     """
-    Return what a question and its answer tell of a node's clock.
+    Return the bounds of a node's clock offset, from one question and its answer.
 
     `sent` and `answered` are by this machine's clock, `began` and `ended` by the node's, when its
-    program began and ended, all in seconds since 1970. The program's own time does not count.
+    program began and ended, all in seconds since 1970. The program's own running time is
+    subtracted.
 
     >>> clock_reading(100.0, 101.0, 105.25, 105.75)
     ClockReading(low=4.75, high=5.25)
@@ -171,8 +172,8 @@ def clock_lines(clocks: Mapping[str, ClockReading | str]) -> tuple[Line, ...]:
     """
     Return which clocks differ from this machine's, and which from each other.
 
-    Apart by more than `CLOCK_SECONDS` for certain is FAIL between nodes; if all nodes agree with
-    each other and not with this machine, its own clock may be wrong: WARN.
+    Clocks of nodes that differ by more than `CLOCK_SECONDS` for certain are FAIL; if all nodes
+    agree with each other and not with this machine, its own clock may be wrong: WARN.
     """
     known = {node: each for node, each in clocks.items() if isinstance(each, ClockReading)}
     found: dict[str, Verdict] = {}
@@ -217,7 +218,7 @@ def _agree(clocks: Mapping[str, ClockReading]) -> bool:
 
 
 def _pairs(clocks: Mapping[str, ClockReading]) -> Iterator[tuple[str, str, Verdict]]:
-    """Yield the node that is first and the one that is last, if they are certainly apart."""
+    """Yield the nodes with the slowest and the fastest clock, if they certainly differ."""
     if not clocks:
         return
     first = max(clocks, key=lambda node: clocks[node].low)
@@ -241,8 +242,8 @@ def source_lines(
     """
     Return whether nodes reach what they download from.
 
-    `wanted` has by node {id of the page: address}, `incomplete` whether a model of a node is not
-    whole: then it is needed now, otherwise at the next deploy.
+    `wanted` has by node {id of the page: address}, `incomplete` the nodes with an incomplete model:
+    they need the page now, others at the next deploy.
     """
     found = {}
     for node, look in looks.items():

@@ -65,7 +65,7 @@ def release_lines(
     """
     Return whether replicas run the declared release.
 
-    `wanted` has the release's id by node, of those that declare one.
+    `wanted` has the declared release's id by node.
     """
     here: dict[str, set[str]] = defaultdict(set)
     for each in running:
@@ -106,7 +106,7 @@ _STATUS = {
 
 
 def check_lines(report: Report, answers: Mapping[str, Any], inventory: str) -> tuple[Line, ...]:
-    """Return the checks' verdict on each node; one that gives no answer is FAIL."""
+    """Return the checks' verdict on each node; a node without an answer is FAIL."""
     found = {}
     for node, answer in answers.items():
         if isinstance(answer, str):

@@ -1,4 +1,4 @@
-"""Lines about settings, the plan and what an upgrade may take away.  Pure."""
+"""Lines about settings, the plan and the capacity during an upgrade.  Pure."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def plan_lines(
     inventory: str,
 ) -> Iterator[Line]:
     """
-    Yield whether every model has a plan, and what one lost node leaves.
+    Yield whether every model is planned, and whether it survives the loss of a node.
 
-    `stages` are the plan's, or the sentences for which there is none. `why_unknown`: why there may
-    be one; "" if that is known.
+    `stages` are the plan's, or the sentences why there is no plan. `why_unknown`: why it is unknown
+    whether there is one; "" if known.
     """
     see = f"gpufleet plan {inventory}"
     planned = [each for each in stages if isinstance(each, Stage)]
@@ -93,7 +93,9 @@ def replica_nodes(stages: Iterable[Stage] | Iterable[Running]) -> dict[tuple[str
 
 
 def lost_node(model: str, replicas: Mapping[str, set[str]]) -> Verdict:
-    """Return whether a model keeps a replica whichever node is lost; `replicas`: their nodes."""
+    """
+    Return whether a model keeps a replica after the loss of any one node; `replicas`: their nodes.
+    """
     fatal = set.intersection(*replicas.values())
     if not fatal:
         proof = f"{count_of(len(replicas), 'replica')}; no node has a part of all of them"

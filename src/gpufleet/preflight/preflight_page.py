@@ -1,7 +1,7 @@
 """A preflight as one file for a browser or a printer, for a change request.  Pure.
 
-Nothing is loaded from elsewhere and nothing runs: the page forbids itself both by its policy. The
-same preflight gives the same bytes. What nodes, settings and operators wrote is text, never markup.
+The page loads and runs nothing: its Content-Security-Policy forbids both. The same preflight gives
+the same bytes. What nodes, settings and operators wrote is text, never markup.
 """
 
 from __future__ import annotations

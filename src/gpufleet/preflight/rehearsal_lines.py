@@ -24,7 +24,7 @@ def rehearsal_lines(
     Yield whether a drain and a rollback of this inventory are on record.
 
     `journals` are upgrades', `problems` those that cannot be read; `drained` are replicas that are
-    drained now. A drain by hand leaves no record once it is lifted.
+    drained now. A manual drain leaves no record after `undrain`.
     """
     drains: list[tuple[float, str]] = []
     rollbacks: list[tuple[float, str]] = []

@@ -1,4 +1,4 @@
-"""Lines about declared services: do they answer, and to whom.  Pure."""
+"""Lines about declared services: whether they answer, and which clients.  Pure."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _services(settings: NodeSettings) -> Iterator[Service]:
 
 def host_of(listen: str) -> str:
     """
-    Return the address at which a node reaches what listens there, as a URL has it.
+    Return the host part of a URL by which a node reaches a listener's address.
 
     >>> host_of("0.0.0.0"), host_of("::"), host_of("10.0.0.7")
     ('127.0.0.1', '[::1]', '10.0.0.7')
@@ -89,7 +89,7 @@ def host_of(listen: str) -> str:
 def service_lines(
     looks: Mapping[str, Answer], settings: Mapping[str, NodeSettings], inventory: str
 ) -> tuple[Line, ...]:
-    """Return which services of each node do not answer, and which answer anyone."""
+    """Return which services of each node do not answer, and which need no key."""
     see = f"gpufleet drift {inventory}"
     found = {}
     for node, here in settings.items():
@@ -158,7 +158,7 @@ def server_lines(
     found: FleetStatus, settings: Mapping[str, NodeSettings], inventory: str
 ) -> Iterator[Line]:
     """
-    Yield how vLLM's own servers are, as `gpufleet status` has it, and who can use them.
+    Yield the state of vLLM's servers, as in `gpufleet status`, and which clients can use them.
 
     A server that answers without its key does not count as serving there.
     """

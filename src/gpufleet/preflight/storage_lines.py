@@ -29,7 +29,7 @@ class WantedModel:
 def model_lines(
     looks: Mapping[str, Answer], wanted: Mapping[str, tuple[WantedModel, ...]], inventory: str
 ) -> tuple[Line, ...]:
-    """Return whether the models that a node serves lie there whole, one line a verdict."""
+    """Return whether a node's models are complete on its disk, one line a verdict."""
     lines: list[Line] = []
     models = sorted({each.model for models in wanted.values() for each in models})
     for model in models:
@@ -109,7 +109,7 @@ def disk_lines(
     """
     Return whether another release and another revision of each model of the Hub have room.
 
-    As large as those that are there. `answers` are probes, `releases` the directory of the declared
+    The size of the existing ones. `answers` are probes, `releases` the directory of the declared
     release by node.
     """
     found = {

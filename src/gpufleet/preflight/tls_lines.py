@@ -1,4 +1,4 @@
-"""Lines about certificates: whom they convince, and until when.  Pure."""
+"""Lines about certificates: which clients trust them, and until when.  Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpufleet.settings.node_settings import NodeSettings
 
 @dataclass(frozen=True)
 class TlsServer:
-    """A server that shows a certificate, and who asks it."""
+    """A TLS server, and the node that checks its certificate."""
 
     asked_from: str
     """The node that connects to it: of an exporter the monitoring node, if there is one."""
@@ -40,7 +40,7 @@ class TlsServer:
         return f"{self.node} {self.key}"
 
     def parameters(self) -> dict[str, Any]:
-        """Return what node_look.py takes for it."""
+        """Return node_look.py's parameters for it."""
         return {
             "host": self.host,
             "port": self.port,
@@ -55,7 +55,9 @@ def tls_lines(
     settings: Mapping[str, NodeSettings],
     now: dt.datetime,
 ) -> tuple[Line, ...]:
-    """Return whether each certificate is believed where it is asked, and ends in good time."""
+    """
+    Return whether each certificate is trusted where it is checked, and is not about to expire.
+    """
     lines: list[Line] = []
     for key in sorted({each.key for each in servers}):
         mine = {each.node: each for each in servers if each.key == key}

@@ -70,7 +70,7 @@ class Gpu(Form):
 
 
 class Island(Form):
-    """GPUs of which NVLink joins every pair."""
+    """GPUs that are all linked to each other by NVLink."""
 
     gpus: tuple[Index, ...]
     links: str
@@ -78,7 +78,7 @@ class Island(Form):
 
 
 class Tier(Form):
-    """Groups of GPUs whose pairs are that near on PCIe, or nearer."""
+    """Groups of GPUs with at most this PCIe distance between any two."""
 
     name: str
     groups: tuple[tuple[Index, ...], ...]
@@ -150,7 +150,7 @@ class Model(Form):
 
 
 class PlanRow(Form):
-    """A part of a model on nodes that hold the same."""
+    """One part of a model, and the nodes that hold the same part."""
 
     nodes: str
     model: str
@@ -307,7 +307,7 @@ def read_form(kind: type[AnyForm], text: str, where: str, made_by: str) -> AnyFo
     """
     Return a document or a manifest out of a file's text.
 
-    Raises `FleetError` naming the file and the places in it that have not the form.
+    Raises `FleetError` naming the file and the invalid places in it.
     """
     try:
         return kind.model_validate_json(text)

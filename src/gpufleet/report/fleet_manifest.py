@@ -165,7 +165,7 @@ class Comparison:
 
 
 def compare(before: Manifest, after: Manifest) -> Comparison:
-    """Return what differs between two manifests: of when they were written, nothing."""
+    """Return what differs between two manifests, without their times."""
     found = [
         *_values("gpufleet", "version", before.gpufleet, after.gpufleet),
         *_values("settings", "commit", *(_commit(each.checkout) for each in (before, after))),
@@ -221,7 +221,7 @@ def _answered(node: NodeManifest | None) -> str:
 
 
 def _flat(node: NodeManifest | None) -> dict[str, str]:
-    """Return what is installed on a node by name; of a silent one that it is there."""
+    """Return a node's installed versions by name; for a silent node only its name."""
     if node is None:
         return {"node": "silent"}
     return {

@@ -56,7 +56,7 @@ def models(
     settings: Mapping[str, NodeSettings], locks: Mapping[str, Models], releases: Mapping[str, str]
 ) -> Iterator[Model]:
     """
-    Yield each entry of `serving`, once for each way in which nodes declare it.
+    Yield each entry of `serving`, once for each distinct declaration.
 
     `locks` are the locks of models by their file, `releases` the declared release by node.
     """
@@ -89,7 +89,7 @@ def models(
 
 
 def _adapter(name: str, of: Adapter) -> str:
-    """Return an adapter in a line: which weights it is, as far as settings say."""
+    """Return an adapter as one line: its weights, if settings name them."""
     pinned = of.revision or of.sha256
     return f"{name}: {of.source}{f' at {pinned}' if pinned else ', as it lies there'}"
 
@@ -145,7 +145,7 @@ def _candidates(found: Assessment) -> Iterator[Candidate]:
 def capacities(
     entries: Iterable[Model], found: Assessment | None, rates: Iterable[ModelRate]
 ) -> Iterator[Capacity]:
-    """Yield what replicas carry: as measured, else as their memory is estimated, else not known."""
+    """Yield the capacity of replicas: measured, else estimated from memory, else unknown."""
     measured = list(rates)
     told: set[str] = set()
     for each in measured:
@@ -244,7 +244,7 @@ def upgrades(found: Iterable[UpgradeReport]) -> Iterator[Upgrade]:
 def certificates(
     servers: Iterable[TlsServer], looks: Mapping[str, Answer], now: dt.datetime
 ) -> Iterator[Certificate]:
-    """Yield what each server shows as its certificate where it is asked."""
+    """Yield each server's certificate."""
     for each in sorted(servers, key=lambda one: one.id):
         look = looks.get(each.asked_from, "it was not asked")
         verdict = certificate_verdict(each, look, now)

@@ -30,7 +30,7 @@ def gpu_node(
     release: str = "",
 ) -> Node:
     """
-    Return a node with GPUs; its probe, or a sentence why there is none, is `answer`.
+    Return a node with GPUs; `answer` is its probe, or why there is none.
 
     `found` are the checks' findings of the fleet, `release` the id of the declared one of vLLM.
     """
@@ -117,7 +117,7 @@ def _versions(
     running: Iterable[Running],
     release: str,
 ) -> Iterator[Version]:
-    """Yield the parts that decide what runs; what cannot be read is not known."""
+    """Yield the versions of driver, CUDA and vLLM's parts; unreadable ones are unknown."""
     lock = settings.gpu_lock
     driver = loaded_version(Reading("", document)) or _found(document["driver"]["module"])
     locked = lock.driver if lock else ""
@@ -143,7 +143,7 @@ def _versions(
 
 
 def _packaged(document: Mapping[str, Any], settings: NodeSettings) -> Iterator[Version]:
-    """Yield what packages bring."""
+    """Yield the versions of packages."""
     lock = settings.gpu_lock
     known = value_or(document["system"]["packages"]) is not None
     found = installed_versions(document, settings) if known else {}

@@ -1,9 +1,9 @@
 """The GPUs of a node as a small SVG picture: their links, their neighbours, what runs on them.
 
-Pure. A frame an NVLink island, or the GPUs without NVLink; in it rows of at most four GPUs, those
-of one NUMA node on one ground. Below a row the NVLink bar, or brackets with the nearest PCIe class.
-As wide as a telephone, so that it is read there as it is; colours are the page's, and no colour
-says what words do not. `gpufleet topology --svg` draws a larger one with every pair.
+Pure. A frame is an NVLink island, or the GPUs without NVLink; in it are rows of at most four GPUs,
+with one background for each NUMA node. Below a row the NVLink bar, or brackets with the nearest
+PCIe class. It fits a phone's width; colours are the page's, and repeat what the words say.
+`gpufleet topology --svg` draws a larger one with every pair.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def node_picture(node: Node) -> str:
 
 
 def picture_text(node: Node) -> str:
-    """Return in words what the picture shows."""
+    """Return the picture's content as text."""
     parts = [f"{node.name}: {gpu_names(node.gpus)}"]
     parts += [f"NVLink joins GPUs {ranges(e.gpus)} ({e.links})" for e in node.islands]
     if not node.islands and len(node.gpus) > 1:

@@ -159,7 +159,7 @@ monkey.patch_all()
 from gpufleet.load_test.arrivals import Poisson
 from gpufleet.load_test.client_places import NodeClients
 from gpufleet.load_test.client_process import LoadSpec, run_level
-from gpufleet.load_test.workloads import TokenRange, Workload, fixed
+from gpufleet.load_test.workloads import TokenRange, Workload, fixed_length
 from gpufleet.remote.channel import local_command
 from gpufleet.remote.session import COMMAND
 
@@ -167,7 +167,7 @@ def decide(now, in_flight):
     print("look", len(in_flight), flush=True)
     return False
 
-work = Workload("small", fixed(20), fixed(3), "")
+work = Workload("small", fixed_length(20), fixed_length(3), "")
 requests = work.requests("stand-in", TokenRange(1000, 9000), "salt")
 load = LoadSpec({url!r}, work.path, Poisson(40.0), requests, 1, 60.0, 5.0)
 with local_command("export OF_TEST={mark}; " + COMMAND) as streams:

@@ -528,7 +528,7 @@ sys.path.insert(0, {source!r})
 from gpufleet.load_test.arrivals import Poisson
 from gpufleet.load_test.client_process import LoadSpec, run_level
 from gpufleet.load_test.client_transport import LocalLink
-from gpufleet.load_test.workloads import TokenRange, Workload, fixed
+from gpufleet.load_test.workloads import TokenRange, Workload, fixed_length
 
 class Shown(LocalLink):
     def __init__(self, program):
@@ -539,7 +539,7 @@ def decide(now, in_flight):
     print("look", len(in_flight), flush=True)
     return {until} < now
 
-work = Workload("small", fixed(20), fixed(3), "")
+work = Workload("small", fixed_length(20), fixed_length(3), "")
 requests = work.requests("stand-in", TokenRange(1000, 9000), "salt")
 headers = {{"Authorization": "Bearer " + sys.stdin.readline().strip()}}
 load = LoadSpec({url!r}, work.path, Poisson(40.0), requests, 1, 20.0, 5.0, headers)
