@@ -1,4 +1,4 @@
-"""Requests of a batch over HTTP, on connections that are kept between them.  Border.
+"""Requests of a batch over persistent HTTP connections.  Border.
 
 Blocks; under gevent, where it is used, other greenlets go on meanwhile. The key is in a header and
 nowhere else, no text of a request or an answer is in an error.
@@ -36,7 +36,7 @@ class Asker:
         certificate_file: str | None,
         seconds: float,
     ) -> None:
-        """Take the `prefix` of every path, and the limit in seconds for a whole answer."""
+        """Set the `prefix` of every path, and the limit in seconds for a complete answer."""
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "", parts.port
         self._prefix, self._seconds = prefix, seconds
@@ -47,7 +47,7 @@ class Asker:
         self._kept: list[tuple[HTTPConnection, float]] = []
 
     def ask(self, path: str, body: bytes) -> Reply:
-        """Send a request, and return what it came to."""
+        """Send a request, and return its outcome."""
         try:
             connection = self._connection()
         except (OSError, HTTPException) as error:

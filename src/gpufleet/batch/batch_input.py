@@ -66,7 +66,7 @@ class Line:
 
 @dataclass(frozen=True)
 class CheckedInput:
-    """An input whose lines are all as they have to be."""
+    """An input whose lines are all valid."""
 
     lines: int
     sha256: str
@@ -75,7 +75,7 @@ class CheckedInput:
 
 
 class BatchInput:
-    """An input file, open as long as this: what another name leads to meanwhile is not read."""
+    """An input file that stays open: a file renamed over it meanwhile is not read."""
 
     def __init__(self, path: Path, rules: InputRules) -> None:
         self._path, self._rules = path, rules
@@ -95,7 +95,7 @@ class BatchInput:
         self._file.close()
 
     def check(self) -> CheckedInput:
-        """Read all lines. Raises `FleetError` with the first of those that cannot be asked."""
+        """Read all lines. Raises `FleetError` with the first invalid lines."""
         digest = hashlib.sha256()
         seen: set[int] = set()
         problems: list[str] = []
@@ -128,7 +128,10 @@ class BatchInput:
         return CheckedInput(len(seen), digest.hexdigest(), tuple(paths))
 
     def requests(self, without: Collection[int]) -> Iterator[Line]:
-        """Yield the lines in their order; of those without, the hashes of `custom_id` are given."""
+        """
+        Yield the lines without an answer in their order; `without` has the hashes of their
+        `custom_id`.
+        """
         for _, raw in self._lines():
             if self._now() != self._state:
                 self._refuse_change()
@@ -140,7 +143,7 @@ class BatchInput:
                 yield line
 
     def _lines(self, digest: Any = None) -> Iterator[tuple[int, bytes | None]]:
-        """Yield numbers and lines; None for one that is too long to be held."""
+        """Yield line numbers and lines; None for a line above the size limit."""
         most = self._rules.body_bytes * _ROUND + (64 << 10)
         self._file.seek(0)
         number = 0
@@ -229,7 +232,7 @@ def _parse_json(raw: bytes) -> Any:
 
 
 class _ConstantError(Exception):
-    """NaN or Infinity, which Python's reader takes."""
+    """NaN or Infinity, which Python's parser accepts."""
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -1,9 +1,9 @@
-"""The output of a batch: answers that are on disk before they count, and which lines have one.
+"""The output of a batch: answers count once they are on disk; records which lines are answered.
 
-Border. `OUTPUT.state` beside it has the input that it belongs to, and its lock: one process writes
-an output, and `flock` ends with it. Whatever moment a process is killed at, the output has whole
-lines and at most one torn last line, which the next process cuts off. After a power loss answers of
-the last second may be missing: these lines are asked again.
+Border. `OUTPUT.state` beside it names its input and is its lock: one process writes an output, and
+its `flock` ends with the process. After a kill at any moment the output has complete lines and at
+most one partial last line, which the next process removes. After a power loss answers of the last
+second may be missing: these lines are asked again.
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ def state_file(output: Path) -> Path:
 
 
 class BatchOutput:
-    """An output, held against other processes while it is open. `done` has the answered lines."""
+    """
+    An output file, locked against other processes while it is open. `done` has the answered lines.
+    """
 
     def __init__(self, path: Path, of: CheckedInput, model: str, *, retry_failed: bool) -> None:
         """
         Open an output, a new one or that of an earlier run with the same input.
 
-        Raises `FleetError` where it belongs to another input, and where another process has it.
+        Raises `FleetError` if it belongs to another input, or another process has locked it.
         """
         self.path = path
         self.done: set[int] = set()
@@ -62,7 +64,10 @@ class BatchOutput:
             raise FleetError(f"{path} cannot be written: {file_fault(error)}") from None
 
     def add(self, document: dict[str, Any]) -> None:
-        """Write an answer; it counts from then on. Raises `FleetError`, and leaves whole lines."""
+        """
+        Write an answer; it counts from then on. Raises `FleetError` on a failed write; the file
+        then still consists of complete lines.
+        """
         # ASCII alone: half of a surrogate pair in an answer stays what it was.
         data = json.dumps(document, separators=(",", ":")).encode() + b"\n"
         try:
@@ -129,7 +134,7 @@ class BatchOutput:
         return lock
 
     def _drop_failed(self) -> None:
-        """Write the output again without the lines that failed: in one step, or not at all."""
+        """Rewrite the output without the failed lines, atomically."""
         if not self.path.exists():
             return
         new = self.path.with_name(f".{self.path.name}.new")

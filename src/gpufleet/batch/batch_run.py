@@ -1,6 +1,6 @@
-"""A batch under way: lines are asked as the throttle lets them, and answers are written.
+"""A running batch: sends lines as the throttle allows, and writes answers.
 
-Border: greenlets, one for each request, one that looks at the fleet, one that has answers on disk.
+Border: greenlets, one for each request, one that observes the fleet, one that writes answers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Asks(Protocol):
 
 @dataclass(order=True)
 class _Again:
-    """A line that is asked once more, when it is due."""
+    """A line to retry, and when."""
 
     due: float
     number: int
@@ -70,10 +70,10 @@ class BatchRun:
         on_beat: Callable[[Moment], None] = lambda _moment: None,
     ) -> None:
         """
-        `look` is given a function that counts the requests under way, and may block.
+        `look` receives a function that counts the requests in flight, and may block.
 
-        `seconds` is the most for one request. Without an answer for `patience_seconds`, and
-        nothing under way, the run ends.
+        `seconds` is the most for one request. The run ends after `patience_seconds` without an
+        answer and without requests in flight.
         """
         self._asks, self._lines, self._output = asks, lines, output
         self._look, self._seconds, self._patience = look, seconds, patience_seconds
@@ -90,12 +90,14 @@ class BatchRun:
         """Why it ended before all lines were answered; "": they are."""
 
     def stop(self, why: str) -> None:
-        """End the run: what is under way is given up, and asked by the next one."""
+        """End the run: requests in flight are abandoned; the next run sends them again."""
         self.stopped = self.stopped or why
         self._wake.set()
 
     def run(self) -> None:
-        """Ask all lines. Raises `FleetError` where the fleet, or the disk, takes none."""
+        """
+        Ask all lines. Raises `FleetError` if the fleet accepts no requests, or the disk no answers.
+        """
         beside = [gevent.spawn(self._guard, each) for each in (self._watch, self._keep_synced)]
         try:
             while not self._is_over():

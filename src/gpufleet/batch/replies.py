@@ -1,7 +1,7 @@
 """Classify the server's reply to a line: answered, failed, or to be asked again. Pure.
 
-A line of the output is OpenAI's: `{"id", "custom_id", "response", "error"}`. A request that was
-refused (4xx) is answered; a fleet that has no room (429, 503) or lost the request is asked again.
+A line of the output is OpenAI's: `{"id", "custom_id", "response", "error"}`. A refused request
+(4xx) counts as answered; without capacity (429, 503), or if the request is lost, it is retried.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def output_line(line: Line, verdict: Verdict) -> dict[str, Any]:
 
 
 def _has_no_number(document: Any) -> bool:
-    """Return whether a vector or a score has null: vLLM writes it for numbers not finite."""
+    """Return whether a vector or a score has null, which vLLM writes for NaN and infinity."""
     rows = [document.get(key) for key in ("data", "results")]
     found = [row for part in rows if isinstance(part, list) for row in part]
     return any(

@@ -1,8 +1,8 @@
 """Compute how many lines of a batch may be in flight now. Pure: all times are given.
 
-Three limits, the least counts: what the fleet has idle (`load_test/guest.py`), approached from 1 by
-doubling at each look; a hold after the fleet had no room or lost a request, 1, 2, 4, ... 60 s,
-after which one line goes first; none where the last look is too old to be true.
+The lowest of three limits counts: the fleet's idle capacity (`load_test/guest.py`), approached from
+1 by doubling at each observation; a hold of 1, 2, 4, ... 60 s after a rejected or lost request,
+after which one line goes first; 0 if the last observation is too old.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ STALE_SECONDS = 60.0
 
 
 class Throttle:
-    """Asked before each line; told of each look, each answer and each failure."""
+    """It is queried before each line, and updated after each observation, answer and failure."""
 
     def __init__(self, most: int | None, now: float) -> None:
-        """`most` is never exceeded; None: what is idle decides alone."""
+        """`most` is never exceeded; None: only the idle capacity limits."""
         self._most = most
         self._looked_at = now
         self._allowed = 0
@@ -34,11 +34,11 @@ class Throttle:
         self._why = found.why
 
     def succeeded(self) -> None:
-        """Take note of an answer: when a hold ends, all may go on."""
+        """Record an answer, which ends a hold for all lines."""
         self._failures = 0
 
     def failed(self, asked_at: float, now: float, retry_after: float = 0.0) -> None:
-        """Take note of a line that got none, and for which others have to wait, too."""
+        """Record a line without an answer, which makes other lines wait, too."""
         if asked_at < self._held_at:
             return  # it was asked before the others failed: one event
         self._failures += 1
@@ -53,7 +53,7 @@ class Throttle:
         return min(1, self._allowed) if self._failures else self._allowed
 
     def why(self, now: float) -> str:
-        """Return why no line may be asked now; "": some may."""
+        """Return why no line may be sent now; "": lines may be sent."""
         if now - self._looked_at > STALE_SECONDS:
             return "the fleet's load is no longer known"
         if now < self._held_until:

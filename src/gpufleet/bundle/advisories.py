@@ -1,8 +1,8 @@
-"""Known weaknesses of packages: an advisory source is asked for every package of a lock.
+"""Known vulnerabilities of packages: query an advisory source for every package of a lock.
 
-The source has OSV's API, which `uv audit --service-url` takes, too:
-`POST /v1/querybatch` names the advisories of each package, `GET /v1/vulns/ID` what one says. An
-answer that cannot be read is never taken for none.
+The source has OSV's API, which `uv audit --service-url` takes, too: `POST /v1/querybatch` names the
+advisories of each package, `GET /v1/vulns/ID` what one says. An unreadable answer never counts as
+"no vulnerabilities".
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PAGES = 100
 
 @dataclass(frozen=True, order=True)
 class Advisory:
-    """A known weakness of a package of a lock; `fixed_in` are later versions without it."""
+    """A known vulnerability of a locked package; `fixed_in` are later versions without it."""
 
     package: str
     version: str
@@ -44,8 +44,8 @@ def find(source: str, pins: Iterable[tuple[str, str]]) -> tuple[Advisory, ...]:
     """
     Return every advisory on these packages, `(name, version)`, by name.
 
-    Raises `FleetError` where the source is not reached or does not answer for each of them, and
-    for a package without a version, of which it cannot be asked.
+    Raises `FleetError` if the source cannot be reached or does not answer for every package, and
+    for a package without a version.
     """
     if not source.startswith(("http://", "https://")):
         raise FleetError(f"--advisories {source}: is not an address: write http:// or https://")
@@ -78,7 +78,7 @@ def find(source: str, pins: Iterable[tuple[str, str]]) -> tuple[Advisory, ...]:
 
 
 def _named(source: str, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], set[str]]:
-    """Return the ids that the source names of each package; an answer may go on on a next page."""
+    """Return the advisory ids of each package; follows pages of an answer."""
     found: dict[tuple[str, str], set[str]] = {each: set() for each in wanted}
     asked = [(each, "") for each in wanted]
     for _ in range(_PAGES):
@@ -107,7 +107,7 @@ def _named(source: str, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, st
 
 
 def _query(name: str, version: str, page: str) -> dict[str, Any]:
-    """Return one question; a local version (`2.9.0+cu130`) is one that no advisory names."""
+    """Return one query, without a local version (`2.9.0+cu130`), which no advisory names."""
     package = {"name": str(canonicalize_name(name)), "ecosystem": ECOSYSTEM}
     query = {"package": package, "version": version.partition("+")[0]}
     return {**query, "page_token": page} if page else query

@@ -1,8 +1,8 @@
 """Resolve the packages of nodes in apt archives, with apt itself, in a separate folder.
 
-apt checks the signatures and resolves the dependencies, with nothing installed, so that whatever a
-node has, all it may lack is found. The signed indexes go into the bundle unchanged: nodes hold them
-to the same keys.
+apt checks the signatures and resolves the dependencies as for an empty system, so that the result
+is complete for any node. The signed indexes go into the bundle unchanged: nodes hold them to the
+same keys.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def needed_tools() -> None:
 
 
 class Archives:
-    """The archives of one kind of node, as apt sees them from a folder of its own."""
+    """The archives of one kind of node, used by an apt with its own root folder."""
 
     def __init__(self, home: Path, sources: Sequence[Source], architecture: str) -> None:
         self._home = home
@@ -267,9 +267,9 @@ def _stanza(source: Source) -> str:
 
 def _pins(sources: Sequence[Source]) -> Iterator[str]:
     """
-    Yield preferences by which a vendor's archive gives what it is meant to give, nothing else.
+    Yield apt preferences that restrict a vendor's archive to its intended packages.
 
-    They go by host, so two archives of one host cannot be told apart, and are left alone.
+    Preferences match the host, so two archives on one host are indistinguishable and get none.
     """
     hosts = [urlsplit(source.url).hostname for source in sources]
     for source, host in zip(sources, hosts, strict=True):

@@ -51,8 +51,8 @@ def collect(folder: Folder, needs: Needs, say: Callable[[str], None]) -> Collect
     """
     Fetch everything, and write the files of the mirror; the manifest last.
 
-    Raises FleetError at the first kind of thing that cannot be had whole. What is there by then
-    stays: another run goes on from it.
+    Raises FleetError at the first kind of download that is incomplete. Completed files stay;
+    another run resumes from them.
     """
     done = Collected(folder, say)
     for wanted in needs.packages:
@@ -108,7 +108,7 @@ def _packages(done: Collected, wanted: Packages) -> None:
 
 def nodes_sources(wanted: Packages) -> str:
     """
-    Return the file that makes nodes take the distribution's packages from the bundle.
+    Return the apt source file that points nodes at the bundle for the distribution's packages.
 
     `Targets`: apt fails on translations that are listed and not there, and a bundle has none.
     """
@@ -127,7 +127,7 @@ def _components(archive: Archive) -> str:
 
 
 def _sources(done: Collected, wanted: Packages) -> list[apt.Source]:
-    """Return the archives with their keys; the vendor's key comes by its keyring package."""
+    """Return the archives with their keys; the vendor's key comes from its keyring package."""
     sources = [
         apt.Source(each.url, each.suites, each.sections, _key_file(each.key_file, each.url))
         for each in wanted.archives

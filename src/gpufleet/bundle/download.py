@@ -1,7 +1,7 @@
-"""Download files into a bundle: each is complete and has its hash, or is not there.
+"""Download files into a bundle: each file is complete with the right hash, or absent.
 
-A download that was cut goes on where it stopped. What is there is hashed once: size and time of
-change are remembered in `.state/`, which is no part of the bundle.
+An interrupted download resumes where it stopped. Existing files are hashed once: size and mtime are
+kept in `.state/`, which is not part of the bundle.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class Folder:
         """
         Fetch all of these files, several at once.
 
-        `say` gets each path that came, and what takes over two seconds: how far it is.
-        Raises FleetError with everything that could not be had; what was brought stays.
+        `say` receives each finished path, and the progress of downloads of over two seconds. Raises
+        FleetError with every failed download; completed ones stay.
         """
 
         def one(remote: Remote) -> str | None:
@@ -141,7 +141,7 @@ class Folder:
         return True
 
     def write(self, path: str, content: bytes) -> None:
-        """Write a file of our own, at once or not at all; the same content is left alone."""
+        """Write a generated file atomically; unchanged content is not rewritten."""
         target = self.root / path
         if not target.is_file() or target.read_bytes() != content:
             partial = self.state / "partial" / path
@@ -201,7 +201,7 @@ class Folder:
             watcher.join(timeout=2)
 
     def _count(self, arrived: int = 0, spared: int = 0) -> None:
-        """Count bytes that came, and bytes that need not come."""
+        """Count downloaded bytes, and bytes that need no download."""
         with self._lock:
             self._arrived += arrived
             self._spared += spared
@@ -230,7 +230,7 @@ def open_folder(root: Path) -> Iterator[Folder]:
     """
     Open a folder for a bundle, made if it is not there.
 
-    Raises FleetError where it has something else in it, or cannot be written.
+    Raises FleetError if the folder has other content, or cannot be written.
     """
     folder = Folder(root)
     try:
@@ -271,7 +271,7 @@ def read(
 
 
 def without_password(url: str) -> str:
-    """Return an address as messages have it: without a password."""
+    """Return an address for messages: without its password."""
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
@@ -310,7 +310,7 @@ class _RangeRefused(Exception):  # noqa: N818
 
 
 def _answer(url: str, headers: Mapping[str, str], data: bytes | None = None) -> Any:
-    """Ask a server, and once more after each pause while it is busy or cannot be reached."""
+    """Query a server, with retries after pauses while it is busy or unreachable."""
     for pause in PAUSES:
         with suppress(_BusyServerError):
             return _answer_at_once(url, headers, data)

@@ -2,7 +2,7 @@
 
 What the client asks for: api/models/OWNER/NAME/revision/COMMIT and .../tree/COMMIT, documents that
 name the files, and OWNER/NAME/resolve/COMMIT/FILE, with the commit in a header (`serve.py`). Each
-file is held to the hash by which the Hub names it: SHA-256 for large ones, git's for small ones.
+file is verified against the Hub's hash: SHA-256 for large files, git's for small ones.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DIGEST = {64: "sha256", 40: "git"}
 
 @dataclass(frozen=True)
 class Model:
-    """One model, and from which Hub it comes; None: as the Hub's client is configured."""
+    """One model and its Hub; None: the Hub's client's configuration."""
 
     repository: str
     revision: str

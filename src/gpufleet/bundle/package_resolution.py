@@ -1,6 +1,6 @@
 """Resolve which packages a program needs, with uv and an index. Border: uv's process.
 
-uv is the one of `pyproject.toml`, which writes locks in the same way on every machine.
+uv's version is that of `pyproject.toml`, so that locks are the same on every machine.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def resolve(
     constraints: str = "",
 ) -> str:
     """
-    Return what uv resolves the requirements to, as `pylock.toml`: with wheels alone.
+    Return uv's resolution of the requirements as `pylock.toml`, wheels only.
 
-    `index` replaces the one that uv would ask by itself or by its environment (`UV_DEFAULT_INDEX`);
-    it travels in the environment, for an address may have a password. `constraints` are pins that
-    stay. Raises `FleetError`.
+    `index` replaces uv's default index or `UV_DEFAULT_INDEX`; it is passed in the environment,
+    because an address may contain a password. `constraints` are pins that stay. Raises
+    `FleetError`.
     """
     from uv import find_uv_bin
 

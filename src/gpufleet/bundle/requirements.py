@@ -1,7 +1,7 @@
 """List a fleet's downloads: packages, wheels, models and programs, each once.  Pure.
 
-Goes by settings as they were written, before a mirror replaced their addresses: a bundle is filled
-from there.
+Uses the settings before a mirror replaces their addresses: a bundle is filled from the original
+ones.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ class Packages:
 
     @property
     def architecture(self) -> str:
-        """The processor in Debian's word."""
+        """The processor architecture by Debian's name."""
         return _DEB[self.system.arch]
 
 
 @dataclass(frozen=True)
 class Locked:
-    """One lock of one kind of node, and where its wheels come from."""
+    """One lock for one kind of node, and the source of its wheels."""
 
     path: str
     target: Target
@@ -75,7 +75,7 @@ class Locked:
 
 @dataclass(frozen=True)
 class Needs:
-    """Everything that a bundle must hold, and what it cannot."""
+    """The contents of a bundle, and what it cannot contain."""
 
     packages: tuple[Packages, ...]
     locks: tuple[Locked, ...]
@@ -89,7 +89,7 @@ def needs(nodes: Iterable[NodeNeeds], index_url: str, kinds: Collection[str] = K
     """
     Return what these nodes need, of these kinds.
 
-    `index_url` is the package index where settings name none.
+    `index_url` is the package index if settings name none.
 
     Raises FleetError with everything that settings lack.
     """
@@ -174,7 +174,7 @@ def _target(node: NodeNeeds) -> Target:
     """
     Return the target that decides which wheels fit a node.
 
-    Its Python is the lock's, where that says one: the probe ran under the system's.
+    Its Python is the lock's, if the lock states one; the probe ran under the system's.
     """
     system = "rhel" if node.system.red_hat else node.system.id
     glibc = GLIBC.get((system, node.system.major))

@@ -64,7 +64,7 @@ class FileHandler(BaseHTTPRequestHandler):
         *,
         rate: int | None = None,
     ) -> None:
-        """Answer with a file, or with what of it is asked for; `rate` in bytes a second."""
+        """Answer with a file, or with the requested range; `rate` in bytes a second."""
         with path.open("rb") as file:
             stat = os.fstat(file.fileno())
             headers = {"Last-Modified": formatdate(stat.st_mtime, usegmt=True), **headers}

@@ -1,7 +1,7 @@
-"""Choose the wheels of a lock that a node takes, and find them.
+"""Choose the wheels of a lock for a node, and find their addresses.
 
-One file a package: the one that pip and uv would choose on the node, by its Python, its C library
-and its processor. Every file is held to the lock's hashes, wherever it comes from.
+One file a package: pip's and uv's choice on the node by Python, C library and processor. Every file
+is verified against the lock's hashes, whatever its source.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ _ACCEPT = {"Accept": f"{_JSON}, text/html;q=0.5"}
 
 @dataclass(frozen=True)
 class Target:
-    """A node, as far as wheels go: its Python (3, 12), glibc (2, 39), and x86_64 or aarch64."""
+    """
+    The properties of a node that select wheels: Python (3, 12), glibc (2, 39), x86_64 or aarch64.
+    """
 
     python: tuple[int, int]
     glibc: tuple[int, int]
@@ -43,7 +45,7 @@ class Target:
 
     @property
     def tags(self) -> list[Tag]:
-        """The tags of wheels that it takes, the best one first."""
+        """The compatible wheel tags, best first."""
         major, newest = self.glibc
         platforms = []
         for minor in range(newest, 4, -1):
@@ -183,7 +185,7 @@ def _choose(
 
 
 def _rank(name: str, wanted: Requirement, ranks: Mapping[Tag, int]) -> int | None:
-    """Return how good a wheel is for the node, the smaller the better; None if it is of no use."""
+    """Return a wheel's rank for the node, lower is better; None: incompatible."""
     try:
         package, version, _, tags = parse_wheel_filename(name)
     except InvalidWheelFilename:

@@ -132,7 +132,7 @@ class Session:
         return self._measurement(began, fleet, runs, client, what=what, notes=notes)
 
     def _check_place(self) -> None:
-        """Refuse a node that cannot run load clients, before any node is asked."""
+        """Refuse an unknown node in `--from`, before any node is asked."""
         node, known = self.wanted.from_node, sorted(self.project.nodes)
         if node is not None and node not in known:
             raise FleetError(

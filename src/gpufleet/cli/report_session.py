@@ -308,8 +308,7 @@ class _Reading:
 
 def _shown(path: Path, root: Path) -> str:
     """
-    Return a file's path relative to the project or to gpufleet, so that it is valid on other
-    machines.
+    Return a file's path relative to the project or to gpufleet, where it is in one of them.
     """
     if path.is_relative_to(root):
         return str(path.relative_to(root))

@@ -252,7 +252,7 @@ def size(model: str | None, *, as_json: bool, **given: Any) -> int:
 
 
 def _require_one_gpu(given: Mapping[str, Any]) -> None:
-    """Raise `FleetError` for a share above 1, and for options that exclude a share."""
+    """Raise `FleetError` for a share above the maximum, and for options that exclude a share."""
     from gpufleet.settings.serving_settings import MOST_OF_A_GPU
 
     parallel = ("tensor", "pipeline", "data", "decode_context")

@@ -68,7 +68,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Everything that was found, worst first, and what could not be seen."""
+    """All problems, worst first, and what could not be read."""
 
     problems: tuple[Problem, ...]
     serving: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ class Diagnosis:
 
     @property
     def status(self) -> int:
-        """The exit status: 0 nothing but notices, 1 problems, 2 some of it could not be seen."""
+        """The exit status: 0 notices only, 1 problems, 2 something could not be read."""
         if any(each.impact > Impact.NOTICE for each in self.problems):
             return 1
         return 2 if self.unseen else 0
@@ -97,7 +97,8 @@ def worst_first(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     """
     Return problems in the order in which people should read them.
 
-    A problem that causes others stands before the worst of them; else what began earlier.
+    A problem that causes others is sorted before the worst of them; otherwise the earlier one is
+    first.
     """
     known = list(problems)
     subjects = {each.subject for each in known}

@@ -1,9 +1,9 @@
 """
 Find a fleet's problems from its nodes, gateways, journals and alerts. Pure.
 
-What one of them shows is joined with what explains it in another: a replica that is down with the
-line of its log, the check of its GPU, what was changed before. Nothing is judged here that
-`status`, `check` and the rules of logs do not judge.
+Each symptom is joined with its explanation: a replica that is down with its log line, its GPU's
+check, and earlier changes. All verdicts come from `status`, `check` and the log rules; this module
+only joins them.
 """
 
 from __future__ import annotations
@@ -166,11 +166,11 @@ def _because(
     sights: Sights, replica: ReplicaStatus, log: LogCause | None, began: float | None
 ) -> str:
     """
-    Return the subject of the node's problem that took a replica down; "": none did for certain.
+    Return the subject of the node problem that certainly stopped a replica; "": none.
 
-    A check of a GPU that the replica does not use, one that could not be made, and what the kernel
-    logged at another time explain nothing; neither does a node whose server names a cause of its
-    own, such as a flag.
+    Not an explanation: a check of a GPU that the replica does not use, a check that could not run,
+    kernel messages of another time, and any finding on a node whose server names its own cause,
+    such as a flag.
     """
     for rank in replica.ranks:
         if rank.node in sights.status.silent:
@@ -198,7 +198,7 @@ def _uses(rank: RankStatus, found: Finding) -> bool:
 
 
 def _is_of_another_unit(line: str, replica: str) -> bool:
-    """Return whether the kernel killed a process for memory, and of another unit than this."""
+    """Return whether the kernel's OOM killer ended a process of another unit."""
     return line.startswith("oom-kill:") and not is_killed_for_memory(line, replica)
 
 
@@ -216,7 +216,7 @@ def _differs(sights: Sights, replica: str, nodes: Iterable[str]) -> Iterator[str
 def _damaged(
     sights: Sights, replica: str, nodes: Iterable[str], inventory: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield what of a model's files is not as a deploy placed them, and what to type."""
+    """Yield a model's files that differ from what a deploy placed, and the command that helps."""
     for node in nodes:
         known = sights.evidence.get(node)
         model = known.models.get(replica) if known else None
@@ -268,7 +268,7 @@ def _impact(status: FleetStatus, replica: ReplicaStatus, *, drained: bool) -> Im
 
 
 def _restarted(replica: ReplicaStatus, now: float) -> bool:
-    """Return whether a rank came back by itself within the last hour."""
+    """Return whether systemd restarted a rank within the last hour."""
     return any(
         rank.last_restart is not None
         and bool(rank.restarts)
@@ -304,7 +304,7 @@ def _missing(sights: Sights, inventory: str) -> Iterator[Problem]:
 
 
 def _alerts(sights: Sights, named: Collection[str]) -> Iterator[Problem]:
-    """Yield alerts about what nothing else here is about."""
+    """Yield alerts that no other problem covers."""
     for each in sights.alerts:
         if each.subject not in named:
             yield Problem(

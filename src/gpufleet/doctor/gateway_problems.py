@@ -115,7 +115,7 @@ def certificate_problems(sights: Sights, now: float) -> Iterator[Problem]:
 
 
 def _served(server: ServerState, well: Collection[tuple[str, str]]) -> tuple[str, ...]:
-    """Return the replica and the node of a gateway's server; (): it is of none that serves."""
+    """Return the replica and the node of a gateway's server; (): no serving replica has it."""
     for replica, node in well:
         # As `haproxy.server_name`: with a number where a replica has several servers.
         name = f"{node}.{replica}"

@@ -106,7 +106,7 @@ def kernel_causes(evidence: NodeEvidence, inventory: str) -> tuple[LogCause, ...
 
 
 def last_lives(lines: Sequence[JournalLine], count: int) -> Sequence[JournalLine]:
-    """Return the lines of the last `count` starts of a unit that came to an end or go on."""
+    """Return the log lines of a unit's last `count` starts, finished or running."""
     starts = [
         at for at, line in enumerate(lines) if line.by_systemd and line.text.startswith("Starting ")
     ] or [

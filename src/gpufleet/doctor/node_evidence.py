@@ -1,4 +1,4 @@
-"""Nodes' logs before a failure, and changes made on them, as values. Pure."""
+"""Nodes' logs before a failure, and changes on these nodes, as values. Pure."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ class NodeEvidence:
 
 def node_evidence(node: str, answer: Mapping[str, Any] | str) -> NodeEvidence:
     """
-    Parse a node's answer (`on_node/doctor/failure_evidence.py`); a sentence: it is unread.
+    Parse a node's answer (`on_node/doctor/failure_evidence.py`); a sentence if it is invalid.
 
-    Raises `FleetError` naming the node for an answer that is none.
+    Raises `FleetError` naming the node for an invalid answer.
     """
     if isinstance(answer, str):
         return NodeEvidence(node, unread=(f"{node}: {answer}",))

@@ -1,4 +1,4 @@
-"""What the plan counts on in GPU memory, beside what vLLM reports of it.  Pure."""
+"""Planned GPU memory beside the memory that vLLM reports.  Pure."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class LogCause:
 
     @property
     def quote(self) -> str:
-        """The line with whose it is and when it was written."""
+        """The line with its source and time."""
         moment = f", {iso(self.at)}" if self.at is not None else ""
         return f"{self.where}{moment}: {self.line}"
 

@@ -91,7 +91,7 @@ def _missed(sights: Sights, model: str, speed: ReplicaSpeed) -> Iterator[str]:
 
 
 def _straggles(speed: ReplicaSpeed, others: Iterable[ReplicaSpeed]) -> str:
-    """Return a sentence where a replica is slower than its siblings under a load like its own."""
+    """Return a sentence if a replica is slower than siblings under similar load."""
     if speed.itl.total < LEAST_TOKENS:
         return ""
     alike = [
@@ -172,7 +172,7 @@ def _load_causes(model: str, speed: ReplicaSpeed) -> Iterator[tuple[str, str]]:
 
 
 def _because(sights: Sights, replica: ReplicaStatus) -> str:
-    """Return the subject of the check that shows why its GPUs are slow; "": none does."""
+    """Return the subject of the check that explains its slow GPUs; "": none does."""
     for subject, findings in failed_checks(sights):
         if any(_slows(rank, each) for each in findings for rank in replica.ranks):
             return subject

@@ -29,7 +29,7 @@ def bundle_files(
     """
     Return the files of a bundle by name, together at most `MOST_BYTES`.
 
-    `settings` are each node's as JSON values; `secrets` are texts that no file may have. Journals
+    `settings` are each node's as JSON values; no file may contain a text in `secrets`. Journals
     that do not fit lose their first lines, which README.txt says.
     """
     first = {

@@ -1,6 +1,6 @@
 """Assess nodes by their probes and variables: findings, and the plan that they allow.
 
-One road for deploys, live inventories and recordings. Knows nothing of pyinfra; reads the locks
+The same path for deploys, live inventories and recordings. Does not import pyinfra; reads the locks
 that settings name, and the date.
 """
 
@@ -50,12 +50,12 @@ def check_nodes(
     only: Collection[str] | None = None,
 ) -> Report:
     """
-    Return what the checks find on nodes, or `only` on some.
+    Return the checks' findings on nodes; `only` limits the nodes.
 
-    `answers` has a document or a sentence for each, also for those that others are compared with.
+    `answers` has a document or a sentence for each node, including nodes used only for comparison.
 
-    Siblings are nodes in the same groups. Nodes that nothing is declared of are judged by the
-    defaults, as each other's siblings.
+    Siblings are nodes in the same groups. Undeclared nodes are judged by the defaults, as siblings
+    of each other.
     """
     settings = {name: declared[name].settings for name in answers if name in declared}
     groups = {name: declared[name].groups if name in declared else () for name in answers}
@@ -86,10 +86,9 @@ def plan_fleet(
     Models that `models_folder` of this machine has are read from there, not from the Hub.
     `inventory` is the inventory's file, for the commands that sentences name.
 
-    Raises `FleetError` naming, all at once, nodes without an answer, everything that checks find
-    unfit, what does not fit even if that is put right, and what vLLM would refuse. With
-    `unfit_stops=False`, for looking at what runs there already, what is unfit is a remark and flags
-    are not judged.
+    Raises one `FleetError` naming nodes without an answer, everything that fails checks, what would
+    not fit even without these failures, and what vLLM would refuse. With `unfit_stops=False`, for
+    showing what already runs, failed checks are remarks and flags are not judged.
     """
     if not unfit_stops:
         require_documents(answers)
@@ -139,8 +138,8 @@ def require_documents(
     """
     Return the documents of all nodes.
 
-    Raises `FleetError` naming every node that gave none: a plan without them would move their
-    replicas to other nodes.
+    Raises `FleetError` naming every node without an answer: a plan without them would move their
+    replicas.
     """
     if missing := _missing_documents(answers):
         raise FleetError(*missing)

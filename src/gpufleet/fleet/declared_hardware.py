@@ -1,9 +1,9 @@
 """
-Nodes that are not there yet, as their probes would answer: hardware by name for groups or nodes.
+Simulated probes of nodes that do not exist yet, from hardware names for groups or nodes.
 
 The hardware is healthy, its driver runs what the node's settings ask for, its system is Ubuntu
 24.04 (which serves, and has the Python of the locks that are shipped), and nothing runs on it.
-What no name tells is made up, a different one for each node: GPUs' UUIDs and an address in
+Values that a name does not determine are generated for each node: GPUs' UUIDs and an address in
 198.18.0.0/15 (RFC 2544: for tests, routed nowhere), or in `cluster_network` where that is set.
 """
 
@@ -30,14 +30,14 @@ _NETWORK = IPv4Network("198.18.0.0/15")
 
 def parse_hardware(written: Sequence[str]) -> dict[str, str]:
     """
-    Return {group or node: hardware} of what was typed behind `--as`.
+    Parse the value of `--as` into {group or node: hardware}.
 
     >>> parse_hardware(["h100x8"])
     {'all': 'h100x8'}
     >>> parse_hardware(["gpu_h100=h100x8,gpu-03=a100x8"])
     {'gpu_h100': 'h100x8', 'gpu-03': 'a100x8'}
 
-    Raises `FleetError` for hardware that is not known, and for a name that is given twice.
+    Raises `FleetError` for unknown hardware, and for a name given twice.
     """
     found: dict[str, str] = {}
     problems = []
@@ -63,9 +63,9 @@ def hardware_documents(
     """
     Return {node: what its probe would print} for the nodes that `hardware` names.
 
-    A node's own name counts more than its groups', an inner group more than an outer one, and
-    each of them more than `all`; without any, its `gpus.hardware` counts. Nodes that are `known`
-    otherwise may be left out.
+    A node's own name takes precedence over its groups, an inner group over an outer one, and any of
+    them over `all`; without one, its `gpus.hardware` is used. Nodes in `known` need no hardware
+    name.
 
     Raises `FleetError` for names that the inventory does not have, and for nodes without hardware.
     """
@@ -99,7 +99,7 @@ def hardware_documents(
 
 
 def with_identity(document: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a recording as another node of the same hardware would give it: its own UUIDs."""
+    """Return a recording with new UUIDs, as of another node with the same hardware."""
     text = json.dumps(document)
     for gpu in document["gpus"]:
         own = uuid5(NAMESPACE_DNS, f"{gpu['index']}.{name}")
@@ -130,7 +130,7 @@ def _set_address(document: dict[str, Any], number: int, network: IPv4Network) ->
 
 
 def _cuda_needed(settings: NodeSettings) -> int:
-    """Return the CUDA that the declared vLLM's wheels bring, as NVML writes it; 0: not known."""
+    """Return the CUDA version in the declared vLLM's wheels, in NVML's notation; 0: unknown."""
     try:
         lock = Path(settings.vllm.lock).read_bytes() if settings.vllm else b""
     except OSError:

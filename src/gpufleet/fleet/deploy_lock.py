@@ -1,7 +1,8 @@
-"""A deploy has the nodes that it changes to itself: they are taken before anything is read there.
+"""A deploy locks the nodes that it changes, before it reads anything there.
 
-A node is a run's for as long as the connection lives over which it works, so nothing is given back
-(`on_node/common/deploy_mark.py`). One that an upgrade has is free to the upgrade's own deploys.
+A node is locked as long as the run's connection to it lives, so there is no unlock
+(`on_node/common/deploy_mark.py`). A node locked by an upgrade is free for that upgrade's own
+deploys.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def hold(state: State, hosts: Iterable[Host], what: str, *, dry: bool) -> None:
     """
     Lock nodes for a run; with `dry` only report who holds them.
 
-    Raises `FleetError` with all that others have. What a node with GPUs that gave no answer means
-    is for the plan to say; one that answers it after all is not known to be free: `unknown`.
+    Raises `FleetError` with all that others have. The plan decides what a silent GPU node means;
+    one that answers the plan's probe after all may be locked: `unknown`.
     """
     by_name = {each.name: each for each in hosts}
     asked = _QUESTIONS.setdefault(state, _question(what))
@@ -71,8 +72,8 @@ def take(
     """
     Lock nodes; return why that is refused, the nodes without an answer, and remarks.
 
-    The first alone, so that of two that begin together one has all; where another has it, the
-    others are only asked whose they are.
+    The first node is locked alone, so that one of two concurrent deploys gets all nodes; if it is
+    taken, the others are only queried for their owner.
     """
     first, *others = sorted(names)
     found = dict(ask([first], False))
@@ -92,7 +93,7 @@ def hold_again(state: State, host: Host) -> str:
     """
     Lock a node again over its new connection after a reboot; return why not, "" if locked.
 
-    A run that has taken none takes none.
+    A run without locks takes none.
     """
     if state not in _QUESTIONS:
         return ""
@@ -105,7 +106,7 @@ def hold_again(state: State, host: Host) -> str:
 
 
 def unknown(state: State, answers: Mapping[str, Answer]) -> tuple[str, ...]:
-    """Return a sentence for each node that answers the probe and did not say whose it is."""
+    """Return a sentence for each node that answers the probe without its lock."""
     return tuple(
         _not_known(name, why)
         for name, why in sorted(_SILENT.get(state, {}).items())
@@ -114,7 +115,7 @@ def unknown(state: State, answers: Mapping[str, Answer]) -> tuple[str, ...]:
 
 
 def refuse_silent(state: State, names: Iterable[str]) -> None:
-    """Raise `FleetError` for those of these nodes that did not say whose they are."""
+    """Raise `FleetError` for nodes that did not report their lock."""
     silent = _SILENT.get(state, {})
     if problems := [_not_known(name, silent[name]) for name in sorted(names) if name in silent]:
         raise FleetError(*problems)

@@ -14,7 +14,7 @@ from gpufleet.serving import servers
 
 @dataclass(frozen=True)
 class Drain:
-    """The replicas that have a stage on a node, and what they have elsewhere."""
+    """The replicas with a stage on a node, and their stages elsewhere."""
 
     node: str
     nodes: Mapping[str, tuple[str, ...]]
@@ -30,7 +30,7 @@ class Drain:
         return tuple(sorted(self.nodes))
 
     def replicas_on(self, node: str, replicas: Collection[str] | None = None) -> tuple[str, ...]:
-        """Return those of them (or of these) that have a stage on a node."""
+        """Return the replicas (or those given) that have a stage on a node."""
         return tuple(
             each
             for each in self.replicas

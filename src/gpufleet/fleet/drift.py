@@ -5,7 +5,7 @@ Three sources, and none of them compares anything of its own that a deploy compa
   * what the checks of the driver's versions and of the next boot find in a node's probe;
   * the driver's versions in that probe against the lock: a dry run on a node whose packages differ
     does not come to what is loaded.
-What could not be read is `unknown`, and an unknown node is never one without drift.
+What could not be read is `unknown`, and an unknown node never counts as clean.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Drift:
     """
     The drift of all compared nodes.
 
-    `refused` are the sentences for which a deploy would be refused now, whatever it would change.
+    `refused` are the reasons why any deploy would be refused now.
     """
 
     nodes: Mapping[str, NodeDrift]
@@ -127,7 +127,7 @@ class Drift:
 
     @property
     def state(self) -> DriftState:
-        """One node that has moved makes the fleet drifted; else one that is unknown, unknown."""
+        """The fleet is drifted if any node is; else unknown if any node is."""
         stands = {each.state for each in self.nodes.values()}
         if DriftState.DRIFTED in stands:
             return DriftState.DRIFTED
@@ -173,7 +173,7 @@ def deploy_files(settings: NodeSettings) -> tuple[str, ...]:
 
 def urgency_of(change: str) -> Urgency:
     """
-    Return when something that a deploy would change makes itself felt.
+    Return when a pending change takes effect.
 
     >>> matters("enable nvidia-fabricmanager.service")
     <Matters.NEXT_BOOT: 'next boot'>
@@ -187,7 +187,7 @@ def drift_from_probes(
     settings: Mapping[str, NodeSettings],
     today: dt.date,
 ) -> dict[str, NodeDrift]:
-    """Return the drift that probes show; a sentence in place of a probe is an unknown."""
+    """Return the drift that probes show; a sentence instead of a probe makes the node unknown."""
     report = evaluate(answers, settings, today)
     return {
         name: _of_findings(report.node_findings[name])
@@ -223,8 +223,7 @@ def _unlocked(node: Reading, lock: GpuLock) -> Iterator[Deviation]:
     """
     Yield each part of the driver that is of another version than the lock's.
 
-    What is not there at all, and whether the fabric manager is of the driver's version, is the
-    checks' and the deploy's to say.
+    Missing parts, and the fabric manager's version, are left to the checks and the deploy.
     """
     parts = {
         "the loaded kernel module": (loaded_version(node), Urgency.NOW),

@@ -3,8 +3,7 @@
 Border. The deploy files are executed for every node as pyinfra does while it prepares, and nothing
 is executed after that. So it is the same operations that compare, and what they record ("write
 /etc/x: it is missing") is what is collected, with the operation that said it. An operation that
-fails its node reports that it is unknown: that is unknown, and the node's other operations are
-asked all the same.
+fails its node counts as unknown; the node's other operations still report.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ class DryRun:
     """
     The changes on each node, its probe, and why a deploy is refused.
 
-    Of a node that gave no answer nothing would be known: `nodes` has an empty entry for it. A node
-    without GPUs is not probed and has no answer.
+    A node without an answer has an empty entry in `nodes`. A node without GPUs is not probed and
+    has no answer.
     """
 
     nodes: Mapping[str, NodeDrift]
@@ -61,11 +60,12 @@ def dry_run(
     seconds: float = SECONDS,
 ) -> DryRun:
     """
-    Execute for each node its `deploys` ({node: deploy files}), and say what they would change.
+    Execute each node's `deploys` ({node: deploy files}) without changes, and return what they would
+    change.
 
     `limit` are nodes and groups, none for all; the plan is for the whole inventory even so. Takes
-    at most `seconds` on top of the probe's, for all nodes at once. For the process, and what is
-    raised, see `fleet.live.probe`.
+    at most `seconds` on top of the probe's, for all nodes at once. For side effects on the process
+    and exceptions see `fleet.live.probe`.
     """
     codes = {file: _compile(file) for files in deploys.values() for file in files}
     state = _DryRunState()
@@ -100,7 +100,7 @@ class _NodeDryRun:
     """
     One node's changes and errors so far.
 
-    `changes` and `errors` are those of the operation that is asked now.
+    `changes` and `errors` are those of the current operation.
     """
 
     file: str = ""
@@ -131,7 +131,7 @@ class _NodeDryRun:
         return found
 
     def drift(self) -> NodeDrift:
-        """Return all of it; what several roles want alike, as the first of them says it."""
+        """Return all changes; of equal changes of several roles the first one's wording."""
         moved: dict[str, Deviation] = {}
         for each in self.moved:
             moved.setdefault(each.what, each)
@@ -139,19 +139,19 @@ class _NodeDryRun:
 
 
 class _DryRunState(State):
-    """A run that keeps what each operation has said."""
+    """A run that records each operation's report."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.looks: dict[Host, _NodeDryRun] = {}
         super().__init__(*args, **kwargs)
 
     def init(self, inventory: Any, config: Any, initial_limit: Any = None) -> None:
-        """Begin with nothing said of any node."""
+        """Begin with empty records."""
         super().init(inventory, config, initial_limit)
         self.looks = {each: _NodeDryRun() for each in inventory}
 
     def fail_hosts(self, hosts_to_fail: set[Host], activated_count: int | None = None) -> None:  # noqa: ARG002
-        """Ask on: nothing follows that could do harm, and what failed has said why."""
+        """Continue after a failure: nothing is executed, and the failure is recorded."""
         self.failed_hosts.update(hosts_to_fail)
 
     def set_op_data_for_host(
@@ -194,7 +194,7 @@ class _ErrorHandler(logging.Handler):
         self._state = state
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep an error without what pyinfra puts before it."""
+        """Record an error without pyinfra's prefix."""
         if not ctx_host.isset():
             return
         host = ctx_host.get()

@@ -44,7 +44,7 @@ def facts_state(settings: NodeSettings, gpus: int | None) -> DesiredState:
 
 
 def _release(settings: NodeSettings) -> str | None:
-    """Return the id of the release that the node is to serve; None: of none that can be told."""
+    """Return the id of the release that the node should serve; None: unknown."""
     if settings.vllm is None or not settings.gpu_node:
         return None
     try:

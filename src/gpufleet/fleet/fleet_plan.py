@@ -1,6 +1,6 @@
-"""The plan of a fleet whose nodes are known, and all that keeps one from being found.
+"""Plan a fleet whose nodes are known, or collect everything that prevents a plan.
 
-Knows nothing of pyinfra; reads the locks that settings name.
+Does not import pyinfra; reads the locks that settings name.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Assessment:
 
     @property
     def usable_nodes(self) -> list[Node]:
-        """Return the nodes as they are planned with: a GPU that others use is not used."""
+        """Return the nodes for planning, without GPUs that other processes use."""
         return [
             planner.without_reserved(node, self.reserved.get(name, ()))
             for name, node in self.nodes.items()
@@ -144,10 +144,10 @@ class PlanInputs:
 
 def further_problems(there: PlanInputs, hidden: Collection[str]) -> tuple[str, ...]:
     """
-    Return the problems besides unusable nodes that do not follow from those.
+    Return the problems that are not consequences of unusable nodes.
 
-    It is planned as if those were put right. `hidden` are nodes that do not show what they will
-    have then: whether their models fit is not judged.
+    The plan assumes that these are corrected. `hidden` are nodes whose future hardware state is
+    unknown: whether their models fit is not judged.
     """
     left_out = {model for name in hidden for model in there.settings[name].serving}
     pairs = {
@@ -187,8 +187,8 @@ def plan_known_nodes(there: PlanInputs, *, judged: bool = True) -> Assessment:
     """
     Return the plan, and its remarks if it is to be judged.
 
-    Raises `FleetError` with what stands in the way; where no plan is found, also with what is wrong
-    with settings and flags in any plan.
+    Raises `FleetError` with the obstacles; if there is no plan, also with errors of settings and
+    flags that any plan would have.
     """
     try:
         return _placed(there, judged=judged)
@@ -205,7 +205,7 @@ def _problems_without(there: PlanInputs, wrong: Mapping[str, frozenset[str]]) ->
     """
     Return by model the problems of a plan besides flags that are refused anyway.
 
-    A model whose size rests on one of them is not judged.
+    A model whose size depends on one of them is not judged.
     """
     unsure = tuple(f"serving.{model}: " for model, names in wrong.items() if names & _COUNTED)
 
@@ -281,7 +281,7 @@ def _placed(there: PlanInputs, *, judged: bool) -> Assessment:
 
 
 def _all_remarks(*judges: Callable[[], Iterable[str] | None]) -> tuple[str, ...]:
-    """Return the remarks of all judges. Raises `FleetError` with what all of them refuse."""
+    """Return the remarks of all judges. Raises `FleetError` with all their refusals."""
     remarks: list[str] = []
     problems: list[str] = []
     for judge in judges:
@@ -314,7 +314,7 @@ def running_stages(documents: Mapping[str, Mapping[str, Any]]) -> Iterator[Runni
 
 
 def _kind(name: object) -> ModelKind:
-    """Return the kind that a unit has; one of a newer gpufleet is none that is known here."""
+    """Return a unit's kind; a newer gpufleet's kind is unknown here."""
     return next((each for each in get_args(ModelKind) if each == name), "generate")
 
 

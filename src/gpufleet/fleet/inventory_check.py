@@ -68,7 +68,7 @@ def validate(
     only: Collection[str] | None = None,
 ) -> Validation:
     """
-    Return the problems of an inventory, as far as this machine knows.
+    Return the problems of an inventory that this machine can find.
 
     With `hardware` ({group or node: its name}), or where every GPU node has `gpus.hardware`, the
     fleet is planned on it. `secret_files=False`: for machines that have none of the secrets. `only`
@@ -114,7 +114,7 @@ def _collected(work: Callable[[], tuple[str, ...]]) -> Validation:
 
 
 def _files(nodes: Iterable[NodeVars], *, secret_files: bool) -> Validation:
-    """Return which of the files that settings name are not there or have nothing in them."""
+    """Return the files named in settings that are missing or empty."""
     problems: dict[str, None] = {}
     for node in nodes:
         for named in named_files(node.settings, node.name):
@@ -147,7 +147,7 @@ def _place(node: NodeVars, named: NamedFile) -> str:
 def _programs(
     node: NodeVars, nodes: Mapping[str, NodeVars], now: dt.datetime, *, secret_files: bool
 ) -> Validation:
-    """Return what is wrong with certificates, and with what gateways and LiteLLM are to know."""
+    """Return problems of certificates and of the configuration of gateways and LiteLLM."""
     found = Validation()
     settings, name = node.settings, node.name
     if settings.exporters.tls and secret_files:

@@ -1,4 +1,4 @@
-"""The targets that Prometheus on a node knows: of nodes that do not answer, these stay."""
+"""The targets that Prometheus on a node knows: nodes that do not answer keep theirs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOOK_SECONDS = 30
 
 
 def known_targets(node: MonitoringTargets, directory: str) -> Mapping[str, list[Target]]:
-    """Return what the files of targets in a directory say now; asked for only where it counts."""
+    """Return the contents of the target files in a directory; read only when needed."""
     if not node.silent:
         return {}
     program = payload.program("monitoring/target_files", directory=directory)

@@ -51,7 +51,7 @@ def connect(path: str, limit: tuple[str, ...] = ()) -> Generator[Ask]:
 
     It takes a function from a node's name to its program (None: this node is not asked), a deadline
     in seconds, and what the programs are called in sentences; it returns {node: document or
-    sentence}. For the process, and what is raised, see `probe`.
+    sentence}. For side effects on the process and exceptions see `probe`.
     """
     state = State()
     with open_run(state, path, limit) as wanted:
@@ -68,9 +68,9 @@ def connect(path: str, limit: tuple[str, ...] = ()) -> Generator[Ask]:
 @contextmanager
 def open_run(state: State, path: str, limit: tuple[str, ...]) -> Generator[list[Host]]:
     """
-    Begin a run over an inventory file, and give its nodes to ask; close connections afterwards.
+    Begin a run over an inventory file and yield its nodes; close connections afterwards.
 
-    For the process, and what is raised, see `probe`.
+    For side effects on the process and exceptions see `probe`.
     """
     from pyinfra.api import Config
     from pyinfra_cli.inventory import make_inventory
@@ -92,13 +92,13 @@ def open_run(state: State, path: str, limit: tuple[str, ...]) -> Generator[list[
 
 
 def _disconnect(hosts: Iterable[Host]) -> None:
-    """Close what is open, without waiting long for ends that may be dead."""
+    """Close open connections without waiting long for dead ones."""
     jobs = [gevent.spawn(each.disconnect) for each in hosts if each.connected]
     gevent.joinall(jobs, timeout=2)
 
 
 def gpu_hosts(nodes: Iterable[Host]) -> list[Host]:
-    """Return those that have GPUs; the others are not probed. Raises `FleetError` if none has."""
+    """Return the nodes with GPUs; the others are not probed. Raises `FleetError` if none has."""
     known = loader.current().gpu_nodes
     if found := [each for each in nodes if each.name in known]:
         return found

@@ -1,6 +1,6 @@
-"""Return the measured rates of replicas, where a stored result holds for them.
+"""Return the measured rates of replicas that a stored result applies to.
 
-Border: reads the results beside the inventory, and the locks that settings name. Knows nothing of
+Border: reads the results beside the inventory, and the locks that settings name. Does not import
 pyinfra.
 """
 
@@ -54,7 +54,7 @@ class ModelRate:
 
     @property
     def holds_for(self) -> tuple[str, ...]:
-        """Return for which of `planned` and `running` the rate holds."""
+        """Return to which of `planned` and `running` the rate applies."""
         return tuple(
             name
             for name, each in (("planned", self.planned), ("running", self.running))
@@ -91,7 +91,7 @@ class ModelRate:
              "missed_at": 14.0, "measured": "2026-11-20T12:30:05+00:00", "target": "gateway",
              "workload": {...}, "holds_for": ["planned", "running"], "why": ""}
 
-        `why` says why it does not hold for what is planned.
+        `why` is the reason why it does not apply to the plan.
         """
         rate = self.rate
         return {
@@ -108,7 +108,7 @@ class ModelRate:
 
 
 def stored_results(inventory_file: str) -> Stored:
-    """Return the results beside an inventory file; of a project without any, none."""
+    """Return the stored results beside an inventory file."""
     return result.read_measurements(measurements_folder(inventory_file))
 
 
@@ -119,7 +119,7 @@ def replica_rates(
     settings: Mapping[str, NodeSettings],
     now: dt.datetime,
 ) -> dict[str, RateOrReason]:
-    """Return by id what each replica carries as its stages say; of undeclared models, nothing."""
+    """Return each replica's measured rate by id, from its stages; undeclared models have none."""
     replicas: dict[str, list[Running]] = {}
     for each in stages:
         replicas.setdefault(each.id, []).append(each)
@@ -171,9 +171,10 @@ def rates_for_rules(
     fleet: Fleet, answers: Mapping[str, Mapping[str, Any] | str]
 ) -> tuple[tuple[MeasuredReplica, ...], tuple[str, ...]]:
     """
-    Return what rules have to know of measurements, and remarks.
+    Return the measured rates that rules need, and remarks.
 
-    `answers` are the probes of the fleet's nodes. Replicas of a node without one do not count.
+    `answers` are the probes of the fleet's nodes. Replicas on a node without an answer do not
+    count.
     """
     there = stored_results(str(fleet.root / fleet.inventory))
     if not there.measurements:
@@ -195,7 +196,7 @@ def plan_rates(
     settings: Mapping[str, NodeSettings],
     now: dt.datetime,
 ) -> tuple[ModelRate, ...]:
-    """Return what a plan's replicas were measured to carry; nothing if nothing was measured."""
+    """Return the measured rates of a plan's replicas; empty without measurements."""
     if not known:
         return ()
     planned = as_units(found.plan.stages, found.running, settings)

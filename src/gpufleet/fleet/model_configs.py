@@ -1,8 +1,8 @@
 """
 Read the configs of a fleet's models: from a directory here, the Hub, or the nodes.
 
-The border: this reads files and asks the Hub. A model that cannot be read stops nothing here; it
-has a sentence in place of its description, and the plan says what that means.
+The border: this reads files and asks the Hub. An unreadable model gets a sentence instead of a
+description; the plan decides what follows.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def local_directory(model: str, folder: Path, file: str = CONFIG) -> Path | None
     """
     Return the directory below `folder` with a model's config.json; None: there is none.
 
-    Of an adapter it is `adapter_config.json`: `file`.
+    For an adapter it is `adapter_config.json`: `file`.
 
-    Of `Qwen/Qwen3-32B` that is `folder/Qwen/Qwen3-32B` or `folder/Qwen3-32B`; of
+    For `Qwen/Qwen3-32B` that is `folder/Qwen/Qwen3-32B` or `folder/Qwen3-32B`; for
     `/srv/models/qwen3-32b` it is `folder/srv/models/qwen3-32b` or `folder/qwen3-32b`.
     """
     places = (folder / model.lstrip("/"), folder / Path(model).name)
@@ -114,7 +114,7 @@ def describe_models(
 
 
 def _await(jobs: Mapping[str, Future[KnownModel]]) -> None:
-    """Wait until all models are read; say on stderr, where that takes its time, which are left."""
+    """Wait until all models are read; if that takes long, print the remaining ones on stderr."""
     began = time.monotonic()
     pace = Pace(began)
     while left := {model: job for model, job in jobs.items() if not job.done()}:
@@ -189,7 +189,7 @@ def _read(
     documents: Iterable[Mapping[str, Any]],
     folder: Path | None,
 ) -> ModelFiles:
-    """Raises `FleetError` where neither `folder` nor the nodes nor the Hub have its config.json."""
+    """Raises `FleetError` if neither `folder` nor the nodes nor the Hub have its config.json."""
     if folder and (found := local_directory(model, folder)):
         return replace(read(str(found)), origin=model)
     if model.startswith("/"):
@@ -205,7 +205,7 @@ def _hub(vllm: Vllm | None) -> Hub:
 
 
 def _read_from_nodes(path: str, documents: Iterable[Mapping[str, Any]]) -> ModelFiles:
-    """Raises `FleetError` where no node could say what lies there."""
+    """Raises `FleetError` if no node could read the directory."""
     found = _on_nodes(path, "config", documents)
     quantized = value_or(found.get("hf_quant_config"))
     modules = value_or(found.get("modules"))
@@ -220,7 +220,7 @@ def _read_from_nodes(path: str, documents: Iterable[Mapping[str, Any]]) -> Model
 
 def _on_nodes(path: str, key: str, documents: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
     """
-    Return what the first node that could parse the file `key` of a directory has of that directory.
+    Return a directory's data from the first node that could parse its file `key`.
 
     Raises `FleetError` where none could.
     """

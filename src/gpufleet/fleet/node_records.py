@@ -28,7 +28,7 @@ _SEVERITIES = (Severity.BLOCK, Severity.UNKNOWN, Severity.WARN, Severity.INFO)
 
 def declaration(settings: NodeSettings, *, gpus: int | None, release: str | None) -> bytes:
     """
-    Return what a node is told of itself, as `on_node/monitoring/node_facts.py` reads it.
+    Return the record of a node for `on_node/monitoring/node_facts.py`.
 
     `gpus` is how many the PCI bus has now, for nodes that declare no number; `release` is the id of
     the vLLM release that it is to serve. The same declaration is the same bytes.
@@ -58,7 +58,7 @@ def has_dcgm_metrics(settings: NodeSettings) -> bool:
 
 
 def lock_hash(settings: NodeSettings) -> str:
-    """Return ten digits that tell a node's lock from every other, "" where it has none."""
+    """Return a ten-digit hash of a node's lock; "" without a lock."""
     if settings.gpu_lock is None:
         return ""
     text = json.dumps(settings.gpu_lock.model_dump(mode="json"), sort_keys=True)
@@ -69,8 +69,8 @@ def check_record(findings: Iterable[Finding], at: float) -> Samples:
     """
     Return what a check found on a node, its GPUs too; `at` in seconds since 1970.
 
-    What an operator accepted counts as info, whatever it is: he knows of it. What was not asked
-    because of another finding is not counted beside that one.
+    An accepted finding counts as info, whatever its severity: the operator knows of it. A check
+    skipped because of another finding is not counted.
     """
     found = Counter(
         Severity.INFO if each.accepted is not None else each.severity
@@ -90,7 +90,7 @@ def drift_record(drift: NodeDrift, at: float, *, refused: bool = False) -> Sampl
     """
     Return how far a node has moved; `at` in seconds since 1970.
 
-    `refused`: a deploy would be refused now, so that what it would change is not known as a whole.
+    `refused`: a deploy would be refused now, so its changes are not completely known.
     """
     moved = Counter(each.matters for each in drift.moved)
     return [

@@ -139,7 +139,7 @@ def node_plan(*, unfit_stops: bool = True) -> NodePlan | None:
     pyinfra executes a deploy file once per node, concurrently: the first caller probes every node
     of the inventory, all others wait for its answer. Raises `Refusal`, which ends the whole run,
     with every problem that was found: nodes and GPUs that checks find unfit, and what does not fit.
-    With `unfit_stops=False` unfit ones are only named: for looking at what runs there already.
+    With `unfit_stops=False` unfit nodes are only named: for showing what already runs.
     """
     plan = _plan if unfit_stops else _plan_anyway
     if ctx_state.get() in _DRY_RUNS:
@@ -187,7 +187,7 @@ def bare_node() -> BareNode | None:
 
 
 def node_machine() -> tuple[System, Machine] | None:
-    """Return what the current node is built of, after `node_plan`; None: it cannot be told."""
+    """Return the current node's parts, after `node_plan`; None: unknown."""
     return assessment.machine_of(host.name, documents(ctx_state.get())[host.name])
 
 
@@ -200,10 +200,9 @@ def monitoring_targets(*, planned: bool = False, required: bool = True) -> Monit
     """
     Return what the current node monitors; None if it is not a monitoring node.
 
-    Of vLLM that is what nodes are found to run; with `planned` what the plan says, for deploys
-    that are about to carry it out. A node that gives no answer costs itself only: its servers stay
-    as they were. Raises `Refusal` when none of the nodes that this run is about has `monitoring`,
-    unless with `required=False`.
+    vLLM's part is what nodes run; with `planned` what the plan says, for deploys that carry it out.
+    A node without an answer affects only itself: its servers stay unchanged. Raises `Refusal` when
+    none of the nodes that this run is about has `monitoring`, unless with `required=False`.
     """
     declared = loader.current().nodes
     if declared[host.name].settings.monitoring is None:
@@ -223,10 +222,10 @@ def gateway_targets(
     """
     Return the targets of the current node's gateway; None if it is not a gateway.
 
-    Of vLLM that is what nodes are found to run; with `planned` what the plan says, and with
-    `and_running`, until it is carried out, what runs besides. A node that gives no answer costs
-    itself only: its servers stay as they were. Raises `Refusal` when none of the nodes that this
-    run is about has `gateway`, unless with `required=False`.
+    vLLM's part is what nodes run; with `planned` what the plan says, and with `and_running` also
+    what still runs until the plan is carried out. A node without an answer affects only itself: its
+    servers stay unchanged. Raises `Refusal` when none of the nodes that this run is about has
+    `gateway`, unless with `required=False`.
     """
     declared = loader.current().nodes
     if declared[host.name].settings.gateway is None:
@@ -244,10 +243,10 @@ def gateway_targets(
 
 def undeclared_nodes(setting: str, look: str) -> frozenset[str]:
     """
-    Return the nodes of this run that do not declare a setting, and still have what it brought.
+    Return the nodes of this run that no longer declare a setting and still have its parts.
 
-    `look` is the program that looks for that (`operations/remove_parts.py`); all of them are asked
-    at once. Raises `Refusal` where it may not go: `fleet/undeclared.py`.
+    `look` is the program that detects it (`operations/remove_parts.py`); all nodes are asked at
+    once. Raises `Refusal` if the part may not be removed: `fleet/undeclared.py`.
     """
     return _single_flight(ctx_state.get(), _undeclared(setting, look))
 
@@ -290,7 +289,7 @@ def has_gateways() -> bool:
 
 
 def _require_setting(setting: str, otherwise: str) -> Callable[[State], None]:
-    """Return a check that raises `FleetError` if no node of the run has, or loses, a setting."""
+    """Return a check that raises `FleetError` if no node of the run has or drops a setting."""
 
     def look(state: State) -> None:
         declared = loader.current().nodes
@@ -317,7 +316,7 @@ _require_monitoring = _require_setting(
 
 
 def _running_servers(state: State) -> ServersAndSilentNodes:
-    """Return the vLLM servers that run, and the nodes that did not say."""
+    """Return the running vLLM servers, and the nodes without an answer."""
     if not loader.current().gpu_nodes:
         return (), frozenset()
     answers = documents(state)
@@ -351,7 +350,7 @@ def mark_dry_run(state: State) -> list[str]:
     """
     Mark a run as dry: it plans although nodes are unfit, executes nothing, and reports changes.
 
-    Returns the list that `node_plan` fills with what a deploy would be refused for.
+    Returns the list that `node_plan` fills with reasons for refusing a deploy.
     """
     return _DRY_RUNS.setdefault(state, [])
 
@@ -437,7 +436,7 @@ def _plan(state: State) -> Assessment:
 
 def refuse_partial_restarts() -> None:
     """
-    Raise `Refusal` if this run would change a replica over nodes on some of its nodes only.
+    Raise `Refusal` if this run would change a multi-node replica on some of its nodes only.
 
     Deploys that start stages call it while they prepare, before the first operation of any node.
     """
@@ -468,7 +467,7 @@ def _plan_anyway(state: State) -> Assessment:
 
 
 def _plan_dry_run(state: State) -> Assessment:
-    """Plan as a deploy does; what it would be refused for is noted, and planned around."""
+    """Plan as a deploy does; record what would be refused, and plan without it."""
     try:
         return _plan(state)
     except FleetError as error:
@@ -483,7 +482,7 @@ def _probe_all(state: State) -> dict[str, Answer]:
 
 
 def refuse_unstartable(plan: FleetPlan, settings: Mapping[str, NodeSettings]) -> None:
-    """Raise `FleetError` for what is planned and cannot be started."""
+    """Raise `FleetError` for planned stages that cannot be started."""
     without = {
         stage.model: stage.nodes
         for stage in plan.stages

@@ -1,6 +1,6 @@
 """Plans in which one model has other settings than the declared ones: which values can be tried.
 
-Reads what a plan reads; asks no node.
+Reads the same files as a plan; asks no node.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TrialPlans:
         return next(each[self.running.model] for each in every if self.running.model in each)
 
     def problem(self) -> str:
-        """Return why the replica does not run as it is declared; "": it does."""
+        """Return why the replica does not run as declared; "": it does."""
         changes = self._plan({}).changes
         change = next((each for each in changes if each.replica == self.running.id), None)
         if change is None:
@@ -61,7 +61,7 @@ class TrialPlans:
         )
 
     def refusal(self, settings: Mapping[str, int]) -> str:
-        """Return why a plan with these settings is not to be deployed on the node; "": it is."""
+        """Return why a plan with these settings must not be deployed on the node; "": it may."""
         node = self.running.node
         before = {each.id for each in running_stages(self.documents) if each.node == node}
         try:
@@ -74,7 +74,9 @@ class TrialPlans:
         return ""
 
     def _plan(self, fields: Mapping[str, Any]) -> Assessment:
-        """Return the plan of all nodes with fields of the model in place of the declared ones."""
+        """
+        Return the plan of all nodes with these fields of the model instead of the declared ones.
+        """
 
         def change(model: str, served: Served) -> Served:
             return served.model_copy(update=fields) if model == self.running.model else served

@@ -1,4 +1,4 @@
-"""Parts of a node that its variables do not declare any more: may they go?  Pure."""
+"""Whether parts of a node that its variables no longer declare may be removed.  Pure."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def removal_problem(
     setting: str, nodes: Collection[str], declared: Mapping[str, NodeVars]
 ) -> str | None:
     """
-    Return why `setting`'s part may not be taken from `nodes`, which have it and do not declare it.
+    Return why `setting`'s part may not be removed from `nodes`, which have it undeclared.
 
-    A misspelt group or file takes the setting from all nodes at once: then it is kept, unless
-    `absent.parts` of each of them names it.
+    A misspelt group or file removes the setting from all nodes at once: then the part is kept,
+    unless `absent.parts` of each node names it.
     """
     serves = any(each.settings.serving for each in declared.values())
     has_other = any(

@@ -1,6 +1,6 @@
 """Nodes that an upgrade has not released: no other deploy starts anything there.  Pure.
 
-An upgrade runs deploys itself. They know each other by its id, in the variable `VARIABLE`.
+An upgrade runs deploys itself. They recognise each other by its id, in the variable `VARIABLE`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ VARIABLE = "GPUFLEET_UPGRADE"
 
 def lock_problems(documents: Mapping[str, Any], ours: str | None) -> tuple[str, ...]:
     """
-    Return why a deploy is refused, a sentence an upgrade; none: no other one has a node.
+    Return why a deploy is refused, one sentence an upgrade; empty: no other upgrade has a node.
 
     `documents` are what nodes answer the probe, or sentences; `ours` is the id of the upgrade that
-    runs this deploy. A node that gives no answer, or an old probe's, says nothing of a lock.
+    runs this deploy. A node without an answer, or with an old probe, is treated as unlocked.
     """
     found: dict[str, tuple[Mapping[str, Any], list[str]]] = {}
     problems = []

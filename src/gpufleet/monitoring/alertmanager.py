@@ -1,10 +1,10 @@
 """Render Alertmanager's configuration: which receiver gets which alert. Pure.
 
-Pages go to `page`, everything else to `ticket`; what has no receiver is shown and not sent.
-Secrets lie in files beside the configuration (credentials/), of which it has the names. The one
-that Alertmanager before 0.26 cannot read from a file is a webhook's URL (config/notifiers.go of
-0.25 has no url_file, amtool 0.25 refuses it; 0.26 knows it): given in `urls`, it is written out,
-and then the whole configuration is a secret.
+Pages go to `page`, everything else to `ticket`; alerts without a receiver are shown but not sent.
+Secrets are in files beside the configuration (credentials/), which it names. The one that
+Alertmanager before 0.26 cannot read from a file is a webhook's URL (config/notifiers.go of 0.25 has
+no url_file, amtool 0.25 refuses it; 0.26 knows it): given in `urls`, it is written out, and then
+the whole configuration is a secret.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def alertmanager_yml(
 
 
 def secret_files(wanted: Alertmanager) -> dict[str, str]:
-    """Return {file beside the configuration: file of this machine that it is made of}."""
+    """Return {file beside the configuration: its source file on this machine}."""
     found: dict[str, str] = {}
     for name, each in (
         ("page", wanted.page),
@@ -96,7 +96,7 @@ def secret_files(wanted: Alertmanager) -> dict[str, str]:
 
 
 def webhooks(wanted: Alertmanager) -> tuple[str, ...]:
-    """Return those of `secret_files` that hold a webhook's URL."""
+    """Return the members of `secret_files` that contain a webhook URL."""
     return tuple(file for file in secret_files(wanted) if file.endswith("-webhook"))
 
 

@@ -49,7 +49,7 @@ def end_text(path: str, use: str, end: int) -> str:
 
 def certificate_end(setting: str, pem: bytes) -> int:
     """
-    Return when the first certificate in a PEM ends, in seconds since 1970; what follows it may go.
+    Return when the first certificate in a PEM ends, in seconds since 1970; the rest is ignored.
 
     Raises `FleetError`, with the setting's name, where there is none.
     """

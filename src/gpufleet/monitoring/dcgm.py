@@ -33,10 +33,9 @@ _PROFILED = frozenset({"hopper", "blackwell"})
 
 def require_published(system: System, node: str) -> None:
     """
-    Raise `FleetError` where a node's settings want DCGM and NVIDIA publishes none for its system.
+    Raise `FleetError` if a node's settings want DCGM and NVIDIA publishes none for its system.
 
-    Of a system that is not in our table that is not known, and its operator's repository may have
-    it.
+    For a system outside our table this is unknown: its operator's repository may have it.
     """
     try:
         has = vendor_repository(system).dcgm
@@ -73,7 +72,7 @@ def declared_packages(wanted: Dcgm) -> tuple[Package, ...]:
 
 
 def services(wanted: Dcgm, access: Access, *, profiling: bool) -> tuple[Value, ...]:
-    """Return the host engine's unit, and the exporter's where one is wanted."""
+    """Return the host engine's unit, and the exporter's if declared."""
     engine = drop_in("dcgm/nvidia-dcgm.conf.j2", ENGINE, started_with={"version": wanted.version})
     found: list[Value] = [engine.file, Unit(ENGINE, fingerprint=engine.fingerprint)]
     if wanted.exporter_version is None:

@@ -1,6 +1,6 @@
 """Check that an exporter or a gateway can present a certificate that its clients trust. Pure.
 
-A room of its own because `cryptography.x509` takes 14 ms to load, which only fleets with
+A separate module because `cryptography.x509` takes 14 ms to load, which only fleets with
 certificates need.
 """
 
@@ -141,7 +141,9 @@ def end_remarks(named: CertificateFiles, now: dt.datetime) -> Iterator[str]:
 
 
 def certificate_remarks(named: CertificateFiles, address: str, now: dt.datetime) -> Iterator[str]:
-    """Yield what will be wrong with it soon, or for clients that connect to the node at an address."""
+    """
+    Yield upcoming problems of a certificate, and mismatches with the address that clients use.
+    """
     path, leaf = named.certificate[0], _leaf(named)
     yield from end_remarks(named, now)
     if not _names(leaf, address):

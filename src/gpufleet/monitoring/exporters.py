@@ -79,7 +79,10 @@ class Access:
         )
 
     def only_these(self, directory: str) -> tuple[Value, ...]:
-        """Return that no other credentials lie there, for when nothing runs with them any more."""
+        """
+        Return the desired state without other credentials, for use after all units have dropped
+        them.
+        """
         gone = self._end(directory) if self.certificate_end is None else ()
         return (*self.files(directory), NoOtherFiles(f"{directory}/*"), *gone)
 
@@ -97,7 +100,7 @@ class Access:
 
     def address(self, port: int) -> str:
         """
-        Return what an exporter listens on, as its flag has it.
+        Return an exporter's listen address in its flag's notation.
 
         >>> Access(listen="192.0.2.7").address(9100)
         '192.0.2.7:9100'
@@ -114,8 +117,8 @@ def access(exporters: Exporters, node: str, address: str, *, now: dt.datetime) -
     """
     Return how the exporters of `node` are reached.
 
-    `address` is what Prometheus asks the node at. Raises `FleetError` with everything that is wrong
-    with the files that settings name, each with its key.
+    `address` is the node's address for Prometheus. Raises `FleetError` with everything that is
+    wrong with the files that settings name, each with its key.
     """
     problems: list[str] = []
     credentials: dict[str, bytes] = {}

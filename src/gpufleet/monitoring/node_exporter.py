@@ -1,8 +1,8 @@
 """Desired state of Prometheus' node exporter on a node: its unit and flags.  Pure.
 
 The distribution's package or its publisher's own program, one unit for both. The unit has the
-package's name for both, so there is never a second exporter beside the first, and it is ours in
-whole: a package's own has no hardening at all.
+package's name for both, so there is never a second exporter, and gpufleet writes all of it: a
+package's unit has no hardening.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ _FAMILIES = {
 
 
 def archive(wanted: NodeExporter) -> ProgramArchive | None:
-    """Return the publisher's program; None where it is the distribution's."""
+    """Return the publisher's program; None: the distribution's is used."""
     return ProgramArchive(PROGRAM, wanted.archive, (PROGRAM,)) if wanted.archive else None
 
 
@@ -184,7 +184,7 @@ _CREDENTIAL = f"${{CREDENTIALS_DIRECTORY}}/{WEB_CONFIG}"
 
 
 def _quoted(word: str) -> str:
-    """Return a flag as one word of a unit; the directory of credentials is systemd's to fill in."""
+    """Return a flag as one word of a unit; systemd fills in the credentials directory."""
     if word.endswith(_CREDENTIAL):
         return systemd_quote(word.removesuffix(_CREDENTIAL)) + _CREDENTIAL
     return systemd_quote(word)
@@ -208,7 +208,7 @@ def metrics(wanted: NodeExporter, access: Access, *, facts: bool = False) -> Met
     """
     Return what the exporter must serve, one family from each collector that alerts rest on.
 
-    With `facts` those of our own too, unless it is not to read files.
+    With `facts` also gpufleet's own, unless the exporter must not read files.
     """
     ours = FACTS_FAMILIES if facts and "textfile" not in wanted.without else ()
     return Metrics(

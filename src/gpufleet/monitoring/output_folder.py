@@ -1,8 +1,8 @@
 """gpufleet's files in a shared folder: written, corrected, removed, never usurped.
 
-What is ours says a list in the folder, with the hash of each file as it was written. A file that is
-not in it, or was changed since, is left alone and refused. The list is written before the files, so
-that a run that is killed leaves nothing that the next one takes for foreign files.
+A list in the folder names gpufleet's files, with the hash of each as written. A file that is not in
+the list, or was changed since, is not touched but refused. The list is written before the files, so
+that the next run recognises a killed run's files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def write(folder: Path, wanted: Mapping[str, bytes]) -> list[str]:
     Write these files into `folder`, and remove those that an earlier call wrote and this one omits.
 
     `wanted` maps paths inside it to contents. Returns what was done, a line each; none if nothing
-    was. Raises `FleetError` for every file that is not ours to write, before any is written.
+    was. Raises `FleetError` for every file that gpufleet must not write, before writing any.
     """
     ours = _listed(folder)
     now = {path: _hash(folder / path) for path in {*ours, *wanted}}

@@ -1,8 +1,8 @@
 """Prometheus' configuration and its targets by job, from the inventory and the plan.
 
 Targets lie in files that Prometheus reads again whenever they change (file_sd), so a node that
-comes or goes needs no reload. What exporters want of those who read them (TLS, a password) is
-configuration: nodes that want the same are in one scrape configuration, and have one file.
+comes or goes needs no reload. Exporters' access (TLS, a password) is configuration: nodes with the
+same access share one scrape configuration and one file.
 
 Pure: values in, text out. `instance` is the node's name, whatever its address.
 """
@@ -65,7 +65,7 @@ class Scrape:
 
     @property
     def secrets(self) -> Iterator[tuple[str, str]]:
-        """Pairs of (file beside the configuration, file of this machine that it is made of)."""
+        """Pairs of (file beside the configuration, its source file on this machine)."""
         if self.access.password_file:
             yield f"credentials/{self.name}.password", self.access.password_file
         if self.access.ca_file:
@@ -93,9 +93,9 @@ def scrapes(
     nodes: Mapping[str, NodeVars], servers: Iterable[Server] = (), home: str = ""
 ) -> tuple[Scrape, ...]:
     """
-    Return everything that the Prometheus on node `home` scrapes; "": one that is not ours.
+    Return everything that the Prometheus on node `home` scrapes; "": an external Prometheus.
 
-    A job without targets has its (empty) file all the same, so that its first one needs no reload.
+    A job without targets still has an (empty) file, so that its first target needs no reload.
     """
     found: list[Scrape] = []
     ports_of = {
@@ -134,8 +134,8 @@ def keep_silent_targets(
     """
     Return `wanted` with the last known vLLM servers of nodes that did not answer.
 
-    `before` has what the files say now: what cannot be asked is not known to have gone, and a
-    server that is down must go on being seen to be down.
+    `before` has the files' present contents: nodes without an answer keep their targets, so that a
+    server that is down continues to show as down.
     """
     return tuple(
         Scrape(

@@ -1,5 +1,4 @@
-"""Every file that monitoring is made of, by its path: for a monitoring node, or for your own
-servers.
+"""Every file of monitoring by its path: for a monitoring node, or for your own servers.
 
 Pure: settings in, contents out. Secrets are not among them: `needed_secrets` says which files of
 this machine belong where, for the operator who copies them.
@@ -34,7 +33,7 @@ def rule_settings(
     measured: Iterable[MeasuredReplica] = (),
 ) -> RuleSettings:
     """
-    Return what the rules depend on: promises, changed alerts, which parts there are, measured rates.
+    Return the inputs of the rules: objectives, changed alerts, present parts, measured rates.
     """
     models = {
         name: served
@@ -120,7 +119,7 @@ def render_files(
     wanted: Iterable[Scrape],
     measured: Iterable[MeasuredReplica] = (),
 ) -> dict[str, bytes]:
-    """Return all of it, for a Prometheus, an Alertmanager and a Grafana that are not ours."""
+    """Return all files for an external Prometheus, Alertmanager and Grafana."""
     wanted = tuple(wanted)
     server = prometheus(monitoring, nodes, wanted, measured) | targets(wanted)
     found = {f"prometheus/{path}": content for path, content in server.items()}

@@ -1,7 +1,7 @@
 """Silences of alerts: for whom, until when, by whom and why. Pure.
 
-Alertmanager's API, version 2 (api/v2/openapi.yaml of 0.25). A silence has an end from the
-beginning: it needs no closing, and an upgrade that is killed leaves none that lasts.
+Alertmanager's API, version 2 (api/v2/openapi.yaml of 0.25). A silence is created with an end: it
+needs no closing, and a killed upgrade leaves no lasting silence.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 @dataclass(frozen=True)
 class Silence:
-    """One silence as Alertmanager has it."""
+    """One of Alertmanager's silences."""
 
     id: str
     state: str
@@ -85,7 +85,7 @@ def read(document: Iterable[Mapping[str, Any]]) -> tuple[Silence, ...]:
     """
     Return the silences that a server lists and that are not over, soonest to end first.
 
-    Raises `ValueError`, `TypeError`, `KeyError` or `AttributeError` for what is no such list.
+    Raises `ValueError`, `TypeError`, `KeyError` or `AttributeError` for any other document.
     """
     found = (
         Silence(
@@ -113,7 +113,7 @@ def read_answer(node: str, answer: Mapping[str, Any] | str) -> tuple[Silence, ..
     """
     Return what `on_node/monitoring/silences.py` answered of a node's silences.
 
-    Raises `FleetError`, which names the node, where it did not do what was asked.
+    Raises `FleetError` naming the node if it did not carry out the request.
     """
     if isinstance(answer, str):
         raise FleetError(f"{node}: {answer}")

@@ -37,7 +37,7 @@ Commands = Generator[StringCommand | FunctionCommand]
 
 
 class NoAnswerError(FleetError):
-    """A node that gave no answer has not refused: it drops out, as of any other operation."""
+    """A node without an answer has not refused: it fails as in any other operation."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Proof:
 
     @property
     def desired_state(self) -> DesiredState:
-        """One file a stage beside the release, and no file of a stage that is not planned."""
+        """One file a stage beside the release; files of unplanned stages are removed."""
         directory = f"{self.release.directory}/.accepts"
         return DesiredState(
             Directory(directory, mode=0o755),
@@ -90,7 +90,7 @@ def content(begun: LaunchCommand) -> bytes:
 
 
 def _ask(release: Release) -> Schema:
-    """Read on the current node what its release takes. Raises `FleetError` if that fails."""
+    """Read which flags the current node's release accepts. Raises `FleetError` if that fails."""
     document = host.get_fact(
         ReleaseFlags,
         python=f"{release.directory}/bin/python",
@@ -178,7 +178,7 @@ def _foretell(proof: Proof) -> Commands:
 
 
 def _remark(proof: Proof, found: FlagFindings) -> None:
-    """Log what the release has remarks on, once a run; of a packaged release the plan has said."""
+    """Log the release's remarks, once a run; the plan has logged a packaged release's."""
     if proof.release.source.version in schema.versions():
         return
     said = _run().remarked

@@ -113,8 +113,8 @@ def settle_driver_packages(packages: Converge, node: BareNode) -> Commands:
     """
     Fail the node if its packages did not change as wanted, and let it serve on if it can.
 
-    They were to change with `_ignore_errors`. A vendor's broken index touches nothing, and what
-    breaks half-way is put back: then the node is judged with the driver that it has.
+    They were to change with `_ignore_errors`. A vendor's broken index changes nothing, and a
+    transaction that fails half-way is undone: then the node is judged with its present driver.
     """
     if ctx_state.get().is_executing:
         found = packages.difference().packages
@@ -142,7 +142,7 @@ def _settle(state: State, host: Host, driver: DriverPolicy) -> bool:
 
 @operation()
 def activate_driver(driver: DriverPolicy) -> Commands:
-    """Bring the driver into force; decided when it is executed, after packages have changed."""
+    """Activate the driver; how is decided at execution, after packages have changed."""
     seen = _look()
     if seen["error"]:
         yield from refuse((seen["error"],))
@@ -176,13 +176,15 @@ def _description(state: DriverState, found: Decision) -> str:
 
 
 def _activate(state: State, host: Host, driver: DriverPolicy) -> bool:  # noqa: ARG001
-    """Mark the node, then bring its driver into force."""
+    """Mark the node, then activate its driver."""
     marked = _act("mark", reason="its driver is being changed")
     return _succeeded(host, marked) and _bring_into_force(host, driver)
 
 
 def _bring_into_force(host: Host, driver: DriverPolicy) -> bool:
-    """Reload or reboot; a reboot may leave a reload to do (an old initramfs)."""
+    """
+    Reload the driver or reboot; a reload may still be needed after a reboot (an old initramfs).
+    """
     booted = False
     while True:
         seen = _look()
@@ -253,7 +255,7 @@ def _reboot(host: Host, driver: DriverPolicy, seen: Mapping[str, Any], found: De
 
 @operation()
 def check_node(driver: DriverPolicy) -> Commands:
-    """Judge the node if it is marked; when it passes, remove the mark and start what waits."""
+    """Check the node if it is marked; when it passes, remove the mark and start waiting units."""
     seen = _look()
     if seen["error"]:
         yield from refuse((seen["error"],))
@@ -271,7 +273,7 @@ def check_node(driver: DriverPolicy) -> Commands:
 
 
 def _judge(state: State, host: Host, driver: DriverPolicy) -> bool:
-    """Return whether the node is fit; if so it serves again, if not the mark says why."""
+    """Return whether the node is fit; if so it serves again, else the mark has the reason."""
     found = _problems(state, host, driver)
     if found:
         for problem in found:
@@ -282,7 +284,9 @@ def _judge(state: State, host: Host, driver: DriverPolicy) -> bool:
 
 
 def _problems(state: State, host: Host, driver: DriverPolicy) -> tuple[str, ...]:
-    """Probe the node until nothing is wrong, or what is wrong does not pass by itself."""
+    """
+    Probe the node until nothing is wrong, or only problems that do not resolve themselves remain.
+    """
     deadline = time.monotonic() + REGISTRATION_SECONDS
     declared = loader.current().nodes
     while True:

@@ -41,7 +41,7 @@ def node_rules(here: NodePlan, running: Iterable[Running] = ()) -> str:
 
 
 def is_narrowed(here: NodePlan) -> bool:
-    """Return whether something runs on the node that needs more open than what is planned does."""
+    """Return whether running servers need more open ports than planned ones."""
     return here.settings.firewall is not None and node_rules(here, here.running) != node_rules(here)
 
 
@@ -61,8 +61,8 @@ def apply_firewall(node: Converge, text: str, confirm_seconds: int) -> Commands:
     """
     Replace the node's table, unless it is loaded and confirmed; show each line that differs.
 
-    New rules stay if a new connection to the node comes about under them. If not, they are taken
-    back at once over the one that is there, and by a timer of the node if that is cut, too.
+    New rules stay if a new connection to the node succeeds under them. If not, they are undone at
+    once over the existing connection, or by a timer on the node if that is cut, too.
     """
     seen = _ask("look", text)
     executing = ctx_state.get().is_executing

@@ -80,7 +80,7 @@ class Artifact:
 
 
 def release_artifact(wanted: Release) -> Artifact | None:
-    """Return a release as what nodes may hand each other; None: this node has no part in that."""
+    """Return a release as an artifact to copy between nodes; None: this node takes no part."""
     sharing = sharing_nodes()
     if host.name not in sharing:
         return None
@@ -113,7 +113,7 @@ def _releases() -> dict[str, str]:
 
 
 def model_artifact(wanted: Checkpoint, stages: Iterable[Stage]) -> Artifact | None:
-    """Return a model's files likewise; `stages` are those of the whole plan."""
+    """Return a model's files as an artifact; `stages` are those of the whole plan."""
     sharing = sharing_nodes()
     if host.name not in sharing:
         return None
@@ -136,7 +136,7 @@ def model_artifact(wanted: Checkpoint, stages: Iterable[Stage]) -> Artifact | No
 
 
 def sharing_nodes() -> dict[str, Distribution]:
-    """Return the nodes that hand things out, with how."""
+    """Return the nodes that share artifacts, with their settings."""
     return {
         name: each.settings.vllm.distribution
         for name, each in loader.current().gpu_nodes.items()
@@ -179,7 +179,7 @@ def once(state: State, key: object, work: Callable[[], T]) -> T:
 
 
 def tree_parameters(artifact: Artifact) -> dict[str, Any]:
-    """Return what nodes are told of an artifact."""
+    """Return the parameters of an artifact for nodes."""
     return {
         "directory": artifact.directory,
         "mark": artifact.mark,

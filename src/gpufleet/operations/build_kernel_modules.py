@@ -57,7 +57,7 @@ def rebuild_initramfs(settings: Converge) -> Commands:
 
 @operation()
 def build_kernel_modules(driver: str) -> Commands:
-    """Make DKMS build what lacks, after packages have; what then lies on the disk is the proof."""
+    """Make DKMS build missing modules after package changes; the files on disk are the proof."""
     seen = _ask("look")
     if seen["error"]:
         yield from refuse((seen["error"],))

@@ -41,9 +41,9 @@ def build_release(
     node: Converge, wanted: Release, artifact: Artifact | None = None
 ) -> Generator[StringCommand | FunctionCommand]:
     """
-    Build the release, unless it is there and whole, or comes from another node.
+    Build the release, unless it is complete, or copied from another node.
 
-    Its files are noted once it is whole (`distribute.note_build`).
+    Its files are recorded once it is complete (`distribute.note_build`).
     """
     if node.snapshot().file(wanted.mark).exists:
         host.noop(f"release {wanted.id} is there")
@@ -60,7 +60,7 @@ def build_release(
 def build_missing_release(
     node: Converge, wanted: Release, artifact: Artifact
 ) -> Generator[StringCommand]:
-    """Build the release that was to come from another node and did not."""
+    """Build the release after a copy from another node failed."""
     if not ctx_state.get().is_executing or node.snapshot().file(wanted.mark).exists:
         host.noop(f"release {wanted.id} is there")
         return

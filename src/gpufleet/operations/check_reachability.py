@@ -1,9 +1,9 @@
 """Make the nodes of a replica prove that they reach each other, before one of its ranks starts.
 
 Border: it asks nodes through pyinfra, from this side and all nodes of a replica at once; what the
-answers mean is `reachability.py`. Once a run for each replica, by its first node: with --limit
-and --serial the others have no turn, and are asked all the same. What was found then holds for
-every node of the replica: none restarts in a run in which the proof failed.
+answers mean is `reachability.py`. Once a run for each replica, by its first node: with --limit and
+--serial the other nodes execute nothing, but are still queried. What was found then holds for every
+node of the replica: none restarts in a run in which the proof failed.
 """
 
 from __future__ import annotations
@@ -93,10 +93,10 @@ def probe_reachability(wanted: Replica, asking: Ask) -> ReachabilityResult:
 @operation()
 def check_reachability(node: Converge, stages: Sequence[Stage]) -> Generator[FunctionCommand]:
     """
-    Prove for each replica over nodes of which a rank here is to start that its nodes can be one.
+    Prove for each multi-node replica with a rank to start here that its nodes can form a group.
 
-    No change where none is to start. `node` wants the stages' units. What is wrong fails every node
-    of the replica that has a rank to start, before anything of that rank is changed.
+    No change if no rank will start. `node` wants the stages' units. A failed proof fails every node
+    of the replica with a rank to start, before anything of that rank is changed.
     """
     due = set(units_to_start(node.wanted, node.snapshot()))
     spanning = tuple(stage for stage in stages if stage.group and stage.unit in due)
@@ -145,7 +145,7 @@ def _may_start(state: State, host: Host, stage: Stage) -> bool:
 
 
 def _proof(state: State, stage: Stage) -> ReachabilityResult | FleetError:
-    """Return what the proof comes to, or what is wrong with what was declared."""
+    """Return the proof's result, or what is wrong with the declaration."""
     failed = sorted(each.name for each in state.failed_hosts if each.name in stage.nodes)
     if failed:
         return FleetError(

@@ -1,7 +1,8 @@
-"""The five operations that make a node what a role wants, over one snapshot of the node.
+"""Five operations that converge a node to a role's desired state, over one snapshot.
 
 Border: it reads the node and runs commands through pyinfra; what is compared and how is
-`converge/diff.py`. A role says what it wants once and names the operations in its own order:
+`converge/diff.py`. A role declares its desired state once and calls the operations in its own
+order:
 
     node = Converge(DesiredState(Package("nginx"), File("/etc/nginx/nginx.conf", content), ...))
     node.packages(name="package")
@@ -101,7 +102,7 @@ class Converge:
 
     def snapshot(self) -> Snapshot:
         """
-        Return what the node is now, as far as this role asked.
+        Return the node's actual state, for everything that this role queries.
 
         If it could not be read, the node has failed and everything in it is unknown.
         """
@@ -112,7 +113,7 @@ class Converge:
         return difference(self.wanted, self.snapshot())
 
     def forget(self) -> None:
-        """Make the node read again: something that pyinfra cannot know of has changed it."""
+        """Discard the node's snapshot: something unknown to pyinfra has changed the node."""
         _memory().forget()
 
     def asks(self) -> None:
@@ -128,7 +129,7 @@ def probed_changes() -> bool:
 
 
 def _call(operation: Any, node: Converge, arguments: dict[str, Any]) -> OperationMeta:
-    """Without a name pyinfra would print what the operation was given."""
+    """Without a name pyinfra would print the operation's arguments."""
     found: OperationMeta = operation(node, **{"name": operation.__name__, **arguments})
     return found
 
@@ -214,7 +215,9 @@ def log_dry_run(change: str) -> None:
 
 
 def _show(files: tuple[File, ...]) -> None:
-    """Log how files will differ, for --diff; a node that cannot say costs its lines only."""
+    """
+    Log the differences of files, for --diff; a node that cannot report them only lacks these lines.
+    """
     paths = [file.path for file in files if content_diff.is_readable(file)]
     program = payload.program("converge/read_files", paths=paths, most=content_diff.MOST_BYTES)
     seen = query.read(Contents, program, SNAPSHOT_SECONDS, _ignore_errors=True) if paths else {}
@@ -230,8 +233,8 @@ def refuse(problems: tuple[str, ...]) -> Commands:
     """
     Fail this node, and only this one.
 
-    While preparing as a failed fact does; while executing by a command that fails, because
-    anything raised here would end the run for every node.
+    While preparing, like a failed fact; while executing, by a failing command, because an exception
+    would end the run for every node.
     """
     state: State = ctx_state.get()
     if state.is_executing:

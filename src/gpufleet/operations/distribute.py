@@ -3,8 +3,8 @@
 Border: it asks nodes through pyinfra, all that have a part in a copy at once, and shows how far
 they are; who has what from whom is `distribution.py`, what runs there
 `on_node/transfer/transfer.py`. An operation that makes something asks first whether it `is_copied`;
-`copy` is behind it, and after that a node that received nothing builds it. So a node to which
-nothing comes is as well off as one alone.
+`copy` is behind it, and after that a node that received nothing builds it. So a node that receives
+nothing still gets the artifact.
 
 Nodes that pyinfra works on together have a part in one copy. With --serial it is the node whose
 turn it is, from a node that has it by then; nodes outside of --limit may give, and nothing there is
@@ -49,7 +49,7 @@ LOOK_SECONDS = 30
 
 def is_copied(artifact: Artifact | None) -> bool:
     """
-    Return whether the current node gets what it lacks from another node; else it makes it.
+    Return whether the current node copies a missing artifact from another node; else it builds it.
 
     While preparing, the things to make are logged, with the nodes that need them.
     """
@@ -72,7 +72,7 @@ def is_copied(artifact: Artifact | None) -> bool:
 
 
 def _course(artifact: Artifact, phase: str) -> DistributionPlan:
-    """Return how nodes come to something, as they are before a phase; they are asked once."""
+    """Return how each node gets an artifact, by its state before a phase; nodes are asked once."""
     state = ctx_state.get()
     typed = loader.current().typed
     alone = state.is_executing and typed is not None and typed.serial
@@ -82,7 +82,7 @@ def _course(artifact: Artifact, phase: str) -> DistributionPlan:
 
 
 def _in_run(state: State, names: Sequence[str]) -> list[str]:
-    """Return those that this run is about and that have not failed."""
+    """Return this run's nodes that have not failed."""
     lost = {each.name for each in state.failed_hosts}
     there = {each.name for each in state.inventory if state.is_host_in_limit(each)}
     return [name for name in names if name in there - lost]
@@ -111,7 +111,7 @@ def _looked(state: State, artifact: Artifact, turn: tuple[str, ...]) -> Distribu
 
 def _right(state: State, artifact: Artifact) -> dict[Kind, frozenset[str]] | None:
     """
-    Return the digests that an artifact may have, by kind of node; None: of a model, any.
+    Return the allowed digests of an artifact by kind of node; None: any, for a model.
 
     Raises `FleetError` while preparing, if they cannot be read.
     """
@@ -130,7 +130,7 @@ def _right(state: State, artifact: Artifact) -> dict[Kind, frozenset[str]] | Non
 
 
 def _tell_unknown(state: State, artifact: Artifact, found: DistributionPlan) -> None:
-    """Name, once a run, nodes that have an artifact and are no source of it."""
+    """Log, once a run, nodes that have an artifact but cannot be its source."""
     if artifact.release is None:
         return
     note = built_releases.note_path(artifact.release)
@@ -149,7 +149,7 @@ def _tell_unknown(state: State, artifact: Artifact, found: DistributionPlan) -> 
 
 
 def note_build(state: State, host: Host, artifact: Artifact) -> bool:
-    """Note the files of what has just been built on a node: the others copy no others."""
+    """Record the files of a new build on a node: other nodes accept only these."""
     if artifact.release is None:
         return True
     program = payload.program("transfer/transfer", action="describe", **tree_parameters(artifact))
@@ -313,7 +313,7 @@ def _programs(
 
 
 def _addresses(state: State, names: Sequence[str]) -> dict[str, str]:
-    """Return where nodes reach each other: in their cluster network, else as SSH reaches them."""
+    """Return nodes' addresses for each other: in the cluster network, else their SSH addresses."""
     declared = loader.current().gpu_nodes
     answers = documents(state)
     as_ssh = {name: declared[name].address for name in names}

@@ -234,7 +234,7 @@ def _body(page: Any) -> tuple[bool, str]:
 
 
 def _prometheus(page: Any) -> str:
-    """Return how many Alertmanagers Prometheus has discovered. "": not asked."""
+    """Return the Alertmanagers that Prometheus sends to, or `!` and the problem. "": not asked."""
     if page is None:
         return ""
     good, text = _body(page)

@@ -218,7 +218,7 @@ def _agree(clocks: Mapping[str, ClockReading]) -> bool:
 
 
 def _pairs(clocks: Mapping[str, ClockReading]) -> Iterator[tuple[str, str, Verdict]]:
-    """Yield the nodes with the slowest and the fastest clock, if they certainly differ."""
+    """Yield the nodes with the fastest and the slowest clock, if they certainly differ."""
     if not clocks:
         return
     first = max(clocks, key=lambda node: clocks[node].low)

@@ -109,8 +109,8 @@ def disk_lines(
     """
     Return whether another release and another revision of each model of the Hub have room.
 
-    The size of the existing ones. `answers` are probes, `releases` the directory of the declared
-    release by node.
+    Their sizes are assumed to be those of the existing ones. `answers` are probes, `releases` the
+    directory of the declared release by node.
     """
     found = {
         node: _disk(

@@ -61,7 +61,7 @@ def stat(
     width: int = 3,
     decimals: int | None = None,
 ) -> Panel:
-    """Return one number, large, on a ground that says whether it is good."""
+    """Return a panel with one large number on a coloured background: good or bad."""
     return Panel(
         Kind.STAT,
         title,

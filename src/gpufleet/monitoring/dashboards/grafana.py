@@ -92,7 +92,7 @@ def grafana(dashboard: Dashboard) -> Json:
 
 
 def description(panel: Panel) -> str:
-    """Return what a panel's metrics are and what to do about it, as Markdown."""
+    """Return a panel's description as Markdown: its metrics, and what to do."""
     known = meanings()
     named = dict.fromkeys(
         name for query in panel.queries for name in _NAME.findall(query.expr) if name in known
@@ -105,7 +105,7 @@ def description(panel: Panel) -> str:
 
 @cache
 def meanings() -> Mapping[str, str]:
-    """Return what every name means that a query may have: series and recordings."""
+    """Return the meaning of every series and recording that queries may use."""
     return {
         **{name: metric.help for name, metric in catalogue.SERIES.items()},
         **{

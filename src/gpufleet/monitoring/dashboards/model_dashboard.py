@@ -51,7 +51,7 @@ def _held(recorded: str, objective: str) -> str:
 
 
 def _of_this(vector: str) -> str:
-    """Return a vector of stages, of which only this model's are left: it does not know the model."""
+    """Restrict a vector of stages without a model label to this model's."""
     return f'{vector} and on (instance, stage) gpufleet_stage_info{{model="$model"}}'
 
 

@@ -64,7 +64,7 @@ class Step:
 
 @dataclass(frozen=True)
 class ValueDisplay:
-    """A number that is written as a word, or a label's value that has a colour."""
+    """A number shown as a word, or a label's value shown in a colour."""
 
     value: float | str
     text: str
@@ -212,7 +212,7 @@ def place_panels(rows: tuple[Row, ...]) -> tuple[tuple[Row | Panel, Place], ...]
     """
     Return every heading and panel with its place, from top to bottom.
 
-    Raises `FleetError` where panels of a line do not fill it or differ in height.
+    Raises `FleetError` if panels of a row do not fill it or differ in height.
     """
     result: list[tuple[Row | Panel, Place]] = []
     y = 0

@@ -29,8 +29,8 @@ def join_lists(*lists: tuple[Metric, ...]) -> dict[str, Metric]:
     """
     Return {name: metric} of lists that share no name.
 
-    `up` and its kin, which every target has, belong to server_metrics' list only. Raises
-    ValueError for a name in two places: one of them would say something else than the other.
+    `up` and other metrics that every target has are in server_metrics' list only. Raises ValueError
+    for a name in two places, which could contradict each other.
     """
     found: dict[str, Metric] = {}
     for metric in (metric for metrics in lists for metric in metrics):

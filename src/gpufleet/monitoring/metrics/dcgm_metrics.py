@@ -1,6 +1,6 @@
 """Fields that DCGM's exporter serves; gpufleet's counters file is written from this list. Pure.
 
-One name that the exporter does not know keeps it from starting. These are DCGM's older names: each
+The exporter does not start with a name that it does not know. These are DCGM's older names: each
 was looked up in the field tables of NVIDIA's Go binding at the commits that exporters 4.1.0, 4.4.0,
 4.5.0 and 4.8.2 were built from (DCGM 4.2, 4.3, 4.4, 4.5), and at DCGM 4.6.1, which knows them as
 aliases of its new names. So rules keep working over an upgrade of DCGM. A metric has the name that

@@ -1,10 +1,10 @@
 """Metrics that gpufleet's programs on nodes write for the node exporter's textfiles. Pure.
 
-`on_node/monitoring/node_facts.py` writes facts.prom, `on_node/monitoring/record.py` check.prom and drift.prom, the
-watchdog watchdog.prom. What each is stands in `on_node/common/metric_families.py`, which travels to nodes. Roles that
-place a certificate write certificate-*.prom (`monitoring/certificate_ends.py`): it is not in that list, of which a change
-restarts watchdogs.
-docs/reference/node-metrics.md says where each value is from.
+`on_node/monitoring/node_facts.py` writes facts.prom, `on_node/monitoring/record.py` check.prom and
+drift.prom, the watchdog watchdog.prom. Their definitions are in
+`on_node/common/metric_families.py`, which is sent to nodes. Roles that place a certificate write
+certificate-*.prom (`monitoring/certificate_ends.py`): it is not in that list, of which a change
+restarts watchdogs. docs/reference/node-metrics.md says where each value is from.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Metrics of vLLM's servers that rules, dashboards and gates use. Pure.
 
 Releases are those whose `vllm/v1/metrics/` was read, 0.17.0 to 0.33.0; 0.28.0, 0.30.0 and 0.32.0
-were run as well (tests/unit/monitoring/recorded/). Of all releases from 0.18 a metric has the same
-name and the same labels, or it says since when it is there.
+were run as well (tests/unit/monitoring/recorded/). A metric has the same name and labels in all
+releases from 0.18, or `since` has its first release.
 
 Not here, although guides name them: `gpu_cache_usage_perc`, `time_per_output_token_seconds`,
 `gpu_prefix_cache_hit_rate`, `num_requests_swapped`, `avg_*_throughput` are gone since 0.12 at the

@@ -1,8 +1,8 @@
-"""Rules that hold what a model finishes against what its replicas were measured to carry. Pure.
+"""Rules that compare a model's finished requests with its replicas' measured rates. Pure.
 
 A measured rate (`gpufleet measure`) holds for one release on one node's hardware: its rule asks the
 node's own facts for that release, so that it ends with an upgrade and does not wait for the next
-deploy of the rules. Replicas without a rate that holds count on neither side.
+deploy of the rules. Replicas without an applicable rate count on neither side.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FULL_SECONDS = 600
 
 @dataclass(frozen=True)
 class MeasuredReplica:
-    """A running replica with a stored measurement that holds for it."""
+    """A running replica with a stored measurement that applies to it."""
 
     model: str
     """Its entry in `serving`."""

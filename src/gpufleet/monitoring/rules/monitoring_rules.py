@@ -1,7 +1,7 @@
 """Rules over monitoring itself: a monitoring server must be monitored as well. Pure.
 
-What Prometheus can no longer do it cannot tell either: then MonitoringAlive stops coming, which is
-for an external service to notice (docs/alerts/monitoring-alive.md).
+Prometheus cannot report its own failure: then MonitoringAlive stops, which an external service must
+notice (docs/alerts/monitoring-alive.md).
 """
 
 from __future__ import annotations

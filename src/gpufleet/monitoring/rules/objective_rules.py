@@ -1,4 +1,4 @@
-"""Rules that hold each model against what its clients were promised: `serving.<model>.objectives`.
+"""Rules that compare each model with its objectives: `serving.<model>.objectives`.
 
 Pure. `model:` values have the label model alone: what clients see, whichever stage answers.
 """
@@ -57,7 +57,7 @@ def rules(objectives: Mapping[str, Objectives]) -> tuple[tuple[Recording, ...], 
 
 
 def _promised(what: str, about: str, values: Mapping[str, float | None]) -> Recording | None:
-    """Return the promises as constants with the label `model`; None without objectives."""
+    """Return the objectives as constants with the label `model`; None without objectives."""
     constants = [
         f'label_replace(vector({float(value)!r}), "model", "{model}", "", "")'
         for model, value in sorted(values.items())

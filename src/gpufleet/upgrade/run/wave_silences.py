@@ -1,8 +1,8 @@
 """Silence alerts about a wave's nodes while it changes.  Pure.
 
-A replica that loads as planned must not wake a person. The alerts fire all the same:
-they are shown, and the gates see them (`baseline.seen` is told which silences are ours). A silence
-has an end from the beginning, so an upgrade that is killed leaves none that lasts.
+A replica that loads as planned must not wake a person. The alerts fire all the same: they are
+shown, and the gates see them (`baseline.seen` is told which silences are ours). A silence is
+created with an end, so a killed upgrade leaves no lasting silence.
 
 Nothing here stops an upgrade: where an Alertmanager does not answer, that is said, and its alerts
 are sent to their receivers.
