@@ -30,7 +30,7 @@ _NAMED = 5
 
 @dataclass(frozen=True)
 class Poisson:
-    """An open loop: requests arrive at random, however many are under way."""
+    """An open loop: requests arrive at random, independent of those in flight."""
 
     rate: float
     """Arrivals per second, of all clients together."""
@@ -89,7 +89,7 @@ class TraceEntry:
 
 @dataclass(frozen=True)
 class Trace:
-    """Requests at the times at which others' once came."""
+    """Requests at the times of a recorded trace."""
 
     entries: tuple[TraceEntry, ...]
 

@@ -1,4 +1,4 @@
-"""Measure what load clients can do themselves, against a server that computes nothing."""
+"""Measure the load clients' own limit, against a server that computes nothing."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def measure_ceiling(
     transport: Transport = local_client,
 ) -> Ceiling:
     """
-    Measure what the clients can do with such requests, in `seconds` and two starts.
+    Measure the clients' limit for such requests, in `seconds` and two starts.
 
     Each client has a server of its own beside it, where it runs; `cores` are there (None: this
     machine's). Without TLS: that costs a client some more.

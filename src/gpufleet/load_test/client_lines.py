@@ -26,7 +26,7 @@ _EARLY_SECONDS = 1.0
 
 
 class ClientError(Exception):
-    """A client ended early, or did what no client does; the text goes on after "a load client"."""
+    """A client ended early, or broke the protocol; the text continues "a load client"."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,7 @@ class Client:
         """
         Return the outcomes it has printed since the last call.
 
-        Raises `ClientError`, with what it did, if it has ended without totals, or printed anything
-        that a client does not.
+        Raises `ClientError` if it ended without totals, or printed an unknown line.
         """
         found: list[Outcome] = []
         while (data := self._link.receive()) is not None:
@@ -144,7 +143,7 @@ class Client:
 
 
 def _outcome(line: list[Any]) -> Outcome:
-    """Return a finished request. Raises `ValueError` or `TypeError` for what is none."""
+    """Return a finished request. Raises `ValueError` or `TypeError` for an invalid line."""
     due, sent, first, done, prompt_tokens, tokens, gaps, error = line
     seconds = tuple(gap / 1e6 for gap in gaps)
     if seconds:

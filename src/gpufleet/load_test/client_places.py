@@ -60,7 +60,7 @@ _WAIT_SECONDS = 0.02
 
 
 class Streams(Protocol):
-    """A command that runs on a node, with raw ends."""
+    """A command running on a node, with binary streams."""
 
     @property
     def write(self) -> Callable[[bytes], None]: ...
@@ -157,9 +157,9 @@ class NodeClients:
 
     def __init__(self, node: str, streams: Streams) -> None:
         """
-        Start what starts them, on `session.COMMAND`'s streams; they end when these are closed.
+        Start their parent on `session.COMMAND`'s streams; all end when these are closed.
 
-        Raises `FleetError` where that cannot be: no python3, or it says something else.
+        Raises `FleetError` if it cannot start: no python3, or an unexpected answer.
         """
         self.node = node
         self.lost = ""
@@ -202,7 +202,7 @@ class NodeClients:
         gevent.killall(self._tasks, block=False)
 
     def tell(self, word: str, number: int, data: bytes) -> None:
-        """Send a message. Raises `OSError` when the node takes nothing more."""
+        """Send a message. Raises `OSError` when the node's end is closed."""
         if self.lost:
             raise BrokenPipeError
         self._write(b"%b %d %d\n%b" % (word.encode(), number, len(data), data))

@@ -145,7 +145,7 @@ class LevelRun:
 
     @property
     def short(self) -> int:
-        """Return how many answers had fewer tokens than were asked for: a server ignored that."""
+        """Return how many answers were shorter than requested: the server ignored the length."""
         return sum(each.short for each in self.clients)
 
 
@@ -211,10 +211,10 @@ class LevelLoop:
 
     def run(self, drain: float, seconds: float) -> LevelRun:
         """
-        Start them, and go on until every one has ended.
+        Start them, and run until all have ended.
 
-        A decision gives what is under way `drain` seconds. Raises `ClientError` when a client ends
-        early, or has not ended after `seconds`.
+        After a decision, requests in flight get `drain` seconds. Raises `ClientError` when a client
+        ends early, or has not ended after `seconds`.
         """
         for client in self._clients:
             client.say(f"start {START_SECONDS}")

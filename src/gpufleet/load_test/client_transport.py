@@ -1,4 +1,4 @@
-"""Start a load client's program where it runs, and exchange lines with it.
+"""Start a load client's program locally or on a node, and exchange lines with it.
 
 `local_client` runs it on this machine. Another transport is a function that takes the program and
 returns a `Link`: `client_places.NodeClients.start` runs it on a node.
@@ -29,16 +29,16 @@ _WAIT_SECONDS = 0.005
 
 
 class Link(Protocol):
-    """A program that runs, with raw ends."""
+    """A running program with binary streams."""
 
     def send(self, data: bytes) -> None:
-        """Write to its input. Raises `OSError` when it takes nothing more."""
+        """Write to its input. Raises `OSError` when its input is closed."""
 
     def receive(self) -> bytes | None:
         """Return what it printed, without waiting; None: nothing new; b"": its output has ended."""
 
     def close(self) -> str:
-        """End its input, and then the program; return why it had failed, "" if it had not."""
+        """Close its input, then end the program; return its error, "" if it had none."""
 
 
 Transport = Callable[[Payload], Link]

@@ -9,8 +9,7 @@ Only what the data can show is a difference:
   part by chance in less than 1 % of comparisons.
 - A latency at an equal load, where a percentile of one lies above a higher percentile of the
   other, and the Wilson intervals of the two shares do not overlap: if p95 of A is above p99 of B,
-  at most 95 % of A's requests are as fast as 99 % of B's. Only percentiles are stored, so a smaller
-  shift stays unseen.
+  at most 95 % of A's requests are as fast as 99 % of B's. Only percentiles are stored, so a smaller shift is not detected.
 
 Requests that share a queue are not independent. A level's own interval says as how many
 independent requests they count, and latencies are judged with that number.
@@ -80,8 +79,8 @@ def compare(a: Measurement, b: Measurement) -> Comparison:
     """
     Return which differences of `b` from `a` are more than noise.
 
-    Raises `FleetError`, with a sentence for each field, where the two had unlike workloads,
-    contracts or loops: a difference would then say nothing about the servers.
+    Raises `FleetError`, with a sentence for each field, if workloads, contracts or loops differ:
+    the results would not be comparable.
     """
     if problems := [*_unlike(a, b)]:
         raise FleetError(*problems)
@@ -127,8 +126,8 @@ def compare_foreign(ours: Measurement, theirs: Iterable[ForeignResult]) -> Compa
     """
     Return which latencies in another tool's results differ from these at an equal load.
 
-    The shares that kept the contract are never compared: those tools do not count them alike. The
-    other tool's reservations are part of `not_compared`.
+    The shares within the contract are never compared: those tools count them differently. The other
+    tool's reservations are part of `not_compared`.
     """
     differences: list[str] = []
     same: list[str] = []
@@ -157,7 +156,7 @@ def compare_foreign(ours: Measurement, theirs: Iterable[ForeignResult]) -> Compa
 
 def independent_requests(level: LevelSummary) -> float:
     """
-    Return as how many independent requests a level counts, from the width of its interval.
+    Return a level's effective number of independent requests, from its interval's width.
 
     At most as many as it answered. Its interval has a higher confidence than `CONFIDENCE`, so the
     number is rather too small.
@@ -307,7 +306,7 @@ def _latencies(
 def _above(
     slow: Mapping[str, float], of_slow: float, fast: Mapping[str, float], of_fast: float
 ) -> tuple[str, str] | None:
-    """Return a percentile of `slow` that lies above a higher one of `fast`, beyond chance."""
+    """Return a percentile of `slow` that significantly exceeds a higher one of `fast`."""
     for (one, p), (other, q) in product(_PERCENTILES.items(), repeat=2):
         if p < q and one in slow and other in fast and slow[one] > fast[other]:
             most = wilson(p * of_slow, of_slow, CONFIDENCE).high

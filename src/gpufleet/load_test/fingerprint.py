@@ -40,7 +40,7 @@ class Fingerprint:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def differences(self, other: Fingerprint) -> tuple[str, ...]:
-        """Return what `other` has instead: `release 0.31.0-ab, now 0.32.0-cd`, one a field."""
+        """Return the differences from `other`: `release 0.31.0-ab, now 0.32.0-cd`, one a field."""
         found = []
         for name in ("weights", "revision", "release"):
             then, now = getattr(self, name), getattr(other, name)
@@ -89,7 +89,7 @@ class Subject:
 
 def _without_secrets(line: str) -> str:
     """
-    Return an argument without what marks itself as a key or token.
+    Return an argument without anything marked as a key or token.
 
     >>> _without_secrets("--api-key abc"), _without_secrets("--port 8000")
     ('--api-key (not shown)', '--port 8000')

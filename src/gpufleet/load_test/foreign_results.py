@@ -1,10 +1,10 @@
 """Read results of `vllm bench serve`, guidellm and aiperf into one small value.
 
 Each is read by the names of its own keys, and what it leaves out, or counts in another way than
-`gpufleet measure`, is a reservation: a sentence beside the numbers. A file is data of others: any
-value may be missing or of another kind, and is then not known.
-Names of keys: vllm/benchmarks/serve.py of vLLM 0.18 to 0.33, guidellm 0.8.1 (report schemas 1 and
-2), aiperf 0.13.0 (export schemas up to 1.4).
+`gpufleet measure`, is a reservation: a sentence beside the numbers. A foreign file is untrusted:
+any value may be missing or of another type, and is then unknown. Names of keys:
+vllm/benchmarks/serve.py of vLLM 0.18 to 0.33, guidellm 0.8.1 (report schemas 1 and 2), aiperf
+0.13.0 (export schemas up to 1.4).
 """
 
 from __future__ import annotations

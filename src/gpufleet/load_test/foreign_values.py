@@ -56,7 +56,7 @@ def read_object(of: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
 
 def read_number(value: Any) -> float | None:
     """
-    Return a finite number that is not negative; None: it is none.
+    Return a finite number >= 0; None: any other value.
 
     >>> read_number(2), read_number("inf"), read_number(True), read_number(-1)
     (2.0, None, None, None)
@@ -71,13 +71,13 @@ def read_number(value: Any) -> float | None:
 
 
 def read_count(value: Any) -> int | None:
-    """Return a whole number; None: it is none."""
+    """Return an integer; None: any other value."""
     found = read_number(value)
     return None if found is None else int(found)
 
 
 def read_text(value: Any) -> str | None:
-    """Return a text; None: it is none, or empty."""
+    """Return a non-empty text; None: any other value."""
     return value if isinstance(value, str) and value else None
 
 

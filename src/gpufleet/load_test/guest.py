@@ -1,7 +1,7 @@
-"""Load beside users: how much of what is idle it may take, and when it has to stop.  Pure.
+"""Load beside users: its share of the idle capacity, and when it must stop.  Pure.
 
-What vLLM itself says decides: its queue and the use of its KV cache. A request that waits, waits
-behind ours, too, so the first one that does ends the load.
+What vLLM itself says decides: its queue and the use of its KV cache. A queued user request also
+waits behind the guest's, so the first queued one ends the load.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Allowance:
 
 def most_in_flight(loads: Iterable[ServerLoad | str], share: float) -> int:
     """
-    Return how many requests a guest may have under way at once.
+    Return a guest's limit of requests in flight.
 
-    `share` of the slots that are idle, or of those that the idle KV cache is worth if that is less.
-    A sentence in place of a load says why it is not known. Raises `FleetError` where one is not
-    known, and where nothing is idle.
+    It is `share` of the idle slots, or of the slots that the idle KV cache allows, if fewer. A
+    sentence instead of a load is the reason why it is unknown. Raises `FleetError` if a load is
+    unknown, or nothing is idle.
     """
     idle = idle_slots(loads)
     if (most := math.floor(idle * share)) < 1:
@@ -55,9 +55,9 @@ def most_in_flight(loads: Iterable[ServerLoad | str], share: float) -> int:
 
 def allowance(loads: Sequence[ServerLoad | str], own: int, share: float) -> Allowance:
     """
-    Return what a guest may have under way that stays, and has `own` requests under way now.
+    Return the limit for a guest that stays, with `own` requests in flight now.
 
-    None while requests wait and any of others are there: they may be those that wait. Raises
+    None while requests queue and any belong to others: theirs may be the queued ones. Raises
     `FleetError` where a replica's limit is not known.
     """
     others = subtract_own_load(loads, own)
@@ -76,9 +76,9 @@ def allowance(loads: Sequence[ServerLoad | str], own: int, share: float) -> Allo
 
 def subtract_own_load(loads: Iterable[ServerLoad | str], own: int) -> list[ServerLoad | str]:
     """
-    Return loads without a guest's own requests: of all requests they are this part everywhere.
+    Return loads without a guest's own requests, which are the same share everywhere.
 
-    A server does not tell whose requests it has; a gateway spreads all alike.
+    A server does not report the owners of requests; a gateway spreads all evenly.
     """
     loads = list(loads)
     total = sum(each.running + each.waiting for each in loads if not isinstance(each, str))

@@ -51,7 +51,7 @@ class Slope(NamedTuple):
 
 
 class Steadiness(NamedTuple):
-    """From where on a series shows no trend."""
+    """The point from which a series shows no trend."""
 
     start: int
     """Index of the first value that counts; the middle, if there is a trend even from there on."""

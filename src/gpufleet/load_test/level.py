@@ -1,8 +1,8 @@
 """Decide, while requests finish, whether a level of load needs more of them; sum it up.  Pure.
 
 Fast requests finish first: a request counts only once all that were due before it are decided too:
-finished, failed, or too old to keep the contract. What the share of those that kept the contract
-proves is in `verdicts`. A level whose queue grows without end is stopped early.
+finished, failed, or too old to keep the contract. `verdicts` evaluates the share within the
+contract. A level whose queue grows without end is stopped early.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Level:
         give_up_seconds: float,
         concurrency: int | None = None,
     ) -> None:
-        """Take the arrivals per second (or a closed loop's concurrency) and the longest time."""
+        """Set the arrivals per second (or a closed loop's concurrency) and the time limit."""
         self._contract = contract
         self._rate, self._concurrency = rate, concurrency
         self._budget, self._give_up = budget_seconds, give_up_seconds
@@ -133,7 +133,7 @@ class Level:
         self._decision = Decision("go on", None, "no look yet")
 
     def add(self, outcome: Outcome) -> None:
-        """Take a finished or failed request; any order of completion."""
+        """Record a finished or failed request, in any order."""
         self._outcomes.append(outcome)
         self._strains.append((outcome.due, strains_of(outcome, self._contract)))
         if is_answered(outcome):
@@ -141,7 +141,7 @@ class Level:
 
     def decide(self, now: float, in_flight: Sequence[float]) -> Decision:
         """
-        Return whether to go on; after a "stop" the answer stays.
+        Return whether to continue; a "stop" is final.
 
         `in_flight` are the due times of all unfinished requests. One that is older than the
         contract's e2e, or than the time to give up, counts as missed. (Its first token may have
@@ -169,8 +169,8 @@ class Level:
 
     def summary(self) -> LevelSummary:
         """
-        Return what it showed. Add the outcomes of all requests in flight at the end before: those
-        that count are decided by then, but the tokens of late ones may not have come.
+        Return what it showed. First add the outcomes of all requests in flight at the end: the
+        verdict is decided by then, but late tokens may be missing.
         """
         judged = self._judgement
         counted = [each for each in self._outcomes if judged.start <= each.due < judged.end]
@@ -225,9 +225,9 @@ class Level:
 
     def _request_seconds(self) -> float:
         """
-        Return one request's time in a server that does not queue: the median of the first ones.
+        Return one request's time without queueing: the median of the first ones.
 
-        Or of all, if that is less: the first ones may have come to a cold server.
+        Or of all requests, if that is less: the first ones may have met a cold server.
         """
         if not self._times:
             return 0.0
@@ -236,7 +236,7 @@ class Level:
 
     def _check_overload(self, in_flight: Sequence[float]) -> str:
         """
-        Return why the server cannot keep up; "" if that does not show.
+        Return why the server cannot keep up; "": no sign of that.
 
         Needs an open loop, a server that is full, and three signs: requests in flight rise over
         the second half of the time, TTFT (of an answer without tokens, the time to its end) rises

@@ -173,7 +173,7 @@ def _series(page: ET.Element, series: Series, scale: _Scale) -> None:
 
 
 def _labels(page: ET.Element, ends: Sequence[tuple[float, float, Series]]) -> None:
-    """Write each series' name beside its last point, none above another."""
+    """Write each series' name beside its last point, without overlaps."""
     below = -math.inf
     for wanted, x, series in sorted(ends, key=lambda each: each[0]):
         y = max(wanted + 4, below + _LABEL_ROW)

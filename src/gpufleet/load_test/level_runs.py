@@ -44,7 +44,7 @@ _TRY_SECONDS = 120.0
 
 @dataclass
 class LevelRuns:
-    """Runs levels against one target, and keeps what they showed."""
+    """Runs levels against one target, and keeps their results."""
 
     target: Target
     contract: Contract
@@ -76,8 +76,8 @@ class LevelRuns:
         """
         Send the largest request of the workload; return the seconds that its answer took.
 
-        Raises `FleetError` where it is not answered: a wrong key, a context that is too short, a
-        server that does not stream.
+        Raises `FleetError` without an answer: a wrong key, a context that is too short, a server
+        that does not stream.
         """
         work = self.work
         if isinstance(work, Workload):
@@ -125,7 +125,7 @@ class LevelRuns:
         return self.trace.at_rate(rate) if self.trace else Poisson(rate)
 
     def _checked(self, found: LevelSummary, run: LevelRun) -> LevelSummary:
-        """Return a summary; not known where the client was too slow for it."""
+        """Return a summary; *not known* if the client was too slow."""
         self.lags.append(run.lag_p99)
         self.costs.append(run.cpu_seconds)
         if self.stopped:
@@ -156,9 +156,9 @@ class LevelRuns:
 
 def blame_client(found: LevelSummary, lag_p99: float, contract: Contract) -> LevelSummary:
     """
-    Return a level, not known if it was missed by a client that was itself too late.
+    Return a level; *not known* if it was missed while the client itself was late.
 
-    A late client makes latencies longer, never shorter: what was kept in spite of it is kept.
+    A late client only lengthens latencies: a level kept in spite of it is kept.
     """
     promised = contract.ttft_seconds or contract.e2e_seconds or 0.0
     on_time = lag_p99 <= max(LATE_SECONDS, LATE_SHARE * promised)
@@ -256,7 +256,7 @@ def describe_work(work: Work) -> str:
 
 
 def single_level(level: LevelSummary) -> Found:
-    """Return what one level found, where no other was wanted."""
+    """Return the result of a single level."""
     kept = level.load if level.verdict == "kept" else None
     missed = level.load if level.verdict == "missed" else None
     status = {"kept": "ceiling", "missed": "not even one", "not known": "not known"}[level.verdict]

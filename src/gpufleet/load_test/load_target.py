@@ -77,7 +77,9 @@ def choose_model(declared: Declared, wanted: str | None) -> str:
 
 
 def kind_of(model: str, declared: Declared) -> ModelKind:
-    """Return what a model is asked for. Raises `FleetError` where no load test can ask for it."""
+    """
+    Return the kind of requests to a model. Raises `FleetError` if no load test supports it.
+    """
     kinds = (each.kind for each in declared.running if each.model == model)
     kind: ModelKind = next(kinds, "generate")
     if kind == "transcribe":
@@ -123,7 +125,7 @@ def with_drained(declared: Declared, replica: str | None) -> Declared:
     """
     Return it with one replica that may be drained: a load test has that one for itself.
 
-    A guest that stays must not have this: a drain means it, too.
+    Not for a guest that stays: a drain applies to it, too.
     """
     out = {name: why for name, why in declared.out.items() if name != replica}
     return replace(declared, out=out)
@@ -236,7 +238,7 @@ def _count_planned(model: str, declared: Declared) -> int:
 
 
 def place_remarks(place: str, target: Target, declared: Declared) -> tuple[str, ...]:
-    """Return what a reader has to know of load that comes from this node of the fleet."""
+    """Return remarks about load that comes from this node of the fleet."""
     here = sorted({each.id for each in declared.running if each.node == place})
     measured = [each for each in here if each in target.replicas]
     others = [each for each in here if each not in target.replicas]

@@ -1,8 +1,8 @@
-"""What requests to a model look like that makes no text: embeddings, rankings, labels.  Pure.
+"""Requests to models that generate no text: embeddings, rankings, labels.  Pure.
 
 One answer comes as a whole, so its only latency is that to its end. Texts are random token ids, and
-their lengths are exact. A reranker takes no token ids: words stand there for tokens, and the server
-counts how many they were.
+their lengths are exact. A reranker accepts no token ids: words are sent instead, and the server
+counts the tokens.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class PooledWork:
 
     @property
     def mean_prompt_tokens(self) -> float:
-        """Return the mean tokens that a request is made of."""
+        """Return a request's mean number of tokens."""
         return self.input.mean + self.documents * (self.document.mean if self.document else 0.0)
 
     def largest(self) -> PooledWork:
@@ -93,7 +93,7 @@ class PooledWork:
     def requests(
         self, model: str, ids: TokenRange, salt: str
     ) -> Callable[[int, int], dict[str, Any]]:
-        """Return what a client makes its requests from; see `workloads.Workload.requests`."""
+        """Return a client's input for requests; see `workloads.Workload.requests`."""
         form = {
             "kind": "pooled",
             "asked": self.kind,
@@ -107,7 +107,7 @@ class PooledWork:
         return lambda _process, _processes: form
 
     def example_answer(self) -> dict[str, Any]:
-        """Return an answer of the size that this kind has, to find what a client can do."""
+        """Return an answer of this kind's size, to measure the client's limit."""
         numbers = [at / _NUMBERS - 0.5 for at in range(_NUMBERS)]
         usage = {"usage": {"prompt_tokens": 1, "total_tokens": 1}}
         if self.kind == "embed":

@@ -1,9 +1,9 @@
 """Find the highest load that keeps a contract: double until one misses, then bisect.  Pure.
 
 Only levels with a verdict bound the result. A level that is "not known" is tried once more, with
-twice the budget. If it stays so, the limit is close to it: levels below and above it are tried, as
-far from it as the tolerance lets them be, since a verdict comes sooner there. If these do not
-enclose it closely enough, the result is "not known" and names the levels.
+twice the budget. If it is still unknown, the limit is close: levels below and above it are tried,
+as far away as the tolerance allows, because they reach a verdict sooner. If these do not enclose it
+closely enough, the result is "not known" and names the levels.
 
 A load is arrivals per second, or the concurrency of a closed loop.
 """
@@ -73,7 +73,7 @@ class RateSearch:
         whole: bool = False,
     ) -> None:
         """
-        Take the smallest and the largest load to try.
+        Set the smallest and the largest load to try.
 
         The search ends when missed - kept <= `tolerance` x kept, or after `budget_levels` levels,
         second tries counted. `whole`: only whole numbers, as concurrency is.
@@ -102,7 +102,7 @@ class RateSearch:
         return self._asked
 
     def add(self, level: LevelSummary) -> None:
-        """Take the level that `next` asked for; ValueError if it asked for none."""
+        """Record the level that `next` requested; ValueError if it requested none."""
         if self._asked is None:
             raise ValueError("no level was asked for: call next() first")
         load, self._asked = self._asked, None
@@ -222,8 +222,8 @@ class RateSearch:
 
 def find_knee(levels: Sequence[LevelSummary]) -> LevelSummary | None:
     """
-    Return the level from which on tokens per second no longer rise in proportion: those of answers,
-    or those of prompts where no answer has any.
+    Return the level beyond which tokens per second no longer rise in proportion: tokens of answers,
+    or of prompts if answers have none.
 
     The best fit of two lines, one from zero to the knee and one from there on, if the second rises
     at most `KNEE_SLOPE` as steeply; None if it does not, or for fewer than five loads.

@@ -1,9 +1,9 @@
 """A measurement as llm-d's Benchmark Report v0.2.1, which other tools read.  Pure.
 
-The format has one report for each level of load ("stage"), joined by the experiment's id. What it
-has no place for (verdict, interval, how the search ended) stands in `results.observability`, the
-one part that takes keys of a tool's own, under `gpufleet`.
-Format: github.com/llm-d/llm-d-benchmark, benchmark-report/; package llmd-benchmark-report 0.2.1.
+The format has one report for each level of load ("stage"), joined by the experiment's id. What the
+format lacks (verdict, interval, the end of the search) is under `gpufleet` in
+`results.observability`, the only part for a tool's own keys. Format:
+github.com/llm-d/llm-d-benchmark, benchmark-report/; package llmd-benchmark-report 0.2.1.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _component(
 
 
 def _arguments(of: Subject) -> dict[str, str | None]:
-    """Return options with their values; one that stands alone has None."""
+    """Return options with their values; an option without a value has None."""
     found: dict[str, str | None] = {}
     for line in of.arguments:
         if line.startswith("-"):
@@ -233,7 +233,7 @@ def _described(lengths: Lengths) -> dict[str, Any]:
 
 
 def _lengths(written: object) -> Lengths | None:
-    """Return lengths as an operator writes them; None: it is none."""
+    """Return lengths in the operator's notation; None: not a distribution."""
     try:
         return parse_lengths(written) if isinstance(written, str) else None
     except FleetError:
@@ -257,7 +257,7 @@ def _latency(level: LevelSummary) -> dict[str, Any]:
     """
     Return the latencies whose mean is known: the format takes no statistics without one.
 
-    Those without stand in `results.observability.gpufleet` only.
+    Those without a mean are in `results.observability.gpufleet` only.
     """
     found = {}
     for name, units, values in (

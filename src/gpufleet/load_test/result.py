@@ -183,8 +183,8 @@ def write(found: Measurement, directory: Path) -> Path:
     """
     Write a measurement into a directory and return its file, named by model, target and time.
 
-    A file that exists is left alone. Raises `FleetError` where that cannot be done, `ValueError`
-    for a number that is not finite.
+    A file that exists is left alone. Raises `FleetError` if it cannot be written, `ValueError` for
+    a number that is not finite.
     """
     text = json.dumps(found.as_json(), indent=1, allow_nan=False) + "\n"
     moment = found.when.astimezone(dt.UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -214,7 +214,7 @@ def read(file: Path) -> Measurement:
 
 
 def read_measurements(directory: Path) -> Stored:
-    """Return the measurements of a directory; of one that does not exist, none."""
+    """Return a directory's measurements; none if it does not exist."""
     found: list[Measurement] = []
     problems: list[str] = []
     for file in sorted(directory.glob("*.json")):
@@ -238,8 +238,8 @@ def measured_rate(
     Return the requests per second that one replica was measured to carry, or why that is unknown.
 
     Only a result with this fingerprint, and this contract if one is given, is used: of one replica
-    before one of several that shared the load, then the newest. A rate below the lowest that kept
-    the contract is never guessed.
+    before one of several that shared the load, then the newest. No rate below the lowest kept level
+    is estimated.
     """
     mine = sorted((each for each in measurements if each.model == model), key=lambda e: e.when)
     mine = [each for each in mine if each.loop == "open"]

@@ -1,4 +1,4 @@
-"""A measurement as one file for a browser: charts, tables, what is not known.  Pure.
+"""A measurement as one file for a browser: charts, tables, unknowns.  Pure.
 
 The page loads and runs nothing (scripts, fonts, images): its Content-Security-Policy forbids it.
 Colours follow the reader's light or dark mode, and are those of an upgrade's report. What nodes,

@@ -17,7 +17,7 @@ FOLDER = "measurements"
 
 def measurements_folder(inventory_file: str) -> Path:
     """
-    Return where the measurements of an inventory's fleet lie.
+    Return the directory of an inventory's measurements.
 
     >>> str(measurements_folder("/fleet/inventories/prod.py"))
     '/fleet/measurements'

@@ -1,4 +1,4 @@
-"""Which settings are tried on one replica, and which of them carries more.  Pure.
+"""Choose the settings to try on one replica, and the one with the highest rate.  Pure.
 
 One setting after the other, each value on top of the best so far. A trial is better only where
 `compare_results` would say so: its interval of rates for one GPU lies above the best one's.
@@ -54,7 +54,7 @@ class Tuning:
     """The trials so far, and the next one."""
 
     def __init__(self, values: Mapping[str, Sequence[int]]) -> None:
-        """Take the values to try, by setting, in the order in which these are tried."""
+        """Set the values to try, by setting, in order."""
         self.trials: list[Trial] = []
         self.best = Trial({})
         self._left: list[Mapping[str, int]] = [
@@ -64,13 +64,13 @@ class Tuning:
         """What is tried, before any is known to be better."""
 
     def next(self) -> Mapping[str, int] | None:
-        """Return what to try next, as declared first; None: no more."""
+        """Return the next trial, the declared settings first; None: done."""
         if not self._left:
             return None
         return {**self.best.settings, **self._left[0]}
 
     def add(self, trial: Trial) -> None:
-        """Take the trial of what `next` returned."""
+        """Record the result of the trial that `next` returned."""
         del self._left[0]
         self.trials.append(trial)
         if trial.measured is None:
@@ -81,7 +81,7 @@ class Tuning:
 
     @property
     def proposal(self) -> Trial | None:
-        """Return the trial that carries more than what is declared; None: none does."""
+        """Return the trial with a higher rate than the declared settings; None: none."""
         return self.best if self.best.settings else None
 
     def as_json(self) -> dict[str, Any]:
@@ -93,23 +93,23 @@ class Tuning:
 
 
 class TrialActions(Protocol):
-    """What is done to the replica. Each raises `FleetError` where it fails."""
+    """The actions on the replica. Each raises `FleetError` on failure."""
 
     def drain(self) -> None:
-        """Have it get no requests; return when none is left."""
+        """Drain it; return when no request is left."""
 
     def deploy(self, settings: Mapping[str, int]) -> None:
-        """Have it run with these in place of the declared settings, and answer."""
+        """Deploy it with these settings instead of the declared ones, until it answers."""
 
     def measure(self) -> tuple[Measurement, Path]:
         """Return what it carries, and the file of the result."""
 
     def undrain(self) -> None:
-        """Have it get requests again."""
+        """Undrain it."""
 
 
 class TrialRun:
-    """One run of all trials: whatever happens, the replica is put back at its end."""
+    """One run of all trials: at the end, even after errors, the replica is restored."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class TrialRun:
         *,
         is_as_declared: bool,
     ) -> None:
-        """Take what to try; without `is_as_declared` a killed run has left it as it may be."""
+        """Set the trials; without `is_as_declared` a killed run may have left other settings."""
         self._tuning, self._actions, self._say = tuning, actions, say
         self._runs: Mapping[str, int] | None = {} if is_as_declared else None
 
@@ -193,7 +193,7 @@ def data_of(model: str, settings: Mapping[str, int]) -> dict[str, int]:
 
 
 def fields_of(served: Served, settings: Mapping[str, int]) -> dict[str, Any]:
-    """Return the fields of a model's settings with these in place of the declared ones."""
+    """Return the fields of a model's settings with these replacing the declared ones."""
     flags = {name: value for name, value in settings.items() if name != TENSOR}
     found: dict[str, Any] = {"flags": {**served.flags, **flags}}
     return found | ({TENSOR: settings[TENSOR]} if TENSOR in settings else {})
@@ -232,7 +232,7 @@ def usual_values(
     arguments: Sequence[str], divisions: Sequence[int], running: int
 ) -> dict[str, tuple[int, ...]]:
     """
-    Return what is tried where nothing else was typed: half and twice what runs, or common values.
+    Return the default trials: half and twice the running value, or common values.
 
     `arguments` are those of the replica's unit, `divisions` the sizes of tensor-parallel groups
     that fit, `running` the one that runs.
@@ -263,7 +263,7 @@ def choose_replica(
     Return the replica to try settings on (the one that is named, or the last of several), and the
     mark that a killed run has left on it: then it may not run as it is declared.
 
-    `marks` are those of drained replicas. What a killed run has left comes first. Raises
+    `marks` are those of drained replicas. The leftovers of a killed run are handled first. Raises
     `FleetError` where it is the only one and not named, spans nodes, or gets no requests.
     """
     ranks = list(_ranks(model, declared))

@@ -1,6 +1,6 @@
 """Judge whether requests kept the contract, and what their share proves. Pure.
 
-How a verdict about a level of load is kept honest:
+Four corrections that keep a verdict about a level of load valid:
 
 - **Warm-up.** Requests that come before the server is full (one request's time), or before a trend
   ends, do not count. While latencies still rise, a level cannot be kept; while they still fall, it
@@ -55,7 +55,7 @@ up to a few times its own length."""
 
 
 class _Steady(NamedTuple):
-    """From where on no series of a level shows a trend."""
+    """The point from which no series of a level shows a trend."""
 
     start: int
     drifts: frozenset[str]
@@ -82,7 +82,7 @@ NO_JUDGEMENT = Judgement("not known", 0.0, 0.0, 0, 0, Interval(0.0, 1.0), "no lo
 
 
 def is_answered(outcome: Outcome) -> bool:
-    """Return whether the whole answer came."""
+    """Return whether the answer is complete."""
     return not outcome.error and outcome.done is not None
 
 
@@ -182,7 +182,7 @@ def judge_share(
 
 
 def _find_steady(strains: Sequence[tuple[float, tuple[float, ...]]]) -> _Steady:
-    """Return from where on no promise's strain has a trend, and the trends that are left."""
+    """Return the point from which no objective's strain has a trend, and the remaining trends."""
     times = [due for due, _ in strains]
     found = [
         find_steady(times, each) for each in zip(*(parts for _, parts in strains), strict=True)

@@ -35,7 +35,7 @@ class Lengths:
     """The standard deviation of the logarithm."""
 
     def form(self) -> dict[str, Any]:
-        """Return what `request_draws.lengths` takes."""
+        """Return the parameters of `request_draws.lengths`."""
         if self.kind == "fixed":
             return {"kind": "fixed", "tokens": self.most}
         if self.kind == "uniform":
@@ -125,7 +125,7 @@ that round the vocabulary up."""
 
 def ordinary_ids(vocab_size: int) -> TokenRange:
     """
-    Return the ids of a vocabulary that no model gives a meaning of its own.
+    Return a range of token ids without special tokens.
 
     `vocab_size` is config.json's. Of a small one the middle half. Raises `FleetError` for one that
     is too small to draw from.
@@ -177,7 +177,7 @@ class Workload:
 
     @property
     def mean_tokens(self) -> float:
-        """Return the mean tokens of an answer."""
+        """Return an answer's mean number of tokens."""
         return self.output.mean
 
     def check_context(self, max_model_len: int) -> None:
@@ -204,7 +204,7 @@ class Workload:
         session_header: str = "",
     ) -> Callable[[int, int], dict[str, Any]]:
         """
-        Return what a client makes its requests from, as a function of its number and their count.
+        Return a client's input for requests, as a function of its number and the number of clients.
 
         `model` is the served name; `salt` differs from run to run, so that no run finds another's
         prompts in a cache. `session_header` names conversations to a gateway (`gateway.affinity`).

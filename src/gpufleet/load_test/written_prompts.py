@@ -1,6 +1,6 @@
 """The operator's own prompts, from a file, as a workload. They are never printed.
 
-A refusal names a line and what is wrong with it, and nothing that the line says; no repr has it.
+A refusal names a line and its problem, never the line's content; no repr contains it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class WrittenPrompts:
         """
         Refuse, with `FleetError`, requests that the model's context certainly cannot hold.
 
-        How many tokens a text has only the server knows: it answers 400 to those too long.
+        Only the server can count a text's tokens: it answers 400 to those that are too long.
         """
         if self.kind != "generate":
             return
@@ -69,7 +69,9 @@ class WrittenPrompts:
             raise FleetError(*problems[:_NAMED])
 
     def requests(self, model: str) -> Callable[[int, int], dict[str, Any]]:
-        """Return what a client makes its requests from, as a function of its number and count."""
+        """
+        Return a client's input for requests, as a function of its number and the number of clients.
+        """
         own: dict[str, Any] = {"model": model}
         asked: dict[str, Any] = {}
         if self.kind == "generate":
@@ -96,7 +98,7 @@ def from_jsonl(
 
     Each has `messages`, or each has `prompt` (a text, or token ids); a reranker's have `query` and
     `documents`, those of other models that make no text `input`. Other fields travel along; the
-    model's name and streaming are set here. `max_tokens` is for those that do not say it. Raises
+    model's name and streaming are set here. `max_tokens` applies to lines without their own. Raises
     `FleetError` with the first lines that cannot be taken.
     """
     if max_tokens < 1:

@@ -8,8 +8,7 @@ address, which is what vLLM, Gloo and NCCL would take by themselves.
 1. A network that the operator names decides: each node's interface whose address lies in it.
 2. Otherwise it is a network that every node has an address in, on an interface that is up and is
    hardware: those whose NICs do RDMA first, then the fastest, then those whose interfaces have the
-   same name on all nodes, then the first by name. Networks in which two nodes have the same
-   address are none: each node has its own of them, as Docker's.
+   same name on all nodes, then the first by name. Networks in which two nodes have the same address do not count: they are local to each node, like Docker's.
 
 A probe tells what is configured, not what a switch lets pass: the ranks prove that before they
 start.
@@ -80,7 +79,7 @@ class _Interface:
 
     @property
     def flaw(self) -> str:
-        """Return why it is not taken unless its network is named; "": it may be."""
+        """Return why it is used only if its network is named; "": it may be used."""
         if self.down:
             return "is down"
         if self.own is None:
@@ -139,7 +138,7 @@ def networks(
 
 
 def addresses(document: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return each address at which a node may reach others, in the order of its interfaces."""
+    """Return a node's candidate addresses, in the order of its interfaces."""
     found = (str(each.own.ip) for each in _interfaces(document) if each.own and not each.flaw)
     return tuple(dict.fromkeys(found))
 
@@ -327,7 +326,7 @@ def _not_shared(
 
 
 def _listing(interfaces: list[_Interface], reasons: Mapping[_Interface, str] | None = None) -> str:
-    """Name every interface and why it is not the one."""
+    """List every interface and the reason against it."""
     said = (
         f"{each} ({why})" if (why := (reasons or {}).get(each, each.flaw)) else str(each)
         for each in interfaces

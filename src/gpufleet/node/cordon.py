@@ -1,8 +1,8 @@
-"""A node that is cordoned: nothing new is placed there, what runs there stays.  Pure.
+"""A cordoned node: nothing new is placed there, running replicas stay.  Pure.
 
-A person marks it (`gpufleet cordon`), or an upgrade does while it changes the node. That one passes
-by itself, and a plan that heeded it would move what the upgrade is about to bring back: it counts
-only when the upgrade that made it has gone and left the mark, for what it changed there failed.
+A person marks it (`gpufleet cordon`), or an upgrade does while it changes the node. An upgrade's
+mark is temporary, and a plan that obeyed it would move replicas that the upgrade is about to
+restart: it counts only after the upgrade has ended and left it because its change failed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Cordon(NamedTuple):
 
     def __str__(self) -> str:
         """
-        Say it in a sentence.
+        Format it as a sentence.
 
         >>> str(Cordon("ann@laptop", "disk makes noises"))
         'cordoned by ann@laptop: disk makes noises'

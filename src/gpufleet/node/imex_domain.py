@@ -1,7 +1,7 @@
 """Find nodes that share a rack's NVLink fabric, and so memory over IMEX. Pure.
 
 The fabric manager of the rack's switches gives every GPU a cluster and a clique; nodes whose GPUs
-have the same ones can map each other's memory. Nothing else tells: neither names nor networks.
+have the same ones can map each other's memory. Neither names nor networks show it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ def addresses(documents: Mapping[str, Mapping[str, Any] | str], name: str) -> tu
     """
     Return the addresses of a node's IMEX domain, its own among them, sorted by nodes' names.
 
-    `documents` are the probes of all nodes, or sentences why there is none. Raises `FleetError`
-    where it is not known who belongs to it: a file that lacks a node would leave that one out.
+    `documents` are the probes of all nodes, or sentences why there is none. Raises `FleetError` if
+    its members are unknown: a file without a node would exclude that node.
     """
     silent = [f"{node}: {said}" for node, said in documents.items() if isinstance(said, str)]
     if silent:

@@ -28,7 +28,7 @@ Pair = tuple[int, int]
 @dataclass(frozen=True)
 class Interconnect:
     """
-    The GPUs of node `name` and what lies between them.
+    The GPUs of node `name` and the links between them.
 
     `classes` has every pair (i < j): "NV18" or how near they are on PCIe, "PIX" to "SYS". `nics`
     has the PCIe class from each NIC to each GPU. `models` and `numa` lack the GPUs of which the
@@ -75,7 +75,7 @@ class Interconnect:
         """
         For each PCIe class that occurs, the groups whose pairs are that near or nearer.
 
-        NVLink counts as nearest. Without NVLink they are what to place within.
+        NVLink counts as nearest. Without NVLink, groups are placed within them.
         """
         return {
             tier: islands(
@@ -164,7 +164,7 @@ def from_probe(name: str, document: Mapping[str, Any]) -> Interconnect:
     """
     Return what the probe of node `name` found.
 
-    Raises `FleetError` if the document is of another schema, or is not whole.
+    Raises `FleetError` if the document has another schema, or is incomplete.
     """
     try:
         node = node_from_probe(name, document)
@@ -208,7 +208,7 @@ def _rank(name: str) -> int:
 
 
 def _silent(node: Node, document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield which GPUs are not in the picture; what to do about it, the checks say."""
+    """Yield the GPUs missing from the topology; the checks say what to do."""
     init = document["driver"]["init"]
     if init != "ok":
         why = init["missing"].replace("_", " ")

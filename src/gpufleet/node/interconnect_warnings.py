@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def warnings_of(node: Interconnect) -> Iterator[str]:
-    """Yield every sentence about what lies between the GPUs of a node."""
+    """Yield every warning about the links between a node's GPUs."""
     for check in (_mig, _uneven, _unlike, _off_nvlink, _no_nvlink_at_all, _not_a_power_of_two):
         yield from check(node)
     for check in (_several_cliques, _leaves_nvlink, _all_as_far, _far_from_nics, _geforce):

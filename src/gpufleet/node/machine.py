@@ -99,7 +99,7 @@ class Kernel:
 @dataclass(frozen=True)
 class Machine:
     """
-    A node's hardware and system, as far as its driver's packages depend on it.
+    The hardware and system facts of a node that its driver packages depend on.
 
     Attributes:
         gpus: the PCI device id of each GPU on the bus, in the bus's order.
@@ -130,13 +130,13 @@ class Machine:
 
     @property
     def nouveau(self) -> bool:
-        """Return whether the kernel's own driver is loaded, which NVIDIA's cannot be beside."""
+        """Return whether nouveau is loaded, which excludes NVIDIA's driver."""
         return "nouveau" in (self.modules or ())
 
 
 def generation(device: int) -> Generation | None:
     """
-    Return what generation a GPU is of, by its PCI device id; None for one that is not known.
+    Return a GPU's generation by its PCI device id; None: unknown.
 
     >>> generation(0x2330)
     'hopper'
@@ -148,8 +148,8 @@ def from_probe(document: Mapping[str, Any]) -> tuple[System, Machine]:
     """
     Return the system and the machine of a probe's document.
 
-    Raises `FleetError` where the system, the processor, the PCI bus or the kernel cannot be told:
-    packages are never chosen by a guess.
+    Raises `FleetError` if the system, the processor, the PCI bus or the kernel is unknown: packages
+    are never guessed.
     """
     problems = []
     os_release = document["os_release"]
@@ -192,8 +192,8 @@ def _manages_over_infiniband(document: Mapping[str, Any], gpus: tuple[int, ...])
     """
     Return whether a board's NVLink 5 switches are this node's to manage.
 
-    A virtual machine has the board's GPUs and none of the devices that reach its switches. Where
-    that could not be read they are taken to be here: a fabric manager too many fails loudly.
+    A virtual machine has the board's GPUs and none of the devices that reach its switches. If that
+    could not be read, the switches count as local: an unneeded fabric manager fails visibly.
     """
     if _HGX_BLACKWELL.isdisjoint(gpus):
         return False

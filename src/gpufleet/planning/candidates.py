@@ -1,15 +1,15 @@
 """
 The ways to divide a model over the GPUs of one kind of node: which fit, and which is best.  Pure.
 
-What an operator sets himself (`tensor_parallel` and the like) is kept and only judged. What he
-leaves open is searched:
+Settings of the operator (`tensor_parallel` and the like) are kept and only judged. The rest is
+searched:
 
 - tensor parallelism in powers of two, inside an NVLink island; wider only with `allow_pcie`, and
   only where no island is wide enough;
 - pipeline parallelism over islands and nodes, only with `span_nodes`, and only where no group is
   large enough; tensor, data and expert parallelism over nodes only as the operator sets them;
 - for models of experts, several engines with whole experts on each GPU (data and expert
-  parallelism), where `objective: throughput` asks what that brings.
+  parallelism), if `objective: throughput` is set.
 
 A division fits if one request of the asked context, `concurrency` times, is certain to find room.
 """
@@ -74,12 +74,12 @@ class Candidate:
 
     @property
     def fits(self) -> bool:
-        """Return whether it may be chosen: it fits, and nothing has been said against it."""
+        """Return whether it may be chosen: it fits and has no objection."""
         return self.verdict is Verdict.FITS and not self.reason
 
     @property
     def kv_tokens(self) -> int:
-        """Return what the replica's KV caches hold, in tokens, over all of its engines."""
+        """Return the tokens in the replica's KV caches, over all of its engines."""
         return self.sizing.kv_cache_tokens * self.division.data_parallel if self.sizing else 0
 
     @property
@@ -155,7 +155,7 @@ def _unchecked_candidates(
 def _checked_candidates(
     served: Served, description: Description, kind: Kind, nodes: int, sizer: Sizer
 ) -> list[Candidate]:
-    """Return the candidates, one of them chosen where one may be."""
+    """Return the candidates; one is marked as chosen if any may be."""
 
     def check(division: Division) -> Candidate:
         replicas = replica_capacity(division, served, kind, nodes)
@@ -197,9 +197,9 @@ def _keep_fewest_nodes(
     found: list[Candidate], served: Served, kind: Kind, nodes: int
 ) -> list[Candidate]:
     """
-    Keep the fitting candidates on the fewest nodes, and give the reason for the others.
+    Keep the fitting candidates on the fewest nodes; give the others a reason for their refusal.
 
-    Else a replica would spread as the fleet grows, unasked.
+    Otherwise a replica would spread over more nodes as the fleet grows.
     """
 
     def node_count(candidate: Candidate) -> float:
@@ -234,8 +234,8 @@ def _check_node_count(candidate: Candidate, takes: float, fewest: float, nodes: 
 
 def _accept_explicit(candidate: Candidate) -> Candidate:
     """
-    Accept the operator's choice, even near the edge or not sized, and note it. A choice that is
-    certain to fail stays refused.
+    Accept the operator's choice, even if it barely fits or cannot be sized, and note it. A choice
+    that is certain to fail stays refused.
     """
     if candidate.verdict is Verdict.NO:
         return candidate

@@ -144,7 +144,7 @@ def _format_value(value: float | None, form: str, unit: str = "") -> str:
 
 def draw_block(block: Block) -> list[str]:
     """
-    Return lines: what each GPU of equal nodes serves, and how it reaches the others of its group.
+    Return lines: what each GPU of equal nodes serves, and its links to the others of its group.
 
         gpu-[01-02]
           GPU 0  llama-[0-1]  rank 0  port 8000  NV18
@@ -190,7 +190,7 @@ def _shares(found: Iterable[tuple[Stage, str]]) -> str:
 
 
 def _port_text(stage: Stage) -> str:
-    """Its ports; a node of a replica that has no server answers nowhere."""
+    """Its ports; a node without a server has none."""
     ports = stage.ports
     return f"  port{'s' if len(ports) > 1 else ''} {ranges(ports)}" if ports else ""
 
@@ -227,7 +227,9 @@ class Action(StrEnum):
 
 @dataclass(frozen=True)
 class Change:
-    """One replica, before and after. `before` or `after` is empty where there is none."""
+    """
+    One replica, before and after. `before` or `after` is "" for a replica that starts or ends.
+    """
 
     action: Action
     replica: str
@@ -247,11 +249,11 @@ def plan_changes(
     nodes: Iterable[Node] = (),
 ) -> tuple[Change, ...]:
     """
-    Return what the plan changes of what runs, by model and replica.
+    Return the plan's changes to running replicas, by model and replica.
 
     A replica that keeps its node, GPUs and port stays, unless `restarts` has its name (`llama-0`)
-    with a reason, such as flags that changed: what it was started with, `running` does not say.
-    `nodes` give the GPUs that only what runs has their indices.
+    with a reason, such as changed flags, which `running` does not contain. `nodes` have the indices
+    of GPUs that only running replicas use.
     """
     planned: dict[tuple[str, int], list[Stage]] = defaultdict(list)
     for stage in plan.stages:
@@ -308,7 +310,7 @@ def _differs(was: Sequence[Running], now: Sequence[Stage]) -> bool:
 
 
 def _place(node: str, uuids: Sequence[str], port: int | None, indices: Mapping[str, int]) -> str:
-    """`gpu-01 GPUs 0-3 port 8000`; GPUs that the plan does not use have no index here."""
+    """Format a place: `gpu-01 GPUs 0-3 port 8000`; GPUs outside the plan have no index here."""
     known = [indices[uuid] for uuid in uuids if uuid in indices]
     gpus = ranges(known) if len(known) == len(uuids) else ", ".join(uuids)
     return f"{node} GPU{'s' if len(uuids) > 1 else ''} {gpus}" + (f" port {port}" if port else "")

@@ -2,7 +2,7 @@
 Merge the layers that set a model's flags, and note which layer set each. Pure.
 
 Layers, from weakest to strongest: presets in their order, the settings that stand for a flag
-(`context`), the operator's `flags`. What the plan itself decides no layer may set.
+(`context`), the operator's `flags`. No layer may set what the plan itself decides.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ YOURS = "yours"
 
 @dataclass(frozen=True)
 class LayeredFlag:
-    """A flag of `vllm serve`, without its dashes, and who set it why."""
+    """A flag of `vllm serve`, without its dashes, with its source and reason."""
 
     name: str
     value: Argument
@@ -42,7 +42,7 @@ class LayeredFlag:
 
 def requested_context(served: Served) -> Argument | None:
     """
-    Return the length of a request that an entry asks for; None: its release decides.
+    Return an entry's requested context length; None: the release's default.
 
     `context`, or the flag that stands for it; settings refuse both.
     """
@@ -53,7 +53,7 @@ def requested_context(served: Served) -> Argument | None:
 
 
 def objective(served: Served) -> str:
-    """Return what the plan looks for: the operator's word, else that of the last preset."""
+    """Return the plan's objective: the operator's, else the last preset's."""
     if "objective" in served.model_fields_set or not served.presets:
         return served.objective
     return presets.load(served.presets[-1]).objective
@@ -63,8 +63,8 @@ def resolve_flags(served: Served, subject: presets.Subject) -> tuple[LayeredFlag
     """
     Return every flag that a layer sets, the strongest layer's, by name.
 
-    Raises `FleetError` with every preset that cannot be applied: it has no choice for this model
-    where it has to have one, or needs a flag that the operator has not set.
+    Raises `FleetError` with every preset that cannot be applied: it lacks a required choice for
+    this model, or needs a flag that the operator has not set.
     """
     found: dict[str, LayeredFlag] = {}
     problems: list[str] = []
@@ -183,7 +183,7 @@ def apply_layers(
     settings: Mapping[str, NodeSettings],
     layers: Mapping[tuple[str, str], tuple[LayeredFlag, ...]],
 ) -> dict[str, NodeSettings]:
-    """Return the settings as the plan has to take them: with what presets and kinds set."""
+    """Return the settings for the plan, with the values of presets and kinds."""
 
     def layered(wanted: NodeSettings) -> NodeSettings:
         def with_flags(model: str, served: Served) -> Served:

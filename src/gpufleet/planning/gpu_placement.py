@@ -4,11 +4,11 @@ Choose the GPUs of a node for a group, and the next node. Pure.
 A group lies in one NVLink island: the one with the fewest free GPUs that still suffice, so that
 large islands stay whole; inside it on GPUs of one NUMA node, then behind one NIC, where they
 suffice; then on the lowest indices. Where NVLink joins GPUs of two islands (a bridge with a dead
-pair, a cube mesh), a group that would leave room for fewer others of its size gives way to one that
-does not. With `allow_pcie` wider and wider parts of the PCIe tree come behind the islands.
+pair, a cube mesh), the group that leaves room for the most others of its size is chosen. With
+`allow_pcie`, increasingly wide parts of the PCIe tree follow the islands.
 
-What a node's hardware allows is worked out once for all nodes that are alike (`Layout`), and each
-answer is kept: a fleet of thousands of nodes has few different ones.
+The options of a node's hardware are computed and cached once for all equal nodes (`Layout`): a
+fleet of thousands of nodes has few different ones.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Mask = int
 
 
 def mask(gpus: Iterable[int]) -> Mask:
-    """Return the GPUs as bits. A GPU that is named twice counts once."""
+    """Return the GPUs as bits. Duplicates count once."""
     found = 0
     for gpu in gpus:
         found |= 1 << gpu
@@ -84,7 +84,7 @@ class Layout:
 
     def group(self, free: Mask, division: Division, *, pcie: bool) -> tuple[int, ...]:
         """
-        Return the GPUs that one node's part of a replica gets out of `free`; empty without room.
+        Return the GPUs from `free` for one node's part of a replica; empty: no room.
 
         In the order of ranks: one tensor-parallel group after another, each ascending.
         """
@@ -120,7 +120,10 @@ class Layout:
         return ()
 
     def _sparing(self, free: Mask, size: int, found: tuple[int, ...]) -> tuple[int, ...]:
-        """Return a group that leaves room for as many more as any does: `found`, or the first."""
+        """
+        Return the group that leaves room for the most further groups: `found` on a tie, else the
+        first.
+        """
         most = self.most_groups(size, free)
         if not most or (found and self.most_groups(size, free & ~mask(found)) == most - 1):
             return found
@@ -141,9 +144,10 @@ class Layout:
 
     def most_groups(self, size: int, free: Mask | None = None) -> int:
         """
-        Return how many groups of `size` GPUs that NVLink joins pair by pair there are at once.
+        Return how many disjoint groups of `size` GPUs are fully linked by NVLink.
 
-        Out of the `free` GPUs, or all. Exact: islands alone count too few where links cross them.
+        Out of the `free` GPUs, or all. The count is exact: counting within islands misses groups
+        whose links cross islands.
         """
         left = mask(self.gpus) if free is None else free
         if not self._crossed:
@@ -166,7 +170,7 @@ class Layout:
 
     @property
     def more_groups(self) -> dict[int, int]:
-        """Return, by size, how many groups there are where the islands hold fewer."""
+        """Return, by size, the number of groups where it exceeds the number within islands."""
         sizes = range(2, max(map(len, self.islands), default=1) + 1) if self._crossed else ()
         return {
             size: most
@@ -201,7 +205,7 @@ class Layout:
         return f"PCIe ({PCIE_TIERS[max(self._tier(*pair) for pair in pairs)]}, by `allow_pcie`)"
 
     def _partitions(self, pcie: bool) -> Iterator[tuple[Mask, ...]]:
-        """The ways to cut the node into parts that a group may lie in, best first."""
+        """The partitions of the node whose parts may hold a group, best first."""
         yield self._islands
         if pcie:
             if not self._tiers:
@@ -241,13 +245,13 @@ def _masks(labels: Mapping[int, object]) -> tuple[Mask, ...]:
 
 
 def _best_fit(free: Mask, parts: Iterable[Mask], size: int) -> Mask:
-    """The free GPUs of the part with the fewest that still suffice; 0 where none does."""
+    """The number of free GPUs in the smallest sufficient part; 0: no part suffices."""
     pools = [pool for part in parts if (pool := free & part).bit_count() >= size]
     return min(pools, key=lambda pool: (pool.bit_count(), indices(pool)), default=0)
 
 
 class NodeCapacity:
-    """One node, and which of its GPUs no stage has yet."""
+    """One node and its unassigned GPUs."""
 
     __slots__ = (
         "_held_shares",
@@ -324,7 +328,7 @@ class NodeCapacity:
         """
         Mark the GPUs of a running replica that may stay; `needed`: it cannot move elsewhere.
 
-        `share` is in thousandths of the GPU; 0: it has whole ones.
+        `share` is in thousandths of the GPU; 0: whole GPUs.
         """
         self.changes += 1
         if needed:
@@ -384,7 +388,7 @@ class NodeCapacity:
     # Shares of a GPU
 
     def take_share(self, replica: tuple[str, int], gpu: int, share: int) -> None:
-        """Assign a share of a GPU, in thousandths: no whole replica gets that GPU any more."""
+        """Assign a share of a GPU, in thousandths: that GPU then takes no whole replica."""
         self.take((gpu,))
         self._shares.setdefault(gpu, {})[replica] = share
 
@@ -393,14 +397,14 @@ class NodeCapacity:
         return self._shares.get(gpu, {})
 
     def share_used(self, gpu: int) -> int:
-        """Return what shares have of a GPU, those that are held there too."""
+        """Return the sum of a GPU's shares, including held ones."""
         held = (replica for replica, gpus in self.held.items() if gpus >> gpu & 1)
         return sum(self.shares_on(gpu).values()) + sum(
             self._held_shares.get(replica, 0) for replica in held
         )
 
     def shares_of(self, held: Iterable[tuple[str, int]]) -> int:
-        """Return what held replicas have of GPUs, in thousandths."""
+        """Return held replicas' shares of GPUs, in thousandths."""
         return sum(self._held_shares.get(each, 1000 * self.held[each].bit_count()) for each in held)
 
     def has_share(self, gpu: int, share: int, model: str, most: int) -> bool:
@@ -415,7 +419,7 @@ class NodeCapacity:
     def displaced_by_share(
         self, gpu: int, share: int, model: str, most: int
     ) -> list[tuple[str, int]] | None:
-        """Return which held replicas a share of a model makes way on a GPU; None: no room."""
+        """Return the held replicas to displace on a GPU for a model's share; None: no room."""
         if not self.has_share(gpu, share, model, most):
             return None
         held = [replica for replica, gpus in self._cheapest_first() if gpus >> gpu & 1]
@@ -443,8 +447,8 @@ class Picker:
     nodes: to the first of one kind in one NVLink domain, or, where none has room, to the first of
     one kind.
 
-    Rooms only fill up while it is used. So a node without room is not asked again, and one that
-    others have filled since goes back in line: each choice costs a look or two, not one a node.
+    Free GPUs only decrease while it is used. So a node without room is not checked again, and one
+    that was filled meanwhile is queued again: each choice checks one or two nodes instead of all.
     """
 
     def __init__(
@@ -457,9 +461,9 @@ class Picker:
         prefer: Sequence[str] = (),
     ) -> None:
         """
-        Take the rooms with the division that a replica has there; `on` is kept up to date.
+        Set the nodes with the division of a replica on each; the caller keeps `on` up to date.
 
-        `prefer` are groups of nodes, the first one first; all other nodes come behind them.
+        `prefer` are groups of nodes in order of preference; all other nodes follow.
         """
         self._prefer = prefer
         self._on = on
@@ -513,7 +517,10 @@ class Picker:
         return None
 
     def _first(self, line: list[_Entry]) -> tuple[NodeCapacity, Division, tuple[int, ...]]:
-        """Return the first room that has a group, and leave it in line; no GPUs without one."""
+        """
+        Return the first node with room for a group, and keep it in the queue; no GPUs: none has
+        room.
+        """
         while True:
             key, room, division = line[0]
             now = self._key(room, division)
@@ -528,7 +535,7 @@ class Picker:
                 return room, division, ()
 
     def _key(self, room: NodeCapacity, division: Division) -> tuple[int, ...]:
-        """The last number is the room's own, so that no two keys are alike."""
+        """The last number is unique to the node, so that keys never tie."""
         rank = self._rank(room)
         if not self._displace:
             return rank, self._on[room.name], -room.open.bit_count(), room.order

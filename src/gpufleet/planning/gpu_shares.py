@@ -1,5 +1,5 @@
 """
-Several models on one GPU: what a share is for vLLM, and which GPU a share gets.  Pure.
+Several models on one GPU: a share's value for vLLM, and its GPU.  Pure.
 
 `gpu_share` is a fraction of one GPU's memory for all that a replica's process has there. A GPU that
 has shares has no whole replica, its shares add up to `MOST_OF_A_GPU` at most, and it has one
@@ -39,9 +39,9 @@ def utilization(
     """
     Return `--gpu-memory-utilization` for a share of a GPU with `total_gib` by CUDA.
 
-    vLLM's budget is that fraction of all of the GPU's memory, also if others are on it. The CUDA
-    context is not in the budget, nor are the CUDA graphs of older releases: both come off the
-    share.
+    vLLM's budget is that fraction of the GPU's total memory, even if other servers share it. vLLM's
+    budget excludes the CUDA context, and the CUDA graphs of older releases: both are subtracted
+    from the share.
 
     >>> utilization(0.2, 79.19, (0, 32, 0), enforce_eager=False)
     0.192
@@ -85,7 +85,7 @@ def derive(
 
 def start_seconds(served: Iterable[Served]) -> int:
     """
-    Return how long starts together may take until all answer.
+    Return the deadline for servers that start together to all answer.
 
     Those that share a GPU start one after the other.
     """
@@ -142,7 +142,9 @@ class SharePicker:
         displace: bool = False,
         prefer: Sequence[str] = (),
     ) -> None:
-        """Take the rooms with the division that a replica has there; `on` is kept up to date."""
+        """
+        Set the nodes with the division of a replica on each; the caller keeps `on` up to date.
+        """
         self._model = model
         self._share = share
         self._rooms = tuple(rooms)
@@ -154,7 +156,7 @@ class SharePicker:
         self._known: dict[int, tuple[tuple[int, int], tuple[int, ...] | None]] = {}
 
     def next(self) -> tuple[Division, list[Part]] | None:
-        """Return the next replica's part, or None without room. Taking it is the caller's."""
+        """Return the next replica's part, or None without room. The caller assigns it."""
         best = min(filter(None, map(self._best, range(len(self._rooms)))), default=None)
         if best is None:
             return None
@@ -163,7 +165,7 @@ class SharePicker:
         return division, [(room, (gpu,))]
 
     def _best(self, at: int) -> tuple[int, ...] | None:
-        """Return a node's best GPU with its place in the order; None: it has no room."""
+        """Return a node's best GPU with its sort key; None: no room."""
         room = self._rooms[at][0]
         seen = room.changes, self._on[room.name]
         known = self._known.get(at)

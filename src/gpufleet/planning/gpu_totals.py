@@ -1,5 +1,5 @@
 """
-A plan in short: how many GPUs it uses, and nodes that hold the same as one block.  Pure.
+Summarize a plan: how many GPUs it uses, with equal nodes as one block.  Pure.
 
 Two nodes are in one block if their GPUs are alike and each runs the same parts of the same models
 on the same GPUs and ports: only the numbers of the replicas differ.
@@ -79,7 +79,7 @@ def count_gpus(
 
 @dataclass(frozen=True)
 class Block:
-    """Nodes that hold the same, in the order of their names."""
+    """Nodes with equal contents, in the order of their names."""
 
     nodes: tuple[Node, ...]
     stages: tuple[Stage, ...]

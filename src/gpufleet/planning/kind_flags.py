@@ -2,9 +2,9 @@
 The kind of each model, and the flags that vLLM needs for it.  Pure.
 
 What an operator declares counts (`serving.<model>.kind`), then flags that leave one choice, then
-the model's files, then what runs. A kind that the model cannot be is refused. Where none of these
-says anything, the model is taken for one that completes text, as every model was before kinds, and
-a remark says so of files that could be read.
+the model's files, then what runs. A kind that the model cannot be is refused. If none of these
+decides, the model counts as one that completes text; if its files could be read, a remark reports
+that.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ResolvedKinds:
     kinds: Mapping[str, ResolvedKind] = field(default_factory=dict)
 
     def kind(self, model: str) -> ModelKind:
-        """Return what a model is asked for."""
+        """Return the kind of requests to a model."""
         return self.kinds.get(model, ResolvedKind()).kind
 
     def flags(self, model: str, flags: Iterable[LayeredFlag]) -> tuple[LayeredFlag, ...]:
@@ -74,10 +74,10 @@ def resolve_kinds(
     judged: bool = True,
 ) -> ResolvedKinds:
     """
-    Return what each model is asked for.
+    Return the kind of requests to each model.
 
     `locks` has the text of each release's lock. Raises `FleetError` with every kind that a model
-    cannot be; not if nothing is to be `judged`.
+    cannot be, if `judged`.
     """
     served = {
         model: (each, wanted.vllm)
@@ -118,8 +118,8 @@ def _release_words(
     """
     Return why a release cannot serve a class as this kind, and a remark where it may.
 
-    vLLM runs a class that it has no code for by the package transformers, if that has it: whether
-    it does is not known here.
+    vLLM runs a class without own code through the package transformers, if that has it, which is
+    unknown here.
     """
     pools = kind in POOLS
     if not name or served_classes.has_code(version, name, pools=pools) is not False:
@@ -146,7 +146,8 @@ def _without_audio(model: str, vllm: Vllm, text: str | None) -> Iterable[str]:
 
 def _too_few_tokens(model: str, served: Served) -> Iterable[str]:
     """
-    Yield a sentence where vLLM ends at its start, for a step cannot take what the encoder hears.
+    Yield a sentence if vLLM would exit at its start because a step is smaller than the encoder's
+    audio input.
 
     Without the flag a step has as many tokens as all requests of full length together
     (0.32.0: "Chunked MM input disabled but max_tokens_per_mm_item (1500) is larger").
@@ -192,7 +193,7 @@ def kind_problems(settings: Mapping[str, NodeSettings]) -> tuple[str, ...]:
 def resolve_kind(
     model: str, served: Served, reading: KindReading, running: ModelKind | None = None
 ) -> ResolvedKind:
-    """Return what a model is asked for. Raises `FleetError` for a kind that it cannot be."""
+    """Return the kind of requests to a model. Raises `FleetError` for a kind that it cannot be."""
     own = {name.lstrip("-").replace("_", "-"): value for name, value in served.flags.items()}
     runner, convert = own.get("runner"), own.get("convert")
     pools = runner == "pooling" or (runner in {None, "auto"} and convert in POOLING)
@@ -225,7 +226,7 @@ def resolve_kind(
 def _by_flags(
     model: str, reading: KindReading, runner: object, convert: object, *, pools: bool
 ) -> ModelKind | None:
-    """Return the kind that flags leave, and else that of the model's files; None: not known."""
+    """Return the only kind that flags allow, else that of the model's files; None: unknown."""
     if runner == "generate" and reading.kind == "embed" and "generate" in reading.possible:
         return "generate"
     if not pools or reading.kind in POOLS:
@@ -240,7 +241,7 @@ def _by_flags(
 
 def _flags(kind: ModelKind, served: Served, own: Iterable[str]) -> Iterable[LayeredFlag]:
     """
-    Yield the flags of a kind; what the model's files say decides none of them.
+    Yield the flags of a kind; none depends on the model's files.
 
     Else a Hub that does not answer would change the unit, and restart the model. vLLM itself
     converts a decoder that is to pool (_get_default_convert_type in config/model.py), and takes a

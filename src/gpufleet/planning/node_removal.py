@@ -1,5 +1,5 @@
 """
-A node goes while a replica over several nodes needs it.  Pure.
+Decide what happens when a multi-node replica loses a node.  Pure.
 
 The other nodes of such a replica hold parts of a model that are useless alone, so a typing error
 in an inventory, or a GPU that is reserved for others, ends a service that runs on nodes far
@@ -31,7 +31,7 @@ def lost_nodes(
     left_out: Mapping[str, str],
 ) -> dict[str, str]:
     """
-    Return for each node that a running replica loses, why; nothing for one on a single node.
+    Return the reason for each node that a running replica loses; empty for a single-node replica.
 
     `stages` are those of its ranks that were found, `fleet` the nodes of the inventory. By node
     that declares the model: `usable` has the UUIDs of the GPUs that may be used, `left_out` a
@@ -65,7 +65,7 @@ def refusals(
     Return a sentence for each replica of a model that would lose a node that it needs.
 
     `running` are its running replicas by number, `losing` the result of `lost_nodes` for each. A
-    replica that the settings do not ask for any more, or ask for in another shape, needs no node.
+    replica that is no longer declared, or declared with another shape, needs no node.
     """
     if served.when_a_node_leaves == "replan" or not served.span_nodes:
         return []
@@ -97,7 +97,7 @@ def _sentence(
 
 
 def _is_reshaped(served: Served, stages: Sequence[Running]) -> bool:
-    """Return whether the operator asks for another division than the one that runs."""
+    """Return whether the declared parallelism differs from the running one."""
     arguments = next((each.arguments for each in stages if each.arguments), ())
     if not arguments:
         return False

@@ -2,13 +2,13 @@
 Divide a replica over GPUs, and over as few nodes of a kind as possible. Pure.
 
 GPUs that exchange something in every layer (a tensor-parallel group; all engines of a replica that
-have whole experts on each GPU) belong together, on one NVLink island. Over several nodes a replica
-lies in equal shares: whole engines on each node, or each engine on nodes of its own; whole groups,
-or equal parts of one. So is a rank's place known by the number of its node, which is all that vLLM
-is told (`--node-rank`, `--data-parallel-start-rank`).
+have whole experts on each GPU) belong together, on one NVLink island. A multi-node replica is
+divided into equal shares: whole engines on each node, or separate nodes for each engine; whole
+groups, or equal parts of one. So the node's number determines a rank's place, and is all that vLLM
+gets (`--node-rank`, `--data-parallel-start-rank`).
 
-A group is cut by the network only where the operator asked for it by a number, and where not even
-PCIe would hold it on fewer nodes.
+A group spans nodes only if the operator set its size, and it does not fit on fewer nodes even over
+PCIe.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Kind:
         return sum(self.islands)
 
     def __hash__(self) -> int:
-        """Return the hash, worked out once: a plan of a large fleet asks for it all the time."""
+        """Return the cached hash: the plan of a large fleet uses it constantly."""
         return self._hash
 
     @cached_property
@@ -61,7 +61,7 @@ class Kind:
 
     def __str__(self) -> str:
         """
-        Say it in a table's cell.
+        Format it for a table's cell.
 
         >>> str(Kind("NVIDIA L4", 23034, (8, 9), (1, 1), "0.32.0"))
         '2 x NVIDIA L4, no NVLink'
@@ -116,7 +116,7 @@ class Division:
 
     @cached_property
     def units(self) -> int:
-        """Return how many of them lie on one node."""
+        """Return how many of them are on one node."""
         return self.share // self.unit
 
     @property
@@ -142,7 +142,7 @@ class Division:
 
     def __str__(self) -> str:
         """
-        Say it in a sentence.
+        Format it as a sentence.
 
         >>> str(Division(4)), str(Division(8, 2, nodes=2)), str(Division(1, 1, 8, True))
         ('TP 4', 'TP 8 x PP 2', 'TP 1 x DP 8 with EP')
@@ -159,8 +159,8 @@ def spread(division: Division, served: Served, kind: Kind) -> Division:
     """
     Return a division that fits one node unchanged, any other over the fewest nodes that hold it.
 
-    As it is, too, where it may not span nodes, where no number of nodes holds it in equal shares,
-    and where a group would have to be cut that need not be: `parts_per_node` is 0 then.
+    It is also unchanged if it may not span nodes, if no number of nodes holds it in equal shares,
+    or if a group would be split needlessly: `parts_per_node` is 0 then.
     """
     if not served.span_nodes or parts_per_node(division, served, kind):
         return division
@@ -176,7 +176,7 @@ def spread(division: Division, served: Served, kind: Kind) -> Division:
 
 
 def _spreads(division: Division, served: Served, kind: Kind) -> Iterator[Division]:
-    """Yield the division over ever more nodes, wherever they hold it."""
+    """Yield the division over increasing numbers of nodes, where they can hold it."""
     engine = division.tensor_parallel * division.pipeline_parallel
     for nodes in range(2, division.gpus + 1):
         if division.gpus % nodes:

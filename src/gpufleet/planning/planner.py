@@ -1,19 +1,16 @@
 """
-Assign GPUs of nodes to replicas, and say why. Pure: values in, values out.
+Assign GPUs of nodes to replicas, with reasons. Pure: values in, values out.
 
 The rules, in the order in which they decide:
 
-1. A model is placed on the nodes that declare it, by the same declaration on all of them.
-2. How a replica is divided is chosen for each kind of node by itself (`candidates.py`); what the
+1. A model is placed on the nodes that declare it, with the same declaration on all of them. 2. How a replica is divided is chosen for each kind of node by itself (`candidates.py`); what the
    operator sets is kept. A replica lies on nodes of one kind, in equal shares
    (`planning/parallelism.py`), and in one NVLink domain where one has room.
 3. Models are placed largest group first, then by name: small groups fill the gaps that large ones
    leave, never the other way round. `replicas: fit` counts as one replica until all others are
    placed; then such models take turns, the one with the fewest replicas first.
 4. On a cordoned node nothing new is placed; what runs there may stay as any other.
-5. A replica that runs where it may run stays: same node, GPUs, port and number. It makes way only
-   for a model that is placed before its own and finds no other room, and the plan says so.
-6. One over several nodes that would lose a node is refused, unless its settings say otherwise
+5. A running replica whose place is still allowed stays: same node, GPUs, port and number. It is displaced only by a model that is placed before its own and has no other room, and the plan reports that. 6. One over several nodes that would lose a node is refused, unless its settings say otherwise
    (`planning/node_removal.py`).
 7. A new replica goes to a node of the first group in its model's `prefer` that has room; of these
    to the one with the fewest replicas of its model so far, then the most free GPUs, then the first
@@ -21,9 +18,9 @@ The rules, in the order in which they decide:
 8. A GPU serves one stage, or shares of several models (`planning/gpu_shares.py`), placed behind
    all whole GPUs; a port on a node has one user (`ports.py`).
 
-Replicas are placed one after another and each choice looks only at those before it. So asking for
-one more replica moves none of that model. It may move models that are placed later, when they had
-the GPUs it now takes.
+Replicas are placed one after another and each choice looks only at those before it. So one more
+replica moves none of that model. It may displace models that are placed later from the GPUs that it
+takes.
 
 The same nodes and settings give the same plan, whatever their order.
 """
@@ -75,7 +72,7 @@ class FleetPlan:
     """Running replicas that move or stop; empty if nothing runs yet."""
 
     def stages_on(self, node: str) -> tuple[Stage, ...]:
-        """The stages `node` must run, and nothing else."""
+        """The stages that `node` must run."""
         return tuple(stage for stage in self.stages if stage.node == node)
 
     def as_json(self) -> dict[str, Any]:
@@ -143,7 +140,7 @@ def plan(
     GPUs that others use, `ports` what programs of others listen on, `nics` what
     `nic_affinity.nearest_nics` returns, `groups` those that the node is in.
 
-    Raises `FleetError` with everything that stands in the way, over all nodes and models.
+    Raises `FleetError` with all obstacles of all nodes and models.
     """
     fleet = {
         node.name: without_reserved(node, (reserved or {}).get(node.name, ())) for node in nodes
@@ -175,7 +172,7 @@ def _validate(
     settings: Mapping[str, NodeSettings],
     declared: Mapping[str, Mapping[str, Served]],
 ) -> tuple[list[str], list[str]]:
-    """Return what is wrong with nodes and declarations, and the models that can be placed."""
+    """Return problems of nodes and declarations, and the models that can be placed."""
     faults = dict(_node_problems(fleet, settings))
     disagreements = dict(_disagreements(declared))
     problems = [sentence for sentences in faults.values() for sentence in sentences]
@@ -195,7 +192,7 @@ def _allocations(
     running: Mapping[str, Mapping[int, tuple[Running, ...]]],
     fleet: Collection[str],
 ) -> list[ModelAllocation]:
-    """Return what each model asks for, and what runs of it."""
+    """Return each model's demand and its running replicas."""
     sizer = _cached_sizer(size)
     found = []
     for name, by_node in declared.items():
@@ -215,7 +212,9 @@ def _allocations(
 def _place(
     allocations: Iterable[ModelAllocation],
 ) -> tuple[list[str], list[ModelAllocation], list[Replica]]:
-    """Place what can be; return why others cannot, all that may run on, and the replicas."""
+    """
+    Place what fits; return why the rest does not, the replicas that may continue, and all replicas.
+    """
     problems: list[str] = []
     staying = []
     for allocation in allocations:
@@ -336,7 +335,7 @@ def _node_capacities(
     nics: Mapping[str, NearNics],
     groups: Mapping[str, Collection[str]],
 ) -> dict[str, NodeCapacity]:
-    """Return a room for each node; nodes that are alike share their layout and their kind."""
+    """Return the free GPUs of each node; equal nodes share layout and kind."""
     layouts: dict[tuple[object, ...], Layout] = {}
     kinds: dict[tuple[object, ...], Kind] = {}
     rooms = {}

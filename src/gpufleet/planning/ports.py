@@ -1,15 +1,16 @@
 """
 Assign the port that each replica answers on, and its further ports. Pure.
 
-A port on a node has one user. A model's first replica on a node has the declared port, further
-ones the next that are free there. What is stepped over: ports of exporters, of programs of others,
-of other stages, and the declared ports of the other models of the node, which those keep for their
-own first replica. A replica that runs keeps its port, as long as it could have got it so.
+A port on a node has one user. A model's first replica on a node has the declared port, further ones
+the next that are free there. Skipped are the ports of exporters, foreign programs and other stages,
+and the declared ports of the node's other models, which are reserved for their first replica. A
+running replica keeps its port as long as these rules allow it.
 
 A replica with several servers on a node has as many ports in a row, one behind them for their
 supervisor, and gets them or none.
 
-A declared port is stepped over only where it is a default. Written down twice, it is a mistake.
+Another model's declared port is skipped only for default ports. An explicit port declared twice is
+an error.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def assign_ports(
     """
     Assign each endpoint its port.
 
-    Returns sentences: what stands in the way, and which model's first port is not the declared one.
+    Returns sentences: obstacles, and models whose first port is not the declared one.
     """
     return _Ports(settings, others, {endpoint.model for endpoint in endpoints}).assign(endpoints)
 

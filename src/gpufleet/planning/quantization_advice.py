@@ -31,8 +31,8 @@ def advice(
     """
     Yield a sentence for each model and kind of node on which FP8 would do with fewer GPUs.
 
-    Models that are quantized already, whose description is not known, or of which the operator has
-    said how many GPUs they get, are left alone.
+    Models that are already quantized, have no known description, or have their number of GPUs set
+    by the operator are left alone.
     """
     for each in considered:
         description = described.get(each.model)

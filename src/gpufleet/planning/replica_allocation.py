@@ -1,8 +1,8 @@
 """
-One model: what is asked for, and where its replicas go; all models: in which order.  Pure.
+One model's demand and its replicas' places; the order of all models.  Pure.
 
-The rules are those of `planner.py`; what is here keeps the books: which replicas run and may stay,
-which are placed, and the sentences on both.
+The rules are those of `planner.py`; this module keeps the state: running replicas that may stay,
+placed ones, and the sentences about both.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Replica:
 
 
 class ModelAllocation:
-    """One model: what is asked for, how it may be divided, and where its replicas are so far."""
+    """One model: its demand, its allowed divisions, and its replicas placed so far."""
 
     def __init__(
         self,
@@ -145,9 +145,9 @@ class ModelAllocation:
 
     def may_stay(self, number: int) -> list[Part] | str:
         """
-        Return where a running replica is, or a sentence: why it may not stay there.
+        Return a running replica's place, or why it may not stay there.
 
-        One that runs twice, since it was moved while its node was away, stays at one place.
+        A replica that runs twice, because it was moved while its node was away, stays at one place.
         """
         stages = self.running[number]
         found = self._may_stay(stages)
@@ -251,14 +251,14 @@ class ModelAllocation:
         self._lowest = min(self._lowest, number)
 
     def displaced(self, room: NodeCapacity, gpus: tuple[int, ...]) -> list[tuple[str, int]]:
-        """Return the held replicas for which a new one on these GPUs leaves no room."""
+        """Return the held replicas that a new one on these GPUs displaces."""
         if self.share:
             most = gpu_shares.MOST
             return room.displaced_by_share(gpus[0], self.share, self.name, most) or []
         return room.displaced(gpus)
 
     def next_number(self) -> int:
-        """The lowest that no replica has, nor one that runs and may stay."""
+        """The lowest number that no replica has, including running ones that may stay."""
         while self._lowest in self.placed or self._lowest in self.keeping:
             self._lowest += 1
         return self._lowest
@@ -267,7 +267,7 @@ class ModelAllocation:
 
     @property
     def removal_refusals(self) -> list[str]:
-        """Why running replicas over nodes may not lose a node, unless a new plan is asked for."""
+        """Why running multi-node replicas may not lose a node, unless a new plan is requested."""
         usable = {room.name: room.indices for room in self.rooms}
         without = {room.name: unused_gpus(room.node) for room in self.rooms}
         losing = {}
@@ -372,7 +372,7 @@ class ModelAllocation:
         )
 
     def _largest_share(self, room: NodeCapacity) -> int:
-        """Return the largest share that a GPU of a node has left for one more of its replicas."""
+        """Return the largest free share of a GPU on a node for one more replica of this model."""
         return max(
             (
                 gpu_shares.MOST - sum(room.shares_on(gpu).values())
@@ -395,7 +395,7 @@ class ModelAllocation:
         )
 
     def _cordoned(self) -> str:
-        """Return which nodes get no new replica, by whom, and how that ends."""
+        """Return the cordoned nodes, who cordoned them, and how to end that."""
         closed = [
             f"{room.name} ({mark}; {uncordon_command(room.name, mark.upgrade is not None)})"
             for room in self.rooms
@@ -404,7 +404,7 @@ class ModelAllocation:
         return f", or uncordon {join_names(closed)}" if closed else ""
 
     def moves(self) -> Iterator[ReplicaMove]:
-        """Yield what does not stay as it runs."""
+        """Yield running replicas that do not stay unchanged."""
         yield from self.twice
         for number, ran in self.running.items():
             now = self.placed.get(number)
@@ -535,7 +535,7 @@ def placement_order(allocations: Iterable[ModelAllocation]) -> list[ModelAllocat
 
 
 def place(allocations: Sequence[ModelAllocation]) -> None:
-    """Place as many replicas of each as are asked for and fit."""
+    """Place as many replicas of each model as are declared and fit."""
     ordered = placement_order(allocations)
     by_name = {allocation.name: allocation for allocation in ordered}
     for allocation in ordered:
@@ -608,7 +608,7 @@ def _add_replica(
     picker: Picker | SharePicker,
     by_name: Mapping[str, ModelAllocation],
 ) -> bool:
-    """Place one more replica; what runs on its GPUs makes way. False without room."""
+    """Place one more replica; displace what runs on its GPUs. False without room."""
     found = picker.next()
     if found is None:
         return False

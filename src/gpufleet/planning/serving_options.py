@@ -24,7 +24,7 @@ from gpufleet.versions import numbers
 
 
 def sizing_options(served: Served, kind: Kind, division: Division) -> Options:
-    """Return vLLM's options of one replica, as far as they decide what it takes."""
+    """Return the vLLM options of one replica that affect its memory."""
     flags = served.flags
     speculative = read_object(flags.get("speculative-config"))
     tokens = speculative.get("num_speculative_tokens")
@@ -76,7 +76,9 @@ def _utilization(served: Served, kind: Kind) -> float | None:
 
 
 def _redundant_experts(flags: Mapping[str, Any]) -> int | None:
-    """Return the copies of experts that are balanced; None: none are, or over other GPUs, too."""
+    """
+    Return the number of redundant experts; None: no balancing, or balancing beyond these GPUs.
+    """
     context = _integer(flags.get("prefill-context-parallel-size"))
     if flags.get("enable-eplb") is not True or context not in {None, 1}:
         return None
@@ -90,14 +92,16 @@ def memory_gib(kind: Kind) -> float:
 
 
 def _integer(value: Any) -> int | None:
-    """Read what vLLM's parser takes for a number; None: not set, or the flags' check says why."""
+    """
+    Parse a number like vLLM's parser; None: not set, or invalid, which the flags' check reports.
+    """
     if isinstance(value, bool) or value is None:
         return None
     return human_readable(str(value))
 
 
 def _context_length(value: Any) -> int | None:
-    """As `_integer`; vLLM takes "auto" for -1, as much as fits."""
+    """As `_integer`; "auto" is -1 for vLLM: as much as fits."""
     length = AUTO_LENGTH if value == "auto" else _integer(value)
     return length if length == AUTO_LENGTH or (length or 0) > 0 else None
 
@@ -134,7 +138,7 @@ def config_overrides(served: Served) -> dict[str, Any]:
 
 
 def read_object(value: Any) -> dict[str, Any]:
-    """Return a flag's JSON object; {}: there is none, or the flags' check says why."""
+    """Return a flag's JSON object; {}: not set, or invalid, which the flags' check reports."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -155,5 +159,5 @@ def _lora(flags: Mapping[str, Any]) -> Lora | None:
 
 
 def lora_dtype(value: Any) -> str:
-    """Return the dtype of `--lora-dtype`; the model's where it is none that sizing knows."""
+    """Return the dtype of `--lora-dtype`; the model's if it is unknown to sizing."""
     return value if value in ("float16", "bfloat16", "float32") else "auto"

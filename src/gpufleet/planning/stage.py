@@ -1,4 +1,4 @@
-"""A stage: as it is planned, as it was found running, and why one does not stay.  Pure."""
+"""Planned stages, running stages, and the reasons for moves.  Pure."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Stage:
 
     @property
     def local_engines(self) -> int:
-        """Whole engines of data parallelism here; 0: one is larger than the node's part."""
+        """Whole engines of data parallelism here; 0: an engine spans nodes."""
         return len(self.gpus) // (self.tensor_parallel * self.pipeline_parallel)
 
     @property
@@ -179,7 +179,7 @@ class Running:
 
     @property
     def cluster_port(self) -> int:
-        """First of the ports between its nodes; 0: it is on one node, or that is not known."""
+        """First of the ports between its nodes; 0: single-node, or unknown."""
         if not self.nodes[1:]:
             return 0
         # The first such line is the rank's; that of `vllm serve` comes behind it.
@@ -201,7 +201,7 @@ class Running:
 
 @dataclass(frozen=True)
 class ReplicaMove:
-    """A replica that does not stay as it runs, and why."""
+    """A running replica that the plan moves or stops, and why."""
 
     model: str
     replica: int

@@ -30,10 +30,10 @@ def remedies(
     sizer: Sizer,
 ) -> tuple[str, ...]:
     """
-    Return settings with which a model fits on `nodes` nodes of a kind where it does not.
+    Return settings that make a model fit on `nodes` nodes of a kind.
 
-    Each as `key: value` in backquotes, or two of them where one is not enough. All were tried: what
-    is named helps by itself.
+    Each as `key: value` in backquotes, or two together if one is not enough. Each suggestion was
+    tried and suffices alone.
     """
 
     def evaluate(changes: Mapping[str, Any]) -> CandidateSet:
@@ -77,7 +77,7 @@ def remedies(
 def _larger_share(
     share: float, is_enough: Callable[[Mapping[str, Any]], bool]
 ) -> list[dict[str, Any]]:
-    """Return the least share in hundredths that is enough, or a whole GPU if no share is."""
+    """Return the smallest sufficient share in hundredths, or a whole GPU."""
     changes = ({"gpu_share": each} for each in (*larger_shares(share), None))
     return [found] if (found := next(filter(is_enough, changes), None)) else []
 

@@ -66,7 +66,7 @@ def _one_name_for_several(declared: Mapping[str, Served]) -> Iterator[str]:
 
 
 def _parsers(model: str, served: Served) -> Iterator[str]:
-    """A parser of another family takes a model's calls and thoughts for plain text."""
+    """With another family's parser a model's tool calls and reasoning remain plain text."""
     name = served.model.rstrip("/").rpartition("/")[2]
     family = next(
         (each for each in presets.families() if re.search(each.model, name, re.IGNORECASE)), None
@@ -91,7 +91,7 @@ def _parsers(model: str, served: Served) -> Iterator[str]:
 def _nvlink_unused(
     stage: Stage, settings: Mapping[str, NodeSettings], nodes: Mapping[str, Node]
 ) -> Iterator[str]:
-    """NCCL_P2P_DISABLE (NCCL's manual) takes away NVLink as well as PCIe's direct way."""
+    """NCCL_P2P_DISABLE (NCCL's manual) disables NVLink as well as direct PCIe transfers."""
     here, node = settings[stage.node], nodes.get(stage.node)
     if stage.tensor_parallel < 2 or node is None or here.vllm is None:
         return

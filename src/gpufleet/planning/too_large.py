@@ -1,8 +1,8 @@
 """
 Refuse a replica that is too large for its nodes, and suggest what to write.  Pure.
 
-Contract: every number and every setting that is named was tried with the model's own sizing: a
-replica fits on empty nodes with it alone.
+Contract: every suggested number and setting was tried with the model's own sizing: with it alone a
+replica fits on empty nodes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ALLOWED = {
 
 
 class SizeRefusal:
-    """One model of which no replica fits on any kind of node that declares it."""
+    """One model without a fitting replica on any kind of node that declares it."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class SizeRefusal:
         )
 
     def _numbers(self, division: Division) -> Iterator[str]:
-        """Yield the nearest numbers that fit: less, and more where shares come out even then."""
+        """Yield the nearest numbers that fit: smaller ones, and larger ones that divide evenly."""
         keys = ["data_parallel", "pipeline_parallel", "tensor_parallel"]
         if not division.expert_parallel:
             keys.sort(key=lambda key: -self._requested(key))
@@ -126,7 +126,7 @@ class SizeRefusal:
         return next((number for number in tried if self._is_enough({**also, key: number})), None)
 
     def _settings(self) -> Iterator[str]:
-        """Yield what to allow: one setting, or both where one is not enough."""
+        """Yield the settings that would allow it: one, or both if one is not enough."""
         found = False
         for keys, acceptable in _ALLOWED.items():
             if any(getattr(self._served, key) for key in keys) or (found and len(keys) > 1):

@@ -37,7 +37,7 @@ class BrokenError(Exception):
 
 
 class Streams(Protocol):
-    """A command that runs on a node, with raw ends."""
+    """A command running on a node, with binary streams."""
 
     @property
     def write(self) -> Callable[[bytes], None]: ...

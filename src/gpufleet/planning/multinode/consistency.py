@@ -2,10 +2,10 @@
 Check that the nodes of a multi-node replica agree.  Pure.
 
 Takes the plan's stages with the networks that join them. `planning/multinode/launch.py` refuses
-what a release or a backend cannot be given; here is what the nodes have to have in common, and
-what crosses between them that had better not: vllm/distributed/device_communicators/all2all.py
-(which package and which network a backend takes) and parallel_state.py (which ranks are a group)
-of 0.19 to 0.33.
+what a release or a backend does not support; this module checks what the nodes must have in common,
+and remarks on traffic that should not cross between them:
+vllm/distributed/device_communicators/all2all.py (which package and which network a backend takes)
+and parallel_state.py (which ranks are a group) of 0.19 to 0.33.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def check_consistency(
     locks: Mapping[str, str],
 ) -> tuple[str, ...]:
     """
-    Return what is worth knowing of replicas over nodes.
+    Return remarks about multi-node replicas.
 
-    `locks` has the text of each lock that settings name, where it could be read. Raises
-    `FleetError` with everything that keeps a replica from starting, over all of them.
+    `locks` has the text of each readable lock that settings name. Raises `FleetError` with all
+    obstacles to a start, over all replicas.
     """
     replicas: dict[str, list[Stage]] = defaultdict(list)
     for stage in stages:
@@ -173,7 +173,7 @@ def _removed_backend(
 
 
 def _expert_remarks(stage: Stage, served: Served, nodes: Mapping[str, Node]) -> Iterator[str]:
-    """Experts on all nodes hand tokens over in every layer: over what, is worth knowing."""
+    """Experts on all nodes exchange tokens in every layer: remark on the network in between."""
     backend = _backend(stage, served)
     if not backend or stage.group is None:
         return

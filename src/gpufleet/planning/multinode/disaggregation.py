@@ -1,5 +1,5 @@
 """
-One `serving` entry computes prompts, another one the answers: what both need to fit.  Pure.
+Prefill and decode in separate `serving` entries: what both need to match.  Pure.
 
 An entry that has `prefill` names the one that computes its prompts; the KV cache goes from there to
 here by NIXL, which each side is told by `--kv-transfer-config`. What partners have to agree on, and
@@ -111,13 +111,13 @@ class Pairs:
     """By the name of the entry that decodes: that of the one that computes its prompts."""
 
     def role(self, model: str) -> str:
-        """Return what `kv_role` an entry has; "": it hands nothing over by a declared topology."""
+        """Return an entry's `kv_role`; "": no declared transfer."""
         if model in self.prefill:
             return "kv_consumer"
         return "kv_producer" if model in self.prefill.values() else ""
 
     def partners(self, model: str) -> frozenset[str]:
-        """Return the entries that a KV cache of this one goes to or comes from, and itself."""
+        """Return this entry and those that it exchanges KV caches with."""
         source = self.prefill.get(model, model)
         return frozenset({source, *(name for name, of in self.prefill.items() if of == source)})
 
@@ -129,10 +129,10 @@ class Pairs:
         description: Described | None,
     ) -> tuple[LayeredFlag, ...]:
         """
-        Return the flags of an entry with those that tell it its part on a release.
+        Return an entry's flags with those for its role on a release.
 
-        `given` is what other layers set: what an operator adds to the connector's settings is in
-        the flag that comes of it.
+        `given` is what other layers set: an operator's additions to the connector's settings are
+        merged into the resulting flag.
         """
         given = tuple(given)
         if not (role := self.role(model)):
@@ -169,7 +169,7 @@ def handover_pairs(
     locks: Mapping[str, str],
 ) -> Pairs:
     """
-    Return which entries hand over to which, by what is declared.
+    Return the declared pairs of prefill and decode entries.
 
     `settings` by node; `layers` has what presets and operators set; `locks` the text of each lock
     that settings name, where it could be read.
@@ -193,9 +193,9 @@ def check_divisions(
     stages: Iterable[Stage], pairs: Pairs, layers: Layers, models: Mapping[str, Described]
 ) -> tuple[str, ...]:
     """
-    Judge how partners are divided; return sentences that are worth knowing.
+    Judge the partners' parallelism; return remarks.
 
-    Raises `FleetError` with all pairs that could hand nothing over.
+    Raises `FleetError` with all pairs that cannot transfer KV caches.
     """
     problems: list[str] = []
     remarks: list[str] = []
@@ -223,7 +223,7 @@ def check_divisions(
 
 
 def remarks(pairs: Pairs, layers: Layers) -> tuple[str, ...]:
-    """Return what partners may differ in, and had better not."""
+    """Return remarks on permitted but harmful differences between partners."""
     longest = {
         model: next((each.value for each in flags if each.name == "max-model-len"), None)
         for (model, _), flags in layers.items()
@@ -239,12 +239,12 @@ def remarks(pairs: Pairs, layers: Layers) -> tuple[str, ...]:
 
 def engine_id(stage: Stage) -> str:
     """
-    Return the engine's name for the other side, with the incarnation that it is of.
+    Return the engine's name for the other side, with its incarnation.
 
-    All ranks of an engine have to say the same, and no two engines. vLLM makes one up for each
-    process; before 0.24 an engine over nodes had as many. It must change with a restart: the
-    other side keeps what it knows of an engine by its name. vLLM appends the number of the
-    engine (until 0.19 as its node counts).
+    All ranks of an engine must have the same id, and no two engines. vLLM makes one up for each
+    process; before 0.24 an engine over nodes had as many. It must change with a restart: the other
+    side keeps what it knows of an engine by its name. vLLM appends the number of the engine (until
+    0.19 as its node counts).
     """
     span = max(1, stage.tensor_parallel * stage.pipeline_parallel // len(stage.gpus))
     return f"{stage.id}-{stage.node_rank // span}-{{incarnation}}"
@@ -254,7 +254,7 @@ def engine_id(stage: Stage) -> str:
 
 
 def _entries(settings: Mapping[str, NodeSettings], layers: Layers) -> dict[str, _Entry]:
-    """Return every entry by name. Those that differ between nodes the planner refuses."""
+    """Return every entry by name. The planner refuses entries that differ between nodes."""
     found: dict[str, tuple[Served, list[tuple[str, Vllm]]]] = {}
     for node, wanted in sorted(settings.items()):
         for name, served in wanted.serving.items():
@@ -273,7 +273,7 @@ def _entries(settings: Mapping[str, NodeSettings], layers: Layers) -> dict[str, 
 
 
 def _partner_problems(entries: Mapping[str, _Entry], name: str, prefill: str) -> Iterator[str]:
-    """Yield in what an entry and the one that it names do not fit."""
+    """Yield the mismatches between an entry and its prefill entry."""
     key = f"serving.{name}.prefill"
     if prefill == name:
         yield f"{key}: names itself: name the entry that computes its prompts, or remove it"
@@ -322,7 +322,7 @@ def _partner_problems(entries: Mapping[str, _Entry], name: str, prefill: str) ->
 def _entry_problems(
     entry: _Entry, description: Described | None, locks: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yield what keeps one entry from handing anything over."""
+    """Yield why an entry cannot transfer its KV cache."""
     key = f"serving.{entry.name}"
     yield from _transfer_flag_problems(key, entry.served.flags)
     if entry.served.gpu_share is not None:
@@ -419,7 +419,7 @@ def _division_problems(
     description: Described | None,
     vllm: tuple[int, ...],
 ) -> Iterator[str]:
-    """Yield what a decode entry's tensor and pipeline parallelism cannot read of prefill's."""
+    """Yield why a decode entry's tensor and pipeline parallelism cannot read prefill's KV cache."""
     for name, _, pipeline in (mine, theirs):
         if pipeline > 1:
             yield (
@@ -472,7 +472,7 @@ def _context_problems(
 
 
 def _router_sentence(decode: str, prefill: str, by_model: Mapping[str, list[Stage]]) -> str:
-    """Return what a router needs to know."""
+    """Return the prefill and decode endpoints for a router."""
 
     def places(model: str) -> str:
         serving = [stage for stage in by_model[model] if stage.servers]
@@ -499,14 +499,14 @@ def _difference_sentence(one: _Entry, other: _Entry, what: str, mine: Any, their
 
 
 def _backends(flags: Mapping[str, Argument]) -> Any:
-    """Return what NIXL's transfers go by; None: UCX."""
+    """Return NIXL's transfer backends; None: UCX."""
     config = flags.get(FLAG)
     extra = config.get("kv_connector_extra_config") if isinstance(config, dict) else None
     return extra.get("backends") if isinstance(extra, dict) else None
 
 
 def _speculation(flags: Mapping[str, Argument]) -> Any:
-    """Return what is handed over of drafts; None: nothing."""
+    """Return the draft model's transferred KV cache; None: none."""
     value = flags.get(_SPECULATIVE)
     if isinstance(value, str):
         try:

@@ -7,7 +7,7 @@ that stage is started with beside what any stage is (`unit.lines`,
 flags mean and what they exclude was read in vllm/engine/arg_utils.py, vllm/config/parallel.py and
 vllm/entrypoints/cli/serve.py of 0.18 to 0.33.
 
-How the nodes are joined depends on what crosses from one to the next:
+The launch method depends on which parallelism spans nodes:
 
 - tensor or pipeline parallelism: `--nnodes`, by vLLM's own processes (`mp`), or a Ray cluster;
 - whole engines of data parallelism: `--data-parallel-*`; behind one server (`internal`), a server
@@ -134,7 +134,7 @@ class _Shape:
 
     @property
     def local(self) -> int:
-        """Whole engines of a node; 0: an engine is larger."""
+        """Whole engines on a node; 0: an engine spans nodes."""
         return self.node_gpus // self.engine_gpus
 
     @property
@@ -155,13 +155,13 @@ def rank_launch(
     side_channel_port: int = NIXL_PORT,
 ) -> Rank:
     """
-    Return what the process of a stage gets that is part of a replica over several nodes.
+    Return the additional arguments and variables of a multi-node replica's stage.
 
     `networks` has every node of the replica, `vllm` is the release that runs it, `ray` the release
-    of Ray beside it, `experts` whether the model has some (None: not known).
-    `side_channel_port` is where NIXL's side channel begins, if the model hands over its KV cache.
+    of Ray beside it, `experts` whether the model has some (None: not known). `side_channel_port` is
+    the first port of NIXL's side channel, if the model transfers KV caches.
 
-    Raises `FleetError` for what this release, this backend or this model cannot be given.
+    Raises `FleetError` for what this release, backend or model does not support.
     """
     shape = _shape(stage)
     balancing: Balancing = model.data_parallel_balancing
@@ -201,10 +201,11 @@ def transfer_variables(
     stage: Stage, model: Served, network: Network, *, port: int = NIXL_PORT
 ) -> dict[str, str]:
     """
-    Return the variables of a stage that hands its KV cache to other nodes, or takes it; else none.
+    Return the variables of a stage that sends or receives KV caches; otherwise none.
 
-    NIXL binds its side channel to localhost by itself, and moves KV by UCX, which NCCL's variables
-    do not rule. Also for replicas on one node: of prefill and decode each has its own nodes.
+    NIXL binds its side channel to localhost by default, and transfers KV over UCX, which NCCL's
+    variables do not affect. Also for replicas on one node: of prefill and decode each has its own
+    nodes.
     """
     if not has_handover(stage, model):
         return {}
@@ -241,12 +242,11 @@ def command(
     serve: Sequence[tuple[str, ...]],
 ) -> list[tuple[str, ...]]:
     """
-    Return what the rank's program (on_node/rank/rank.py) is started with, in the words of one line
-    each.
+    Return the arguments of the rank's program (on_node/rank/rank.py), one list a line.
 
     `port` is the first of the replica's ports between its nodes, `same` what must be alike on all
     of them, `programs` the directory of the release's programs, `serve` the lines behind `vllm
-    serve` that any stage has. Of those, flags that this process refuses are left out.
+    serve` that any stage has. Flags that this process refuses are left out.
     """
     lines: list[tuple[str, ...]] = [
         ("--replica", stage.id),
@@ -276,10 +276,10 @@ def command(
 
 def ray_token(cluster_key: bytes) -> bytes:
     """
-    Return what Ray's processes of a fleet prove to each other that they belong to it.
+    Return the token with which a fleet's Ray processes authenticate to each other.
 
-    Of the cluster key, so that there is no second secret to keep, and such that it does not reveal
-    that from it: Ray sends its token with each request, over lines that are not encrypted.
+    It is derived one-way from the cluster key, so that there is no second secret: Ray sends its
+    token unencrypted with each request.
     """
     return hmac.new(cluster_key, b"gpufleet: Ray's token", hashlib.sha256).hexdigest().encode()
 
@@ -297,7 +297,7 @@ def _split_by_option(line: Sequence[str]) -> list[tuple[str, ...]]:
 
 def fill_ports(text: str, port: int) -> str:
     """
-    Return a word with the ports of a replica's first incarnation, for those who judge it.
+    Return an argument with the ports of a replica's first incarnation, for validation.
 
     >>> fill_ports("10.1.0.1:{master_port}", 29500)
     '10.1.0.1:29502'
@@ -309,7 +309,7 @@ def endpoint_ports(stage: Stage, model: Served) -> tuple[int, ...]:
     """
     Return the ports on which a stage listens for clients and probes, as `Stage.ports` says.
 
-    What is declared of the model counts, also for stages that know nothing of it.
+    The model's declaration counts, also for stages that do not have it.
     """
     by_ray = model.distributed_executor_backend == "ray"
     return replace(stage, balancing="internal" if by_ray else model.data_parallel_balancing).ports
@@ -396,8 +396,10 @@ def _problems(
 
 
 def _node_flags(stage: Stage, head: Network) -> dict[str, Argument]:
-    """One engine over all nodes, or several that each are over several: by its rank a node's
-    place is known."""
+    """
+    One engine over all nodes, or several engines of several nodes each: a node's rank gives its
+    place.
+    """
     return {
         "distributed-executor-backend": "mp",
         "nnodes": len(stage.nodes),

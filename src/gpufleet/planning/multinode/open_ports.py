@@ -2,8 +2,8 @@
 
 What vLLM, torch, Ray and NIXL say to each other between nodes is not authenticated, and some of it
 is pickles: anyone who reaches those ports may run code as vLLM's user. gpufleet's firewall keeps
-them for the nodes of the replica (`network/firewall.py`). Where it is off, something else has to,
-and the operator has to say so.
+them for the nodes of the replica (`network/firewall.py`). If it is off, something else must, and
+the operator must confirm that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def require_guarded_ports(
     Refuse stages that talk to other nodes from a node without `firewall`.
 
     `origins` are the places of each node's top-level keys. Raises `FleetError` with a sentence for
-    each replica, that names the place of the key by which it goes over nodes.
+    each replica, naming the key that makes it span nodes.
     """
     exposed: dict[tuple[str, str, str], set[str]] = {}
     for stage, key, nodes in _meetings(stages, settings):
@@ -56,8 +56,7 @@ def _is_open(settings: NodeSettings) -> bool:
 def _meetings(
     stages: Iterable[Stage], settings: Mapping[str, NodeSettings]
 ) -> Iterator[tuple[Stage, str, tuple[str, ...]]]:
-    """Yield stages that talk to other nodes, the key that has them do so, and whose ports that
-    takes."""
+    """Yield stages that talk to other nodes, the key that causes it, and the owner of the ports."""
     for stage in stages:
         if stage.group is not None:
             yield stage, "span_nodes", (stage.node,)

@@ -2,8 +2,8 @@
 Assign the ports between the nodes of each replica. Pure.
 
 `endpoints.py` says on which port a replica answers clients; here are those that clients never see.
-A range of them is free on a node if no other replica's range, no endpoint and no program of others
-has one of it there. What runs keeps its ranges where it can: others would be a restart.
+A range is free on a node if no other replica, endpoint or foreign program uses any of its ports
+there. Running replicas keep their ranges if possible: others would need a restart.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EPHEMERAL = 32768
 
 @dataclass(frozen=True)
 class Ports:
-    """A replica's ports between its nodes, equal on all of them."""
+    """A replica's internal ports, the same on all of its nodes."""
 
     cluster: int = 0
     """First of `PORTS` ports; 0: it is on one node."""
@@ -40,14 +40,14 @@ def assign_rank_ports(
     running: Mapping[str, Ports] | None = None,
 ) -> dict[str, Ports]:
     """
-    Return the ports of every replica by its id (`llama-0`). Those of stages named first are given
-    first, as a plan orders them.
+    Return the ports of every replica by its id (`llama-0`). Ports are assigned in the plan's order
+    of stages.
 
     `settings` are what is declared of each model, `running` the ports of replicas that run.
     A replica gets `cluster_port` of its model or the next
     range that is free on all its nodes, and NIXL's own port or the next such range.
 
-    Raises `FleetError` where no range is left, for all replicas at once.
+    Raises `FleetError` for all replicas without a free range.
     """
     replicas: dict[str, list[Stage]] = {}
     taken: dict[str, set[int]] = {}
@@ -112,7 +112,9 @@ class _PortRequest:
 
     @property
     def end(self) -> int:
-        """Return where its ranges end: what begins below the ephemeral ports stays there."""
+        """
+        Return the end of its ranges: ranges that begin below the ephemeral ports end below them.
+        """
         return EPHEMERAL if self.first < EPHEMERAL else 1 << 16
 
     def choices(self) -> Iterator[int]:

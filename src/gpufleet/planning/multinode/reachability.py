@@ -2,9 +2,9 @@
 Judge whether the nodes of a replica reach each other and have equal files to start. Pure.
 
 Two programs run on all nodes of a replica at once: `on_node/reach/preflight.py` says what each has,
-`on_node/reach/reach.py` has them talk to each other. Here is what they are given, and what their
-documents mean. Whatever is between two nodes is known from both of them, so that a sentence names
-the direction; a node that did not answer is a sentence, too.
+`on_node/reach/reach.py` has them talk to each other. This module builds their parameters and
+evaluates their documents. Both nodes report on the path between them, so that a sentence names the
+direction; a silent node also gets a sentence.
 
 What is compared of a model: the paths and sizes of its files, the content of those of at most
 16 MiB, and both ends of larger ones (`on_node/reach/model_identity.py`).
@@ -39,7 +39,7 @@ Answers: TypeAlias = Mapping[str, Mapping[str, Any] | str]
 
 @dataclass(frozen=True)
 class Member:
-    """A node of a replica, and what it is to start."""
+    """A node of a replica, and the ranks that it should start."""
 
     node: str
     network: Network
@@ -301,7 +301,7 @@ def _missing_answers(replica: Replica, seen: Answers, exchanged: Answers) -> Ite
 
 
 def _address_problems(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield what is wrong with the chosen interfaces as they are now."""
+    """Yield present problems of the chosen interfaces."""
     for each in replica.members:
         if each.node not in seen:
             continue
@@ -323,7 +323,7 @@ def _address_problems(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -
 
 
 def _release_problems(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield what is not the same release on all nodes, as planned and as installed."""
+    """Yield differences in the planned and the installed release between nodes."""
     wanted = {each.node: each.release for each in replica.members}
     if len(set(wanted.values())) > 1:
         yield f"{_nodes_by_value(wanted)}: plan the same release for all, by `vllm` in group_vars"
@@ -353,7 +353,7 @@ def _release_problems(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -
 
 
 def _model_problems(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield what is not the same model on all nodes."""
+    """Yield differences in the model between nodes."""
     revisions = {each.node: each.revision for each in replica.members}
     if len(set(revisions.values())) > 1:
         yield f"{_nodes_by_value(revisions)}: plan the same `model` and `revision` for all"
@@ -394,7 +394,7 @@ def _directory(replica: Replica, node: str) -> str:
 
 
 def _port_conflicts(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield who has the first port, without which ranks cannot meet."""
+    """Yield the process that occupies the first port, which ranks need to meet."""
     for each in replica.members:
         here = seen.get(each.node, {})
         users = {"port": _used_ports(here).get(str(replica.port)), "UDP port": here.get("udp_user")}
@@ -423,7 +423,7 @@ def _unit_text(user: Mapping[str, Any]) -> str:
 def _routes(
     replica: Replica, seen: Mapping[str, Mapping[str, Any]], exchanged: Answers
 ) -> Iterator[Route]:
-    """Yield every way whose start has told what it tried."""
+    """Yield every path whose source reported its attempts."""
     mtus = {each.node: _mtu(each, seen[each.node]) for each in replica.members if each.node in seen}
     for start in replica.nodes:
         here = exchanged.get(start)
@@ -452,12 +452,12 @@ def _routes(
 
 
 def _loss_share(heard: Mapping[str, Any]) -> float:
-    """Return the share that is lost; of a few packets one or two say nothing."""
+    """Return the share of lost packets; 0 if too few were sent to tell."""
     return 1 - heard["datagrams"] / heard["of"] if heard["of"] >= 10 else 0.0
 
 
 def _network_problems(replica: Replica, ways: Sequence[Route]) -> Iterator[str]:
-    """Yield what does not pass, in which direction; what is alike for many nodes at once."""
+    """Yield what does not pass and in which direction; equal faults of many nodes as one."""
     by_ends = {(way.start, way.end): way for way in ways}
     flaws: dict[str, set[tuple[str, str]]] = defaultdict(set)
     for ends, way in by_ends.items():
@@ -473,7 +473,7 @@ _APART = "{from} and {to} do not reach each other: no packet arrives in either d
 
 
 def _route_problems(replica: Replica, way: Route, back: Route | None) -> Iterator[str]:
-    """Yield what is wrong on the way `{from}` one node `{to}` another."""
+    """Yield problems on the path `{from}` one node `{to}` another."""
     if way.is_dead:
         yield (
             _APART
@@ -501,7 +501,7 @@ def _route_problems(replica: Replica, way: Route, back: Route | None) -> Iterato
 
 
 def _loss_percent(way: Route, back: Route) -> int:
-    """Return how many per cent are lost where that is why some connections had no answer."""
+    """Return the packet loss in per cent, if it explains connections without an answer."""
     late = {*way.failed.values(), *back.failed.values()} <= {
         "no answer",
         "it closed the connection",
@@ -532,7 +532,7 @@ def _merge_pairs(replica: Replica, sentence: str, pairs: set[tuple[str, str]]) -
 
 
 def _ports(replica: Replica, failed: Mapping[int, str]) -> str:
-    """Return which ports are affected by what: `ports 29500-29507 (Connection refused)`."""
+    """Return the affected ports with their errors: `ports 29500-29507 (Connection refused)`."""
     by_reason: dict[str, list[int]] = defaultdict(list)
     samples: dict[tuple[str, str], None] = {}
     for port, why in failed.items():
@@ -548,7 +548,9 @@ def _ports(replica: Replica, failed: Mapping[int, str]) -> str:
 
 
 def _clock_problems(replica: Replica, ways: Sequence[Route]) -> Iterator[str]:
-    """Yield whose clock is not the first node's; of those that it could not compare, any pair's."""
+    """
+    Yield nodes whose clock differs from the first node's; if not comparable, from any other's.
+    """
     known = [way for way in ways if way.ahead is not None]
     head = [way for way in known if replica.nodes[0] in {way.start, way.end}]
     said: set[frozenset[str]] = set()
@@ -565,7 +567,7 @@ def _clock_problems(replica: Replica, ways: Sequence[Route]) -> Iterator[str]:
 
 
 def _remarks(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield what is worth knowing and no reason to refuse."""
+    """Yield remarks that are no reason to refuse."""
     for each in replica.members:
         used = _used_ports(seen.get(each.node, {}))
         ours = [int(port) for port, user in used.items() if user is None or _is_stage(user)]
