@@ -110,7 +110,7 @@ def merge(first: str, second: str, into: str) -> None:
 
 
 def entries(folder: str) -> list[str]:
-    """Return what lies in a directory; nothing if there is none."""
+    """Return the names in a directory; empty if it does not exist."""
     return os.listdir(folder) if os.path.isdir(folder) else []
 
 

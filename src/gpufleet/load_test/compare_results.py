@@ -9,7 +9,8 @@ Only what the data can show is a difference:
   part by chance in less than 1 % of comparisons.
 - A latency at an equal load, where a percentile of one lies above a higher percentile of the
   other, and the Wilson intervals of the two shares do not overlap: if p95 of A is above p99 of B,
-  at most 95 % of A's requests are as fast as 99 % of B's. Only percentiles are stored, so a smaller shift is not detected.
+  at most 95 % of A's requests are as fast as 99 % of B's. Only percentiles are stored, so a
+  smaller shift is not detected.
 
 Requests that share a queue are not independent. A level's own interval says as how many
 independent requests they count, and latencies are judged with that number.

@@ -8,7 +8,8 @@ address, which is what vLLM, Gloo and NCCL would take by themselves.
 1. A network that the operator names decides: each node's interface whose address lies in it.
 2. Otherwise it is a network that every node has an address in, on an interface that is up and is
    hardware: those whose NICs do RDMA first, then the fastest, then those whose interfaces have the
-   same name on all nodes, then the first by name. Networks in which two nodes have the same address do not count: they are local to each node, like Docker's.
+   same name on all nodes, then the first by name. Networks in which two nodes have the same
+   address do not count: they are local to each node, like Docker's.
 
 A probe tells what is configured, not what a switch lets pass: the ranks prove that before they
 start.

@@ -121,8 +121,8 @@ class Layout:
 
     def _sparing(self, free: Mask, size: int, found: tuple[int, ...]) -> tuple[int, ...]:
         """
-        Return the group that leaves room for the most further groups: `found` on a tie, else the
-        first.
+        Return the group that leaves room for the most further groups: `found` if it does, else the
+        first one.
         """
         most = self.most_groups(size, free)
         if not most or (found and self.most_groups(size, free & ~mask(found)) == most - 1):

@@ -3,14 +3,18 @@ Assign GPUs of nodes to replicas, with reasons. Pure: values in, values out.
 
 The rules, in the order in which they decide:
 
-1. A model is placed on the nodes that declare it, with the same declaration on all of them. 2. How a replica is divided is chosen for each kind of node by itself (`candidates.py`); what the
+1. A model is placed on the nodes that declare it, with the same declaration on all of them.
+2. How a replica is divided is chosen for each kind of node by itself (`candidates.py`); what the
    operator sets is kept. A replica lies on nodes of one kind, in equal shares
    (`planning/parallelism.py`), and in one NVLink domain where one has room.
 3. Models are placed largest group first, then by name: small groups fill the gaps that large ones
    leave, never the other way round. `replicas: fit` counts as one replica until all others are
    placed; then such models take turns, the one with the fewest replicas first.
 4. On a cordoned node nothing new is placed; what runs there may stay as any other.
-5. A running replica whose place is still allowed stays: same node, GPUs, port and number. It is displaced only by a model that is placed before its own and has no other room, and the plan reports that. 6. One over several nodes that would lose a node is refused, unless its settings say otherwise
+5. A running replica whose place is still allowed stays: same node, GPUs, port and number. It is
+   displaced only by a model that is placed before its own and has no other room, and the plan
+   reports that.
+6. One over several nodes that would lose a node is refused, unless its settings say otherwise
    (`planning/node_removal.py`).
 7. A new replica goes to a node of the first group in its model's `prefer` that has room; of these
    to the one with the fewest replicas of its model so far, then the most free GPUs, then the first

@@ -14,9 +14,9 @@ Takes (`PARAMETERS`): `do`, and what that takes (`upgrade/run/node_questions.py`
   sysroot                  prefix of every path: "" is the real machine
 Prints one JSON document {"schema": 1, "problem": null or a sentence, ...}.
 
-Promises: every action may be done again and changes nothing then; killed at any instruction, the
-next call goes on from what is there; every wait has a deadline. A controller that goes away ends
-nothing that has begun. What lies where is in `change_files.py`. Python 3.8, standard library.
+Contract: every action is idempotent; after a kill at any instruction the next call resumes; every
+wait has a deadline. An action that has begun continues after its controller ends. `change_files.py`
+describes the files. Python 3.8, standard library.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ DO: Dict[str, Callable[[Dict[str, Any]], Dict[str, Any]]] = {
 
 
 def answer(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Do what is asked, and return what to print."""
+    """Run the requested action, and return the document to print."""
     linux_facts.ROOT = asked.get("sysroot", "")
     base: Dict[str, Any] = {"schema": 1, "do": asked["do"], "problem": None}
     try:

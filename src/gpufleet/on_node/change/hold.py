@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE, as root: a deploy has the node to itself while its connection lives.
+"""RUNS ON THE NODE, as root: lock the node for a deploy while its connection lives.
 
 Takes (`PARAMETERS`):
   id, owner, origin, what, process   who deploys: its run, person, directory, files, process there
@@ -10,8 +10,8 @@ Prints one JSON document {"schema": 1, "problem": null or a sentence, "held": bo
 upgrade's that is in the way or null, "deploy": the deploy's or null, "why": why a node that is free
 is not held, or null}.
 
-Taken again by the same run it stays. There is nothing to give back: `common/deploy_mark.py` says
-how a deploy is known to be gone. Python 3.8, standard library.
+Locking again by the same run changes nothing. There is no unlock: `common/deploy_mark.py` describes
+how the end of a deploy is detected. Python 3.8, standard library.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NO_PROCESS = "the process that serves this connection is not sshd"
 
 
 def hold(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Take the node for a deploy, or say who has it."""
+    """Lock the node for a deploy, or return its holder."""
     deploy_mark.await_end(asked["id"])
     if asked.get("look"):
         return look(asked)
@@ -82,7 +82,7 @@ def record(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def answer(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Do what is asked, and return what to print."""
+    """Run the requested action, and return the document to print."""
     linux_facts.ROOT = asked.get("sysroot", "")
     nothing: Dict[str, Any] = {"held": False, "lock": None, "deploy": None, "why": None}
     try:

@@ -1,7 +1,7 @@
-"""RUNS ON THE NODE: which releases something needs, and removes those that nothing does.
+"""RUNS ON THE NODE: find the releases in use, and remove the others.
 
-What a release is needed by: a unit's file, ours or not, that names it; units of `next/`; kept
-units; and a process that has a file of it mapped, for it may run on after its unit has changed.
+Users of a release: any unit file that names it; units of `next/`; kept units; and a process that
+has a file of it mapped, because it may outlive a change of its unit.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def release_users() -> Dict[str, Set[str]]:
 
 
 def texts() -> Iterator["tuple[str, str]"]:
-    """Yield (what it is called, path) of every file that may name a release."""
+    """Yield (label, path) of every file that may name a release."""
     for unit in services(stages.UNITS):
         yield unit, stages.UNITS + "/" + unit
     for unit in services(change_files.NEXT):
@@ -125,7 +125,7 @@ def stale_sets(
     """
     Return ids of kept sets that go. Pure.
 
-    The newest `keep` stay, those younger than `days`, and that of the upgrade that has the lock.
+    The newest `keep` stay, those younger than `days`, and those of the upgrade that holds the lock.
     """
     newest = {each.id for each in sets[-keep:]} if keep else set()
     return [
@@ -139,7 +139,7 @@ def kept_releases(found: List[Release], keep: int, days: float, now: float) -> D
     """
     Return the releases that stay, each with the reason. Pure.
 
-    What is used stays; of the others the `keep` newest that are whole, and the young ones.
+    Used releases stay, and of the others the `keep` newest complete ones, and recent ones.
     """
     unused = [each for each in found if each.whole and not each.users]
     unused.sort(key=lambda each: (each.built or 0.0, each.id), reverse=True)
@@ -203,7 +203,10 @@ def hold_build_lock() -> Iterator[bool]:
 
 
 def size(path: str) -> int:
-    """Return the bytes of files that a release shares with no other, or only with uv's cache."""
+    """
+    Return the bytes of a release's files that are shared with no other release (uv's cache does not
+    count).
+    """
     total = 0
     for folder, _, names in os.walk(linux_facts.ROOT + path):
         for name in names:

@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: our units as their files and systemd have them, and systemctl with a deadline.
 
-A unit is ours where its file records what its process is started with (`wanted.started_line`); an
-operator's vllm-router.service is none.
+A unit is gpufleet's if its file records its fingerprint (`desired.started_line`); an operator's
+vllm-router.service is not.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def is_up(state: Dict[str, str]) -> bool:
 
 
 def is_gone(state: Dict[str, str]) -> bool:
-    """Return whether nothing of a unit runs, and nothing is about to."""
+    """Return whether a unit is stopped and not about to start."""
     return state.get("ActiveState") in GONE
 
 
@@ -105,7 +105,7 @@ def active_since(state: Dict[str, str]) -> Optional[float]:
 
 
 def systemctl(*words: str, seconds: float) -> None:
-    """Make systemd do something. Raises `RefusedError` with what it said."""
+    """Run a systemctl command. Raises `RefusedError` with its error text."""
     try:
         output = run("systemctl", *words, seconds=seconds)
     except CannotRead as error:

@@ -1,13 +1,12 @@
-"""RUNS ON THE NODE: has units run something else, and brings them back.
+"""RUNS ON THE NODE: switch units to a new configuration, and back.
 
-What a unit is started with changes on the disk first, systemd reads it, and only then the process
-is stopped and started: between the two nothing else happens. Killed anywhere, the next call goes on
-from what it finds: what is right stays, and what runs is judged by what it was started with, not
-by who wrote which file (docs/decisions/0002).
+A unit's files change on disk first, systemd reloads them, and only then the process is stopped and
+started, with nothing in between. After a kill the next call resumes: correct units stay, and
+running ones are judged by their fingerprint, not by who wrote their file (docs/decisions/0002).
 
-What units read when they start and what is no unit (keys, the launcher, the ranks' program) lies on
-the node once for all of its units. It goes with a switch, and comes back with the first way back:
-a process that starts then starts with what it ran with before.
+Other files that units read at start (keys, the launcher, the ranks' program) are on the node once
+for all of its units. A switch removes it, and the first rollback restores it: a process then starts
+with its previous configuration.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class StartFile(NamedTuple):
 
 
 class Target(NamedTuple):
-    """A node's wanted state: units by name (None: no such unit), and files by path."""
+    """A node's desired state: units by name (None: no such unit), and files by path."""
 
     units: Dict[str, Optional[bytes]]
     beside: Dict[str, StartFile]
@@ -61,9 +60,10 @@ def judge_units(
     states: Dict[str, Dict[str, str]],
 ) -> Due:
     """
-    Judge units: `present` are their files, `started` what their processes were started with.
+    Compare units: `present` are their files, `started` their processes' fingerprints.
 
-    Pure. A unit is right where it runs with what its wanted file says, and lies on the disk so.
+    Pure. A unit is correct if its file on disk is the desired one and its process was started with
+    it.
     """
     restart: List[str] = []
     remove: List[str] = []
@@ -80,7 +80,7 @@ def judge_units(
 
 
 def switch(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Make units run what `next/` says; what they were is kept."""
+    """Switch units to `next/`, and keep their previous state."""
     found = Progress()
     with my_turn(asked):
         try:
@@ -93,7 +93,7 @@ def switch(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def restore(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Make units run what is kept of them."""
+    """Switch units back to their kept state."""
     found = Progress()
     with my_turn(asked):
         try:
@@ -125,8 +125,8 @@ def my_turn(asked: Dict[str, Any]) -> "contextlib.AbstractContextManager[None]":
     """
     Wait until no other change of units goes on here.
 
-    That may be one whose controller was lost while it stops a unit: it comes to its end, and then
-    there is little left to do. Or another replica's of the same wave.
+    That may be a program whose controller was lost while it stops a unit: it finishes, and little
+    is left to do. Or another replica's of the same wave.
     """
     return change_files.exclusive_lock(
         change_files.UNITS_TURN, asked["seconds"] + systemd.UNIT_MARGIN_SECONDS
@@ -203,7 +203,7 @@ def pending_file(name: str, sha256: Optional[str]) -> bytes:
 
 
 def repair_hint(name: str) -> str:
-    """Return what to do about a file of `next/` that is not what its manifest says."""
+    """Return the remedy for a file of `next/` that differs from its manifest."""
     return (
         "%s/%s differs from its manifest, as after an interrupted run: nothing was changed; run "
         "deploys/prepare.py again" % (change_files.NEXT, name)
@@ -211,7 +211,7 @@ def repair_hint(name: str) -> str:
 
 
 def kept_units(upgrade: str, units: Optional[Sequence[str]]) -> "tuple[Target, List[str]]":
-    """Return the units kept for an upgrade, and those of which nothing is kept."""
+    """Return the units kept for an upgrade, and the requested ones that were not kept."""
     folder = change_files.KEPT + "/" + upgrade
     manifest = change_files.document(folder + "/" + change_files.MANIFEST) or {
         "units": {},
@@ -243,9 +243,9 @@ def keep(upgrade: str, target: Target) -> None:
     """
     Keep the target's present units and the files beside them, unless they are kept already.
 
-    The manifest comes last and is written before anything is changed: what it names is what was
-    before the first switch of this upgrade, however often that is called. Files that were not
-    there are not kept: they stay after a rollback, without harm.
+    The manifest is written last, but before any change: it describes the state before the first
+    switch of this upgrade, however often that is called. Added files are not removed by a rollback:
+    they do no harm.
     """
     folder = change_files.KEPT + "/" + upgrade
     manifest = change_files.document(folder + "/" + change_files.MANIFEST)
@@ -290,7 +290,7 @@ def keep_files(folder: str, wanted: Dict[str, StartFile]) -> Dict[str, Any]:
 
 
 def carry_out(target: Target, seconds: float, found: Progress) -> None:
-    """Put files in place, and have units run what these say."""
+    """Install files, and converge units to them."""
     names = sorted(target.units)
     states = systemd.states(names)
     place(target, states)
@@ -314,7 +314,7 @@ def carry_out(target: Target, seconds: float, found: Progress) -> None:
 
 
 def place(target: Target, states: Dict[str, Dict[str, str]]) -> None:
-    """Write what differs, have systemd read it, and have it start units at boot."""
+    """Write differing files, reload systemd, and enable units."""
     for path, wanted in sorted(target.beside.items()):
         if change_files.read(path) != wanted.content:
             folder = os.path.dirname(path)
@@ -362,10 +362,11 @@ def is_idle(unit: str) -> bool:
 
 def stop_units(units: List[str], seconds: float, found: Progress, idle: Sequence[str] = ()) -> None:
     """
-    Stop units, all at once, and see that they are.
+    Stop units, all at once, and verify that they are stopped.
 
-    What is `idle` is killed: vLLM takes 5 to 15 s to end by itself (measured), of the outage, and
-    there is nothing that it would still answer. GPUs' memory and its own /dev/shm go with it.
+    An `idle` server is killed: vLLM takes 5 to 15 s to stop by itself (measured), which would
+    lengthen the outage, and it has no requests to finish. GPUs' memory and its own /dev/shm go with
+    it.
     """
     if not units:
         return
@@ -387,7 +388,7 @@ def stop_units(units: List[str], seconds: float, found: Progress, idle: Sequence
 
 
 def start(units: List[str], found: Progress) -> None:
-    """Start units, all at once; on failure say why in their own words."""
+    """Start units, all at once; on failure return their own error lines."""
     try:
         systemd.systemctl("start", "--", *units, seconds=systemd.START_SECONDS)
     except RefusedError:
@@ -401,8 +402,8 @@ def forget_failures(units: List[str]) -> None:
     """
     Forget failures and counted starts.
 
-    A unit that failed too often refuses to start, and each of our starts counts (StartLimitBurst=
-    of systemd.unit(5)). One that systemd does not know has none: it says so, and does the others.
+    A unit that failed too often refuses to start, and each start counts (StartLimitBurst= in
+    systemd.unit(5)). systemctl reports an unknown unit and still handles the others.
     """
     if units:
         with contextlib.suppress(RefusedError):

@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: waits until servers have no request, and until they answer one.
 
-Where a server answers is in its unit's file. Each is waited for in a process of its own: one that
-is frozen keeps no other one waiting, and no wait is longer than it was to be.
+Where a server answers is in its unit's file. Each wait has its own process: a frozen server delays
+no other, and no wait exceeds its deadline.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Server:
 
 
 def wait_idle(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Wait until nothing runs or waits on servers; say what was left."""
+    """Wait until servers have no running or waiting request; return what was left."""
     began = time.monotonic()
     left: Dict[str, Optional[int]] = {}
     calm = 0
@@ -71,7 +71,7 @@ def wait_idle(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def requests(asked: Dict[str, Any]) -> Dict[str, Optional[int]]:
-    """Return how many requests each server has; None: it did not say."""
+    """Return each server's number of requests; None: no answer."""
     urls = running_urls(asked["units"])
     watch = Watch()
     for url in urls:
@@ -82,7 +82,7 @@ def requests(asked: Dict[str, Any]) -> Dict[str, Optional[int]]:
 
 
 def running_urls(units: Iterable[str]) -> List[str]:
-    """Return where the units that run answer; one that is stopped has no request."""
+    """Return the addresses of running units' servers; a stopped one has no request."""
     states = systemd.states(units)
     return [
         url
@@ -93,7 +93,7 @@ def running_urls(units: Iterable[str]) -> List[str]:
 
 
 def count(url: str) -> Optional[int]:
-    """Return the requests of one server; none of one that does not listen (yet, or any more)."""
+    """Return one server's number of requests; 0 if it does not listen (yet, or any more)."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url + "/metrics", timeout=METRICS_SECONDS) as answer:
@@ -106,7 +106,7 @@ def count(url: str) -> Optional[int]:
 
 
 def parse_requests(metrics: str) -> Optional[int]:
-    """Return the requests that run and wait, out of a server's metrics; None: they do not say."""
+    """Return the running and waiting requests from a server's metrics; None: missing there."""
     found = REQUESTS.findall(metrics)
     try:
         return int(sum(float(each) for each in found)) if found else None
@@ -177,7 +177,7 @@ def wait_for_unit(unit: str, seconds: float, lines: int) -> Dict[str, Any]:
 
 
 def look(server: Server) -> Dict[str, Any]:
-    """Return what a unit and its server say now, as on_node/serving/endpoints.py does."""
+    """Return the state of a unit and its server, in the form of on_node/serving/endpoints.py."""
     if server.url is None:
         properties = endpoints.unit_state(server.unit)
         return {"unit": properties, "started": systemd.start_record(server.unit), "journal": []}
@@ -195,7 +195,7 @@ def look(server: Server) -> Dict[str, Any]:
 
 
 def is_ready(server: Server, seen: Dict[str, Any]) -> bool:
-    """Return whether a unit serves what its file says, by an answer of its own."""
+    """Return whether a unit runs with its file's configuration and has answered a request."""
     if seen["unit"].get("ActiveState") not in ("active", "reloading"):
         return False
     if seen.get("started") != server.fingerprint:
@@ -210,7 +210,7 @@ def is_ready(server: Server, seen: Dict[str, Any]) -> bool:
 
 
 def has_died(properties: Dict[str, str], restarts: int) -> bool:
-    """Return whether a unit ended since the wait began, or is not there at all."""
+    """Return whether a unit ended since the wait began, or does not exist."""
     if properties.get("ActiveState") in systemd.GONE:
         return True
     again = int(properties.get("NRestarts") or 0) > restarts
@@ -218,7 +218,7 @@ def has_died(properties: Dict[str, str], restarts: int) -> bool:
 
 
 def redacted_answer(server: Server, seen: Dict[str, Any], lines: int) -> Dict[str, Any]:
-    """Return what was seen with the journal's last lines, and no secret in any of it."""
+    """Return the observation with the journal's last lines, secrets redacted."""
     life = seen["unit"].get("InvocationID")
     hide: Callable[[str], str] = unit_journal.secret_redactor(unit_journal.secrets(server.text))
 

@@ -1,8 +1,8 @@
 """RUNS ON THE NODE: a fact, or why it could not be read.
 
 A value that could not be read is {"missing": reason, ...}, so that "no" and "unknown" never look
-alike. Reasons are words; beside them stand NVML's own code, a signal, the loader's text. Whatever
-comes out of here is valid JSON, also from a driver that answers garbage.
+alike. Reasons are words, with NVML's code, a signal or the loader's text as details. The output is
+always valid JSON, even if the driver answers garbage.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ OTHER_FORM = (
 
 
 class CannotRead(Exception):  # noqa: N818  # an answer, not an error
-    """A value cannot be read, for a reason that is known where it was asked for."""
+    """A value cannot be read, for a known reason."""
 
     def __init__(self, reason: str, **more: Any) -> None:
         super().__init__(reason)
@@ -63,12 +63,12 @@ class CannotRead(Exception):  # noqa: N818  # an answer, not an error
 
 
 def missing(reason: str, **more: Any) -> Missing:
-    """Return the value that stands for one that could not be read."""
+    """Return the placeholder for a value that could not be read."""
     return {"missing": reason, **more}
 
 
 def read(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the function's value as JSON has it, or why there is none."""
+    """Return the function's value as JSON types, or the reason why it is missing."""
     try:
         return to_json(function(*arguments))
     except Exception as error:
@@ -102,7 +102,7 @@ def loader_error() -> str:
 
 
 def is_missing(value: Any) -> bool:
-    """Return whether a value stands for one that could not be read."""
+    """Return whether a value is the placeholder for one that could not be read."""
     return isinstance(value, dict) and "missing" in value
 
 
@@ -110,8 +110,8 @@ def to_json(value: Any) -> Any:
     """
     Turn what NVML's binding returns (bytes, structs, arrays, tuples) into JSON's types.
 
-    What JSON cannot say is replaced: bytes that are no UTF-8, halves of surrogate pairs (file
-    names), and numbers that are none.
+    Values that JSON cannot represent are replaced: bytes that are not UTF-8, lone surrogates (file
+    names), NaN and infinity.
     """
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: where a change of the fleet keeps what it knows of this node, and how.
+"""RUNS ON THE NODE: the files in which changes of the fleet keep their state on this node.
 
     /var/lib/gpufleet/change/        0700, root's
       lock.json                      {"id", "owner", "from", "since", "what"}
@@ -11,8 +11,8 @@
       kept/<upgrade>/<unit>          the unit files of before
       kept/<upgrade>/files/...       and what units read
 
-A file appears under its name at once and whole, and is on disk when `write` returns: a kill
-leaves the old file or the new one. One program at a time changes anything here.
+Files are replaced atomically, and are on disk when `write` returns: a kill leaves the old file or
+the new one. One program at a time changes anything here.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RefusedError(Exception):
 
 @contextlib.contextmanager
 def exclusive_lock(path: str, seconds: float = TURN_SECONDS) -> Iterator[None]:
-    """Be the only one of a kind that changes anything here; a killed process loses the lock."""
+    """Hold the exclusive lock for changes of a kind; a killed process loses it."""
     make_directory(HOME)
     os.chmod(linux_facts.ROOT + HOME, 0o700)
 
@@ -93,7 +93,7 @@ def write_document(path: str, content: Dict[str, Any]) -> None:
 
 
 def write(path: str, content: bytes, mode: int, owner: Tuple[int, int] = (0, 0)) -> None:
-    """Put a whole file in place of whatever is there; `owner` are numbers of user and group."""
+    """Replace a file atomically; `owner` are the numeric user and group."""
     at = linux_facts.ROOT + path
     folder = os.path.dirname(at)
     # The same name each time: a killed write's is taken over by the next one.
@@ -114,7 +114,7 @@ def write(path: str, content: bytes, mode: int, owner: Tuple[int, int] = (0, 0))
 
 
 def remove(path: str) -> bool:
-    """Remove a file, if it is there; say whether it was."""
+    """Remove a file; return whether it existed."""
     try:
         os.unlink(linux_facts.ROOT + path)
     except FileNotFoundError:
@@ -124,7 +124,7 @@ def remove(path: str) -> bool:
 
 
 def remove_directory(path: str) -> None:
-    """Remove a directory with all in it: under another name first, so that none is half there."""
+    """Remove a directory tree, renamed first, so that it is never partly there."""
     folder, name = os.path.split(linux_facts.ROOT + path)
     gone = os.path.join(folder, TEMPORARY + "gone-" + name)
     if os.path.lexists(gone):
@@ -142,12 +142,12 @@ def remove_leftovers(folder: str) -> None:
 
 
 def make_directory(path: str) -> None:
-    """Make a directory of root's alone, with those above it; one that is there stays."""
+    """Create a directory with mode 0700, with its parents; an existing one stays."""
     os.makedirs(linux_facts.ROOT + path, mode=0o700, exist_ok=True)
 
 
 def names(folder: str, *, hidden: bool = False) -> List[str]:
-    """Return what lies in a directory, sorted; nothing if there is none."""
+    """Return the sorted names in a directory; empty if it does not exist."""
     try:
         found = sorted(os.listdir(linux_facts.ROOT + folder))
     except FileNotFoundError:
@@ -156,7 +156,7 @@ def names(folder: str, *, hidden: bool = False) -> List[str]:
 
 
 def sync(folder: str) -> None:
-    """Bring a directory's entries to disk; the path is as the machine has it."""
+    """Sync a directory to disk; the path is the machine's, without the prefix."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

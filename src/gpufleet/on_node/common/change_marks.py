@@ -1,7 +1,7 @@
-"""RUNS ON THE NODE: whose it is while it is changed, and what people have taken out of service.
+"""RUNS ON THE NODE: the node's lock during changes, and cordon and drain marks.
 
-What one has marked no other one lifts: an upgrade lifts its own marks, a person those of people,
-and an upgrade's only with `force`.
+An upgrade removes only its own marks; a person removes marks of people, and an upgrade's only with
+`force`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from gpufleet.on_node.common import change_files, deploy_mark
 
 def lock(asked: Dict[str, Any]) -> Dict[str, Any]:
     """
-    Take the lock, unless another upgrade has it, or a deploy the node.
+    Take the lock, unless another upgrade or a deploy holds the node.
 
-    `look`: take nothing, say who has it.
+    `look`: lock nothing, return the holder.
     """
     deploy_mark.await_end()
     if asked.get("look"):
@@ -54,7 +54,7 @@ def blocking_holder(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def unlock(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Give the lock back, if it is this upgrade's."""
+    """Release the lock, if this upgrade holds it."""
     with change_files.exclusive_lock(change_files.MARKS_TURN):
         before = change_files.document(change_files.LOCK)
         if before is None:
@@ -73,7 +73,7 @@ def cordon(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def uncordon(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Take the node's mark away."""
+    """Remove the node's mark."""
     with change_files.exclusive_lock(change_files.MARKS_TURN):
         said = remove_mark(change_files.CORDON, "the cordon", asked)
         changed = ["cordon"] if said is None else []
@@ -81,7 +81,7 @@ def uncordon(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def drain(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Mark replicas; a person marks none on a node that is being deployed."""
+    """Mark replicas as drained; a person cannot while a deploy holds the node."""
     person = asked.get("upgrade") is None
     if person:
         deploy_mark.await_end()
@@ -97,7 +97,7 @@ def drain(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def undrain(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Take replicas' marks away."""
+    """Remove replicas' marks."""
     with change_files.exclusive_lock(change_files.MARKS_TURN):
         said = {
             each: remove_mark(path_of(each), "the drain of " + each, asked)
@@ -112,7 +112,7 @@ def undrain(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def path_of(replica: str) -> str:
-    """Return where a replica's mark lies."""
+    """Return the path of a replica's mark."""
     return "%s/%s.json" % (change_files.DRAINED, change_files.must_be_name(replica))
 
 
@@ -133,7 +133,7 @@ def drain_marks() -> Dict[str, Any]:
 
 
 def mark(path: str, asked: Dict[str, Any]) -> bool:
-    """Make a mark where none is that says as much; say whether one was made."""
+    """Make a mark unless an equivalent one exists; return whether one was made."""
     found = change_files.document(path)
     upgrade = asked.get("upgrade")
     # A person's word is above an upgrade's, which cannot lift it then.
@@ -150,7 +150,7 @@ def mark(path: str, asked: Dict[str, Any]) -> bool:
 
 
 def remove_mark(path: str, what: str, asked: Dict[str, Any]) -> Optional[str]:
-    """Take a mark away; None: done, "": there was none, else why it stays."""
+    """Remove a mark; None: done, "": there was none, else why it stays."""
     found = change_files.document(path)
     if found is None:
         return ""

@@ -1,8 +1,8 @@
-"""RUNS ON THE NODE: programs of the node. Those that answer a question change nothing.
+"""RUNS ON THE NODE: programs of the node. Query programs change nothing.
 
-A program is looked for below the probe's root, so that a tree's own scripts answer for a tree. It
-gets no input, the C locale and a deadline. It ends with the question that asked for it; only one
-whose caller alone was killed by force, goes on to its own end.
+Programs are searched below the probe's root, so that a recorded tree's scripts answer for it. It
+gets no input, the C locale and a deadline. It ends with its caller, except if the caller alone was
+killed by SIGKILL.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def run(
 @contextlib.contextmanager
 def _ended_by_alarm(program: subprocess.Popen[bytes]) -> Iterator[None]:
     """
-    Have the alarm that ends this process (`Watched`) end the program first.
+    Make the alarm that ends this process (`Watched`) end the program first.
 
     An alarm of the program's own needs `preexec_fn`, with which subprocess copies this process for
     every program: 12 of the 116 ms of a probe.
@@ -127,7 +127,7 @@ def _outputs(
 
 
 def refusal_of(name: str, output: Output) -> CannotRead:
-    """Return the exception for a program that ended without an answer."""
+    """Return the exception for a program that failed without output."""
     said = output.err.strip().splitlines()
     if "not permitted" in output.err or "ermission denied" in output.err:
         return CannotRead("no_permission", detail=said[0])

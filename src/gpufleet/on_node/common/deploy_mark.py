@@ -1,12 +1,12 @@
-"""RUNS ON THE NODE: which deploy has it, for as long as the connection lives that it works over.
+"""RUNS ON THE NODE: the record of the deploy that holds it, valid while its connection lives.
 
     /var/lib/gpufleet/change/deploy.json   {"id", "owner", "from", "since", "what", "process",
                                             "pid", "start", "boot"}
 
 `process` is the deploy's on its own machine. `pid` is what serves its connection here: sshd's
-process, or the deploy itself where it runs on this very machine. A deploy whose connection has
-ended can do nothing here any more, so a record without its process is none: that is told by the
-process' start and the boot, by no clock, and nothing has to be given back.
+process, or the deploy itself where it runs on this very machine. A deploy without its connection
+can change nothing here, so a record is valid only while its process exists: that is recognised by
+the process' start and the boot, without a clock or an unlock.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def upgrade_obstacle(upgrade: str, lock: Record, living: Record, *, steal: bool)
 
 
 def living_deploy() -> Record:
-    """Return the record of the deploy that has this node; None: none has."""
+    """Return the record of the deploy that holds this node; None: none."""
     try:
         found = change_files.document(DEPLOY)
     except change_files.RefusedError:
@@ -68,7 +68,7 @@ def living_deploy() -> Record:
 
 
 def await_end(run: Optional[str] = None) -> None:
-    """Give another deploy's connection, which may be ending just now, the time for it."""
+    """Wait for another deploy's connection that may be ending just now."""
     until = time.monotonic() + ENDS_SECONDS
     while time.monotonic() < until:
         found = living_deploy()
@@ -78,7 +78,7 @@ def await_end(run: Optional[str] = None) -> None:
 
 
 def start_of(pid: Any) -> Optional[int]:
-    """Return when a process was started, in ticks since the boot; None: it is not there."""
+    """Return a process' start time in ticks since boot; None: it does not exist."""
     try:
         with open("/proc/%d/stat" % pid, encoding="utf-8", errors="replace") as file:
             # Its name, which may have anything in it, is in parentheses.
@@ -95,7 +95,7 @@ def boot_id() -> str:
 
 
 def connection_process() -> Optional[int]:
-    """Return the process that serves the connection over which this program came; None: none."""
+    """Return the process that serves this program's SSH connection; None: none."""
     pid = os.getppid()
     with contextlib.suppress(OSError, ValueError, IndexError):
         while pid > 1:
@@ -109,10 +109,10 @@ def connection_process() -> Optional[int]:
 
 def watch_connection(pid: int) -> None:
     """
-    Have Linux ask the other end of a connection whether it is there, as the controller's does.
+    Enable TCP keepalive on a connection, as on the controller's side.
 
-    sshd asks after two hours. It is done to sshd's own socket, for root may do that; where Linux is
-    older than 5.6, or a sandbox forbids it, it stays at sshd's own time.
+    sshd asks after two hours. It is set on sshd's own socket, which root may do; on Linux before
+    5.6, or in a sandbox that forbids it, sshd's own interval remains.
     """
     with contextlib.suppress(Exception):
         import ctypes  # Debian's python3-minimal has none
@@ -133,7 +133,7 @@ def watch_connection(pid: int) -> None:
 
 
 def ask_often(connection: socket.socket) -> None:
-    """Make a TCP connection end when its other end has said nothing for half a minute."""
+    """Make a TCP connection end after half a minute of silence."""
     if connection.family not in (socket.AF_INET, socket.AF_INET6):
         return
     if connection.type != socket.SOCK_STREAM:

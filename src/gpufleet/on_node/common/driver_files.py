@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: which driver lies on the disk, for each kernel, whichever is loaded now."""
+"""RUNS ON THE NODE: the driver's files on disk, for each kernel, whatever is loaded now."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def kernels() -> dict[str, Any]:
 
 
 def is_installed(kernel: str) -> bool:
-    """Return whether a kernel's own modules are there: DKMS leaves its directories behind."""
+    """Return whether a kernel's own modules exist: DKMS leaves directories of removed kernels."""
     at = linux_facts.ROOT + "/lib/modules/" + kernel
     return any(os.path.exists(at + "/" + name) for name in ("modules.dep", "modules.builtin"))
 
@@ -74,7 +74,7 @@ def library() -> dict[str, Any]:
     """
     Return `library`, the file behind libnvidia-ml.so.1 with the version in its name, and `nvml`.
 
-    NVML tells its own version without being initialised: it is known when the driver is not.
+    NVML returns its own version without initialisation, so it is known without a working driver.
     """
     return {
         "library": linux_facts.recorded_or_call("library", lambda: read(library_loaded)),
@@ -83,7 +83,7 @@ def library() -> dict[str, Any]:
 
 
 def library_loaded() -> dict[str, Any]:
-    """Return the file that the loader takes; raises `CannotRead` with its words otherwise."""
+    """Return the file that the loader finds; raises `CannotRead` with its error text otherwise."""
     library_itself()
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
         found = re.search(r"(/\S*/libnvidia-ml\.so\S*)", maps.read())
@@ -95,7 +95,7 @@ def library_loaded() -> dict[str, Any]:
 
 
 def library_itself() -> Any:
-    """Return the loaded library; it asks the driver nothing before it is initialised."""
+    """Return the loaded library, not initialised."""
     import ctypes
 
     try:

@@ -1,4 +1,5 @@
-"""RUNS ON THE NODE: wait for a file's lock. The kernel drops it when its holder ends, or is killed.
+"""RUNS ON THE NODE: wait for a file's lock. The kernel releases it when its holder ends or is
+killed.
 
 Python 3.8, standard library.
 """
@@ -22,7 +23,7 @@ def lock(
     call: Callable[[int, int], Any] = fcntl.flock,
 ) -> None:
     """
-    Lock an open file; raise what `refusal` returns if others hold the lock for so long.
+    Lock an open file; raise `refusal`'s exception if others hold the lock until the deadline.
 
     `call` is `fcntl.flock`, or `fcntl.lockf`, whose locks name their holder.
     """
@@ -46,7 +47,7 @@ def hold(
     how: int = fcntl.LOCK_EX,
     mode: int = 0o600,
 ) -> Iterator[None]:
-    """Hold the lock of a file, which is made if it is not there, as `lock` waits for it."""
+    """Hold a file's lock, waiting like `lock`; create the file if it is missing."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
     try:
         lock(descriptor, seconds, refusal, how)

@@ -1,9 +1,9 @@
 """RUNS ON THE NODE: questions in processes of their own, with deadlines.
 
 NVML hangs and crashes on broken GPUs, files hang on dead mounts, programs on a stuck disk; and a
-process stuck in the kernel cannot be killed. So the caller forks, waits no longer than the
-question's deadline, never waits for an end, and a stuck process holds nothing of its parent's open
-and ends by itself.
+process stuck in the kernel cannot be killed. So the caller forks, waits at most until the
+question's deadline, never joins the process; a stuck process holds none of its parent's files open
+and ends itself.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Question = Tuple[Callable[[], Any], float]
 
 class Watched:
     """
-    A forked process that answers one question within `seconds`, or does not.
+    A forked process that answers one question, with a deadline of `seconds`.
 
-    It ends by itself then, whatever becomes of its parent. With `keep` it stays so many seconds, or
-    until `stop()`, after it has answered. Raises `OSError` if the node cannot fork.
+    It ends itself then, even without its parent. With `keep` it stays alive for that many seconds
+    after its answer, or until `stop()`. Raises `OSError` if the node cannot fork.
     """
 
     def __init__(self, function: Callable[[], Any], seconds: float, keep: float = 0) -> None:
@@ -61,13 +61,13 @@ class Watched:
             os.setpgid(self.pid, self.pid)
 
     def receive(self) -> bool:
-        """Take what has arrived; False at the end."""
+        """Read arrived data; False at the end."""
         arrived = os.read(self.pipe, 1 << 16)
         self.output += arrived
         return bool(arrived) and len(self.output) <= ANSWER_BYTES
 
     def result(self) -> Any:
-        """Return the answer, or how the process ended without one."""
+        """Return the answer, or how the process failed."""
         if len(self.output) > ANSWER_BYTES:
             return missing("implausible", detail="an answer of more than %d bytes" % ANSWER_BYTES)
         try:
@@ -90,7 +90,10 @@ class Watched:
         return None
 
     def stop(self) -> None:
-        """Kill the process if it still is; do not wait: in the kernel it may outlive us."""
+        """
+        Kill the process if it exists, without waiting: stuck in the kernel it may outlive its
+        parent.
+        """
         os.close(self.pipe)
         if self.pid:
             for kill in (os.killpg, os.kill):
@@ -101,10 +104,10 @@ class Watched:
 
 class Turn(Watched):
     """
-    A forked process that answers questions one after the other, within `seconds`.
+    A forked process that answers questions in order, with a deadline of `seconds`.
 
-    A process costs a node more than most questions do. What is left when it ends, or when its time
-    is over, has no answer: one of them hangs or crashes, or the node is slow.
+    A process costs a node more than most questions do. Questions left when it ends or times out
+    have no answer: one of them hangs or crashes, or the node is slow.
     """
 
     def __init__(self, questions: Mapping[Any, Question], seconds: float) -> None:
@@ -153,7 +156,7 @@ def answer(speak: Callable[[Any], Any], end: int, lives: float, keep: bool) -> N
 
 
 def limit_memory() -> None:
-    """Let no question take more than its share of the node's memory."""
+    """Limit a question's memory to its share of the node's."""
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     if most == resource.RLIM_INFINITY or most > MEMORY_BYTES:
         with contextlib.suppress(OSError, ValueError):
@@ -161,7 +164,7 @@ def limit_memory() -> None:
 
 
 class Watch:
-    """The questions that are out. While some are waited for, the others' answers are taken in."""
+    """The questions that are out. During the wait the answers of all are collected."""
 
     def __init__(self) -> None:
         self.out: Dict[Any, Watched] = {}
@@ -178,9 +181,9 @@ class Watch:
 
     def ask_in_turn(self, questions: Mapping[Any, Question], seconds: float) -> None:
         """
-        Ask all of these in one process; what has no answer after `seconds`, each in its own.
+        Ask all questions in one process; those without an answer after `seconds`, each in its own.
 
-        Only for questions that do no harm when they are asked twice.
+        Only for questions that may be asked twice.
         """
         try:
             self.turns.append(Turn(questions, seconds))
@@ -192,7 +195,7 @@ class Watch:
             self.ask(key, function, seconds)
 
     def answers(self, *keys: Any) -> Dict[Any, Any]:
-        """Wait for these, each no longer than its deadline; return the answers, or `timeout`."""
+        """Wait for these until their deadlines; return the answers, or `timeout`."""
         while any(key not in self.known for key in keys):
             self._take_in(keys)
         return {key: self.known[key] for key in keys}
@@ -234,7 +237,7 @@ class Watch:
             watched.stop()
 
     def stop(self) -> None:
-        """Kill whatever is still out, and what was kept."""
+        """Kill unfinished and kept processes."""
         for watched in [*self.out.values(), *self.turns, *self.kept]:
             watched.stop()
         self.out, self.turns, self.kept = {}, [], []

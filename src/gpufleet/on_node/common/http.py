@@ -4,8 +4,8 @@
     while exchange.answer is None:
         select on exchange; exchange.advance(now)
 
-A server that accepts and says nothing, says its answer byte by byte, or never ends it, costs a
-descriptor until the deadline and nothing else. Addresses are numbers: no name is looked up.
+A server that accepts and stays silent, or sends its answer byte by byte or without end, costs only
+a descriptor until the deadline. Addresses are numbers: no name is looked up.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Exchange:
         return bool(self._unsent)
 
     def advance(self, now: float) -> None:
-        """Do what can be done without waiting. After that `answer` may be there."""
+        """Advance as far as possible without blocking. After that `answer` may be set."""
         if self.answer is not None:
             return
         try:
@@ -84,7 +84,7 @@ class Exchange:
             self._fail("no answer in time", silent=True)
 
     def close(self) -> None:
-        """Give up. A server that looks drops what it does for us."""
+        """Give up. A server that notices the closed connection drops the request."""
         self._socket.close()
 
     def _send(self) -> None:
@@ -153,7 +153,7 @@ def request(url: str, path: str, body: Any, headers: tuple[tuple[str, str], ...]
     """
     Return the bytes of a request: HTTP/1.0, so that the answer comes in one piece and ends.
 
-    A body of bytes goes as it is, and `headers` say what it is; any other one goes as JSON.
+    A body of bytes is sent unchanged, with its type in `headers`; any other is sent as JSON.
     """
     raw = isinstance(body, bytes)
     content = b"" if body is None else body if raw else json.dumps(body).encode()

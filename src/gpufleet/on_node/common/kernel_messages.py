@@ -1,7 +1,7 @@
-"""RUNS ON THE NODE: what the kernel has said of GPUs since this boot.
+"""RUNS ON THE NODE: the kernel's messages about GPUs since this boot.
 
-From the journal, which reaches farther back, else from the kernel's own ring. A log that may not be
-read is `no_permission`, never an empty log; one that lost its beginning says so.
+From the journal, which reaches further back, else from the kernel's ring buffer. A log without read
+permission is `no_permission`, never an empty log; a truncated beginning is reported.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TEXT = 1000  # characters of a line
 
 
 class Lines:
-    """A kernel log as it arrives, piece by piece; keeps what is about GPUs."""
+    """Parse a kernel log in pieces; keep the lines about GPUs."""
 
     def __init__(self) -> None:
         self.rest = b""
@@ -51,18 +51,18 @@ class Lines:
         self.kinds: Dict[Any, Deque[Tuple[int, float, str]]] = {}
 
     def take(self, piece: bytes) -> None:
-        """Take the next piece of the log's text."""
+        """Add the next piece of the log's text."""
         *lines, self.rest = (self.rest + piece).split(b"\n")
         for line in lines:
             self.add(line.decode("utf-8", "replace"))
 
     def end(self) -> None:
-        """Take the last line, which may lack its end."""
+        """Add the last line, which may be incomplete."""
         if self.rest:
             self.take(b"\n")
 
     def add(self, line: str) -> None:
-        """Take one line; one without a time of its own continues the line before."""
+        """Add one line; a line without a timestamp continues the one before."""
         if not line.strip() or line.startswith("-- "):  # the journal's remarks
             return
         stamped = STAMP.match(line)
@@ -81,7 +81,7 @@ class Lines:
         """
         Return whether the log still has this boot's beginning.
 
-        Where the kernel prints no times (printk.time=0) only its first words say so.
+        Without timestamps (printk.time=0) only the kernel's first message marks the boot.
         """
         if self.first is None:
             return False

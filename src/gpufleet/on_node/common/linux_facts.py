@@ -1,7 +1,7 @@
-"""RUNS ON THE NODE: what the machine's files say: Linux, the PCI bus, the network.
+"""RUNS ON THE NODE: facts from the machine's files: Linux, the PCI bus, the network.
 
-Every path is read below `ROOT`, which is "" on a real machine. What no file says (system calls
-do) is in `ANSWERS` where another machine is to be described; on a real one that is empty.
+Every path is read below `ROOT`, which is "" on a real machine. To describe another machine,
+`ANSWERS` has the results of system calls; on a real one it is empty.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ANSWERS: dict[str, Any] = {}
 
 
 def recorded_or_call(name: str, call: Callable[[], Any]) -> Any:
-    """Return the value recorded under a name, else what the call returns."""
+    """Return the recorded value of this name, else call the function."""
     return ANSWERS[name] if name in ANSWERS else call()
 
 
@@ -45,7 +45,7 @@ def number(path: str) -> int:
 
 
 def names(directory: str) -> list[str]:
-    """Return what lies in a directory, sorted."""
+    """Return the sorted names in a directory."""
     return sorted(os.listdir(ROOT + directory))
 
 
@@ -87,7 +87,7 @@ def format_ranges(numbers: Iterable[int]) -> str:
 
 
 def pci_functions() -> list[dict[str, Any]]:
-    """Return NVIDIA's GPUs and NVSwitches as the PCI bus knows them, driver or not."""
+    """Return NVIDIA's GPUs and NVSwitches on the PCI bus, with or without driver."""
     found = []
     for bus_id in names("/sys/bus/pci/devices"):
         at = "/sys/bus/pci/devices/" + bus_id
@@ -100,7 +100,7 @@ def pci_functions() -> list[dict[str, Any]]:
 
 
 def pci_place(at: str) -> dict[str, Any]:
-    """Return where a PCI function sits: `path` gives its distance to any other."""
+    """Return a PCI function's position: `path` gives its distance to any other."""
     return {
         "device": read(line, at + "/device"),
         "class": read(line, at + "/class"),
@@ -152,8 +152,8 @@ def manages_switches(at: str) -> bool:
     """
     Return whether a board's NVSwitches are managed over this device, by its vital product data.
 
-    Read only where a board has such switches: it takes the card up to 0.1 s. In a virtual machine
-    the GPUs are there and the devices are not: its host manages the switches.
+    Read only where a board has such switches: it takes the card up to 0.1 s. A virtual machine has
+    the GPUs without these devices: its host manages the switches.
     """
     if SWITCHES_OVER_INFINIBAND.isdisjoint(str(each["device"]) for each in pci_functions()):
         return False
@@ -167,7 +167,7 @@ def manages_switches(at: str) -> bool:
 
 def net(name: str) -> dict[str, Any]:
     """
-    Return one net device; `speed` in Mbit/s, which devices without a link do not know.
+    Return one net device; `speed` in Mbit/s, unknown without a link.
 
     `networks` are all its IPv4 addresses with the lengths of their prefixes, `kind` is Linux' word
     for a device that is no plain NIC, `lower` are the devices that it consists of (a bond's).
@@ -199,7 +199,7 @@ def kind(at: str) -> str:
 
 
 def pci_parent(at: str) -> dict[str, Any]:
-    """Return the PCI function that a class device is part of; virtual ones are of none."""
+    """Return a class device's PCI function; virtual devices have none."""
     functions = re.findall(
         r"(?<=/)[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7](?=/|$)", real_path(at)
     )
@@ -231,7 +231,7 @@ def networks(name: str) -> list[str]:
 
 @lru_cache(maxsize=None)
 def all_networks() -> dict[str, list[str]]:
-    """Ask the kernel over netlink, which alone tells several addresses of a device."""
+    """Query the kernel over netlink, the only source of a device's several addresses."""
     found: dict[str, list[str]] = {}
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as asked:
         asked.settimeout(2)

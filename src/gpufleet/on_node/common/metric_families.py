@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: the metrics that our programs on nodes write: what each is, in words.
+"""RUNS ON THE NODE: the metrics of gpufleet's programs on nodes, with their help texts.
 
 The one list: `gpufleet.monitoring.metrics.gpufleet_metrics` makes of it what rules and dashboards
 name, with labels and where each is served. docs/reference/node-metrics.md says where each value is

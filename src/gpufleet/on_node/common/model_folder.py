@@ -1,4 +1,4 @@
-"""A model's folder on a node: its files, those that it has to have, and those written since."""
+"""A model's folder on a node: its files, the required ones, and those changed since completion."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def sizes(directory: str) -> Iterator[Tuple[str, int]]:
 
 
 def shards(directory: str) -> Iterator[str]:
-    """Yield the files that a model without a lock has to have: its config, and its index's."""
+    """Yield the required files of a model without a lock: its config, and those of its index."""
     yield "config.json"
     try:
         with open(

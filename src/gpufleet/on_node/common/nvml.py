@@ -1,6 +1,6 @@
-"""RUNS ON THE NODE: how NVML is asked, through the binding that travels along as `pynvml`.
+"""RUNS ON THE NODE: queries to NVML, through the binding that is sent along as `pynvml`.
 
-A question is a function of (binding, GPU handle); these make one question of others.
+A question is a function of (binding, GPU handle); these functions combine questions.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def binding() -> Any:
     """
     Import the binding.
 
-    Of `ctypes.util` it imports one function, which it never calls; what that module loads (readers
-    of archives, random numbers) was a third of what the binding costs: 4.5 of 13 ms of a node.
+    The binding imports one function of `ctypes.util` that it never calls; that module's own imports
+    took a third of the binding's load time: 4.5 of 13 ms.
     """
     unused = "ctypes.util"
     stand_in: Any = type(sys)(unused)
@@ -67,7 +67,7 @@ def ask_struct(function: str, structure: str) -> Ask:
 
 
 def first_of(*questions: Ask) -> Ask:
-    """Return a question that falls back to the next where a driver or board does not know one."""
+    """Return a question that tries each of these until the driver and board support one."""
 
     def ask(nvml: Any, gpu: Any) -> Any:
         for question in questions[:-1]:
@@ -82,7 +82,7 @@ def first_of(*questions: Ask) -> Ask:
 
 
 def text(question: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a question for a text that may be no UTF-8, on which the binding would stumble."""
+    """Return a question for a text that may not be UTF-8, where the binding would fail."""
 
     def ask(*arguments: Any) -> Any:
         try:
@@ -99,7 +99,7 @@ def number(field_id: int) -> Ask:
 
 
 def ask_all(**questions: Ask) -> Ask:
-    """Return several questions as one; each of its answers may be missing for itself."""
+    """Combine questions into one; each answer may be missing separately."""
     return lambda nvml, gpu: table_answers(questions.items(), nvml, gpu)
 
 

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: which packages of driver and kernel there are, and what upgrades them."""
+"""RUNS ON THE NODE: installed driver and kernel packages, and unattended upgrades."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def version_locks() -> list[str]:
 
 
 def upgrades() -> dict[str, Any]:
-    """Return what is set of unattended upgrades, whether or not their package is installed."""
+    """Return the settings of unattended upgrades, even without their package."""
     found = read(apt)
     if is_missing(found) and found["missing"] == "no_program":
         return dnf()
@@ -115,7 +115,7 @@ def apt() -> dict[str, Any]:
 
 
 def dnf() -> dict[str, Any]:
-    """Return dnf-automatic's settings; `enabled` is that its plain timer would install."""
+    """Return dnf-automatic's settings; `enabled`: its default timer would install updates."""
     import configparser
 
     path_of("rpm")  # where there is neither apt nor rpm, nothing is known
@@ -147,10 +147,10 @@ def text(path: str) -> str:
 
 def unattended_upgrader(settings: Any, installed: Any, units: Any) -> Any:
     """
-    Return what upgrades the node by itself, from the three places that know.
+    Return what upgrades the node unattended, from three sources.
 
     Debian: the package is there and apt's timer is to start it. Red Hat: a timer of dnf-automatic
-    is enabled, and it installs. What one of them does not tell makes `enabled` unknown.
+    is enabled, and it installs. If one of them cannot be read, `enabled` is unknown.
     """
     if is_missing(settings):
         return settings

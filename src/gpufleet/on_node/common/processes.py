@@ -1,7 +1,6 @@
-"""RUNS ON THE NODE: who a process is, as /proc has it.
+"""RUNS ON THE NODE: a process' identity from /proc.
 
-Where the probe sees other processes than the driver does (another PID namespace), a PID may be
-absent, which is no error.
+In another PID namespace than the driver's a PID may be absent, which is not an error.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""RUNS ON THE NODE: which stages have a unit here, and what the files of models here say.
+"""RUNS ON THE NODE: the stages with a unit here, and the descriptions of models here.
 
-Units are read as they lie, started or not: what a plan put here before is where the next one leaves
-it. Of a model's files only descriptions are read, none of its weights.
+Units are read from disk, started or not: the next plan keeps their places. Only a model's
+descriptions are read, not its weights.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def model(path: str) -> dict[str, Any]:
     """
     Return the data of a model's files at `path`: `config`, `hf_quant_config`, `bytes`.
 
-    `bytes` are those of its tensors; missing where there are no safetensors. `modules` is what
-    sentence-transformers say an embedder is made of. `adapter_config` is of a LoRA adapter.
+    `bytes` are those of its tensors; missing where there are no safetensors. `modules` are
+    sentence-transformers' modules of an embedder. `adapter_config` is of a LoRA adapter.
     """
     folder = linux_facts.ROOT + path
     if not os.path.isdir(folder):
@@ -123,7 +123,7 @@ def stored_bytes(folder: str) -> int:
 
 
 def tensors(path: str) -> int:
-    """Return the bytes of one file's tensors: all behind its header, whose size comes first."""
+    """Return the bytes of one file's tensors: everything after its header."""
     with open(path, "rb") as file:
         header = int.from_bytes(file.read(8), "little")
     size = os.path.getsize(path) - 8 - header

@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: facts of the operating system that GPUs depend on.
 
-Every path is read below the probe's root; what system calls say may be known beforehand
-(machine.py, `ANSWERS`).
+Every path is read below the probe's root; results of system calls may be recorded (linux_facts.py,
+`ANSWERS`).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def modules() -> list[str]:
 
 
 def secure_boot() -> bool:
-    """Return whether firmware let only signed code boot; raises where it did not boot by EFI."""
+    """Return whether secure boot is on; raises if the machine did not boot by EFI."""
     with open(linux_facts.ROOT + SECURE_BOOT, "rb") as file:
         return file.read()[4:5] == b"\x01"
 
@@ -87,7 +87,7 @@ def iommu() -> dict[str, Any]:
 
 
 def read_type(group: str) -> str:
-    """Return a group's type; "unknown" on kernels before 5.11, which do not say."""
+    """Return an IOMMU group's type; "unknown" on kernels before 5.11."""
     try:
         return line("/sys/kernel/iommu_groups/%s/type" % group)
     except OSError:
@@ -139,7 +139,7 @@ def disk_entry(disks: dict[str, Any], path: str) -> Any:
 
 
 def memory_info(name: str) -> int:
-    """Return one line of /proc/meminfo as it stands: kB, or a number of pages."""
+    """Return one value of /proc/meminfo unconverted: kB, or a number of pages."""
     found = re.search(r"^%s:\s+(\d+)" % re.escape(name), line("/proc/meminfo"), re.MULTILINE)
     if not found:
         raise FileNotFoundError(errno.ENOENT, name)
@@ -157,7 +157,7 @@ def hugepages() -> dict[str, int]:
 
 def memory_errors() -> dict[str, int]:
     """
-    Return what the memory controllers have counted since boot; raises where none is watched.
+    Return the memory controllers' error counts since boot; raises without any EDAC driver.
 
     Linux' Documentation/admin-guide/ras.rst: ce_count is corrected, ue_count uncorrected errors.
     """
@@ -171,7 +171,7 @@ def memory_errors() -> dict[str, int]:
 
 
 def reboot_required() -> bool:
-    """Return whether a package asked for a reboot; only Debian's family writes that down."""
+    """Return whether a package requires a reboot; only Debian's family records that."""
     try:
         path_of("dpkg-query")
     except CannotRead as error:
@@ -208,7 +208,7 @@ SYSTEM_FACTS: tuple[tuple[str, Callable[[], Any]], ...] = (
 
 
 def system() -> dict[str, Any]:
-    """Return what the operating system's files and the kernel say."""
+    """Return facts from the operating system's files and the kernel."""
     return {name: read(function) for name, function in SYSTEM_FACTS}
 
 
@@ -234,14 +234,14 @@ def units() -> dict[str, Any]:
 
 
 def state(unit: str, block: Any) -> dict[str, Any]:
-    """Return one unit's state in our names; an alias answers under its unit's own name."""
+    """Return one unit's state under gpufleet's keys; an alias is resolved to its unit."""
     if block is None:
         raise CannotRead("absent", detail="systemctl did not show %s" % unit)
     return {name: read(unit_state, block, key) for name, key in UNIT_PROPERTIES.items()}
 
 
 def unit_state(block: dict[str, str], key: str) -> str:
-    """Return what systemctl said; a unit that does not exist is neither enabled nor disabled."""
+    """Return systemctl's answer; a missing unit is neither enabled nor disabled."""
     if not block.get(key):
         raise FileNotFoundError(errno.ENOENT, key)
     return block[key]
@@ -254,7 +254,7 @@ def acs() -> list[dict[str, Any]]:
     """
     Return, for every bridge above an NVIDIA GPU, whether it redirects peer-to-peer traffic.
 
-    Raises `CannotRead` (`no_permission`) where the user may not read what says so.
+    Raises `CannotRead` (`no_permission`) if the user may not read the source.
     """
     bridges = sorted(
         {
@@ -278,7 +278,7 @@ def bridges_above(path: str) -> Iterator[str]:
 
 
 def redirects(bridge: str) -> Any:
-    """Return whether a bridge sends what GPUs tell each other up to the root complex."""
+    """Return whether a bridge redirects GPU peer traffic to the root complex."""
     with open(linux_facts.ROOT + bridge + "/config", "rb") as file:
         config = file.read(EXTENDED_END)
     if len(config) <= CONFIG_HEADER:
@@ -290,7 +290,7 @@ def redirects(bridge: str) -> Any:
 
 
 def raise_lost(bridge: str) -> None:
-    """Raise what a function that no longer answers on the bus is."""
+    """Raise `CannotRead` for a PCI function that no longer answers."""
     raise CannotRead("lost", detail=bridge.rpartition("/")[2])
 
 

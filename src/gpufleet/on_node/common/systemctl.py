@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: what `systemctl show` prints, as values."""
+"""RUNS ON THE NODE: parse the output of `systemctl show`."""
 
 from __future__ import annotations
 

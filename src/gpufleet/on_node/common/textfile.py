@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: files that the node exporter serves beside its own metrics.
 
-Its textfile collector reads every *.prom of one directory. A file appears whole or not at all, and
-it is world-readable: nothing secret may be in one.
+Its textfile collector reads every *.prom of one directory. Files are replaced atomically and
+world-readable: they must not contain secrets.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def number(value: Number) -> str:
 
 def write(name: str, content: str, root: str = "") -> None:
     """
-    Put `content` in place as `name` (facts.prom), at once and whole.
+    Write `content` as `name` (facts.prom) atomically.
 
     Raises `OSError`; FileNotFoundError where the directory is not there.
     """

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: what the journal has of a stage's unit.
+"""RUNS ON THE NODE: the journal of a stage's unit.
 
 Takes (JSON header `PARAMETERS`):
   stage    id of the stage: llama-0
@@ -17,8 +17,8 @@ Prints one JSON document:
   clocks   {node: milliseconds that its clock is ahead}, of the other ranks as this one measured it
 or `lines` as {"missing": reason}.
 
-The unit's own output and systemd's messages. It reads; it changes nothing. The secrets that the
-unit is given never leave the node: where they stand in a line, they are replaced by their names.
+The unit's own output and systemd's messages. Read-only. The unit's secrets never leave the node: in
+lines they are replaced by their names.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def journal(*arguments: str, fields: str) -> list[dict[str, Any]]:
 
 
 class Printed:
-    """The first lines of what a program prints, of which there may be any number."""
+    """The first lines of a program's unbounded output."""
 
     def __init__(self) -> None:
         self.lines: List[bytes] = []
@@ -143,7 +143,7 @@ class Printed:
         self.skips = False
 
     def take(self, piece: bytes) -> None:
-        """Take what was printed next."""
+        """Add the next piece of output."""
         *whole, self.begun = (self.begun + piece).split(b"\n")
         for line in whole:
             if not self.skips and self.bytes < KEPT_BYTES:
@@ -176,7 +176,9 @@ def line(entry: dict[str, Any], hide: Callable[[str], str]) -> list[Any]:
 
 
 def message(entry: dict[str, Any]) -> str:
-    """Return an entry's message; journalctl has bytes that are no UTF-8 as a list of numbers."""
+    """
+    Return an entry's message; journalctl prints bytes that are not UTF-8 as a list of numbers.
+    """
     said = entry.get("MESSAGE")
     if isinstance(said, list):  # also when a field stands in an entry twice
         numbers = all(isinstance(each, int) for each in said)
@@ -249,7 +251,7 @@ def unit_text(unit: str) -> str:
 
 
 def secrets(text: str) -> dict[str, str]:
-    """Return {secret: its name} of those that a unit is given and that may be read here."""
+    """Return {secret: its name} of a unit's readable secrets."""
     given = [(name, read(secret, path)) for name, path in CREDENTIAL.findall(text)]
     for pattern in WRITTEN:
         given += pattern.findall(text)

@@ -46,7 +46,7 @@ class RefusedError(Exception):
 
 
 def place(entries: list[dict[str, Any]]) -> None:
-    """Put every entry in place."""
+    """Place every entry."""
     os.umask(0o077)
     os.makedirs(HOME, mode=0o700, exist_ok=True)
     lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -68,7 +68,7 @@ def place(entries: list[dict[str, Any]]) -> None:
 
 
 def refusal() -> RefusedError:
-    """Return what is said when another run does not end."""
+    """Return the error for another run that does not end."""
     return RefusedError(
         "another run has been placing files on this node for over %d s: wait for it, or end it, "
         "then run again" % LOCK_SECONDS
@@ -111,7 +111,7 @@ def write_journal(paths: list[str]) -> None:
 
 
 def sync_directory(path: str) -> None:
-    """Bring a directory's entries to disk."""
+    """Sync a directory to disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -120,7 +120,7 @@ def sync_directory(path: str) -> None:
 
 
 def place_directory(entry: dict[str, Any]) -> None:
-    """Make a directory, or set the owner and mode of the one that is there."""
+    """Create a directory, or set the owner and mode of an existing one."""
     path = entry["path"]
     parents(path)
     with contextlib.suppress(FileExistsError):
@@ -166,7 +166,7 @@ def place_file(entry: dict[str, Any]) -> None:
 
 
 def replace(path: str, content: bytes, owners: tuple[int, int], mode: int) -> None:
-    """Put a whole file in place of whatever is there."""
+    """Replace a file atomically."""
     if os.path.isdir(path) and not os.path.islink(path):
         raise RefusedError("a directory is in its place: move it away")
     new = temporary(path)
@@ -184,7 +184,7 @@ def replace(path: str, content: bytes, owners: tuple[int, int], mode: int) -> No
 
 
 def place_link(entry: dict[str, Any]) -> None:
-    """Make a symbolic link, in place of whatever file or link is there."""
+    """Make a symbolic link, replacing an existing file or link."""
     path, new = entry["path"], temporary(entry["path"])
     if os.path.isdir(path) and not os.path.islink(path):
         raise RefusedError("a directory is in its place: move it away")
@@ -232,7 +232,7 @@ KINDS = {
 
 
 def main() -> None:
-    """Place everything; say a problem in one sentence."""
+    """Place everything; report a problem in one sentence."""
     entries = PARAMETERS.get("entries", [])
     try:
         place(entries)

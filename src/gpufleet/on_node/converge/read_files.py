@@ -19,7 +19,10 @@ PARAMETERS: Dict[str, Any] = globals().get("PARAMETERS") or {}
 
 
 def content(path: str, most: int) -> Optional[Dict[str, Any]]:
-    """Return what a file says. O_NONBLOCK: a pipe put in its place must not hold us."""
+    """
+    Return a file's entry: content, size or error. O_NONBLOCK: a named pipe at that path must not
+    block.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: has a server read the configuration that lies on the disk; if not, tell it to.
+"""RUNS ON THE NODE: check whether a server has loaded its configuration on disk, or reload it.
 
 Takes (`PARAMETERS`):
   action   look; reload: have the unit read it again, and wait until it has
@@ -59,7 +59,7 @@ def command(*argv: str) -> Any:
 
 
 def check_loaded() -> "dict[str, Any]":
-    """Return whether what the server has read is what lies there; it may still be starting."""
+    """Return whether the server has loaded the files on disk; it may still be starting."""
     deadline = time.monotonic() + PARAMETERS["seconds"]
     while True:
         try:

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: removes units, packages, tables, files and accounts, or lists those there are.
+"""RUNS ON THE NODE: remove units, packages, tables, files and accounts, or list them.
 
 Takes (`PARAMETERS`):
   action    "look": change nothing; "remove"
@@ -101,7 +101,7 @@ def paths(patterns: List[str], empty: List[str], keep: List[str]) -> List[str]:
 
 
 def removable_paths(path: str, keep: List[str]) -> List[str]:
-    """Return a path, or of a folder with something that stays all else that is in it."""
+    """Return a path, or for a folder with kept content everything else in it."""
     if not any(is_inside(each, path) for each in keep):
         return [path]
     there = [os.path.join(path, name) for name in os.listdir(path)]
@@ -114,7 +114,10 @@ def removable_paths(path: str, keep: List[str]) -> List[str]:
 
 
 def has_removable(path: str, keep: List[str]) -> bool:
-    """Return whether anything of a path would go: not only what stays, or this run's own mark."""
+    """
+    Return whether a path contains anything to remove, apart from kept paths and this run's own
+    mark.
+    """
     if any(is_inside(path, each) for each in keep):
         return False
     if os.path.islink(path) or not os.path.isdir(path):
@@ -186,7 +189,7 @@ def remove(wanted: Dict[str, Any]) -> None:
 
 
 def remove_packages(names: List[str], purge: bool) -> None:
-    """Remove packages, with `purge` with their settings and data; what came with them stays."""
+    """Remove packages, with `purge` also their settings and data; dependencies stay."""
     if shutil.which("apt-get"):
         wait = "DPkg::Lock::Timeout=%d" % LOCK_SECONDS
         allowed = ["--allow-change-held-packages", "--no-auto-remove"]

@@ -11,9 +11,8 @@ Takes (`PARAMETERS`):
 Prints one JSON document {"schema": 1, "fingerprint": of the key that is there now}; on a problem it
 says one sentence on stderr, ends with status 1, and the key that was there stays.
 
-A keyring package is never installed: it would have the vendor's repository, with a pin above the
-distribution's own packages, in front of everything that the node's apt does. Only the key is taken
-out of it. Python 3.8, standard library.
+A keyring package is never installed: it would add the vendor's repository with a pin above the
+distribution's packages. Only the key is extracted. Python 3.8, standard library.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class RefusedError(Exception):
 
 
 def main(asked: dict[str, Any]) -> str:
-    """Fetch, verify, put in place; return the key's fingerprint."""
+    """Fetch, verify and install the key; return its fingerprint."""
     signal.alarm(ALL_SECONDS)
     root = asked["sysroot"]
     fetched = fetch(asked["url"])
@@ -153,7 +152,7 @@ def dearmor(key: bytes) -> bytes:
 
 
 def packets(data: bytes) -> Iterator[Tuple[int, bytes]]:
-    """Yield each packet's tag and body (RFC 4880, 4.2); raises where the data are none."""
+    """Yield each packet's tag and body (RFC 4880, 4.2); raises for other data."""
     at = 0
     while at < len(data):
         first = data[at]
@@ -190,7 +189,7 @@ def new_length(data: bytes, at: int) -> Tuple[int, int]:
 
 
 def write_key(path: str, content: bytes) -> None:
-    """Have a file there at once and whole, readable by all: apt reads keys as its own user."""
+    """Write a world-readable file atomically: apt reads keys as its own user."""
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
     handle, draft = tempfile.mkstemp(prefix=".gpufleet-", dir=os.path.dirname(path))
     try:

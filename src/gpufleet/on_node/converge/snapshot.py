@@ -8,7 +8,7 @@ Prints one JSON document {"schema": 1, "files": {...}, ...}, for gpufleet.conver
 stands for "there is none", {"error": reason} for "it could not be read"; never is one given for
 the other.
 
-It reads; it changes nothing. Python 3.8, standard library.
+Read-only. Python 3.8, standard library.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ UNIT_PROPERTIES = {
 
 
 def reason(error: BaseException) -> str:
-    """Return why something could not be read, without the path that the asker knows."""
+    """Return why something could not be read, without the path."""
     return " ".join((getattr(error, "strerror", None) or str(error)).split())
 
 
@@ -84,7 +84,7 @@ def run(*argv: str) -> str:
 
 
 def read_each(arguments: Iterable[str], read: Callable[[str], Any]) -> dict[str, Any]:
-    """Return {argument: what `read` gives for it}, with the reason where it raises."""
+    """Return {argument: `read`'s result, or the reason why it failed}."""
     found = {}
     for argument in sorted(set(arguments)):
         try:
@@ -129,7 +129,7 @@ def file_state(path: str, secrets: set[str] | None) -> dict[str, Any] | None:
 
 
 def sha256_of(path: str) -> str:
-    """Return a regular file's hash. O_NONBLOCK: a pipe put in its place must not hold us."""
+    """Return a regular file's hash. O_NONBLOCK: a named pipe at that path must not block."""
     digest = hashlib.sha256()
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
@@ -172,7 +172,7 @@ def group_state(name: str) -> int | None:
 
 
 def units_on_disk() -> list[str]:
-    """Return the names of the units that have a file or a drop-in where ours have them."""
+    """Return the names of units with a file or a drop-in in gpufleet's unit directory."""
     there = os.listdir(UNIT_DIRECTORY) if os.path.isdir(UNIT_DIRECTORY) else []
     return [name[:-2] if name.endswith(".d") else name for name in there]
 
@@ -192,7 +192,7 @@ def is_ours(name: str) -> bool:
 
 
 def has_marker(path: str) -> bool:
-    """Return whether a file records starts. We write regular files: a link is not gpufleet's."""
+    """Return whether a file records starts. gpufleet writes regular files: a link is foreign."""
     try:
         if not stat.S_ISREG(os.lstat(path).st_mode):
             return False
@@ -206,7 +206,7 @@ def units(asked: Iterable[str], patterns: Iterable[str]) -> tuple[dict[str, Any]
     """
     Return {name: state}, and {pattern: our units that match, on disk or known to systemd}.
 
-    One call for all; what matches has a state, too.
+    One call for all; units that match a pattern also get a state.
     """
     patterns = sorted(set(patterns))
     try:
@@ -231,9 +231,9 @@ def shown_units(
     names: list[str], patterns: list[str]
 ) -> tuple[dict[str, Properties], dict[str, Properties]]:
     """
-    Return what systemd shows of units by the names asked, and of those loaded that match.
+    Return systemd's properties of the named units, and of loaded units that match patterns.
 
-    It answers in the order asked, maybe by other names, and patterns last.
+    systemctl answers in the requested order, possibly under other names, and patterns last.
     """
     if not names and not patterns:
         return {}, {}

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: what the kernel is set to (sysctl), and which file has the last word at boot.
+"""RUNS ON THE NODE: sysctl values of the kernel, and the file that sets them last at boot.
 
 Takes (`PARAMETERS`):
   wanted    {name: [value, least]}: least: a larger value is as good
@@ -42,7 +42,7 @@ def read_setting(name: str, file: str, root: str) -> dict[str, Any]:
 
 
 def later_override(name: str, file: str, root: str) -> dict[str, Any] | None:
-    """Return the last file after ours that sets a name, and what to; None if there is none."""
+    """Return the last file after gpufleet's that sets a name, with its value; None: none."""
     found = None
     for path in read_after(file, root):
         for key, value in pairs(root + path):
@@ -66,7 +66,7 @@ def read_after(file: str, root: str) -> list[str]:
 
 
 def pairs(path: str) -> list[tuple[str, int]]:
-    """Return the numbers that a file sets; lines of another kind are nothing to us."""
+    """Return the numbers that a file sets; other lines are ignored."""
     try:
         with open(path, errors="replace") as file:
             lines = file.read().splitlines()
@@ -86,7 +86,7 @@ def pairs(path: str) -> list[tuple[str, int]]:
 
 
 def apply(name: str, value: int, root: str) -> str:
-    """Set one; return why that was not possible, "" if it was."""
+    """Set one value; return the error, "" on success."""
     try:
         with open(path_of(name, root), "w") as kernel:
             kernel.write(str(value))

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: is this configuration one that its server takes, before it is put in force?
+"""RUNS ON THE NODE: validate a configuration with its server's program before it is installed.
 
 Takes (`PARAMETERS`):
   files    {path below the configuration's directory: its content in base64}
@@ -7,7 +7,7 @@ Takes (`PARAMETERS`):
   seconds  how long the check may take
 Prints one JSON document {"error": null, or what the program said}.
 
-The files lie in a directory of root's own in memory, and are gone afterwards. Python 3.8, standard
+The files are in a root-only directory in memory, and are removed afterwards. Python 3.8, standard
 library.
 """
 

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: what was logged before something failed, and what was changed.
+"""RUNS ON THE NODE: logs before a failure, and recent changes.
 
 Takes (JSON header `PARAMETERS`):
   stages   ids of the stages whose journals are wanted: llama-0; gateway: that of the gateway
@@ -22,7 +22,7 @@ Prints one JSON document:
 Each of `boot`, a stage, a unit, a model, `kernel`, `changes` and `certificates` is {"missing":
 reason} if it cannot be read.
 
-It reads; it changes nothing. Secrets are replaced as in on_node/common/unit_journal.py.
+Read-only. Secrets are replaced as in on_node/common/unit_journal.py.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def unit_of(stage: str) -> str:
 
 
 def stage_lines(stage: str) -> List[List[Any]]:
-    """Return what a stage's unit wrote, and systemd of it."""
+    """Return the log lines of a stage's unit, and systemd's about it."""
     unit = unit_of(stage)
     entries = unit_journal.journal(
         "--lines=%d" % max(1, int(PARAMETERS.get("lines", 1))),
@@ -122,7 +122,7 @@ def unit_properties(name: str) -> dict[str, str]:
 
 
 def unit(stage: str) -> dict[str, Any]:
-    """Return what is not as gpufleet wrote it of a stage's unit, and what ended it last."""
+    """Return a stage's unit's differences from what gpufleet wrote, and how it last ended."""
     name = unit_of(stage)
     known = unit_properties(name)
     if not known:
@@ -176,7 +176,7 @@ def changes() -> List[List[Any]]:
 
 
 def deploys() -> Iterator[List[Any]]:
-    """Yield when each deploy last came to its end (on_node/monitoring/record.py)."""
+    """Yield when each deploy last finished (on_node/monitoring/record.py)."""
     folder = linux_facts.ROOT + DEPLOYS
     if not os.path.isdir(folder):
         return
@@ -199,7 +199,7 @@ def certificates() -> List[List[Any]]:
 
 
 def packages() -> Iterator[List[Any]]:
-    """Yield what package managers did, what was done in one minute together."""
+    """Yield package changes, those of one minute together."""
     moments: dict[int, List[str]] = {}
     for path in PACKAGE_LOGS:
         for row in tail(path):
@@ -214,7 +214,7 @@ def packages() -> Iterator[List[Any]]:
 
 
 def package_line(row: str) -> Any:
-    """Return when and what a line of a package manager's log says; (None, "") for others."""
+    """Parse a line of a package manager's log into time and change; (None, "") for other lines."""
     by_dpkg = DPKG.match(row)
     if by_dpkg:
         moment, verb, name, _, version = by_dpkg.groups()

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: what each replica here has counted, twice, some seconds apart.
+"""RUNS ON THE NODE: each replica's counters, read twice some seconds apart.
 
 Takes (JSON header `PARAMETERS`):
   families  beginnings of the names of metrics to bring back
@@ -10,7 +10,7 @@ Of a replica:
             rank that has no server
 or {"missing": reason}.
 
-It changes nothing. Every replica is looked at by a process of its own, with a deadline.
+It changes nothing. Every replica is read by its own process, with a deadline.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def sample_twice(stage: str) -> dict[str, Any]:
-    """Return what the servers of a stage have counted, at two moments."""
+    """Return the counters of a stage's servers at two moments."""
     replica_answers.PARAMETERS["families"] = PARAMETERS["families"]
     asked = {"replica": stage, "prompts": [], "times": 0}
     begun = time.monotonic()

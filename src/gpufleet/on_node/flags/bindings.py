@@ -48,7 +48,7 @@ def bound_names(statement: ast.AST) -> Iterator[str]:
     """
     Yield the names that a statement binds or fills.
 
-    `X.y = ...` and `X[y] = ...` fill X: they belong to what X is.
+    `X.y = ...` and `X[y] = ...` modify X, so they are part of X's definition.
     """
     if isinstance(statement, _DEFINITIONS):
         yield statement.name

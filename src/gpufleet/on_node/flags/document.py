@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: an argument parser of vLLM's as plain JSON values (docs/configure/flags.md).
 
-What is no plain value is an object with one key: {"$object": CLASS}, {"$factory": true},
-{"$runtime": NAME}, {"$suppress": true}, {"$unset": true}.
+Other values are an object with one key: {"$object": CLASS}, {"$factory": true}, {"$runtime": NAME},
+{"$suppress": true}, {"$unset": true}.
 """
 
 # ruff: noqa: SLF001 - argparse has no public way to ask a parser what it accepts
@@ -87,7 +87,7 @@ def _flag(action: argparse.Action, accepted: List[str], deprecated: bool) -> Dic
 
 
 def _negations(action: argparse.Action, accepted: List[str]) -> "set[str]":
-    """Return the options that switch a pair off; 0.33 keeps a list, argparse uses the name."""
+    """Return the options that negate a flag; 0.33 keeps a list, argparse uses the name."""
     known = getattr(action, "negative_option_strings", None)
     return set(known) if known is not None else {one for one in accepted if one.startswith("--no-")}
 
@@ -105,7 +105,7 @@ def _suggested(action: argparse.Action) -> List[Any]:
 
 def type_name(convert: Any) -> Optional[str]:
     """
-    Return the schema's word for what turns an argument's text into its value.
+    Return the schema's name for an argument's type function.
 
     vLLM's functions are known by name; those that wrap another one by what they wrap.
     """
@@ -145,7 +145,7 @@ def _lowers(convert: Any) -> bool:
 
 
 def to_json(value: Any) -> Any:
-    """Return `value` as JSON has it, with an object of one key for what JSON cannot say."""
+    """Return `value` as JSON types; other values as an object with one key."""
     if value is argparse.SUPPRESS:
         return {"$suppress": True}
     if value is NOT_SET or value is dataclasses.MISSING:

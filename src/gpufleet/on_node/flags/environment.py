@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: the environment variables that one release reads, and what it makes of them.
+"""RUNS ON THE NODE: the environment variables of one release, with types and defaults.
 
 vLLM keeps a table of functions, one a variable. Its source says which variables each function
 looks at; running the function says the default, the choices and which texts it takes.
@@ -111,7 +111,7 @@ def _looked_at(source: ast.expr) -> Iterator[str]:
 
 
 def _default(read: Optional[Callable[[], Any]], declared: Optional[str]) -> Any:
-    """Return what the function gives; {"$runtime": ...} if it differs or needs more than Python."""
+    """Return the function's default; {"$runtime": ...} if it varies or needs other packages."""
     before = Decisions.count
     first, second = (document.to_json(_with(read, {})) for _ in range(2))
     made = isinstance(first, dict) and "$runtime" in first
@@ -153,7 +153,9 @@ def _validated(read: Optional[Callable[[], Any]]) -> Dict[str, Any]:
 
 
 def _form(name: str, read: Optional[Callable[[], Any]]) -> Optional[str]:
-    """Find out by trying which texts are taken: any (None), JSON, numbers, or only integers."""
+    """
+    Find out by trial which values a function accepts: any (None), JSON, numbers, or only integers.
+    """
 
     def takes(text: str) -> bool:
         return not isinstance(_with(read, {name: text}), _Refused)

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: what code of vLLM's gets for the packages on which its flags depend.
+"""RUNS ON THE NODE: fake packages for vLLM's code that defines flags.
 
 `Field` and `dataclass` of pydantic keep what the argument parser asks of them: the fields, their
 types, defaults and bounds. Nothing is validated, and `__post_init__` does not run: there, configs
@@ -51,7 +51,7 @@ class FieldInfo:
 
 def pydantic_dataclass(cls: Any = None, **options: Any) -> Any:
     """
-    Do as pydantic's decorator: a dataclass whose fields may have a `FieldInfo` for a default.
+    Act as pydantic's decorator: a dataclass whose fields may have a `FieldInfo` as default.
 
     `dataclasses.fields` shows the `FieldInfo`; the class's attribute is the plain default, and an
     instance has that or what the factory makes.
@@ -95,7 +95,7 @@ def is_checked(cls: Any) -> bool:
 
 
 def plain_dataclass(cls: Any = None, **options: Any) -> Any:
-    """Do as `dataclasses.dataclass`, for a class that must not look at the machine when made."""
+    """Act as `dataclasses.dataclass`, for a class whose creation must not inspect the machine."""
     if cls is None:
         return lambda decorated: plain_dataclass(decorated, **options)
     if "__post_init__" in cls.__dict__:
@@ -104,7 +104,7 @@ def plain_dataclass(cls: Any = None, **options: Any) -> Any:
 
 
 def _decorator(*args: Any, **options: Any) -> Any:
-    """Decorate with nothing, be it called with arguments or without."""
+    """A decorator without effect, with or without arguments."""
     if len(args) == 1 and not options and callable(args[0]):
         return args[0]
     return lambda decorated: decorated
@@ -199,7 +199,7 @@ REPLACED: "dict[tuple[str, str], Any]" = {
 
 def fake_module(name: str, import_module: Callable[[str], Any]) -> Any:
     """
-    Return the module that code of vLLM's gets when it imports `name`, which is not vLLM's own.
+    Return the module that vLLM's code gets for an import of the foreign package `name`.
 
     The standard library is real, but for its ways to import (`import_module` serves those);
     packages are the stand-ins above or absent.
@@ -233,7 +233,9 @@ def fake_module(name: str, import_module: Callable[[str], Any]) -> Any:
 
 
 def _no_packages() -> Namespace:
-    """Return an `importlib.util` that finds nothing: what is installed must not change a schema."""
+    """
+    Return an `importlib.util` that finds nothing: installed packages must not change a schema.
+    """
     return Namespace(
         "importlib.util", {**vars(importlib.util), "find_spec": lambda name, package=None: None}
     )
@@ -243,9 +245,9 @@ def order_literals() -> None:
     """
     Give Literal types a hash that is the same in every process.
 
-    Theirs is made of addresses, and 0.8.5 takes the choices of a flag from whichever of two it
-    finds first in a set; so its real parser has other choices in other runs. With this hash the
-    longer one is found first.
+    Their own hash depends on addresses, and 0.8.5 takes a flag's choices from the first of two in a
+    set; so its real parser's choices vary between runs. With this hash the longer one is found
+    first.
     """
     alias: Any = type(typing.Literal["a", "b"])
     alias.__hash__ = lambda literal: 64 - len(literal.__args__)

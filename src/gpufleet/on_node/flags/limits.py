@@ -1,8 +1,9 @@
-"""RUNS ON THE NODE: what the start checks of flags with one value, and the parser does not.
+"""RUNS ON THE NODE: limits of flags' values that vLLM checks at start but not in the parser.
 
 The engine's arguments make config classes whose fields pydantic checks: `CacheConfig(block_size=
 self.block_size)`. Where a flag's value reaches a field as it is, the field's bounds and names are
-the flag's. Read from the calls and the classes themselves; what is not plain there is left out.
+the flag's. They are read from the source's calls and classes; what is not a constant there is
+omitted.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def add_limits(modules: Modules, flags: List[Dict[str, Any]]) -> None:
 
 
 def _limits(modules: Modules, cls: Any, use: _Use, listed: bool) -> Dict[str, Any]:
-    """Return the bounds and names of a field; nothing for a class that nothing checks."""
+    """Return a field's bounds and allowed names; empty for a class without validation."""
     if cls is UNBOUND or not is_checked(cls):
         return {}
     field = next((one for one in dataclasses.fields(cls) if one.name == use.field), None)
@@ -101,7 +102,7 @@ def _name(node: ast.AST) -> str:
 
 
 def _assigned(statement: ast.ClassDef) -> Iterator[str]:
-    """Yield the attributes that the class may give other values than those of the command line."""
+    """Yield the attributes whose command line values the class may change."""
     for function in statement.body:
         copies: Dict[str, str] = {}
         for node in ast.walk(function):

@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: the Prometheus metrics that one release's code names.
 
-A metric is found where its class is called with its name, as the code has it. Names that the code
-puts together while it runs (those of some KV connectors) are not found.
+A metric is found by the call of its class with a literal name. Names that the code puts together
+while it runs (those of some KV connectors) are not found.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def release_metrics(release: Release) -> Dict[str, Dict[str, Any]]:
     Return every metric as /metrics shows it: `type`, `help`, `file`, `deprecated`, `hidden`.
 
     A counter's name ends in _total, which the client library adds. `hidden`: shown only with
-    --show-hidden-metrics-for-version. Of a name that is registered twice the shown one counts.
+    --show-hidden-metrics-for-version. If a name is registered twice, the visible one counts.
     """
     found: Dict[str, Dict[str, Any]] = {}
     for path in release.names():

@@ -1,7 +1,7 @@
-"""RUNS ON THE NODE: the classes of models that one release has code for, and what as.
+"""RUNS ON THE NODE: one release's supported model classes, with their tasks.
 
-A release lists them by what they are for (vllm/model_executor/models/registry.py). Its lists are
-read, and of the classes' own files only whether they transcribe. Nothing of them runs.
+A release lists them by task (vllm/model_executor/models/registry.py). Only these lists are read,
+and from the classes' files whether they transcribe. Nothing of them runs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ONLY = "supports_transcription_only"
 
 def model_classes(modules: Modules) -> Dict[str, List[str]]:
     """
-    Return what each class is listed for, sorted; one of speech for `transcribe`, too, or alone.
+    Return each class' sorted tasks; speech classes also, or only, have `transcribe`.
 
     Nothing for a release that has no such lists.
     """

@@ -26,7 +26,7 @@ _DOCUMENTED = ("vllm.config.utils", "vllm.config", "vllm.engine.arg_utils")
 
 
 class ParserError(Exception):
-    """The release's code did not give a parser; the text says how far it came."""
+    """The release's code returned no parser; the text names the failed step."""
 
 
 class _CapturedError(Exception):
@@ -41,7 +41,7 @@ def serve_parser(modules: Modules) -> argparse.ArgumentParser:
     """
     Return the real argparse parser of the release's `vllm serve`.
 
-    Of a release older than that command it is the parser of its API server. Raises `ParserError`.
+    A release older than that command uses the parser of its API server. Raises `ParserError`.
     """
     sys.argv = ["vllm", "serve"]  # releases look whether --help is in it, and then hide --model
     for name in _DOCUMENTED:
@@ -101,7 +101,10 @@ def _of_program(modules: Modules, command: Scope) -> Optional[argparse.ArgumentP
 
 
 def _of_function(modules: Modules, command: Optional[Scope]) -> Optional[argparse.ArgumentParser]:
-    """Call `make_arg_parser`, which once made the parser and now fills the one that it is given."""
+    """
+    Call `make_arg_parser`, which creates the parser in old releases and fills a given one in new
+    ones.
+    """
     for name in (*_imported(command, "make_arg_parser"), *_PARSERS):
         module = modules.get(name)
         make = UNBOUND if module is None else module.lookup("make_arg_parser")

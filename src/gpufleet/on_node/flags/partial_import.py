@@ -1,9 +1,9 @@
-"""RUNS ON THE NODE: modules of vLLM of which only those statements run that a wanted name needs.
+"""RUNS ON THE NODE: import names of vLLM by running only the statements that they need.
 
-Importing vLLM's argument parser imports torch and most of vLLM. But what makes one name is a few
-statements: those of its module's top level that bind it, and those that bind the names they use.
-Every module is a scope that finds and runs them when a name is first asked for, so that the parser
-is built by the release's own code, and nothing else of the release runs.
+Importing vLLM's argument parser imports torch and most of vLLM. But one name needs only a few
+statements: those at the module's top level that bind it, and those that bind the names they use.
+Every module is a scope that runs them at a name's first use, so that the release's own code builds
+the parser, and nothing else of the release runs.
 
 Imports of that code come here too: vLLM's modules are lazy ones, the standard library is real, and
 all other packages are stand-ins or absent (`stand_ins`). No package is imported for real.
@@ -88,7 +88,7 @@ class Modules:
         return next((one for one in statements if isinstance(one, ast.ClassDef)), None)
 
     def import_module(self, name: str, package: Optional[str] = None) -> Any:
-        """Return what `import name` gives: a lazy module, a real one, or something absent."""
+        """Return the result of `import name`: a lazy module, a real one, or a placeholder."""
         name = importlib.util.resolve_name(name, package)
         if name.partition(".")[0] == "vllm":
             scope = self.get(name)
@@ -105,7 +105,7 @@ class Modules:
 
 
 class _Names(Dict[str, Any]):
-    """A module's globals, in which a name is made when it is first asked for."""
+    """A module's globals that define a name at its first use."""
 
     def __init__(self, scope: Scope) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class _Names(Dict[str, Any]):
 
 
 class Module:
-    """A module as code sees it: its attributes are its scope's names, and it has no others."""
+    """A module as vLLM's code sees it: its attributes are exactly its scope's names."""
 
     __slots__ = ("__file__", "__name__", "_scope")
 
@@ -141,7 +141,9 @@ class Module:
 
 
 class Scope:
-    """One module of the release: what binds its names, and the names that were made so far."""
+    """
+    One module of the release: the statements that bind its names, and the names defined so far.
+    """
 
     def __init__(self, modules: Modules, name: str, path: str, text: str) -> None:
         self.name = name
@@ -163,7 +165,7 @@ class Scope:
         )
 
     def lookup(self, name: str) -> Any:
-        """Return `module.name` as code outside sees it: also what a `__getattr__` makes."""
+        """Return `module.name` as external code sees it, including `__getattr__`."""
         bindings = self.bindings.at_run_time
         made = name in bindings or self._has(name) or (self.name, name) in self._modules.replaced
         if not made and "__getattr__" in bindings:
@@ -179,7 +181,10 @@ class Scope:
         return self.resolve(name)
 
     def resolve(self, name: str) -> Any:
-        """Return what `name` is in here, running what binds it; UNBOUND if nothing does."""
+        """
+        Return the value of `name` in this scope, running the statements that bind it; UNBOUND: none
+        does.
+        """
         if (self.name, name) in self._modules.replaced:
             return self._modules.replaced[self.name, name]
         if self._has(name):
@@ -302,8 +307,8 @@ def _class_names(code: types.CodeType) -> Iterator[str]:
     """
     Yield the global names that bodies of classes in `code` use.
 
-    Functions find a global by asking the namespace for it, and so make it. The body of a class
-    looks into the namespace without asking (LOAD_NAME), so its names have to be there before.
+    A function's lookup of a global defines it. A class body reads the namespace directly
+    (LOAD_NAME), so its names must be defined before.
     """
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):

@@ -1,9 +1,9 @@
 """RUNS ON THE NODE: placeholders for packages that are not imported.
 
 Code that is read for one value still mentions torch, transformers and many others: as base classes,
-in annotations, as decorators, in defaults. An absent thing takes every such use and gives another
-absent thing, so that the code around it runs; code that receives one knows that the value is
-not to be had without the package.
+in annotations, as decorators, in defaults. A placeholder accepts every such use and returns another
+placeholder, so that the surrounding code runs; code that receives one knows that the value needs
+the package.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Decisions:
 
 
 class AbsentType(abc.ABCMeta):
-    """The type of absent things, which are classes: only those serve as bases and annotations."""
+    """The type of placeholders, which are classes, so that they can be bases and annotations."""
 
     def __new__(mcls, name: str, bases: Any, space: Any, **_options: Any) -> Any:
         return super().__new__(mcls, name, bases, space)  # msgspec.Struct takes options, say
@@ -97,5 +97,5 @@ def make_placeholder(name: str) -> Any:
 
 
 def is_absent(thing: Any) -> bool:
-    """Return whether `thing` stands for something that is not there."""
+    """Return whether `thing` is a placeholder."""
     return type(thing) is AbsentType and "_is_absent" in vars(thing)

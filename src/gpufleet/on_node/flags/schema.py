@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE, or on the controller: what `vllm serve` of one release takes, as one document.
+"""RUNS ON THE NODE, or on the controller: the flags of one release's `vllm serve`, as one document.
 
 Takes PARAMETERS: `source` (a path, or "installed" for the release of the Python that runs this),
 `seconds` (the deadline), `helps`, `metrics` and `models` (whether those are wanted, too).
@@ -42,7 +42,7 @@ _DEPTH = 20_000
 
 
 class _NoPackages:
-    """Keeps every package from being imported, whatever code of the release asks for."""
+    """Blocks imports of all packages by the release's code."""
 
     @staticmethod
     def find_spec(name: str, _path: Any = None, _target: Any = None) -> None:
@@ -85,7 +85,7 @@ def document(
 
 
 def _end_in_time(source: str, seconds: float) -> None:
-    """Answer with a refusal when the time is up, whatever the release's code is doing then."""
+    """Print a refusal at the deadline, whatever the release's code is doing then."""
 
     def refuse(_number: int, _frame: Any) -> None:
         refused = {"refused": "%s was not read within %g s" % (source, seconds)}

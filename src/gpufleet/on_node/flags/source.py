@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: the Python files of one release of vLLM, wherever they lie.
+"""RUNS ON THE NODE: the Python files of one release of vLLM: tree, archive or installation.
 
 A release is a source tree, a source distribution (.tar.gz), a wheel, or what is installed beside
 the Python that runs this. Nothing of it is imported.
@@ -24,7 +24,7 @@ _FILE_LIMIT = 16 * 1024 * 1024
 
 
 class SourceError(Exception):
-    """No release of vLLM is in that place; the text is a sentence for the operator."""
+    """There is no release of vLLM at that path; the text is a sentence for the operator."""
 
 
 class Release(NamedTuple):

@@ -31,7 +31,7 @@ class _Rewritten(BaseException):
 
 def syntax(modules: Modules, parser_class: Any) -> Dict[str, Any]:
     """
-    Return what the release's parser makes of its arguments before it parses them.
+    Return how the release's parser rewrites arguments before parsing.
 
     `underscores`: they count as dashes in options. `dotted`: `--x.key v` is JSON for `--x`, also
     with a short option (`dotted_short`), `--x.key+ a,b` is a list (`dotted_lists`), 1k is a number

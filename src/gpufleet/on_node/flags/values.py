@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: what vLLM checks after it parsed the command line: JSON's fields, names."""
+"""RUNS ON THE NODE: values that vLLM checks after parsing: fields of JSON flags, enum names."""
 
 from __future__ import annotations
 

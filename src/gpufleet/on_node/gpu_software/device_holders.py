@@ -1,7 +1,7 @@
 """RUNS ON THE NODE, as root: which processes have NVIDIA's device files open, or mapped.
 
-A mapping outlives the file that it came from (mmap(2)), so both are looked at. Of processes in
-other PID namespaces (containers) the host's /proc has all.
+A mapping outlives its file descriptor (mmap(2)), so both are checked. Of processes in other PID
+namespaces (containers) the host's /proc has all.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ Prints one JSON document {"schema": 1, "error": sentence or "", ...}:
   clear   removes the mark, then starts everything that was stopped or barred; `started`
 What runs is written down before the first unit is stopped, and forgotten when it runs again: who is
 killed anywhere leaves the next run all that it needs. If the driver cannot be unloaded, the
-driver's own units are started again; stages wait for the node's check. A connection that ends does
-not end us. One at a time on a node: a lock. Python 3.8, standard library.
+driver's own units are started again; stages wait for the node's check. The program survives the end
+of its connection. One at a time on a node: a lock. Python 3.8, standard library.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ PUT_BACK = "the driver's own services were started again"
 
 
 def look() -> dict[str, Any]:
-    """Return how the driver stands and who is in the way."""
+    """Return the driver's state and the processes that block a reload."""
     kernels = read(driver_files.kernels)
     library = read(driver_files.library)
     gone = is_missing(kernels)
@@ -176,7 +176,7 @@ def reload_driver() -> dict[str, Any]:
 
 
 def refuse_others(found: list[dict[str, Any]], ours: Sequence[str], so: str) -> None:
-    """Raise `FailedError` naming processes that are in none of our units, and what that led to."""
+    """Raise `FailedError` naming processes outside gpufleet's units, and the consequence."""
     others = [each for each in found if each["unit"] not in ours]
     if others:
         named = "; ".join(
@@ -215,7 +215,7 @@ def refuse_busy(loaded: Sequence[str]) -> None:
     """
     Raise `FailedError` if a module is used by more than the modules that go before it.
 
-    Before the first is unloaded: what is on the disk does not fit those that would stay.
+    Checked before the first unload: new modules on disk do not match loaded ones that would stay.
     """
     for module in loaded:
         count = text_of("/sys/module/%s/refcnt" % module)
@@ -230,7 +230,7 @@ def refuse_busy(loaded: Sequence[str]) -> None:
 
 
 def unload(module: str) -> None:
-    """Unload a module; `busy`: no process is left to stop."""
+    """Unload a module; `busy`: it is in use although no process is left to stop."""
     try:
         run_program("rmmod", module, seconds=MODULE_SECONDS)
     except FailedError as error:
@@ -245,7 +245,7 @@ def unload(module: str) -> None:
 
 
 def start_again(units: Sequence[str]) -> dict[str, Any]:
-    """Start what was stopped, and forget that it was when it runs."""
+    """Start stopped units, and remove them from the record once they run."""
     started, failed = start(units)
     if failed:
         raise FailedError("these do not start: %s" % "; ".join(failed), started=started)
@@ -254,7 +254,7 @@ def start_again(units: Sequence[str]) -> dict[str, Any]:
 
 
 def start_services() -> dict[str, Any]:
-    """Load and start what a reload that was killed has left to do."""
+    """Load modules and start units that a killed reload left."""
     loaded = loaded_modules()
     for module in reversed(PARAMETERS["order"]["unload"]):
         if module in stopped_units()["modules"] and module not in loaded:
@@ -263,7 +263,9 @@ def start_services() -> dict[str, Any]:
 
 
 def reboot() -> dict[str, Any]:
-    """Write down what runs, stop the stages, which a shutdown waits for less long, and reboot."""
+    """
+    Record running units, stop the stages (a shutdown would wait less long for them), and reboot.
+    """
     running = active(SERVICES)
     keep(running, [])
     stages_up = [unit for unit in running if unit not in SERVICES]
@@ -305,7 +307,7 @@ def hold_lock() -> Iterator[None]:
 
 
 def main() -> None:
-    """Do what is asked and print the document."""
+    """Run the requested action and print the document."""
     linux_facts.ROOT = PARAMETERS.get("sysroot", "")
     linux_facts.ANSWERS = PARAMETERS.get("answers", {})
     action = PARAMETERS["action"]

@@ -1,7 +1,8 @@
 """RUNS ON THE NODE, as root: units that use the driver, stopped and started in order.
 
-Ours are the stages whose units a plan has put here, and the driver's own services. What was stopped
-is written down (`KEPT`), on disk, before the first is stopped, and struck off when it runs again.
+gpufleet's units are the stages that a plan placed here, and the driver's services. Units to stop
+are recorded on disk (`KEPT`) before the first stop, and removed from the record when they run
+again.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class FailedError(Exception):
 
 
 def run_program(name: str, *arguments: str, seconds: float = SHORT_SECONDS) -> str:
-    """Run a program; return what it printed. Raises `FailedError` with what it said."""
+    """Run a program; return what it printed. Raises `FailedError` with its error text."""
     try:
         done = subprocess.run(
             [path_of(name), *arguments],
@@ -115,7 +116,9 @@ def stop(units: Sequence[str], services: Sequence[str], seconds: float) -> None:
 
 
 def start(units: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Start units that are there and not up, in order; return those, and who failed with why."""
+    """
+    Start existing inactive units in order; return the started ones, and failures with reasons.
+    """
     known = unit_properties(units)
     started, failed = [], []
     for unit in units:
@@ -159,7 +162,7 @@ def services_kept(services: Sequence[str]) -> list[str]:
 
 
 def forget_units(units: Sequence[str]) -> None:
-    """Strike units, and the modules with them, off what has to run again."""
+    """Remove units, and the modules with them, from the record of what to start again."""
     left = [unit for unit in stopped_units()["units"] if unit not in units]
     if left:
         write(KEPT, json.dumps({"units": left, "modules": []}))

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE, as root: which kernels have NVIDIA's module; builds it for those that lack it.
+"""RUNS ON THE NODE, as root: list the kernels with NVIDIA's module; build it for the others.
 
 Takes (`PARAMETERS`):
   action   look or build
@@ -60,7 +60,7 @@ def enrolled() -> bool:
 
 
 def build(kernels: list[str], version: str) -> dict[str, Any]:
-    """Build the newest sources of a version for kernels; return how they stand then."""
+    """Build the newest sources of a version for kernels; return the kernels' state afterwards."""
     source = newest_source(version)
     said = {}
     for kernel in kernels:
@@ -104,7 +104,7 @@ def sources() -> Iterator[Tuple[str, str]]:
 
 
 def main() -> dict[str, Any]:
-    """Do what is asked."""
+    """Run the requested action."""
     linux_facts.ROOT = PARAMETERS["sysroot"]
     try:
         if PARAMETERS["action"] == "build":

@@ -1,11 +1,11 @@
-"""RUNS ON THE NODE: a server that computes nothing, to find what a load client itself can do.
+"""RUNS ON THE NODE: a server that computes nothing, to measure a load client's own limit.
 
 Takes (`PARAMETERS`): tokens, of each answer; answer: a document that is all of it, null: it is a
 stream of tokens. Prints {"port": N}, a port on loopback, and ends with its input.
 
 It answers as a busy vLLM does: in steps, each of which sends one event to every request. So a token
-costs the client what it costs it there: a wake-up shared with some others, and a read of its own.
-Python 3.8, standard library.
+costs the client as much as with vLLM: a shared wake-up, and a read of its own. Python 3.8, standard
+library.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Server(asyncio.Protocol):
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Begin to answer a request that is here as a whole."""
+        """Begin to answer a complete request."""
         self._data += data
         head, found, body = self._data.partition(b"\r\n\r\n")
         if found:

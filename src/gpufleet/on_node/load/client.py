@@ -21,10 +21,10 @@ Prints JSON lines: {"ready": 1, "connections": at most}; after the line `start S
 (when the load begins) each request as it ends, as a list [due, sent, first, done, prompt tokens,
 tokens, [microseconds between events], error]; once a second {"now", "in_flight": [due, ...],
 "lag_p99", "cpu_share", "connections"}, where every request due until `now` has been printed or is
-in `in_flight`; and last {"end": "stopped", "seconds" or "schedule", ...} (`Load.totals`).
-`stop SECONDS` ends the sending, and after so long what is still under way. The end of its input
-ends it at once. Times are seconds from the start of the load. No more is ever printed of an answer
-than numbers and a word of failure_reasons.
+in `in_flight`; and last {"end": "stopped", "seconds" or "schedule", ...} (`Load.totals`). `stop
+SECONDS` ends the sending, and after that time the requests in flight. The end of its input ends it
+at once. Times are seconds from the start of the load. Only numbers and a word of failure_reasons
+are printed of an answer.
 
 What is due is sent up to 1 ms later: epoll's time-outs are whole milliseconds. Latencies count from
 `due` all the same. Python 3.8, standard library.
@@ -69,7 +69,7 @@ _Entry = Optional[Tuple[int, int, List[int]]]
 
 
 class Load:
-    """The requests under way, and what decides about the next one."""
+    """The requests in flight, and the schedule of the next one."""
 
     def __init__(self, given: Dict[str, Any], writer: LineWriter) -> None:
         self.loop = asyncio.get_running_loop()
@@ -104,7 +104,7 @@ class Load:
         return self.loop.time() - self.zero
 
     def command(self, line: str) -> None:
-        """Do what a line from the controller says."""
+        """Execute a line from the controller."""
         word, _, value = line.partition(" ")
         if word == "start" and self.zero == math.inf:
             self._start(float(value))
@@ -125,7 +125,9 @@ class Load:
         self._look_for_end()
 
     def totals(self) -> Dict[str, Any]:
-        """Return the last line: why it ended, what was left, and what this process cost."""
+        """
+        Return the last line: the reason for the end, the requests left, and this process' cost.
+        """
         wall = max(1e-9, self.loop.time() - self._began[0])
         processor = time.process_time() - self._began[1]
         return {
@@ -175,7 +177,7 @@ class Load:
             self.over.set_result(None)
 
     def _dispatch(self) -> None:
-        """Send what is due, and come again when the next is."""
+        """Send due requests, and schedule the next call."""
         assert self._arrivals is not None
         while self._next[0] <= self.now():
             due, entry = self._next
@@ -233,7 +235,7 @@ class Load:
             self._send(*self._waiting.popleft())
 
     def _tick(self, due: float) -> None:
-        """Give up what is too old. In a closed loop, note how late the loop is."""
+        """Fail requests that are too old. In a closed loop, note how late the loop is."""
         if self._places is not None:
             self._note_lag(self.loop.time() - due)
         too_old = self.now() - self.given["give_up_seconds"]
@@ -333,7 +335,7 @@ async def measure(given: Dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Measure; of a defect in this program name the place, never what it had at hand."""
+    """Measure; report a defect of this program by its place, never by its data."""
     try:
         asyncio.run(measure(PARAMETERS))
     except Exception as error:

@@ -18,11 +18,11 @@ and to the controller, after the line GREETING:
   out N    what client N has printed
   over N   {"status": of the process, "said": last line of its errors}; the last message of N
 
-A program goes from one pipe to another: no argument, environment or file has it. When the
-controller ends, however that comes, its connection closes and so does the input here: all clients
-are killed, and this process ends. One whose machine lost power closes nothing, so silence ends it,
-too. If this process is killed, the clients' inputs end with it, and so do they.
-Python 3.8, standard library.
+A program passes from pipe to pipe: it is in no argument, environment or file. When the controller
+ends, however that comes, its connection closes and so does the input here: all clients are killed,
+and this process ends. A controller that lost power closes no connection, so silence also ends this
+process. If this process is killed, the clients' inputs end with it, and so do they. Python 3.8,
+standard library.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _LOOK_SECONDS = 0.5
 
 
 class Child:
-    """A client, with what is on its way to it."""
+    """A client, and the data queued for it."""
 
     def __init__(self, program: bytes, loader: str) -> None:
         self.process = subprocess.Popen(
@@ -75,7 +75,10 @@ class Child:
         self.kill_at = float("inf")
 
     def write(self) -> None:
-        """Send what it takes. It has ended if it takes nothing, which its outputs say."""
+        """
+        Write as much as its pipe accepts. A client that reads nothing has ended, which its outputs
+        show.
+        """
         try:
             while self.unsent:
                 del self.unsent[: os.write(self.input, self.unsent[:PIECE_BYTES])]
@@ -85,7 +88,7 @@ class Child:
             self.unsent.clear()
 
     def end(self) -> None:
-        """End its input, and give it some time."""
+        """Close its input, and set its deadline."""
         self.kill_at = time.monotonic() + ENDS_SECONDS
         self.unsent.clear()
         if self.process.stdin is not None:
@@ -185,7 +188,7 @@ class Group:
         return bool(data)
 
     def _take(self) -> None:
-        """Do what all whole messages say."""
+        """Execute all complete messages."""
         while True:
             end = self._unread.find(b"\n")
             if end < 0:
@@ -220,7 +223,7 @@ class Group:
             self._tell("out", number, data)
 
     def _bury(self) -> None:
-        """Report clients that have ended, and kill those whose time is up."""
+        """Report clients that have ended, and kill those past their deadline."""
         for number, child in list(self._children.items()):
             if time.monotonic() > child.kill_at:
                 child.kill()

@@ -24,7 +24,7 @@ class Address:
     """The server's address, and the bytes that begin every request."""
 
     def __init__(self, given: Dict[str, Any]) -> None:
-        """Take a client's parameters."""
+        """Set a client's parameters."""
         parts = urlsplit(given["url"])
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -45,7 +45,10 @@ class Address:
         return b"".join((self._head, prepared.header, length, prepared.body))
 
     async def resolve(self) -> None:
-        """Look its name up once, for each look-up costs a thread: take the first that answers."""
+        """
+        Resolve its name once, because each lookup costs a thread; use the first address that
+        answers.
+        """
         loop = asyncio.get_running_loop()
         try:
             found = await loop.getaddrinfo(self._host, self._port, type=1)  # SOCK_STREAM

@@ -1,7 +1,7 @@
-"""RUNS ON THE NODE: lines to the controller and from it, without ever holding up an event loop.
+"""RUNS ON THE NODE: lines to and from the controller, without blocking an event loop.
 
-A controller that is slow to read must not delay requests, or their times: what its pipe does not
-take waits here. A controller that has ended, however that came, closes its ends: this process ends.
+A slow controller must not delay requests or their times: output is buffered here. When the
+controller ends for any reason, its pipes close, and this process ends.
 """
 
 from __future__ import annotations
@@ -90,6 +90,6 @@ class CommandReader:
 
 
 def enlarge(descriptor: int) -> None:
-    """Let a pipe hold more, where it is one and the system allows that."""
+    """Enlarge the buffer of a pipe, if it is one and the system allows it."""
     with contextlib.suppress(OSError):
         fcntl.fcntl(descriptor, _SET_PIPE_SIZE, PIPE_BYTES)

@@ -1,6 +1,6 @@
 """RUNS ON THE NODE: the words for why a request failed.
 
-A status other than 200 is a word itself: "429". None has a text that a server sent.
+An HTTP status other than 200 is its own word: "429". None contains a server's text.
 """
 
 from __future__ import annotations

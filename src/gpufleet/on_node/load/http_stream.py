@@ -149,7 +149,7 @@ class Exchange:
 
 
 def _has_token(choice: Any) -> bool:
-    """Return whether a choice has more of the answer: not its role or its end alone."""
+    """Return whether a choice has content, not only its role or its end."""
     delta = choice.get("delta")
     if delta is None:
         # A text may be empty where a token is part of a character; one that ends it has none.
@@ -193,7 +193,7 @@ class Connection(asyncio.Protocol):
         self.transport.write(data)
 
     def data_received(self, data: bytes) -> None:
-        """Read what has come of an answer."""
+        """Process the received part of an answer."""
         exchange = self.exchange
         if exchange is None:
             self.drop()
@@ -217,7 +217,7 @@ class Connection(asyncio.Protocol):
         return False
 
     def connection_lost(self, problem: Optional[Exception]) -> None:
-        """End the exchange that was under way."""
+        """End the exchange in progress."""
         exchange = self.exchange
         if exchange is not None:
             # An answer without a length ends with its connection. The others too, if all is there.
@@ -230,7 +230,7 @@ class Connection(asyncio.Protocol):
         self._owner.lost(self)
 
     def drop(self) -> None:
-        """Close it without more words."""
+        """Close it at once."""
         if self.transport is not None:
             self.transport.abort()
 
@@ -307,7 +307,7 @@ class Connection(asyncio.Protocol):
         return body
 
     def _skip_body(self, why: str) -> None:
-        """Read the rest of a failure without a look, so that its connection can be used again."""
+        """Discard the rest of a failed answer, so that its connection can be reused."""
         assert self.exchange is not None
         self.exchange.error = why
         self._skip = True

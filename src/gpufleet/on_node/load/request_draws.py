@@ -7,8 +7,8 @@ run. The rest is cut from one pool of random ids, which costs a request a copy a
 token; the same ids at another place are no hit, for a block's hash covers all blocks before it
 (vLLM, v1/core/kv_cache_utils.py).
 
-Models that make no text are asked as `on_node/serving/questions.py` says, and so are their answers
-judged. A reranker takes texts only: words stand for tokens there.
+For models that generate no text, `on_node/serving/questions.py` builds requests and judges answers.
+A reranker takes texts only: words stand for tokens there.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def lengths(form: Dict[str, Any], seed: object) -> Iterator[int]:
 
 
 class TokenPool:
-    """Random token ids, or words, as the text that a body has, to cut pieces from."""
+    """A long text of random token ids or words, from which prompts are cut."""
 
     def __init__(self, low: int, high: int, salt: str, unit: Callable[[int], bytes]) -> None:
         """Draw from the ids `low` <= id < `high`; `unit` writes one, with what separates it."""
@@ -179,7 +179,7 @@ class TokenRequests:
         self._head, self._tail = token_frame(form["model"])
 
     def rest(self, count: int) -> None:
-        """Begin with a number of conversations under way; otherwise all would be in one turn."""
+        """Begin with conversations at different turns; otherwise all would be in the same turn."""
         if self._turns > 1:
             for _ in range(count):
                 self._resting.append(self._begun(1 + int(self._draw() * (self._turns - 1))))
@@ -285,7 +285,7 @@ class PooledRequests:
         self._judge = judge_of(kind, put)
 
     def rest(self, count: int) -> None:
-        """Nothing is under way: each of them stands for itself."""
+        """Requests are independent of each other."""
 
     def next(self) -> Prepared:
         """Return the next request."""
@@ -299,7 +299,7 @@ class PooledRequests:
         return Prepared(b"".join(pieces), known, 0, judge=self._judge)
 
     def replayed(self, *_: object) -> Prepared:
-        """Return the next request: a trace then says only when."""
+        """Return the next request; a trace only sets its time."""
         return self.next()
 
     def _text(self, count: int) -> bytes:
@@ -309,7 +309,7 @@ class PooledRequests:
 
 
 def judge_of(kind: str, put: questions.Question) -> Callable[[Any], questions.Judged]:
-    """Return what judges the answer to a question; the model's files are not known here."""
+    """Return the function that judges an answer; the model's files are unknown here."""
     return lambda document: questions.judge(kind, put, document, questions.Expected())
 
 
@@ -329,7 +329,7 @@ class WrittenRequests:
         self._number = 0
 
     def rest(self, count: int) -> None:
-        """Nothing is under way: each of them stands for itself."""
+        """Requests are independent of each other."""
 
     def next(self) -> Prepared:
         """Return the next request."""
@@ -337,7 +337,7 @@ class WrittenRequests:
         return self._bodies[(self._number - 1) % len(self._bodies)]
 
     def replayed(self, *_: object) -> Prepared:
-        """Return the next request: a trace then says only when."""
+        """Return the next request; a trace only sets its time."""
         return self.next()
 
 

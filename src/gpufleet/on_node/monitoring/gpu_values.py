@@ -1,6 +1,6 @@
 """RUNS ON THE NODE: NVML's values of each GPU now, on nodes without DCGM.
 
-Few questions, asked every minute; the probe's tables are for what a machine is.
+Few queries, every minute; the probe's tables describe the hardware.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Counted:
         self.lines = 0
 
     def take(self, piece: bytes) -> None:
-        """Take the next piece of the log's text."""
+        """Add the next piece of the log's text."""
         *rows, self.rest = (self.rest + piece).split(b"\n")
         for row in rows:
             self.add(row.decode("utf-8", "replace"))

@@ -193,7 +193,7 @@ def revert() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Do what is asked and print the document."""
+    """Run the requested action and print the document."""
     wanted = PARAMETERS["wanted"]
     actions = {
         "look": lambda: look(wanted),

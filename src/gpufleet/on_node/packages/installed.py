@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: what dpkg or rpm has installed, for the snapshot. It reads; it changes nothing.
+"""RUNS ON THE NODE: what dpkg or rpm has installed, for the snapshot. Read-only.
 
 One query of the package database answers everything that is asked. Where both package managers are
 there, the one with packages in its database is the node's: Debian has an rpm for other purposes.

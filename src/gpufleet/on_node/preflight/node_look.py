@@ -19,8 +19,7 @@ Prints one JSON document; what could not be read is {"missing": reason}:
   folders   {directory: bytes}
   firewall  whether nftables has the table `inet gpufleet`
 
-It reads; it changes nothing. Each question has a process and a deadline of its own. Python 3.8,
-standard library.
+Read-only. Each question has a process and a deadline of its own. Python 3.8, standard library.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ def release(directory: str) -> Dict[str, Any]:
 
 
 def names(directory: str) -> List[str]:
-    """Return what lies in a directory; nothing if there is none."""
+    """Return the names in a directory; empty if it does not exist."""
     with contextlib.suppress(OSError):
         return sorted(os.listdir(linux_facts.ROOT + directory))
     return []

@@ -11,10 +11,9 @@ Takes (JSON header `PARAMETERS`):
            all is well: the output of a server that answers is not read
 Prints one JSON document {"schema": 1, "stages": {id: ...}, "metrics": {id: ...}}.
 
-It reads; it changes nothing. The API key is read here, from the node's own root-only file, so that
-it never travels. An exporter's password, of which the node has a hash alone, came with this
-program on standard input; it is sent only to the holder of the deployed certificate. Python 3.8,
-standard library.
+Read-only. The API key is read here, from the node's own root-only file, so that it never travels.
+An exporter's password, of which the node has a hash alone, came with this program on standard
+input; it is sent only to the holder of the deployed certificate. Python 3.8, standard library.
 """
 
 from __future__ import annotations

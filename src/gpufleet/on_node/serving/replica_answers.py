@@ -21,7 +21,7 @@ is a label, a place in the order (from 1), or what was heard.
 
 Where a replica answers, under which name and with which key, is read from its unit: it is what runs
 that is judged. It changes nothing; the API key is read here and never leaves the node. Every
-replica is looked at by a process of its own, with a deadline. Python 3.8, standard library.
+replica is read by its own process, with a deadline. Python 3.8, standard library.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ Of one stage:
   events       [{at, boot, life, what, ...}] of the last starts and ends, oldest first
   before       the last lines that the life before this one wrote, oldest first
 
-It reads; it changes nothing. The API key is read here and never leaves the node. Every stage is
-looked at by a process of its own, with a deadline.
+Read-only. The API key is read here and never leaves the node. Every stage is looked at by a process
+of its own, with a deadline.
 """
 
 from __future__ import annotations

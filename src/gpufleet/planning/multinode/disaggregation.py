@@ -506,7 +506,7 @@ def _backends(flags: Mapping[str, Argument]) -> Any:
 
 
 def _speculation(flags: Mapping[str, Argument]) -> Any:
-    """Return the draft model's transferred KV cache; None: none."""
+    """Return the speculative settings that shape the transferred KV cache; None: none."""
     value = flags.get(_SPECULATIVE)
     if isinstance(value, str):
         try:
