@@ -46,16 +46,16 @@ NOT_THERE = {"not_supported", "function_not_found"}
 
 
 def count() -> int:
-    """Return how many GPUs NVML knows; raises where NVML does not start."""
+    """Return NVML's number of GPUs; raises if NVML cannot be initialised."""
     return checked_count(start_nvml().nvmlDeviceGetCount())
 
 
 def gpu(index: int) -> Dict[str, Any]:
     """
-    Return one GPU's `uuid`, `bus_id` and `values`; of those only what it has.
+    Return one GPU's `uuid`, `bus_id` and its available `values`.
 
-    `failed` names the values that it should have said and did not. Raises where NVML gives no
-    handle to it, or no UUID.
+    `failed` names the expected values that are missing. Raises if NVML returns no handle or no
+    UUID.
     """
     nvml = start_nvml()
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -75,7 +75,7 @@ def is_number(answer: Any) -> bool:
 
 
 def failed_fields(answers: List[Tuple[str, Any]]) -> Iterator[str]:
-    """Yield the names of what could not be read although the board may have it."""
+    """Yield the names of values that could not be read although the board may have them."""
     for name, answer in answers:
         if not is_number(answer) and not (is_missing(answer) and answer["missing"] in NOT_THERE):
             yield name

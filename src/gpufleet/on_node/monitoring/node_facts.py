@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE, as root, every minute: our own facts of it, for the node exporter.
+"""RUNS ON THE NODE, as root, every minute: write gpufleet's facts about it for the node exporter.
 
 Started by gpufleet-facts.timer. Reads /etc/gpufleet/facts.json, which the deploy writes: what it
 knows of the node and the node does not.
@@ -10,11 +10,11 @@ knows of the node and the node does not.
   release   which vLLM release the node is to serve, "" for none
 Writes /var/lib/gpufleet/textfile/facts.prom, docs/reference/node-metrics.md describes it.
 
-Every part is asked in a process of its own with a deadline (forked.py), and one that fails costs
-itself only: its series are missing, and gpufleet_facts_failed says so. A process that is stuck in
-the kernel cannot be killed; while one is, its question is not asked again, so that they do not pile
-up. What costs (modinfo, the package database, the kernel log) is asked again only when the files
-behind it have changed. Python 3.8, standard library, and NVIDIA's binding that travels along.
+Every part is read in its own process with a deadline (forked.py), and a failed part affects only
+itself: its series are missing, and gpufleet_facts_failed reports it. A process stuck in the kernel
+cannot be killed; its question is not asked again meanwhile, so that such processes do not pile up.
+Expensive sources (modinfo, the package database, the kernel log) are read again only when their
+files have changed. Python 3.8, standard library, and NVIDIA's binding that travels along.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ Sample = Tuple[str, Labels, Number]
 
 
 def host() -> Dict[str, Any]:
-    """Return what plain files say: kernel, loaded driver, the mark, deploys, a pending reboot."""
+    """Return facts from plain files: kernel, loaded driver, the mark, deploys, a pending reboot."""
     running = line("/proc/sys/kernel/osrelease")
     kernels = read(names, "/lib/modules")
     installed = [] if is_missing(kernels) else filter(driver_files.is_installed, kernels)
@@ -103,7 +103,7 @@ def deploys() -> List[str]:
 
 
 def module_on_disk(known: Any) -> Dict[str, Any]:
-    """Return the version of the running kernel's module; modinfo unpacks it, so not every time."""
+    """Return the version of the running kernel's module, cached because modinfo unpacks it."""
     kernel = line("/proc/sys/kernel/osrelease")
     at = "/lib/modules/" + kernel
     listed = read(line, at + "/modules.dep")
@@ -182,8 +182,8 @@ def gpus_on_bus(known: Any) -> Dict[str, Any]:
     """
     Return the GPUs that the driver has, {bus id: {"answers", "uuid"}}. No driver: no GPUs.
 
-    The driver keeps its entry of a GPU that fell off the bus; only the bus shows that it no
-    longer answers. Its UUID is then what it was: the driver has forgotten it.
+    The driver keeps its entry of a GPU that fell off the bus; only the bus shows that it no longer
+    answers. Its UUID is then the earlier one: the driver no longer has it.
     """
     found = read(names, "/proc/driver/nvidia/gpus")
     if is_missing(found):
@@ -210,7 +210,7 @@ def answers(bus_id: str) -> bool:
 
 
 def uuid_of(bus_id: str) -> str:
-    """Return a GPU's UUID as the driver's own files have it, "" if they do not."""
+    """Return a GPU's UUID from the driver's files, "" if they lack it."""
     text = read(line, "/proc/driver/nvidia/gpus/%s/information" % bus_id)
     if is_missing(text):
         return ""
@@ -223,7 +223,7 @@ def uuid_of(bus_id: str) -> str:
 
 
 class Facts:
-    """The parts that were asked, those that failed, and what becomes of both."""
+    """The queried parts, the failed ones, and their samples."""
 
     def __init__(self) -> None:
         self.watch = Watch()
@@ -244,12 +244,12 @@ class Facts:
             self.asked[name] = process(self.watch.out[name].pid)
 
     def wait(self, *parts: str) -> None:
-        """Wait for parts that were asked for, each no longer than its deadline."""
+        """Wait for the queried parts until their deadlines."""
         waited = [name for name in parts if name not in self.answers]
         self.answers.update(self.watch.answers(*waited))
 
     def end(self) -> None:
-        """Kill what is still out; write down who outlives that, and what is known."""
+        """Kill unfinished processes; record the survivors and the cached values."""
         self.watch.stop()
         until = time.monotonic() + END_SECONDS
         still = self.asked
@@ -275,7 +275,7 @@ def process(pid: int) -> Dict[str, Any]:
 
 
 def start_ticks(pid: int) -> Optional[str]:
-    """Return when a process began, in ticks since boot; None: there is none, or it has ended."""
+    """Return a process' start time in ticks since boot; None: it does not exist, or has ended."""
     try:
         with open("/proc/%d/stat" % pid, encoding="utf-8", errors="replace") as file:
             words = file.read().rpartition(")")[2].split()
@@ -285,12 +285,12 @@ def start_ticks(pid: int) -> Optional[str]:
 
 
 def is_alive(about: Dict[str, Any]) -> bool:
-    """Return whether that very process is there."""
+    """Return whether exactly this process is still running."""
     return about["began"] is not None and start_ticks(about["pid"]) == about["began"]
 
 
 def load_kept(name: str) -> Dict[str, Any]:
-    """Return what an earlier run kept; {} if it is not there or nothing that we wrote."""
+    """Return an earlier run's cache; {} if it is missing or invalid."""
     try:
         with open("%s%s/%s" % (linux_facts.ROOT, MEMORY, name), encoding="utf-8") as file:
             found = json.load(file)
@@ -300,7 +300,7 @@ def load_kept(name: str) -> Dict[str, Any]:
 
 
 def keep(name: str, content: Dict[str, Any]) -> None:
-    """Keep something for the next run; if that fails, it reads again."""
+    """Cache something for the next run; if that fails, the next run reads it again."""
     path = "%s%s/%s" % (linux_facts.ROOT, MEMORY, name)
     try:
         with open(path + ".tmp", "w", encoding="utf-8") as file:
@@ -348,7 +348,7 @@ def declaration() -> Dict[str, Any]:
 
 
 def ask(facts: Facts, gpu_node: bool, by_nvml: bool) -> None:
-    """Ask for all parts at once; GPUs when NVML has said how many there are."""
+    """Query all parts at once, and GPUs once NVML has returned their number."""
     seconds = SECONDS["part"]
     facts.ask("host", host, seconds)
     facts.ask("stages", units, seconds)
@@ -381,7 +381,7 @@ def ask(facts: Facts, gpu_node: bool, by_nvml: bool) -> None:
 
 
 def node(found: Dict[str, Any], about: Dict[str, Any], gpu_node: bool) -> Iterator[Sample]:
-    """Yield what is about the node as a whole."""
+    """Yield the samples about the node itself."""
     host = found["host"]
     versions = {
         "loaded": driver_version(host if is_missing(host) else host["loaded"]),
@@ -413,14 +413,14 @@ def node(found: Dict[str, Any], about: Dict[str, Any], gpu_node: bool) -> Iterat
 
 
 def driver_version(answer: Any) -> Optional[str]:
-    """Return a version, "" for what is not there, None for what could not be read."""
+    """Return a version; "": not installed, None: could not be read."""
     if is_missing(answer):
         return "" if answer["missing"] == "absent" else None
     return str(answer)
 
 
 def member_of(answer: Any, key: str) -> Any:
-    """Return one member of an answer, missing alike if there was none."""
+    """Return one member of an answer, or the answer itself if it is missing."""
     return answer[key] if isinstance(answer, dict) and not is_missing(answer) else answer
 
 
@@ -430,7 +430,7 @@ def version_label(version: Optional[str]) -> str:
 
 
 def driver_facts(versions: Dict[str, Optional[str]]) -> Iterator[Sample]:
-    """Yield which parts differ from the loaded module; of what could not be read, nothing."""
+    """Yield which parts differ from the loaded module, without unreadable ones."""
     loaded = versions["loaded"]
     if not loaded:
         return

@@ -1,12 +1,11 @@
-"""RUNS ON THE NODE, as root: records what the controller found out about the node.
+"""RUNS ON THE NODE, as root: record the controller's findings about the node.
 
 Takes (`PARAMETERS`):
   files    {"check.prom": [[name, labels, value], ...]}: metrics, as on_node/common/textfile.py has
   them deploy   the name of a deploy that came to its end just now; "" or left out: none did
   sysroot  "" on a real machine
-Prints one JSON document {"schema": 1, "error": sentence or "", "recorded": [file, ...]}.
-A node without the directory has no node facts yet: nothing is made there. Python 3.8, standard
-library.
+Prints one JSON document {"schema": 1, "error": sentence or "", "recorded": [file, ...]}. A node
+without the directory has no node facts yet: nothing is written there. Python 3.8, standard library.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ DEPLOYS = "/var/lib/gpufleet/deploys"
 
 
 def main() -> None:
-    """Write, and say what was written."""
+    """Write the files, and print their names."""
     done: List[str] = []
     said = ""
     try:
@@ -38,7 +37,7 @@ def main() -> None:
 
 
 def record(done: List[str]) -> None:
-    """Write every file, and that a deploy has ended; `done` has what was written so far."""
+    """Write every file, and the end of a deploy; `done` lists the files written so far."""
     root = PARAMETERS.get("sysroot", "")
     for name, samples in PARAMETERS.get("files", {}).items():
         textfile.write(name, textfile.text(samples), root)

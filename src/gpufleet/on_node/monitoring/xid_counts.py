@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: how often each GPU has had each Xid since boot, by the kernel log.
 
-A log of a year is long, and this runs every minute: what was counted is kept with the place up to
-which the log was read, and only what is new is read. From the journal, else from the kernel's ring.
+This runs every minute, and logs may be long: counts are cached with the log position, and only new
+lines are read. From the journal, else from the kernel's ring.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Counted:
             self.counts[key] = self.counts.get(key, 0) + 1
 
     def add_later(self, text: str) -> None:
-        """Take one line of the ring, which begins with lines that were read before."""
+        """Add one line of the ring buffer, which begins with lines of earlier reads."""
         stamped = STAMP.match(text)
         at = float(stamped.group(1)) if stamped else self.until
         if at > self.until:
@@ -74,8 +74,7 @@ def count_new(known: Known) -> Known:
     """
     Return {"boot", "counts": {"0000:3b:00 79": 2}, ...} with what is new since `known`.
 
-    `known` is what this returned before, {} at first. Raises `CannotRead` where there is no log
-    that may be read.
+    `known` is the previous result, {} at first. Raises `CannotRead` without a readable log.
     """
     boot = line("/proc/sys/kernel/random/boot_id")
     if known.get("boot") != boot:
@@ -89,7 +88,7 @@ def count_new(known: Known) -> Known:
 
 
 def journal(known: Known) -> Known:
-    """Count in the journal's kernel log of this boot, from where it was read to."""
+    """Count in the journal's kernel log of this boot, from the cached position."""
     count = Counted(known)
     after = ("--after-cursor=" + count.cursor,) if count.cursor else ()
     output = run(
@@ -106,7 +105,7 @@ def journal(known: Known) -> Known:
 
 
 def ring(known: Known) -> Known:
-    """Count in what the kernel's ring still has."""
+    """Count in the kernel's ring buffer."""
     count = Counted(known)
     add: Callable[[str], None] = count.add_later
     output = run("dmesg", seconds=SECONDS["dmesg"])

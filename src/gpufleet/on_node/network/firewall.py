@@ -1,5 +1,4 @@
-"""RUNS ON THE NODE: nftables' table `inet gpufleet`, as it is, and put in place so that it can be
-taken back.
+"""RUNS ON THE NODE: read nftables' table `inet gpufleet`, or replace it with automatic rollback.
 
 Takes (JSON header `PARAMETERS`):
   action   look, apply, confirm or revert
@@ -16,9 +15,9 @@ Prints one JSON document {"schema": 1, "error": sentence or "", ...}; after `loo
   pending    whether rules wait for their confirmation
   service    the unit's ActiveState
 
-`apply` starts a timer first, then loads the table; the file stays as it is, so that a reboot takes
-the rules back, too. `confirm` ends the timer and writes the file. The confirmation comes over a
-connection that came about under the new rules. Python 3.8, standard library.
+`apply` starts a timer first, then loads the table; the file stays unchanged, so that a reboot also
+undoes the rules. `confirm` ends the timer and writes the file. The confirmation comes over a
+connection opened under the new rules. Python 3.8, standard library.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class FailedError(Exception):
 
 
 def run(*argv: str, text: str = "") -> str:
-    """Return what a command prints; raise `FailedError` with what it said instead."""
+    """Return a command's output; raise `FailedError` with its error text."""
     try:
         done = subprocess.run(
             argv,
@@ -106,7 +105,7 @@ def is_saved(path: str, wanted: str) -> bool:
 
 
 def active(unit: str) -> str:
-    """Return a unit's state; "" if systemd does not say."""
+    """Return a unit's state; "" without an answer of systemd."""
     try:
         return run("systemctl", "show", "-p", "ActiveState", "--value", "--", unit).strip()
     except FailedError:
@@ -114,7 +113,7 @@ def active(unit: str) -> str:
 
 
 def write(path: str, text: str, mode: int) -> None:
-    """Put a whole file in place at once: also after a power cut it is the old one or the new."""
+    """Replace a file atomically, also against a power cut."""
     new = path + ".new"
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -128,7 +127,7 @@ def write(path: str, text: str, mode: int) -> None:
 
 
 def look(wanted: str) -> dict[str, Any]:
-    """Return what is loaded, what is wanted in the same words, and what a reboot would load."""
+    """Return the loaded rules, the wanted ones in nft's format, and what a reboot would load."""
     installed, known = is_installed("nft"), users(wanted)
     return {
         "installed": installed,
@@ -142,14 +141,14 @@ def look(wanted: str) -> dict[str, Any]:
 
 
 def cancel_rollback() -> None:
-    """End the timer that would take the rules back."""
+    """End the timer that would undo the rules."""
     for verb in ("stop", "reset-failed"):
         with contextlib.suppress(FailedError):  # it is not there: nothing waits
             run("systemctl", verb, "--", REVERT + ".timer", REVERT + ".service")
 
 
 def apply(wanted: str, seconds: int) -> dict[str, Any]:
-    """Load the table, once it is certain that what was before comes back by itself."""
+    """Load the table, after starting the timer that restores the previous rules."""
     os.makedirs(RUN, mode=0o700, exist_ok=True)
     run("nft", "-c", "-f", "-", text=wanted)
     # Rules that were never confirmed are nothing to come back to.
@@ -175,7 +174,7 @@ def apply(wanted: str, seconds: int) -> dict[str, Any]:
 
 
 def confirm(wanted: str) -> dict[str, Any]:
-    """Keep what was loaded, also over a reboot."""
+    """Keep the loaded rules, also after a reboot."""
     cancel_rollback()
     seen = look(wanted)
     if seen["loaded"] is None or seen["loaded"] != seen["canonical"]:
@@ -185,7 +184,7 @@ def confirm(wanted: str) -> dict[str, Any]:
 
 
 def revert() -> dict[str, Any]:
-    """Bring back at once what was loaded before."""
+    """Restore the previously loaded rules at once."""
     with open(BEFORE, encoding="utf-8") as file:
         run("nft", "-f", "-", text=file.read())
     cancel_rollback()

@@ -17,11 +17,11 @@ that its servers are sent}}. No key leaves the node.
 Installed as a program it is started by the gateway's unit: `gateway-state start HOME RUN STATE`
 before HAProxy, `gateway-state reload ...` before each reload; it never fails them.
 
-Who is drained is said by drained.json alone, which is written before HAProxy is told. HAProxy reads
-drained.state whenever it starts or is reloaded, before its first request, and that file is made of
-drained.json each time: a line of HAProxy's server state has the server's port in it, and would
-bring back an old one. Over a reload servers that are down stay down, as well, until they are
-checked. Python 3.8, standard library.
+drained.json alone defines the drained servers; it is written before HAProxy is told. HAProxy reads
+drained.state at every start and reload, before its first request. The file is generated from
+drained.json each time, because HAProxy's server state contains ports and could restore an old one.
+After a reload servers that were down stay down until they are checked. Python 3.8, standard
+library.
 """
 
 from __future__ import annotations
@@ -96,7 +96,10 @@ def main() -> None:
 
 
 def hook(when: str) -> None:
-    """Make HAProxy's state file; whatever is wrong, a gateway without it is better than none."""
+    """
+    Write HAProxy's state file; errors are ignored, because a gateway without it is better than
+    none.
+    """
     try:
         with hold_lock():
             write_state(read_drained(), live=when == "reload")
@@ -105,7 +108,7 @@ def hook(when: str) -> None:
 
 
 def perform(what: str, servers: "list[str]") -> "dict[str, Any]":
-    """Return what was found, after what was asked for was done."""
+    """Execute the action, and return the state afterwards."""
     if what == "show":
         return server_states(read_drained())
     if what == "load":
@@ -140,7 +143,7 @@ def perform(what: str, servers: "list[str]") -> "dict[str, Any]":
 
 
 def is_down(found: "dict[str, Any]", servers: "list[str]") -> bool:
-    """Return whether one of these servers gets no request because its check fails."""
+    """Return whether the health check of one of these servers fails."""
     return any(
         each["backend"] + "/" + each["server"] in servers and each["status"].startswith("DOWN")
         for each in found.get("servers", [])
@@ -148,7 +151,7 @@ def is_down(found: "dict[str, Any]", servers: "list[str]") -> bool:
 
 
 def load(unit: str, fingerprint: str, seconds: float) -> "dict[str, Any]":
-    """Make HAProxy load what lies there; return what it then has, or why it has not."""
+    """Make HAProxy load the files on disk; return the loaded configuration, or the error."""
     until = time.monotonic() + seconds
     said = ""
     try:
@@ -179,7 +182,7 @@ def load(unit: str, fingerprint: str, seconds: float) -> "dict[str, Any]":
 
 @contextlib.contextmanager
 def hold_lock() -> "Iterator[None]":
-    """Let one program at a time change what is kept."""
+    """Let one program at a time change the stored drains."""
     os.makedirs(STATE, mode=0o755, exist_ok=True)
     with open(os.path.join(STATE, ".lock"), "w", encoding="ascii") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -198,12 +201,12 @@ def read_drained() -> "set[str]":
 
 
 def keep(drained: "set[str]") -> None:
-    """Keep these, and no others."""
+    """Store exactly these drains."""
     replace("drained.json", json.dumps({"schema": 1, "drained": sorted(drained)}) + "\n")
 
 
 def replace(name: str, text: str) -> None:
-    """Write a file whole or not at all, over a loss of power, too."""
+    """Write a file atomically, also against a loss of power."""
     path = os.path.join(STATE, name)
     with open(path + ".new", "w", encoding="utf-8") as file:
         file.write(text)
@@ -218,7 +221,7 @@ def replace(name: str, text: str) -> None:
 
 
 def write_state(drained: "set[str]", live: bool) -> None:
-    """Write what HAProxy reads when it starts: a line for each server that is not simply up."""
+    """Write HAProxy's state for its next start: a line for each server that is not up."""
     down = set()
     if live:
         with contextlib.suppress(OSError):
@@ -235,7 +238,7 @@ def write_state(drained: "set[str]", live: bool) -> None:
 
 
 def line(name: str, address: str, port: int, drained: bool, down: bool) -> str:
-    """Return a server's line, of the place that the configuration says."""
+    """Return a server's line, with the configuration's address."""
     backend, server = name.split("/", 1)
     values = {
         "be_name": backend,
@@ -309,7 +312,7 @@ def keys() -> "dict[str, str]":
 
 
 def server_states(drained: "set[str]") -> "dict[str, Any]":
-    """Return HAProxy's report about its servers, and what is kept of them."""
+    """Return HAProxy's report about its servers, and the stored drains."""
     found = {
         "drained": sorted(drained),
         "configured": configured(),
@@ -354,7 +357,7 @@ def statistics(text: str) -> "list[dict[str, str]]":
 
 
 def older_statistics() -> "Iterator[str]":
-    """Yield the statistics of processes that were reloaded, and end with their last requests."""
+    """Yield the statistics of old processes that end with their last requests after a reload."""
     try:
         processes = send_command("show proc", master=True)
     except OSError:

@@ -1,12 +1,12 @@
-"""Starts LiteLLM's proxy with nothing of it open but the API, for clients whose keys are known.
+"""Starts LiteLLM's proxy with only the API accessible, to clients with known keys.
 
 RUNS ON THE NODE, under the release's own Python: `litellm-serve DIRECTORY` serves what
 `config.yaml` and `front.json` there say, `litellm-serve --check DIRECTORY` has LiteLLM read them.
 
-LiteLLM without a database has one key for all, and takes orders from a request (`api_base`
-sends the upstream's key wherever a client likes). So it is asked only by what stands here: it sees
-requests for declared names, of clients who may use them, with keys of a body that model servers
-know. It logs who asked for what and how that ended: no key, no prompt.
+LiteLLM without a database has one key for all, and takes orders from a request (`api_base` sends
+the upstream's key wherever a client likes). So only this filter talks to it: it receives requests
+for declared names, from authorised clients, with body keys that model servers know. It logs client,
+request and result, without keys or prompts.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Front:
         self.upstream_key = upstream_key.encode()
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        """Serve one request, or what a server does besides."""
+        """Serve one request, or another ASGI event."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
@@ -118,7 +118,7 @@ class Front:
     async def _asked(
         self, scope: dict[str, Any], receive: Receive, noted: dict[str, Any]
     ) -> bytes | dict[str, Any]:
-        """Return the body that LiteLLM is to see, or what is answered without it."""
+        """Return the body for LiteLLM, or the answer without LiteLLM."""
         at = scope["method"], scope["path"]
         if at != ("GET", "/v1/models") and not (at[0] == "POST" and at[1] in PATHS):
             raise _Refused(404, "There is nothing here: ask the gateway.", code="not_found")
@@ -167,7 +167,7 @@ class Front:
     async def _body(self, headers: Mapping[bytes, bytes], receive: Receive) -> dict[str, Any]:
         too_large = _Refused(
             413,
-            f"The request is larger than {self.most_bytes >> 20} MiB, which this proxy takes.",
+            f"The request exceeds this proxy's limit of {self.most_bytes >> 20} MiB.",
             code="request_too_large",
         )
         with contextlib.suppress(ValueError):
@@ -195,7 +195,7 @@ class Front:
     def _passed_on(
         self, scope: dict[str, Any], body: bytes, receive: Receive
     ) -> tuple[dict[str, Any], Receive]:
-        """Return scope and messages of the request as LiteLLM gets it; no key of a client in it."""
+        """Return scope and messages of the request for LiteLLM, without the client's key."""
         headers = [each for each in scope["headers"] if each[0] in self.headers]
         headers += [
             (b"authorization", b"Bearer " + self.own_key),

@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: a package transaction by apt and dpkg; `transaction.py` says the order.
 
 The vendors' index, cache and pins lie in gpufleet's folders, and only our apt.conf names them: the
-node's own apt sees none of it. What apt says is read in the C locale.
+node's own apt sees none of it. apt's output is parsed in the C locale.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Apt:
     # --- what is there
 
     def installed(self) -> Dict[str, Installed]:
-        """Return what dpkg knows to have files, by name and by name:architecture."""
+        """Return the packages with files, by name and by name:architecture."""
         found: Dict[str, Installed] = {}
         fields = [row.split("\t") for row in self._query("-f", DPKG_ROW).splitlines()]
         own = own_architectures(fields)
@@ -85,7 +85,7 @@ class Apt:
     # --- mending
 
     def finish(self) -> Output:
-        """Make dpkg finish what it was interrupted in."""
+        """Make dpkg finish interrupted work."""
         return self.run("finish")
 
     def repair(self) -> None:
@@ -101,7 +101,10 @@ class Apt:
     # --- sources
 
     def prepare(self) -> None:
-        """Make our folders: the node's own sources and pins are linked in, minus the vendors'."""
+        """
+        Create gpufleet's apt folders, with links to the node's own sources and pins except the
+        vendors'.
+        """
         for folder in ("/lists/partial", "/sources.list.d", "/preferences.d"):
             os.makedirs(self.root + STATE + folder, mode=0o755, exist_ok=True)
         os.makedirs(self.root + CACHE + "/archives/partial", mode=0o755, exist_ok=True)
@@ -138,9 +141,9 @@ class Apt:
 
     def fetch(self) -> List[str]:
         """
-        Fetch every index; return what is wrong with the node's own sources.
+        Fetch every index; return errors of the node's own sources.
 
-        Raises `RefusedError` when a vendor's is not to be had: without it nothing can be right.
+        Raises `RefusedError` if a vendor's index cannot be fetched.
         """
         if "fetch vendors" in self.steps:
             output = self.run("fetch vendors")
@@ -234,7 +237,7 @@ class Apt:
         ]
 
     def needs(self, changes: List[Change]) -> Dict[str, int]:
-        """Return {folder: bytes} that the changes take, of which packages' own words tell."""
+        """Return {folder: bytes} that the changes need, from the packages' metadata."""
         words = ["%s=%s" % (c.name, c.after) for c in changes if c.after]
         if not words:
             return {}
@@ -253,7 +256,9 @@ class Apt:
     # --- doing it
 
     def download(self) -> Output:
-        """Fetch and verify every package: what is missing or false is known before we touch."""
+        """
+        Fetch and verify every package, so that missing or wrong ones are known before any change.
+        """
         return self.run("download")
 
     def install(self) -> Output:
@@ -268,7 +273,7 @@ class Apt:
         return self.run("restore", *words)
 
     def mark(self) -> None:
-        """Take away and put on the holds that the plan names."""
+        """Remove and set the holds of the plan."""
         for name in ("release", "hold"):
             if name in self.steps:
                 output = self.run(name)
@@ -276,7 +281,7 @@ class Apt:
                     raise RefusedError("%s failed: %s" % (self.steps[name]["argv"][0], output.last))
 
     def mark_again(self, held: List[str]) -> None:
-        """Put back the holds that apt has taken away."""
+        """Restore the holds that apt removed."""
         if held:
             again = {"argv": ["apt-mark", "-c", self.root + HOME + "/apt.conf", "hold", "--"]}
             steps.run(self.root, {**again, "seconds": 60, "stdin": ""}, held)
@@ -289,7 +294,7 @@ class Apt:
 
 def pinned(asked: Dict[str, Any]) -> List[Tuple[List[str], str]]:
     """
-    Return [(names, version pattern)] that apt must choose, whatever else it may see.
+    Return [(names, version pattern)] that apt must choose over all other candidates.
 
     Each wanted version; and for packages in lockstep that version for all that the same source may
     bring, because what depends on them has to follow.
@@ -313,7 +318,9 @@ def errors(text: str) -> List[str]:
 
 
 def reasons(text: str) -> List[str]:
-    """Return why apt finds no solution: dependencies first, which come without a mark."""
+    """
+    Return why apt finds no solution: first dependencies, which have no prefix in apt's output.
+    """
     depends = [
         " ".join(line.split())
         for line in text.splitlines()

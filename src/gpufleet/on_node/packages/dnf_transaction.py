@@ -1,8 +1,8 @@
 """RUNS ON THE NODE: a package transaction by dnf 4 and rpm; `transaction.py` says the order.
 
 The vendors' repositories lie in a gpufleet folder that only our command lines name. dnf's shell
-takes removals and installations as one transaction; it exits with status 0 whatever happens, so
-what it says is read, in the C locale, and the database afterwards.
+takes removals and installations as one transaction; it always exits with status 0, so its output is
+parsed, in the C locale, and the database afterwards.
 """
 
 from __future__ import annotations
@@ -86,7 +86,10 @@ class Dnf:
         return self.run("finish")
 
     def repair(self) -> None:
-        """Nothing is left torn: rpm keeps the version before until the new one is whole."""
+        """
+        Nothing is left half-installed: rpm keeps the previous version until the new one is
+        complete.
+        """
 
     # --- sources
 
@@ -168,7 +171,7 @@ class Dnf:
         return self.run("restore", "\n".join([*lines, "run", ""]))
 
     def mark(self) -> None:
-        """Take away and put on the locks that the plan names."""
+        """Remove and set the locks of the plan."""
         for name in ("release", "hold"):
             if name in self.steps:
                 output = self.run(name)
@@ -179,7 +182,7 @@ class Dnf:
                     )
 
     def mark_again(self, held: List[str]) -> None:
-        """Make the locks of packages that moved name their new versions."""
+        """Update the locks of changed packages to their new versions."""
         if held:
             step = next(self.steps[name] for name in ("install", "simulate") if name in self.steps)
             words = [word for word in step["argv"] if not word.startswith("--disableplugin")]
@@ -198,7 +201,7 @@ def parse_listing(text: str) -> List[Tuple[str, str, str]]:
     """
     Return [(section, name, version)] of dnf's table.
 
-    A name too long for its column stands on a line of its own, and the rest on the next.
+    A name too long for its column has its own line, followed by the rest.
     """
     found, section, begun = [], "", ""
     for line in text.splitlines():
@@ -242,7 +245,7 @@ MEANINGS = (
 
 
 def explain_error(text: str) -> str:
-    """Return what dnf's words mean, and what to do."""
+    """Explain dnf's error, with the remedy."""
     return next(
         (said for pattern, said in MEANINGS if re.search(pattern, text, re.I)),
         "its index cannot be fetched",

@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: what dpkg or rpm has installed, for the snapshot. Read-only.
 
-One query of the package database answers everything that is asked. Where both package managers are
-there, the one with packages in its database is the node's: Debian has an rpm for other purposes.
+One query of the package database answers all questions. If both package managers are installed, the
+node's is the one with packages in its database: Debian has rpm for other purposes.
 """
 
 from __future__ import annotations

@@ -29,11 +29,13 @@ FLOCK = "hhqqi"
 
 
 class LockedError(Exception):
-    """One sentence: who has held a lock for how long."""
+    """Describe in one sentence who has held a lock for how long."""
 
 
 def wait(root: str, manager: str, seconds: float, say: Callable[[str], None]) -> None:
-    """Return when no program changes packages; raise `LockedError` with the holder at the end."""
+    """
+    Wait until no program changes packages; raise `LockedError` with the holder at the deadline.
+    """
     deadline = time.monotonic() + seconds
     said = ""
     while True:
@@ -94,7 +96,7 @@ def is_dnf(pid: int) -> bool:
 
 
 def process(pid: int) -> str:
-    """Return what a process is, for people: its id, command line, and since when it runs."""
+    """Describe a process: its id, command line and start time."""
     if pid <= 0:
         return "a process outside of this system"
     words = command(pid)

@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: may a foretold package transaction be carried out?  Pure.
 
-A simulation says what would come, go and move; here it is held against what was asked. An
-unrequested removal, downgrade or release of a hold is a reason to touch nothing.
+Compare a simulation's installations, removals and changes with the request. An unrequested removal,
+downgrade or release of a hold refuses the transaction.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 
 class Change(NamedTuple):
-    """One package's version before and after; None: it was not, or will not be there."""
+    """One package's version before and after; None: not installed."""
 
     name: str
     before: Optional[str]
@@ -22,8 +22,8 @@ class Installed(NamedTuple):
     """
     One package as the database has it.
 
-    `whole`: fully installed and configured; `torn`: its files are partly another version's, and
-    only unpacking it again helps.
+    `whole`: fully installed and configured; `torn`: some files are another version's, so that it
+    must be unpacked again.
     """
 
     version: str
@@ -95,7 +95,7 @@ def outcome(changes: List[Change], installed: Dict[str, Installed]) -> Dict[str,
 
 
 def package_mismatches(asked: Dict[str, Any], after: Dict[str, str]) -> List[str]:
-    """Return a sentence for each package that is not as asked."""
+    """Return a sentence for each package that is not as requested."""
     sentences = []
     for name, version in asked["install"]:
         found = after.get(name)

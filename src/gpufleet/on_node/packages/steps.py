@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: runs one step of a package transaction, within its deadline, into a log.
 
-A step outlives the connection that asked for it: a package manager that is ended half-way leaves
-packages half installed. Its output is in LOG, of the last transaction alone.
+A step outlives its connection: ending a package manager half-way leaves packages half installed.
+Its output is in LOG, of the last transaction alone.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class RefusedError(Exception):
 
 
 class Output(NamedTuple):
-    """A step's exit status and everything it said."""
+    """A step's exit status and output."""
 
     status: int
     text: str
 
     @property
     def last(self) -> str:
-        """The lines that tell why, on one line: around the first that complains, else the last."""
+        """Join the explaining lines: those around the first error, else the last ones."""
         lines = output_lines(self.text)
         at = next((at for at, line in enumerate(lines) if COMPLAINS.search(line)), len(lines))
         # A script prints what is wrong before dpkg reports the failure.
@@ -62,7 +62,7 @@ def output_lines(text: str) -> List[str]:
 
 
 def ignore_hangup() -> None:
-    """Keep us and our programs running when the connection ends."""
+    """Keep this process and its programs running when the connection ends."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
@@ -76,9 +76,9 @@ def begin_log(root: str) -> None:
 
 def record_step(root: str, what: str, folder: str = "", size: int = 0) -> None:
     """
-    Write down what is done now: `what`, and for a download where it comes to and its bytes.
+    Record the current step: `what`, and for a download its folder and size.
 
-    Nothing depends on it: what cannot be written is not known to those who look.
+    It is informational: write errors are ignored.
     """
     document = {"pid": os.getpid(), "step": what, "folder": folder, "bytes": size}
     with contextlib.suppress(OSError):

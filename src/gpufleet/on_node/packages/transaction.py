@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE, as root: one package transaction, whole or not at all.
+"""RUNS ON THE NODE, as root: run one package transaction completely or undo it.
 
 Takes (`PARAMETERS`): what gpufleet.converge.package_commands.parameters() returns.
 Prints one JSON document {"schema": 1, "changed": [[name, before, after]], "notes": [sentence]};
@@ -39,7 +39,7 @@ UNTOUCHED = "nothing was touched"
 
 
 def transact(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Carry out what is asked; raise `RefusedError` or `LockedError` with a sentence."""
+    """Run the transaction; raise `RefusedError` or `LockedError` with a sentence."""
     os.umask(0o022)
     root, seconds = asked["root"], asked["lock_seconds"]
     lock = locks.take(root + LOCK, seconds)
@@ -79,7 +79,7 @@ def report_progress(root: str, text: str) -> None:
 
 
 def write_files(files: Dict[str, str]) -> None:
-    """Write the files that the steps go by, each at once and whole."""
+    """Write the configuration files of the steps atomically."""
     for path, text in files.items():
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
         with open(path + ".new", "w") as file:
@@ -90,7 +90,7 @@ def write_files(files: Dict[str, str]) -> None:
 
 
 def repair_packages(manager: Manager, asked: Dict[str, Any]) -> List[str]:
-    """Finish what was interrupted, and unpack torn packages again; return what was done."""
+    """Finish interrupted work, and unpack half-installed packages again; return what was done."""
     half = manager.unfinished()
     if not half:
         return []
@@ -148,7 +148,7 @@ def change(manager: Manager, asked: Dict[str, Any], notes: List[str]) -> List[Ch
 
 
 def fetch(manager: Manager, asked: Dict[str, Any]) -> List[str]:
-    """Fetch the indexes; return what is wrong with the node's own sources."""
+    """Fetch the indexes; return errors of the node's own sources."""
     steps.record_step(asked["root"], "fetches the indexes of the package sources")
     for source in asked["sources"]:
         if not os.path.isfile(asked["root"] + source["key"]):
@@ -163,13 +163,13 @@ def fetch(manager: Manager, asked: Dict[str, Any]) -> List[str]:
 
 
 def broken_packages(manager: Manager, asked: Dict[str, Any]) -> List[str]:
-    """Return the wanted packages that are not whole, whatever the exit status was."""
+    """Return the requested packages that are incomplete, whatever the exit status."""
     found = manager.installed()
     return [name for name, _ in asked["install"] if name not in found or not found[name].whole]
 
 
 def space_problems(root: str, needs: Dict[str, int]) -> List[str]:
-    """Return a sentence for each file system that lacks room for what lies in these folders."""
+    """Return a sentence for each file system without enough room for these folders' new content."""
     total: Dict[int, List[Any]] = {}
     for folder, size in needs.items():
         path = root + folder
@@ -190,7 +190,7 @@ def space_problems(root: str, needs: Dict[str, int]) -> List[str]:
 
 
 def restore(manager: Manager, changes: List[Change], output: Output, held: List[str]) -> str:
-    """Put back what was, after a package's script failed; return what happened."""
+    """Restore the previous state after a package's script failed; return the result."""
     found = manager.installed()
     failed = sorted(one.name for one in changes if one.name in found and not found[one.name].whole)
     said = "the installation of %s failed: %s" % (
@@ -246,7 +246,7 @@ def verify(manager: Manager, asked: Dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Do it; say a problem in one sentence."""
+    """Run it; report a problem in one sentence."""
     steps.ignore_hangup()
     try:
         document = transact(PARAMETERS)

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: how far a package transaction is that goes on beside it.
+"""RUNS ON THE NODE: report the progress of a running package transaction.
 
 Takes (`PARAMETERS`): `root`, "" for the node itself.
 Prints one JSON document: {"schema": 1, "step": what it does, "bytes": int or None, "total": int or
@@ -59,7 +59,7 @@ def look(root: str) -> Dict[str, Any]:
 
 
 def last_line(path: str) -> Optional[str]:
-    """Return the last line of a log that says something, None if there is none."""
+    """Return the last non-empty line of a log, None if there is none."""
     with contextlib.suppress(OSError):
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _END))
@@ -74,7 +74,7 @@ def last_line(path: str) -> Optional[str]:
 
 
 def main() -> None:
-    """Look, and print what was seen."""
+    """Print the current progress."""
     signal.alarm(SECONDS)
     print(json.dumps(look(PARAMETERS["root"])))
 

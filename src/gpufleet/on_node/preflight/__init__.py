@@ -1,1 +1,1 @@
-"""RUNS ON THE NODE: what has to be true before users come."""
+"""RUNS ON THE NODE: checks of `gpufleet preflight`."""

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: what `gpufleet preflight` asks and no other program does.
+"""RUNS ON THE NODE: the facts that only `gpufleet preflight` needs.
 
 Takes (JSON header `PARAMETERS`):
   names    host names to resolve
@@ -121,7 +121,7 @@ def page(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 class _Stays(urllib.request.HTTPRedirectHandler):
-    """A redirect is the server's answer: it is reached."""
+    """A redirect counts as an answer: the server is reached."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
@@ -156,7 +156,7 @@ def handshakes(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def handshake(asked: Dict[str, Any], context: ssl.SSLContext) -> str:
-    """Return a server's certificate as base64 of DER; raises what goes wrong."""
+    """Return a server's certificate as base64 of DER; exceptions pass through."""
     place = (asked["host"], asked["port"])
     plain = socket.create_connection(place, timeout=REQUEST_SECONDS)
     try:
@@ -167,7 +167,7 @@ def handshake(asked: Dict[str, Any], context: ssl.SSLContext) -> str:
 
 
 def model(directory: str, files: Optional[Dict[str, List[str]]]) -> Dict[str, Any]:
-    """Return whether a model's files are all there, and those that were written since."""
+    """Return whether a model's files are complete, and those changed since."""
     there = dict(sizes(directory))
     known = {name for name in there if name != MARK and not name.startswith(NOTES)}
     wanted = set(shards(directory)) if files is None else set(files)

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: is this node cordoned, and is it being changed: by whom, why, since when?
+"""RUNS ON THE NODE: read the node's cordon, and the upgrade that holds it.
 
 The mark is `on_node/common/change_marks.py`'s; what it means for a plan is `cordon.py`'s.
 """
@@ -16,7 +16,7 @@ BYTES = 1 << 16
 
 def cordon() -> Optional[Dict[str, Any]]:
     """
-    Return the mark; None: there is none. `passing`: it is that of a change that is going on.
+    Return the mark; None: there is none. `passing`: it belongs to a running change.
 
     Only root may read it.
     """
@@ -35,7 +35,7 @@ def cordon() -> Optional[Dict[str, Any]]:
 
 
 def upgrade() -> Optional[Dict[str, Any]]:
-    """Return whose the node is while an upgrade is not at its end; None: no upgrade's."""
+    """Return the unfinished upgrade that holds the node; None: none."""
     found = document("lock.json")
     if found is None:
         return None

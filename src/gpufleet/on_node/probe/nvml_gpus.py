@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: NVML's values of the driver and of each GPU. Read-only.
 
-The tables say what is asked, and by which NVML function. Numbers stand in for constants of the
-binding where those are wrong or newer than the driver; nvml.h has them.
+The tables map each value to its NVML function. Numbers from nvml.h replace the binding's constants
+that are wrong or newer than the driver.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def pci(nvml: Any, gpu: Any) -> dict[str, Any]:
 
 
 def affinity(function: str, words: int) -> Ask:
-    """Return a question for a bit mask of `words` 64-bit words, answered as Linux writes lists."""
+    """
+    Return a question for a bit mask of `words` 64-bit words, answered in Linux's list notation.
+    """
 
     def ask(nvml: Any, gpu: Any) -> str:
         mask = getattr(nvml, "nvmlDeviceGet" + function)(gpu, words, 0)  # 0: NUMA node, not socket
@@ -76,7 +78,7 @@ def processes(kind: str) -> Ask:
 
 
 def throttle_samples(nvml: Any, gpu: Any) -> list[int]:
-    """Return the reasons for throttling, read once, or three times if hardware throttles."""
+    """Return the throttling reasons, read once, or three times if the hardware throttles."""
     question = first_of(get("CurrentClocksEventReasons"), get("CurrentClocksThrottleReasons"))
     samples = [question(nvml, gpu)]
     while samples[0] & HARDWARE_SLOWDOWN and len(samples) < SAMPLES:
@@ -108,7 +110,9 @@ def ecc_at(location: int) -> Ask:
 
 
 def platform(nvml: Any, gpu: Any) -> dict[str, Any]:
-    """Return where in its rack a board sits. Bytes are read as they are: the binding takes text."""
+    """
+    Return where in its rack a board sits. Bytes are passed unchanged: the binding expects text.
+    """
     import ctypes
 
     info = nvml.c_nvmlPlatformInfo_v2_t()
@@ -278,7 +282,7 @@ DRIVER_FACTS: tuple[tuple[str, Callable[[Any], Any]], ...] = (
 
 
 def checked_count(count: int) -> int:
-    """Return a number of GPUs; raises where the driver answers what cannot be one."""
+    """Return a number of GPUs; raises for an impossible answer of the driver."""
     if count > GPUS_MAX:
         raise CannotRead("implausible", detail="the driver counts %d GPUs" % count)
     return count
@@ -297,7 +301,7 @@ def driver() -> dict[str, Any]:
 
 
 def gpu(index: int) -> dict[str, Any]:
-    """Return everything about one GPU by itself; raises when NVML gives no handle to it."""
+    """Return all facts about a single GPU; raises when NVML returns no handle to it."""
     nvml = start_nvml()
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     facts = table_answers(GPU_FACTS, nvml, handle)

@@ -50,7 +50,7 @@ def links_of(nvml: Any, gpu: Any) -> dict[str, Any]:
 
 
 def link(nvml: Any, gpu: Any, number: int, state: Any) -> dict[str, Any]:
-    """Return one NVLink: its state, and what is at its other end."""
+    """Return one NVLink: its state and its other end."""
     return {
         "link": number,
         "state": state,
@@ -84,7 +84,7 @@ def bit_errors(nvml: Any, gpu: Any, number: int, link: int) -> float:
 
 
 def remote_bus_id(nvml: Any, gpu: Any, number: int) -> str:
-    """Return the PCI function at the other end; "ffffffff:ff:ff.0" where NVML does not know."""
+    """Return the PCI function at the other end; "ffffffff:ff:ff.0" if unknown to NVML."""
     return sysfs_bus_id(to_json(nvml.nvmlDeviceGetNvLinkRemotePciInfo(gpu, number).busId))
 
 

@@ -1,4 +1,5 @@
-"""RUNS ON THE NODE: what is this machine made of? Reads, changes nothing, judges nothing.
+"""RUNS ON THE NODE: print the machine's hardware and software facts. It reads, without changes or
+verdicts.
 
 Takes (global `PARAMETERS`, all optional):
   sysroot  prefix of every file read and of every program run: "" is the real machine
@@ -9,11 +10,10 @@ Takes (global `PARAMETERS`, all optional):
 Prints one JSON document, described in docs/reference/probe.md. Every value that could not be read
 is {"missing": reason, ...}; none is left out.
 
-A GPU that hangs or crashes the driver costs itself only: this process asks nothing, it forks one
-process a GPU (forked.py). What does not concern GPUs is asked beside them, and delays none of
-them: quick questions are answered one after the other by one process, and whichever turns out to
-be slow by a process of its own. Python 3.8, standard library, and the binding that travels
-along as `pynvml`.
+A GPU that hangs or crashes the driver affects only itself: this process forks one process a GPU
+(forked.py), and queries none itself. Facts that do not concern GPUs are read in parallel without
+delaying them: one process answers the quick questions in turn, and a slow question moves to its own
+process. Python 3.8, standard library, and the binding that travels along as `pynvml`.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ LONG: dict[str, Callable[[], Any]] = {
 
 
 def document() -> dict[str, Any]:
-    """Ask in three rounds: the driver, every GPU, every pair of GPUs; beside them all the rest."""
+    """Query the driver, then every GPU, then every pair of GPUs; everything else in parallel."""
     began = time.monotonic()
     watch = Watch()
     try:
@@ -173,14 +173,14 @@ def system_section(beside: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def part(answer: Any, name: str) -> Any:
-    """Return one member of an answer, missing alike if there was none."""
+    """Return one member of an answer, or the answer itself if it is missing."""
     return answer if is_missing(answer) else answer[name]
 
 
 def driver_section(
     about: Any, module: Mapping[str, Any], beside: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the driver's facts by name; without NVML, what it would have said is missing."""
+    """Return the driver's facts by name; without NVML its values are missing."""
     if is_missing(about):
         facts = {"init": about, **{name: about for name, _ in nvml_gpus.DRIVER_FACTS}}
         facts["nvml"] = part(beside["library"], "nvml")
@@ -196,7 +196,7 @@ def driver_section(
 
 
 def gpu_section(answer: Any, section: str, index: int) -> Any:
-    """Return one section about one GPU; a GPU that did not answer keeps its place in each."""
+    """Return one section about one GPU; a silent GPU keeps its place in each section."""
     if not is_missing(answer):
         return answer[section]
     return {"index": index, **answer} if section == "gpus" else answer
@@ -223,9 +223,9 @@ def errors(
     together: Mapping[int, Any],
 ) -> Iterator[dict[str, Any]]:
     """
-    Yield every process that had no answer at all, with what it was about.
+    Yield every process without an answer, with its subject.
 
-    Beside the GPUs "there is no such program" and the like are answers; they stand at the facts.
+    For facts beside the GPUs, reasons such as "no such program" are recorded with each fact.
     """
     silent = {"timeout", "crashed", "error", "implausible"}
     asked_about = {

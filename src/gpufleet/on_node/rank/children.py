@@ -1,9 +1,9 @@
 """RUNS ON THE NODE: the programs that a rank runs, and everything that they start.
 
-A program may start others that leave its process group, as Ray's do. So we are the reaper of all
-orphans below us (PR_SET_CHILD_SUBREAPER): whatever descends from us stays our descendant, and an
-end is complete when there is none left. A program itself dies with us (PR_SET_PDEATHSIG), also when
-we are killed; what that leaves, systemd kills with the unit's control group.
+A program may start others that leave its process group, as Ray's do. So this process is the reaper
+of all orphans below it (PR_SET_CHILD_SUBREAPER): descendants stay descendants, and the end is
+complete when none is left. A program dies with this process (PR_SET_PDEATHSIG), even after SIGKILL;
+systemd kills the rest with the unit's control group.
 """
 
 from __future__ import annotations
@@ -74,9 +74,10 @@ class Children:
 
     def terminate(self, pid: int | None = None) -> None:
         """
-        Ask one program to end, or all.
+        Send SIGTERM to one program, or all.
 
-        Only the programs themselves: vLLM drains on SIGTERM, and its workers must not get it.
+        The signal goes only to the programs themselves: vLLM drains on SIGTERM, and its workers
+        must not get it.
         """
         for each in [pid] if pid else list(self.running):
             with contextlib.suppress(OSError):
@@ -95,7 +96,7 @@ class Children:
 
 
 def descendants() -> list[int]:
-    """Return the processes that descend from us, without those that have ended."""
+    """Return this process' living descendants."""
     children: dict[int, list[int]] = {}
     for pid, parent in processes():
         children.setdefault(parent, []).append(pid)
@@ -144,7 +145,7 @@ def describe_exit(status: int) -> str:
 
 
 def environment(values: dict[str, Any]) -> dict[str, str]:
-    """Return our variables for a program: without systemd's own, placeholders filled in."""
+    """Return a program's environment: without systemd's variables, placeholders filled in."""
     ours = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
     found = {
         name: fill_ports(value, values) for name, value in os.environ.items() if name not in ours

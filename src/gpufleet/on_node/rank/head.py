@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: rank 0, where the others meet. It alone says when a group begins."""
+"""RUNS ON THE NODE: rank 0, which the others connect to. It alone starts the group."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LARGE_SILENCES = 3
 
 
 class Head(Rank):
-    """The head. It waits for all, compares, forms the group, and relays its end."""
+    """The head. It waits for all ranks, compares them, forms the group, and relays its end."""
 
     def __init__(self, options: argparse.Namespace, programs: list[list[str]], key: bytes) -> None:
         super().__init__(options, programs, key)
@@ -241,7 +241,7 @@ class Head(Rank):
                 self.drop(link, "has not answered a large message")
 
     def _not_large(self, rank: int) -> str:
-        """Return which way large messages do not pass."""
+        """Return the direction in which large messages are lost."""
         ends = [self.me, self.nodes[rank]][:: 1 if self.tested[rank] == "there" else -1]
         return (
             "messages of 64 KiB from %s (%s) to %s (%s) do not arrive, while small ones do: "
@@ -286,12 +286,12 @@ class Head(Rank):
                 link.send("waiting", why=self.told)
 
     def _waits_too(self, rank: int) -> bool:
-        """Return whether a rank is here, and does not reach those alone who are not."""
+        """Return whether a rank is connected, and fails to reach only ranks that are not."""
         apart = self.apart.get(rank) or []
         return rank in self.ranks and bool(apart) and not any(each in self.ranks for each in apart)
 
     def _missing(self, rank: int) -> str:
-        """Return the name of a rank that is waited for, and what is known of why."""
+        """Return the name of an awaited rank, with the known reason."""
         name = self.nodes[rank].name
         if rank in self.refused:
             return "%s (%s)" % (name, self.refused[rank])
@@ -390,9 +390,9 @@ class Head(Rank):
 
     def _hurry(self, why: str) -> None:
         """
-        End a drain soon: what servers need is gone, and their requests may wait for it for ever.
+        Shorten a drain: servers have lost a rank, and their requests may hang.
 
-        Not at once: programs of workers may end a moment before the server that has finished.
+        With a delay: workers' programs may end a moment before the finished server.
         """
         if self.ending is not None and self.ending.step == "drain":
             self.hurry = self.hurry or why
@@ -400,7 +400,7 @@ class Head(Rank):
             self.ending = self.ending._replace(until=min(self.ending.until, soon))
 
     def _drained(self) -> None:
-        """End once no rank serves any more."""
+        """End when no rank serves any more."""
         drains = self.ending is not None and self.ending.step == "drain"
         if drains and self._server_pid() is None and not self.draining:
             self.end("no rank serves any more", 0)

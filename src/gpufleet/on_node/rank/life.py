@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: what every rank does, head or worker: its loop, its programs, its end.
+"""RUNS ON THE NODE: the common part of head and worker: loop, programs, end.
 
 An end has up to three steps, each with a limit:
   drain   only after a stop that was asked for: the head's server may finish its requests
@@ -116,7 +116,7 @@ class Rank:
         raise NotImplementedError
 
     def rank_of(self, link: Link) -> int | None:
-        """Return whose link this is; None: not known yet."""
+        """Return the link's rank; None: not known yet."""
         raise NotImplementedError
 
     def take(self, link: Link, message: dict[str, Any]) -> None:
@@ -132,7 +132,7 @@ class Rank:
         raise NotImplementedError
 
     def program_ended(self, why: str, status: int) -> None:
-        """Act on the unexpected end of one of our programs."""
+        """Handle the unexpected end of one of the programs."""
         self.end(why, self.rank, status=WRONG if status == WRONG else 1)
 
     # The loop
@@ -155,7 +155,7 @@ class Rank:
         return self.status
 
     def _part(self) -> None:
-        """Close the links so that the last messages arrive: a closed one drops unread data."""
+        """Close the links after their last messages have arrived: closing drops unread data."""
         for link in self.links:
             link.last_words()
         until = time.monotonic() + PART_SECONDS
@@ -257,7 +257,7 @@ class Rank:
             self.drop(link, str(error))
 
     def drop(self, link: Link, why: str) -> None:
-        """Close a link, if it is still ours, and act on the loss."""
+        """Close a current link, and handle its loss."""
         if link in self.links:
             self.links.remove(link)
             link.close()
@@ -276,7 +276,7 @@ class Rank:
         return {"incarnation": group.get("id"), **ports}
 
     def start(self, program: list[str]) -> None:
-        """Start one of our programs; one that cannot be started is the group's end."""
+        """Start one of the programs; a failure ends the group."""
         argv = [fill_ports(word, self.values) for word in program]
         try:
             pid = self.children.start(argv, environment(self.values))
@@ -288,7 +288,10 @@ class Rank:
         self._start_until = time.monotonic() + self.options.start_seconds
 
     def ready(self) -> bool:
-        """Return whether what was started listens on `--ready-port`; never is the group's end."""
+        """
+        Return whether the started program listens on `--ready-port`; if it never does, the group
+        ends.
+        """
         now = time.monotonic()
         if not self.options.ready_port:
             return True
@@ -331,7 +334,7 @@ class Rank:
         self.children.terminate()
 
     def drain(self, why: str, rank: int) -> None:
-        """Begin the end after a requested stop: serving ranks may finish first."""
+        """Begin to end after a requested stop: serving ranks may finish first."""
         if self.ending is not None:
             return
         self.say("stops: " + why)
@@ -384,7 +387,7 @@ class Rank:
         self._said[text] = now
 
     def wait_with(self, phase: str, why: str) -> None:
-        """Note what we wait for, and say it."""
+        """Record what is awaited, and log it."""
         self.state.phase(phase, why)
         self.say(why)
 

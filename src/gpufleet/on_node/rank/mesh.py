@@ -1,14 +1,14 @@
-"""RUNS ON THE NODE: small datagrams from every rank to every other, to tell the dead from the slow.
+"""RUNS ON THE NODE: small datagrams between all ranks, to distinguish dead peers from slow ones.
 
-* A connection may say nothing for long on a line that loses much: what is lost is repeated later
-  and later, and all that follows waits. Of forty datagrams within each silence one comes back.
-* A network may be cut between two workers while the head reaches both: their links to it live, and
-  the model hangs.
+* With high packet loss a TCP connection may be silent for long: retransmissions back off, and all
+  later data waits. Silence is declared only if none of forty datagrams is answered.
+* The network may fail between two workers that both reach the head: their links to it live, and the
+  model hangs.
 
-A datagram names the newest one that came from the other side; a rank that finds its own number in
-it knows that both directions pass. It carries an HMAC-SHA256 of the replica's key. A
-replayed recording proves nothing new: a process is taken for the rank's if it answers something
-newer than was answered before, and a recording cannot.
+A datagram contains the number of the newest one received from the other side; a rank that finds its
+own number there knows that both directions work. It carries an HMAC-SHA256 of the replica's key. A
+replayed recording is useless: a process counts as the rank only if it answers a newer number than
+before.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NEVER = float("-inf")
 
 class Mesh:
     """
-    One rank's datagrams to the others, whose addresses `others` has by rank.
+    One rank's datagrams to the others; `others` has addresses by rank.
 
     `key` is this replica's, `silence` the seconds after which a peer counts as gone.
 
@@ -74,12 +74,12 @@ class Mesh:
         """When to send next."""
 
     def pin(self) -> None:
-        """From now on a rank is the process that answered last, or answers first."""
+        """From now on a rank's process is fixed: the one that answered last, or answers first."""
         answered = [rank for rank in self._heard if self.answered[rank] > NEVER]
         self._pinned = {rank: self._heard[rank][0] for rank in answered}
 
     def pulse(self, now: float) -> None:
-        """Take what has come, and send what is due."""
+        """Process received datagrams, and send due ones."""
         with contextlib.suppress(OSError):
             for _ in range(AT_ONCE):
                 self._take(*self.socket.recvfrom(DATAGRAM_BYTES))

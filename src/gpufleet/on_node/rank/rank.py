@@ -3,8 +3,8 @@
     vllm-rank --replica llama-0 --rank 1 --node gpu-01=10.1.0.1 --node gpu-02=10.1.0.2 --port 29500
               --same release=0.33.0-1f2e --same model=9d1f -- /opt/.../vllm serve ... --headless
 
-Every rank's program talks to rank 0's, the head's, over TCP. They find each other, agree that they
-are alike, form a group with an INCARNATION, start their programs in order, and beat. When one of
+Every rank's program talks to rank 0's, the head's, over TCP. They connect, compare themselves, form
+a group with an INCARNATION, start their programs in order, and exchange heartbeats. When one of
 them, its node, its program or the network between them fails, the group has ended: every rank kills
 its programs and exits with 1, and systemd restarts it, to find the others again.
 
@@ -17,7 +17,7 @@ arguments and in variables. Ports in use are `--port` and the 15 after it.
 Exit status: 0 stopped by SIGTERM here or at the head; 1 the group is over; 2 the arguments, the
 key, or those of the program are wrong: a restart would not help.
 
-Python 3.8, standard library; one thread; nothing in its loop waits.
+Python 3.8, standard library; one thread; nothing in its loop blocks.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def arguments(argv: List[str]) -> Tuple[argparse.Namespace, List[List[str]]]:
 
 
 def parser_of_options() -> argparse.ArgumentParser:
-    """Return the parser of what stands before the first program."""
+    """Return the parser of the options before the first program."""
     parser = argparse.ArgumentParser(prog="vllm-rank", allow_abbrev=False)
     add = parser.add_argument
     add("--replica", required=True, metavar="ID", help="the same on all ranks: llama-0")
@@ -113,7 +113,7 @@ def parser_of_options() -> argparse.ArgumentParser:
 
 
 def split(argv: List[str]) -> Tuple[List[str], List[List[str]]]:
-    """Return the words before the first lone `--`, and those behind each."""
+    """Split arguments at each lone `--`."""
     parts: List[List[str]] = [[]]
     for word in argv:
         if word == "--":

@@ -13,8 +13,8 @@ The file is a JSON object; times are seconds since 1970:
   short_lives   how many incarnations in a row ended within SHORT_SECONDS
   counter       of the last incarnation that this rank was part of
 
-It outlives the program, and the next one begins with what it says: keep its directory over
-restarts (RuntimeDirectoryPreserve=yes). Lost, nothing worse happens than a start without a pause.
+It outlives the program, and the next one starts from it: keep its directory over restarts
+(RuntimeDirectoryPreserve=yes). Its loss only causes a start without a pause.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KILLED = "the rank's program was killed, or its node went down"
 
 
 class State:
-    """The file, and what it said before."""
+    """The file, and its previous content."""
 
     def __init__(self, path: str, replica: str, rank: int, node: str) -> None:
         self.path = path
@@ -67,7 +67,7 @@ class State:
         return int(self.document["counter"])
 
     def pause(self) -> float:
-        """Return the seconds to wait from the last end on: none at first, then ever more."""
+        """Return the pause after the last end in seconds: 0 at first, then increasing."""
         failures = int(self.document["short_lives"]) - 1
         if failures <= 0:
             return 0.0
@@ -84,7 +84,7 @@ class State:
         return max(0.0, self.pause() - (now - number(end.get("when"))))
 
     def phase(self, phase: str, why: str = "") -> None:
-        """Note where we are; `since` stays when only the sentence changes."""
+        """Record the phase; `since` stays when only the sentence changes."""
         if phase != self.document["phase"]:
             self.document["since"] = int(time.time())
         self.document["phase"] = phase
@@ -96,7 +96,7 @@ class State:
         self.document["counter"] = incarnation["counter"]
 
     def end(self, why: str, rank: int, node: str, *, stopped: bool = False, when: int = 0) -> None:
-        """Note the end of the incarnation; a requested stop is not a failure."""
+        """Record the end of the incarnation; a requested stop is not a failure."""
         incarnation = self.document["incarnation"]
         if not incarnation:
             return
@@ -114,7 +114,7 @@ class State:
         self.document["short_lives"] = self.document["short_lives"] + 1 if short else 0
 
     def write(self, now: float) -> None:
-        """Write the file if it says something new, or the last writing is some seconds ago."""
+        """Write the file if its content is new, or the last write is some seconds ago."""
         text = json.dumps(self.document, sort_keys=True)
         if text == self._written and now < self._next:
             return

@@ -1,11 +1,11 @@
-"""RUNS ON THE NODE: a connection between two ranks of a replica that knows whether both still live.
+"""RUNS ON THE NODE: an authenticated connection between two ranks with heartbeats.
 
-* Strangers get nowhere: every frame carries an HMAC-SHA256 of a key that is made for this
-  connection, from the replica's key and a nonce of either side. A frame of another connection,
+* Unauthorised peers are rejected: every frame carries an HMAC-SHA256 with a key for this
+  connection, derived from the replica's key and both sides' nonces. A frame of another connection,
   of the other direction, or out of order does not fit.
-* Alive means answered: each side sends beats and remembers when it sent the newest one that came
-  back. So either side notices a cut of either direction.
-* Nothing here waits: bytes are taken and given as the kernel has room.
+* Alive means answered: each side sends heartbeats and records the send time of the newest answered
+  one. So either side notices a cut of either direction.
+* Nothing here blocks: bytes are read and written as far as the kernel allows.
 
 A frame is its length (4 bytes), the HMAC (32) and a JSON object with `kind`. Once a group has
 formed, every frame names its incarnation, and one of another incarnation ends the connection.
@@ -96,11 +96,11 @@ class Link:
 
     @property
     def unsent(self) -> bool:
-        """There is something that the kernel has not taken yet."""
+        """Data is waiting for the kernel to accept it."""
         return bool(self._unsent)
 
     def send(self, kind: str, **content: Any) -> None:
-        """Send a message; before the keys are made it waits."""
+        """Send a message; it is queued until the keys exist."""
         message = {"kind": kind, "incarnation": self.incarnation, **content}
         if self._keys is None:
             self._waiting.append(message)
@@ -112,7 +112,7 @@ class Link:
             raise LostError("takes no messages")
 
     def flush(self) -> None:
-        """Give the kernel what it takes. Raises `LostError`."""
+        """Write as much as the kernel accepts. Raises `LostError`."""
         try:
             while self._unsent:
                 del self._unsent[: self.socket.send(bytes(self._unsent[: 1 << 18]))]
@@ -125,8 +125,8 @@ class Link:
         """
         Yield the messages that have arrived, without beats and their answers.
 
-        One by one: what one says decides how the next is taken. Raises `LostError` if something
-        else than our frames came, and behind the last words when the connection has ended.
+        One by one, because a message may change how the next is parsed. Raises `LostError` for
+        invalid frames, and after the last message when the connection has ended.
         """
         ended = None
         try:
@@ -145,7 +145,7 @@ class Link:
             raise ended
 
     def pulse(self, now: float) -> None:
-        """Send a beat if it is time for one."""
+        """Send a heartbeat if one is due."""
         if self._keys is None or self.muted or now < self._next_beat:
             return
         if self._head and not self.known:
@@ -158,13 +158,13 @@ class Link:
         self.send("beat", number=self._beat)
 
     def last_words(self) -> None:
-        """Send what is queued, and that nothing follows."""
+        """Send the queue, then shut down the sending side."""
         with contextlib.suppress(LostError, OSError):
             self.flush()
             self.socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Close the connection, with what the kernel still takes without waiting."""
+        """Close the connection after writing what the kernel accepts without blocking."""
         with contextlib.suppress(LostError, OSError):
             self.flush()
         self.socket.close()
@@ -196,7 +196,7 @@ class Link:
                 yield message
 
     def _greeted(self) -> bool:
-        """Take the peer's nonce; the head answers with its own only then."""
+        """Process the peer's nonce; the head sends its own only then."""
         wanted = len(MAGIC) + NONCE_BYTES
         if bytes(self._received[: len(MAGIC)]) != MAGIC[: len(self._received)]:
             raise LostError("does not use the protocol of this release")

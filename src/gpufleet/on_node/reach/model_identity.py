@@ -1,11 +1,11 @@
-"""RUNS ON THE NODE: what tells one model directory from another, without reading all of it.
+"""RUNS ON THE NODE: identify a model directory's content without reading all of it.
 
 Of a file of at most `WHOLE_BYTES` (configurations, tokenizers, the index of the weights) it is
 the SHA-256 of all of it; of a larger one (weights) the size, and the SHA-256 of both ends:
 safetensors begins with the names, types and places of its tensors, and a copy that was cut off or
 filled with zeros ends differently. Reading the weights would take as long as loading them.
 
-They are read as the account that will load them, so that a file that it may not read shows.
+They are read with the account that will load them, so that unreadable files are found.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def files(directory: str, user: str) -> Dict[str, Any]:
     """
     Return {path below `directory`: [bytes, digest]} of the files that a model consists of.
 
-    Changes the account of this process to `user` for good, if it is root's and there is such a one.
-    Raises `CannotRead` for a directory without any, and for what `user` may not read.
+    Changes this process' account to `user` permanently, if it is root and the account exists.
+    Raises `CannotRead` for a directory without files, and for files that `user` may not read.
     """
     become(user)
     if not os.path.exists(directory):
@@ -55,7 +55,7 @@ def files(directory: str, user: str) -> Dict[str, Any]:
 
 
 def refusal(path: str) -> str:
-    """Return why nothing is there for this account: it is absent, or hidden."""
+    """Return why this account sees nothing: absent, or no permission."""
     try:
         os.stat(path)
     except PermissionError:

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: what a node of a replica over nodes has, before it talks to the others.
+"""RUNS ON THE NODE: check a node of a multi-node replica before it contacts the others.
 
 Takes (`PARAMETERS`):
   address, interface   of the network that was chosen for it
@@ -114,7 +114,7 @@ def free_ports(address: str, samples: List[List[int]]) -> Iterator[int]:
 
 
 def can_bind(kind: int, address: str, port: int) -> bool:
-    """Return whether a port is free; for TCP, what a connection left behind does not count."""
+    """Return whether a port is free; TCP connections in TIME_WAIT do not count."""
     with socket.socket(socket.AF_INET, kind) as tried:
         try:
             if kind == socket.SOCK_STREAM:
@@ -186,7 +186,7 @@ def port_users(ports: List[int], tables: Tuple[str, ...]) -> Dict[str, Any]:
 
 
 def port_sockets(ports: Any, tables: Tuple[str, ...]) -> Dict[str, int]:
-    """Return {as /proc/PID/fd names it: port} of the sockets that keep others from these ports."""
+    """Return {name in /proc/PID/fd: port} of the sockets that occupy these ports."""
     found: Dict[str, int] = {}
     for path in tables:
         with contextlib.suppress(OSError), open(path, encoding="ascii") as file:

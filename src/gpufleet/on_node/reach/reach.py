@@ -1,8 +1,8 @@
-"""RUNS ON THE NODE, on all nodes of a replica at once: do they reach each other?
+"""RUNS ON THE NODE, on all nodes of a replica at once: test that they reach each other.
 
-Each listens on its ports and connects to all of the others', from its address to theirs. Each sends
-datagrams to each other, small ones and such as fill a packet, which may not be taken apart on the
-way, and notes what came: so a line that is cut in one direction only shows in which.
+Each listens on its ports and connects to all of the others', from its address to theirs. Each node
+sends datagrams to each other, small ones and full-size ones that may not be fragmented, and records
+what arrives: this shows the direction of a one-way fault.
 
 Takes (`PARAMETERS`):
   token        of this proof; clients without it get no answer
@@ -64,7 +64,7 @@ SIZES = (576, 1280, 1380, 1400, 1420, 1450, 1460, 1480, 1500, 2044, 4096, 8192, 
 
 
 class Peer:
-    """A peer, and the results of both directions."""
+    """A peer, with the results of both directions."""
 
     def __init__(self, node: str, given: Dict[str, Any], mtu: int) -> None:
         self.node = node
@@ -210,7 +210,7 @@ class Exchange:
         self.watch(connection, lambda: self.answer(connection, heard, source))
 
     def answer(self, connection: socket.socket, heard: bytearray, source: str) -> None:
-        """Answer a message with our clock; a client that sends anything else is cut off."""
+        """Answer a message with this node's clock; disconnect a client that sends anything else."""
         try:
             piece = connection.recv(MESSAGE_BYTES)
         except BlockingIOError:
@@ -228,7 +228,7 @@ class Exchange:
         self.forget(connection)
 
     def message(self, heard: bytes) -> Dict[str, Any] | None:
-        """Return what was said, if it belongs to this proof."""
+        """Return a message's content, if it belongs to this proof."""
         try:
             message = json.loads(heard.partition(b"\n")[0].decode())
             return message if message["token"] == self.given["token"] else None
@@ -292,7 +292,7 @@ class Exchange:
         self.forget(connection)
 
     def failed(self, peer: Peer, port: int, connection: socket.socket, why: str) -> None:
-        """Note why, and try again soon: the other side may not be there yet."""
+        """Record the error, and retry soon: the other side may not be ready yet."""
         self.forget(connection)
         now = time.monotonic()
         hung = now > self.pending.pop((peer.node, port), now) + HANGS_SECONDS
@@ -311,7 +311,9 @@ class Exchange:
     # -- datagrams
 
     def send(self, *, sizes: bool) -> None:
-        """Send to each peer what it may still need; `sizes`: what is less than full, too."""
+        """
+        Send each peer the datagrams that it may still need; `sizes`: also smaller than full ones.
+        """
         for peer in self.peers.values():
             if self.datagrams is None or peer.udp is None:
                 continue  # one of us cannot tell the other that it is done: both stay to the end

@@ -1,14 +1,13 @@
-"""RUNS ON THE NODE: one Python that runs program after program, as they come, until idle.
+"""RUNS ON THE NODE: one Python process that runs programs in turn until it is idle.
 
-A program of its own costs a node what starting one costs: sshd's fork, a shell, Python and the
-standard library, some 60 ms of its processor. Here each is a fork of a process that has all that.
-It is for programs that read and are short; what lasts, or must outlive the connection, is started
-by itself.
+A separate program for each query would cost a node some 60 ms of CPU: sshd's fork, a shell, Python
+and the standard library. Here each is a fork of a process that has all that. It is for short
+queries; programs that run long, or must outlive the connection, are started separately.
 
 A request is a line `LENGTH SECONDS` and LENGTH bytes of program; the answer is a line of JSON,
-`{"status": N, "out": BYTES, "error": BYTES}`, and both outputs. A status of None: it had not ended
-after so many seconds, or printed more than `MOST`, and was killed. Before the first answer stands a
-line with `READY`, for a login may have printed something of its own.
+`{"status": N, "out": BYTES, "error": BYTES}`, and both outputs. A status of None: it was killed at
+its deadline, or because it printed more than `MOST`. A line with `READY` precedes the first answer,
+because a login may print text.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _COMMON = ("hashlib", "socket", "subprocess")
 
 
 def run(text: bytes) -> None:
-    """Be the program: its streams are in place. Does not return."""
+    """Run as the program, with its streams in place. Does not return."""
     status = 0
     try:
         exec(compile(text, "<stdin>", "exec"), {"__name__": "__main__"})
@@ -76,7 +75,7 @@ def fork_program(text: bytes) -> Any:
 
 
 def answer(text: bytes, seconds: float, asker: int) -> Optional[Dict[str, Any]]:
-    """Run a program; return its status and outputs, None if the asker has gone meanwhile."""
+    """Run a program; return its status and outputs, None if the connection closed meanwhile."""
     child, out, error = fork_program(text)
     printed: Dict[int, List[bytes]] = {out: [], error: []}
     reading = select.poll()
@@ -129,7 +128,7 @@ def read_output(
 
 
 def kill_group(child: int) -> None:
-    """Kill all of a program's group; what is stuck in the kernel is left to it."""
+    """Kill a program's process group, without waiting for processes stuck in the kernel."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):
@@ -140,7 +139,7 @@ def kill_group(child: int) -> None:
 
 
 def main() -> None:
-    """Answer until the other end is closed."""
+    """Answer requests until the connection closes."""
     # In no fork either: who looks for garbage writes to each object, and copies what a fork shares.
     # It took 8 to 13 of a probe's 129 ms; programs as short as these may keep what they make.
     gc.disable()

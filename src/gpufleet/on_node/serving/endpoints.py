@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: does each endpoint answer, and what does its unit say?
+"""RUNS ON THE NODE: query each endpoint and its unit.
 
 Takes (JSON header `PARAMETERS`):
   stages   [{id, unit, url, served_name, key_file or null, guarded: bool, completion: bool}]; of a
@@ -109,7 +109,7 @@ def request(
 
 
 def ask(url: str, seconds: float, key: str | None, put: questions.Question) -> dict[str, Any]:
-    """Return likewise what a server answers to the question for a kind of model."""
+    """Return a server's answer to the question for a kind of model, in the same form."""
     headers = {**dict(put.headers), **({"Authorization": "Bearer " + key} if key else {})}
     return ask_without_tls(url + put.path, seconds, headers, put.body)
 
@@ -117,7 +117,7 @@ def ask(url: str, seconds: float, key: str | None, put: questions.Question) -> d
 def ask_without_tls(
     url: str, seconds: float, headers: dict[str, str], body: dict[str, Any] | bytes | None = None
 ) -> dict[str, Any]:
-    """Return likewise what comes without encryption, and by no proxy: it is on this node."""
+    """Return the answer to a plain HTTP request, in the same form, without a proxy."""
     scheme, _, rest = url.partition("://")
     place, _, path = rest.partition("/")
     try:
@@ -145,7 +145,7 @@ def ask_without_tls(
 
 
 def read_key(path: str | None) -> str | None:
-    """Return the key, or None without a file; raises OSError when it should be there and is not."""
+    """Return the key, or None without a file; raises OSError when a declared file is missing."""
     if path is None:
         return None
     with open(path, encoding="utf-8") as file:
@@ -166,9 +166,9 @@ def stage(
     asked: dict[str, Any], unit: dict[str, str] | None = None, *, always: bool = True
 ) -> dict[str, Any]:
     """
-    Return what one stage's unit and endpoint say.
+    Return the state of one stage's unit and endpoint.
 
-    `unit` is what is known of its unit. The journal comes `always`, or only where not all is well.
+    `unit` is its unit's state. The journal is included `always`, or only if something is wrong.
     """
     unit = unit_state(asked["unit"]) if unit is None else unit
     seen = endpoint(asked, unit)
@@ -190,7 +190,7 @@ def is_healthy(asked: dict[str, Any], seen: dict[str, Any]) -> bool:
 
 
 def endpoint(asked: dict[str, Any], unit: dict[str, str]) -> dict[str, Any]:
-    """Return what a stage says but for its journal; `unit` is what its unit does."""
+    """Return a stage's state without its journal; `unit` is its unit's state."""
     seen: dict[str, Any] = {"unit": unit, "started": started_with(asked["unit"])}
     if unit.get("ActiveState") not in ("active", "reloading"):
         return seen
@@ -225,7 +225,7 @@ def endpoint(asked: dict[str, Any], unit: dict[str, str]) -> dict[str, Any]:
 
 
 def answer_as(asked: dict[str, Any], name: str, key: str | None, seconds: float) -> dict[str, Any]:
-    """Return what a server answers by a name to the question for its kind, or why that is none."""
+    """Return a server's answer under a name to the question for its kind, or why it is wrong."""
     kind, known = questions.expected_of_unit(asked["unit"])
     sees = known.sees and name == asked["served_name"]
     said = []
@@ -242,7 +242,7 @@ def answer_as(asked: dict[str, Any], name: str, key: str | None, seconds: float)
 
 
 def adapters(asked: dict[str, Any], key: str | None, listed: Iterable[str]) -> Iterable[Any]:
-    """Yield each listed adapter with what it answers; all together have one request's deadline."""
+    """Yield each listed adapter with its answer; all share one request's deadline."""
     end = time.monotonic() + COMPLETION_SECONDS
     for name in asked["adapters"]:
         if name in listed:
@@ -289,7 +289,7 @@ def exporter_answer(asked: dict[str, Any], password: str | None) -> dict[str, An
 
 
 def ask_over_tls(asked: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
-    """Return what comes over TLS; raises what goes wrong."""
+    """Return the answer over TLS; exceptions pass through."""
     # 20 ms of a processor, on nodes whose exporters have no certificate for nothing.
     import hashlib
     import http.client
@@ -349,7 +349,7 @@ def is_loopback(address: str) -> bool:
 
 
 def answer_or_error(function: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-    """Return the function's answer, or what went wrong in it: one endpoint never hides another."""
+    """Return the function's answer, or its error, so that one endpoint never hides another."""
     try:
         return function(*arguments)
     except Exception as error:

@@ -3,15 +3,15 @@ RUNS IN THE UNIT: starts the servers that share a GPU one after the other.
 
     vllm-gpu-turn FOLDER NAME URL SECONDS PROGRAM [ARGUMENT...]
 
-vLLM measures the GPU's free memory while it starts. What another process allocates meanwhile it
-takes for its own, and what one frees it takes for free: the KV cache gets a wrong size, or the
-start fails. So a server starts only with the lock `FOLDER/turn` of its GPU. A process beside it
-holds the lock until the server answers at URL/health, ends, or SECONDS have passed: no server
-waits for ever, whatever the one before it does.
+vLLM measures the GPU's free memory while it starts. It counts memory that another process allocates
+meanwhile as its own, and memory that one frees as available: the KV cache gets a wrong size, or the
+start fails. So a server starts only while it holds the lock `FOLDER/turn` of its GPU. A helper
+process holds the lock until the server answers at URL/health, ends, or SECONDS have passed, so that
+no server waits for ever.
 
-A server holds the lock `FOLDER/NAME.lives` as long as it lives. If one that lived at the start of
-another has ended before that one answers, the other has measured memory that was freed meanwhile:
-it is ended, and systemd starts it again.
+A server holds the lock `FOLDER/NAME.lives` as long as it lives. If a server ends while another one
+starts, the starting one has measured memory that was freed meanwhile: it is ended, and systemd
+restarts it.
 
 Locks are flock(2) on files that are never removed: the kernel releases them when their process
 ends, however that ends, and a boot begins without any.
@@ -75,7 +75,7 @@ def main(words: List[str]) -> int:
 
 
 class Server:
-    """A server that starts: this process, once it is the program."""
+    """A starting server: this process, after exec."""
 
     def __init__(self, folder: str, name: str) -> None:
         self.pid = os.getpid()
@@ -104,7 +104,7 @@ class Server:
             time.sleep(POLL_SECONDS)
 
     def again(self, gone: List[str]) -> None:
-        """End it, for it measured while others freed memory, and wait until it has ended."""
+        """End it, because it measured memory while others freed some, and wait for its end."""
         why = "%s ended while this server measured the GPU's free memory: it starts again"
         say(why % ", ".join(gone))
         signal.alarm(END_SECONDS)
@@ -139,7 +139,7 @@ def answers(url: str) -> bool:
 
 
 def opened(path: str) -> int:
-    """Return an open file, which is made where there is none."""
+    """Open a file, created if missing."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 

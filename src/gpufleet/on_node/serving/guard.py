@@ -1,9 +1,9 @@
-"""RUNS IN THE SERVER: asks for the API key on every path but two.
+"""RUNS IN THE SERVER: require the API key on every path but two.
 
 vLLM's own key guards paths that begin with /v1 and a few others; /invocations computes the same,
 and /tokenize, /scale_elastic_ep and more answer without a key. vLLM loads this by `--middleware
-gpufleet_guard.Guard`. It is the last one on the command line, and so stands before all others and
-before every route.
+gpufleet_guard.Guard`. It is the last middleware on the command line, and so runs before all others
+and every route.
 
 Only `OPEN` answers without a key, to GET and HEAD: whether the server lives, which balancers ask,
 and its metrics, which Prometheus reads (`firewall.monitoring` says who reaches them). A path is
@@ -42,7 +42,7 @@ POLICY_VIOLATION = 1008  # RFC 6455, section 7.4.1
 
 
 class Guard:
-    """An ASGI application that asks for the key before another one."""
+    """ASGI middleware that requires the API key."""
 
     def __init__(self, app: App, key: "bytes | None" = None) -> None:
         """Wrap an application; `key` replaces the key of the environment."""
@@ -54,7 +54,7 @@ class Guard:
         self.wanted = sha256(key).digest()
 
     def __call__(self, scope: Message, receive: Receive, send: Send) -> Awaitable[None]:
-        """Hand on a connection that may come in, and refuse any other."""
+        """Pass an authorised connection on, and refuse any other."""
         kind = scope["type"]
         if kind == "http":
             if is_open(scope) or self.has_key(scope["headers"]):
@@ -81,7 +81,7 @@ class Guard:
 
 
 def is_open(scope: Message) -> bool:
-    """Return whether a request needs no key, by the path that its route is looked up with."""
+    """Return whether a request needs no key, by its routing path."""
     if scope.get("method") not in ("GET", "HEAD"):
         return False
     path: str = scope["path"]

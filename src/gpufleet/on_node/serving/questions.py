@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: what a model of each kind is asked, and how its answer is judged.
+"""RUNS ON THE NODE: the request for each kind of model, and the verdict on its answer.
 
     kind         asked                           a good answer
     generate     POST /v1/completions            a text; one that sees pictures, also of one, by
@@ -10,10 +10,10 @@
     reward       POST /pooling                   finite numbers
     transcribe   POST /v1/audio/transcriptions   a text, for a second of tone
 
-The kind is what the unit's file says, so that what runs is asked what it was started for; without a
-word there it is `generate`. What an answer is compared with is in the model's files on the node;
-what these do not say is not judged. Whether a reranker puts the better document first is not judged
-either: that is for golden prompts, since weights may be random. Python 3.8, standard library.
+The kind is from the unit's file, so that a running server gets the right request; the default is
+`generate`. Answers are compared with the model's files on the node; what these do not state is not
+judged. Whether a reranker puts the better document first is not judged either: that is for golden
+prompts, since weights may be random. Python 3.8, standard library.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Question(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """An answer: what it says, in a line, or what is wrong with it."""
+    """A judged answer: its content in a line, or its error."""
 
     text: str = ""
     numbers: Optional[List[float]] = None
@@ -106,7 +106,7 @@ def expected_of_unit(unit: str) -> Tuple[str, Expected]:
 
 
 def expected_of_text(text: str) -> Tuple[str, Expected]:
-    """Return likewise what a unit's file with this text says."""
+    """Return the same from the text of a unit's file."""
     kind = kind_of(text)
     words = unit_command.serve(unit_command.command(text))
     if not words or any(word.startswith(CHANGING) for word in words):
@@ -133,8 +133,8 @@ def accepts_images(words: Sequence[str]) -> bool:
     """
     Return whether a server with this command line certainly answers a chat with a picture.
 
-    Its class generates under a condition and has a vision tower, its chat has a template, and no
-    flag takes pictures away.
+    Its class is `...ForConditionalGeneration` with a vision tower, it has a chat template, and no
+    flag disables images.
     """
     folder = words[0]
     config = read_description(folder, "config.json")
@@ -188,7 +188,7 @@ def vector(folder: str, config: "dict[str, Any]") -> Tuple[Optional[int], bool]:
 
 
 def read_description(folder: str, name: str) -> Any:
-    """Return what a JSON file of a model says; None: it is not there, or says nothing."""
+    """Return a model's JSON file as an object; None: missing or empty."""
     path = os.path.normpath(folder + "/" + name)
     try:
         return (
@@ -206,7 +206,9 @@ def read_description(folder: str, name: str) -> Any:
 def question(
     kind: str, name: str, text: str = TEXT, documents: Sequence[str] = DOCUMENTS
 ) -> Question:
-    """Return what a model of this kind is asked. `text` is a reranker's query where it is given."""
+    """
+    Return the request for a model of this kind. `text`, if given, is a reranker's query.
+    """
     if kind == "embed":
         return Question("/v1/embeddings", {"model": name, "input": text})
     if kind == "rerank":

@@ -1,10 +1,10 @@
-"""RUNS ON THE NODE: what replicas here answer to prompts and have counted, and what fires.
+"""RUNS ON THE NODE: answers of replicas here to prompts, their counters, and firing alerts.
 
 Takes (JSON header `PARAMETERS`):
   replicas      [{replica, prompts, query, max_tokens, times, seconds, again}]: each prompt is put
                 `times` times to each server of the replica's unit here; all of it takes at most
-                `seconds`. With `again` the first one that a server does not answer is put once
-                more. A reranker gets the prompts as documents for `query`
+                `seconds`. With `again` the first prompt without an answer is sent once more. A
+                reranker gets the prompts as documents for `query`
   seconds       deadline of one prompt
   families      beginnings of the names of metrics to bring back
   alertmanager  address of the Alertmanager here; null: none is asked
@@ -14,14 +14,14 @@ Prints one JSON document {"schema": 1, "replicas": {id: ...}, "alerts": ...}. Of
 or {"missing": reason}. An answer is {"text", "tokens", "error"}: `tokens` are their numbers in the
 vocabulary, null where the release does not tell them; `error` is why there is no answer. That of a
 model that does not complete text also has its `kind` and its `numbers`: a vector, scores; its text
-is a label, a place in the order (from 1), or what was heard.
+is a label, a rank (from 1), or a transcript.
   alerts        {"error": null or a sentence, "at": this node's clock in seconds since 1970,
                 "alerts": [{labels, annotations, startsAt, status}]},
                 also those that are silenced; null
 
-Where a replica answers, under which name and with which key, is read from its unit: it is what runs
-that is judged. It changes nothing; the API key is read here and never leaves the node. Every
-replica is read by its own process, with a deadline. Python 3.8, standard library.
+A replica's address, name and key are read from its unit, so that the running configuration is
+judged. It changes nothing; the API key is read here and never leaves the node. Every replica is
+read by its own process, with a deadline. Python 3.8, standard library.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def replica(asked: dict[str, Any]) -> dict[str, Any]:
-    """Return what each server of a replica on this node answers and has counted."""
+    """Return the answers and counters of each server of a replica on this node."""
     unit = "vllm-%s.service" % asked["replica"]
     try:
         said = stages.stage(unit)
@@ -111,9 +111,9 @@ def golden_answers(url: str, asked: dict[str, Any], put: Put) -> list[list[Any]]
     """
     Return a server's answers to each prompt, which `put` puts to it.
 
-    All prompts are put once before any is put again: what a server does differently the second time
-    (its cache is warm, other requests are in the batch) is seen. One that does not answer at all is
-    not asked further.
+    All prompts are sent once before any is sent again, to detect differences the second time (a
+    warm cache, other requests in the batch). A server that does not answer at all gets no further
+    prompts.
     """
     found: list[list[Any]] = [[] for _ in asked["prompts"]]
     dead = None
@@ -153,7 +153,7 @@ def rank_prompts(url: str, key: str | None, name: str, asked: dict[str, Any]) ->
 def answer_of_kind(
     server: "tuple[str, str | None]", kind: str, about: questions.Expected, put: questions.Question
 ) -> "tuple[dict[str, Any], str | None]":
-    """Return a server's answer to a question for its kind; and why it need not be asked further."""
+    """Return a server's answer to the question for its kind, and why to stop asking it."""
     url, key = server
     said = endpoints.ask(url, PARAMETERS["seconds"], key, put)
     if "error" in said:
@@ -174,7 +174,7 @@ def answer_of_kind(
 
 
 def question(name: str, prompt: str, most: int) -> dict[str, Any]:
-    """Return a request whose answer is the same each time, as far as the model's is."""
+    """Return a request with greedy sampling, so that a deterministic model repeats its answer."""
     return {
         "model": name,
         "prompt": prompt,
@@ -188,7 +188,7 @@ def question(name: str, prompt: str, most: int) -> dict[str, Any]:
 
 
 def answer(url: str, key: str | None, body: dict[str, Any]) -> "tuple[dict[str, Any], str | None]":
-    """Return a server's answer; and why it need not be asked further, or None."""
+    """Return a server's answer, and why to stop asking it, or None."""
     said = endpoints.request(url + "/v1/completions", PARAMETERS["seconds"], key, body)
     if "error" in said:
         return {**NO_ANSWER, "error": said["error"]}, said["error"]
@@ -203,7 +203,7 @@ def answer(url: str, key: str | None, body: dict[str, Any]) -> "tuple[dict[str, 
 
 
 def numbered(url: str, key: str | None, body: dict[str, Any]) -> list[int] | None:
-    """Return the tokens of an answer as an older release tells them: beside their probabilities."""
+    """Return the tokens of an older release's answer, which lists them with their probabilities."""
     more = {**body, "logprobs": 1, "return_tokens_as_token_ids": True}
     said = endpoints.request(url + "/v1/completions", PARAMETERS["seconds"], key, more)
     choice = only_completion(said) or {}
@@ -235,7 +235,7 @@ def metrics(url: str) -> dict[str, Any]:
 
 
 def alerts(url: str) -> dict[str, Any]:
-    """Return what fires, as Alertmanager's API (version 2) lists it, the silenced ones too."""
+    """Return the alerts from Alertmanager's API (version 2), including silenced ones."""
     said = endpoints.request(url + "/api/v2/alerts?silenced=true&inhibited=true", ALERTS_SECONDS)
     listed = endpoints.parse_body(said)
     if not isinstance(listed, list):

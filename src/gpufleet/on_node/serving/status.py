@@ -26,8 +26,8 @@ Of one stage:
   events       [{at, boot, life, what, ...}] of the last starts and ends, oldest first
   before       the last lines that the life before this one wrote, oldest first
 
-Read-only. The API key is read here and never leaves the node. Every stage is looked at by a process
-of its own, with a deadline.
+Read-only. The API key is read here and never leaves the node. Every stage is read by its own
+process, with a deadline.
 """
 
 from __future__ import annotations
@@ -177,8 +177,9 @@ def stage(unit: str) -> dict[str, Any]:
 def look(
     unit: str, place: str | None, served_name: str, key_file: str | None, server: list[str]
 ) -> dict[str, Any]:
-    """Return what on_node/serving/endpoints.py says; of a stage without an endpoint, only its
-    unit."""
+    """
+    Return on_node/serving/endpoints.py's result; for a stage without an endpoint only its unit.
+    """
     if place is None:
         properties = endpoints.unit_state(unit)
         life = properties.get("InvocationID")
@@ -200,7 +201,7 @@ def look(
 
 
 def hide_secrets(said: Any, hide: Callable[[str], str]) -> Any:
-    """Return a value of JSON's types with no secret in any text of it."""
+    """Return a JSON value with secrets redacted."""
     if isinstance(said, str):
         return hide(said)
     if isinstance(said, list):
@@ -231,7 +232,7 @@ def modules(server: list[str]) -> list[str]:
 
 
 def endpoint(server: list[str], port: int) -> str | None:
-    """Return where a server answers on this node; None: it does not."""
+    """Return a server's address on this node; None: none."""
     if not server or "--headless" in server:
         return None
     host = value(server, "--host") or "127.0.0.1"
@@ -241,7 +242,7 @@ def endpoint(server: list[str], port: int) -> str | None:
 
 
 def is_guarded(server: list[str]) -> bool:
-    """Return whether a server loads our guard; units of older releases of gpufleet do not."""
+    """Return whether a server loads gpufleet's guard; units of older releases do not."""
     return value(server, "--middleware") == GUARD
 
 

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: the command line that a stage's unit starts, word by word."""
+"""RUNS ON THE NODE: split the command line of a stage's unit into arguments."""
 
 from __future__ import annotations
 

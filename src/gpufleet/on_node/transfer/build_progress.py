@@ -1,14 +1,13 @@
-"""RUNS ON THE NODE: how far the build of a release is that goes on beside it.
+"""RUNS ON THE NODE: report the progress of a running build.
 
 Takes (`PARAMETERS`): `said`, the file that has what uv and then compile_bytecode.py say
 (release.build_script).
 Prints one JSON document: {"schema": 1, "step": what it does, "bytes": int, "total": int, "left":
 [names]}: of the large downloads that have begun. `step` is None while uv has said nothing.
 
-uv names a large download with its size when it begins, and by its name alone when it is there;
-small ones it does not name. How much of one has come it does not say, so there is no rate: where
-the last one takes a minute, one would be wrong.
-Python 3.8, standard library.
+uv prints a large download with its size at the beginning and its name at the end; it does not print
+small ones. uv does not report partial downloads, so no rate is shown: it would be wrong while the
+last download takes a minute. Python 3.8, standard library.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _STEPS = (
 
 def look(text: str) -> Dict[str, Any]:
     """
-    Return the document for what uv has said.
+    Return the document for uv's output so far.
 
     >>> look("Downloading a (2.0MiB)\\nDownloading b (1.0MiB)\\n Downloaded b\\n")["left"]
     ['a']
@@ -56,7 +55,7 @@ def look(text: str) -> Dict[str, Any]:
 
 
 def main() -> None:
-    """Look, and print what was seen."""
+    """Print the current progress."""
     try:
         with open(PARAMETERS["said"], encoding="utf-8", errors="replace") as file:
             text = file.read(MOST)

@@ -3,10 +3,9 @@
     python3 -ISB - RELEASE/lib
 
 The interpreter is the release's own, started without `site` (-S): a `.pth` file of a wheel would
-run at each start. What is no Python that this interpreter knows is left as it is, as uv and pip
-leave it: packages carry templates and files of other versions. All other errors end it: a full
-disk must not leave a release that compiles at every start.
-Standard library alone.
+run at each start. Files that this interpreter cannot compile are skipped, as by uv and pip:
+packages contain templates and files of other versions. All other errors end it: a full disk must
+not leave a release that compiles at every start. Standard library alone.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""RUNS ON THE NODE: how many bytes lie in a folder by now, and how many there will be.
+"""RUNS ON THE NODE: report a folder's present and expected bytes.
 
 Takes (`PARAMETERS`): `folder`; `tree`, the address at which a Hub lists a model's files with their
 sizes, None: not queried; `token_file`, which holds the token for it, or None.
 Prints one JSON document {"schema": 1, "bytes": int, "total": int or None}.
 
-It reads only, and whatever it cannot know is None: nothing depends on it.
-Python 3.8, standard library.
+It is read-only and informational: unknown values are None. Python 3.8, standard library.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def size(folder: str, endings: Tuple[str, ...] = ("",)) -> int:
 
 
 def listed_bytes(tree: str, token_file: Optional[str]) -> Optional[int]:
-    """Return the bytes that a Hub's list of files comes to; None where it does not say."""
+    """Return the total bytes of a Hub's list of files; None if it has no sizes."""
     request = urllib.request.Request(tree, headers={"User-Agent": "gpufleet"})
     with contextlib.suppress(OSError):
         if token_file:
@@ -58,7 +57,7 @@ def listed_bytes(tree: str, token_file: Optional[str]) -> Optional[int]:
 
 
 def main() -> None:
-    """Look, and print what was seen."""
+    """Print the current progress."""
     signal.alarm(SECONDS)
     tree = PARAMETERS["tree"]
     document = {

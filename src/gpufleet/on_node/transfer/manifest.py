@@ -1,12 +1,12 @@
 """RUNS ON THE NODE: a finished directory tree as a list of entries and of pieces.
 
 The contents of its regular files, one behind the other in the order of their paths, are cut into
-pieces of one size, each with its SHA-256. A manifest has all of that, and its own SHA-256 names the
-tree: what comes from another node is held to it before a file is made.
+pieces of one size, each with its SHA-256. A manifest contains all of that, and its own SHA-256 is
+the tree's name: data from another node is verified against it before a file is written.
 
-A manifest may be hostile. Its paths stay below the tree, its links are made last and nothing is
-ever written through one, and of modes only the permissions count: no bit gives anyone's rights.
-Times belong to it: Python believes compiled bytecode by its source's time.
+A manifest may be hostile. Its paths stay below the tree, links are created last and never followed
+for writing, and only permission bits of modes are used: no setuid or setgid. Times belong to it:
+Python believes compiled bytecode by its source's time.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Part(NamedTuple):
 
 
 class Tree:
-    """A manifest that was judged: its entries, and where each piece lies in the files."""
+    """A validated manifest: its entries, and the position of each piece in the files."""
 
     def __init__(self, entries: List[Entry], pieces: List[str], piece: int) -> None:
         self.entries = entries
@@ -101,10 +101,10 @@ def describe_tree(
     done: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Tree:
     """
-    Read the tree below `root`; `leave_out` are names at its top that are no part of it.
+    Read the tree below `root`; `leave_out` are excluded names at its top.
 
-    `done` is told how many bytes of how many have been read. Raises `RefusedError` for what is
-    neither directory, file nor link, and for files that change meanwhile.
+    `done` receives the bytes read so far and the total. Raises `RefusedError` for anything but
+    directories, files and links, and for files that change meanwhile.
     """
     entries = sorted(_entries(root, "", frozenset(leave_out)), key=_order)
     tree = Tree(entries, [], piece)
@@ -162,7 +162,7 @@ def _order(entry: Entry) -> Tuple[bytes, ...]:
 
 
 def pack(manifest: bytes) -> bytes:
-    """Return a manifest as it travels and is kept."""
+    """Serialize a manifest for transfer and storage."""
     return zlib.compress(manifest, 1)
 
 
@@ -179,7 +179,9 @@ def unpack_manifest(data: bytes) -> bytes:
 
 
 def parse_manifest(manifest: bytes, digest: str, leave_out: Iterable[str] = ()) -> Tree:
-    """Return the tree that a manifest describes. Raises `RefusedError` if it is not to be made."""
+    """
+    Return the tree that a manifest describes. Raises `RefusedError` if the entry is not allowed.
+    """
     if hashlib.sha256(manifest).hexdigest() != digest:
         raise RefusedError("the manifest differs from the source's description")
     try:
@@ -217,7 +219,7 @@ def _judged(document: Dict[str, Any], leave_out: Iterable[str]) -> Tree:
 
 
 def _flaw(entry: Entry, directories: Iterable[str], leave_out: Iterable[str]) -> str:
-    """Return why an entry may not be made; "": it may."""
+    """Return why an entry is refused; "": it is allowed."""
     if not isinstance(entry.path, str) or not isinstance(entry.target, str):
         return "its path is not text"
     names = entry.path.split("/")

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: holds a model's files to the hashes of its lock, as the Hub names them."""
+"""RUNS ON THE NODE: verify a model's files against the Hub's hashes in its lock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""RUNS ON THE NODE: pieces of a tree over TCP: who has them hands them out, also while more come.
+"""RUNS ON THE NODE: exchange pieces of a tree over TCP; nodes serve pieces while they download
+others.
 
     server: <nonce>\\n                  client: <name> <HMAC-SHA256 of nonce and name>\\n
     client: P <number>\\n               server: = <bytes>\\n and the piece, once it is there
@@ -6,8 +7,8 @@
                                        server: +\\n now and then, while the client has to wait
     client: D <half>\\n                 it has all of this half, and needs this server no more
 
-Who does not know the token of the run is not answered; it never travels. What travels is not
-secret to who can read the wire, and is believed for its SHA-256 alone, never for its sender.
+Clients without the run's token get no answer; the token is never sent. Transfers are not encrypted,
+and data is trusted for its SHA-256, never for its sender.
 """
 
 from __future__ import annotations
@@ -57,11 +58,11 @@ CHUNK_BYTES = 256 << 10
 
 
 class LostError(Exception):
-    """A source is of no use for now; the text says why."""
+    """A source cannot be used for now; the text says why."""
 
 
 class Source(NamedTuple):
-    """A node that hands pieces out."""
+    """A node that serves pieces."""
 
     name: str
     host: str
@@ -103,7 +104,7 @@ class Holding:
             self.changed.notify_all()
 
     def fail(self, why: str) -> None:
-        """Note that no more pieces will come."""
+        """Record that no more pieces will arrive."""
         with self.changed:
             self.failed = self.failed or why
             self.changed.notify_all()
@@ -114,13 +115,13 @@ class Holding:
         return len(self.have) == len(self.tree.pieces)
 
     def wait(self, number: int, seconds: float) -> bool:
-        """Wait at most `seconds` for a piece; return whether it or a failure came."""
+        """Wait at most `seconds` for a piece; return whether it arrived or failed."""
         with self.changed:
             return self.changed.wait_for(lambda: number in self.have or self.failed != "", seconds)
 
 
 class Server:
-    """Hands out what a node holds, to those who know the token."""
+    """Serves a node's pieces to clients that know the token."""
 
     def __init__(
         self, holding: Holding, token: str, address: str, port: int, rate_mbit: Optional[float]
@@ -143,7 +144,7 @@ class Server:
 
     def linger(self, expected: Set[str], end: float) -> None:
         """
-        Stay until everyone who was expected has all, or no peer is left.
+        Serve until all expected peers have everything, or no peer is left.
 
         `expected` are names with the half that they have from here: `gpu-02/1`.
         """
@@ -284,7 +285,7 @@ class Lines:
         """
         Return the next line without its end. Raises `LostError` at the end.
 
-        All of it has to be here at `end` (of `time.monotonic`), however it drips.
+        All of it must arrive before `end` (of `time.monotonic`), even from a slow sender.
         """
         while b"\n" not in self._left:
             if end is not None:
@@ -349,7 +350,7 @@ def download_pieces(
     have: Callable[[int], bool],
 ) -> None:
     """
-    Bring pieces over one connection, in this order, and hand each over once its hash is right.
+    Download pieces over one connection, in this order; pass each on once its hash is verified.
 
     Raises `OSError` and `LostError` when the source is of no use any more.
     """
@@ -395,7 +396,7 @@ def _chunks(offset: int, count: int, small: bool) -> Iterator[Tuple[int, int]]:
 
 
 def _listening(address: str, port: int) -> socket.socket:
-    """Listen at an address; where it is a name, or none of this machine's own, at all of them."""
+    """Listen at an address; at all addresses if it is a name or not this machine's."""
     try:
         number = ipaddress.ip_address(address)  # this machine may know its name as 127.0.1.1
         family = socket.AF_INET6 if number.version == 6 else socket.AF_INET

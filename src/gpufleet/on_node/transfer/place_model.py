@@ -1,6 +1,6 @@
-"""RUNS ON THE NODE, as root: puts a model that the service user has downloaded into its place.
+"""RUNS ON THE NODE, as root: move a model that the service user has downloaded into its place.
 
-So it does with an adapter that lies at a path of the node.
+An adapter at a path of the node is handled alike.
 
 Takes (`PARAMETERS`) an `action`:
   begin   make the folder for a download; finish a placing that was interrupted
@@ -21,10 +21,9 @@ Prints one JSON document {"schema": 1}; on a problem one sentence on stderr and 
       files/, home/                       the model; what the Hub's client needs a home for
     <parent>/<name>.boot                  the boot since which the download runs
 
-The parent is root's. What lies in the download's folder may be hostile: it is root's before its
-names are read, everything in it is opened through no link, and what is neither file nor directory
-is refused, as is a file that a program still writes.
-Python 3.8, standard library.
+The parent is root's. The download's folder may be hostile: root takes ownership before reading its
+names, links are never followed, and anything but files and directories is refused, as is a file
+that a program still writes. Python 3.8, standard library.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def main() -> None:
-    """Do what is asked; say a problem in one sentence."""
+    """Run the requested action; report a problem in one sentence."""
     try:
         {"begin": begin, "place": place, "copy": copy, "own": chown_models}[PARAMETERS["action"]](
             PARAMETERS
@@ -73,10 +72,10 @@ def main() -> None:
 
 def begin(given: Dict[str, Any]) -> None:
     """
-    Make the folder for a download, or leave the one of a download that was interrupted.
+    Create the folder for a download, or reuse an interrupted download's.
 
-    Not after a reboot: a power cut may have left files whose content never reached the disk, and a
-    download that goes on believes them. Then it starts over.
+    Not after a reboot: a power cut may leave files without their content, which a resumed download
+    would trust. Then it starts over.
     """
     if os.path.exists(given["mark"]):
         return
@@ -102,7 +101,7 @@ def begin(given: Dict[str, Any]) -> None:
 
 
 def place(given: Dict[str, Any]) -> None:
-    """Put what was downloaded into its place."""
+    """Move the download into its place."""
     if os.path.exists(given["mark"]):
         return
     parent, name = _parent(given["directory"])
@@ -169,7 +168,7 @@ def _copy_file(source: int, target: int, name: str, shown: str) -> None:
 
 
 def _finish(given: Dict[str, Any], parent: int, folder: int, files: int) -> None:
-    """Bring files to the disk, mark them whole, and put them into their place."""
+    """Sync files to disk, mark them complete, and move them into place."""
     name = os.path.basename(given["directory"])
     _sync(files)
     os.close(os.open(os.path.basename(given["mark"]), _NEW, 0o644, dir_fd=files))
@@ -278,7 +277,7 @@ def _parent(directory: str) -> Tuple[int, str]:
 
 
 def _owner(name: str, folder: int) -> Optional[int]:
-    """Return whose a directory is; None if there is none, -1 if it is something else."""
+    """Return a directory's owner; None: missing, -1: not a directory."""
     try:
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -310,9 +309,9 @@ def _note(name: str, folder: int, content: bytes) -> None:
 
 def _remove(directory: str, name: str) -> None:
     """
-    Remove a name beside a model, with all that is in it; it need not be there.
+    Remove a name beside a model with its content, if it exists.
 
-    All folders above it are root's, and shutil goes down by descriptors.
+    All folders above it are root's, and shutil descends by file descriptors.
     """
     path = os.path.join(os.path.dirname(directory), name)
     with contextlib.suppress(FileNotFoundError):

@@ -1,12 +1,12 @@
-"""RUNS ON THE NODE: a tree that comes in pieces, beside the place where it will be.
+"""RUNS ON THE NODE: assemble a tree from pieces, beside its final place.
 
     <parent>/.gpufleet-coming-<name>/     0700, of the running user; on the same file system
       tree/...                            the files, written in place as pieces come
       have                                numbers of pieces that were written: a hint, no proof
 
-A piece counts once its SHA-256 is right, also of what an interrupted run left: each piece is read
-and held to the manifest again. At the end all is brought to disk, renamed into place, and only then
-marked whole. Everything is opened from the directory's own descriptor and through no link.
+A piece counts once its SHA-256 is verified; pieces of an interrupted run are read and verified
+again. At the end everything is synced to disk, renamed into place, and only then marked complete.
+Everything is opened relative to the directory's descriptor, without following links.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def open_folder(directory: str) -> int:
 
 
 class IncomingTree:
-    """A directory in which a tree is put together; one process at a time has it."""
+    """A directory in which a tree is assembled, by one process at a time."""
 
     def __init__(self, directory: str, mark: str) -> None:
         """Lock the folder. Raises `RefusedError` if it is locked, or not gpufleet's."""
@@ -93,7 +93,9 @@ class IncomingTree:
         )
 
     def prepare(self, tree: Tree) -> None:
-        """Make the tree's directories; remove what an earlier run left and this tree has not."""
+        """
+        Create the tree's directories; remove leftovers of earlier runs that are not in this tree.
+        """
         self.tree = tree
         self.files = Files(tree, self.root)
         wanted = {each.path: each for each in tree.entries}
@@ -106,14 +108,14 @@ class IncomingTree:
                 os.close(os.open(each.path, _NEW, 0o600, dir_fd=self.root))
 
     def recall(self, found: Callable[[int], None]) -> None:
-        """Hand over the number of each piece that an earlier run left whole."""
+        """Report the number of each complete piece of an earlier run."""
         noted = {int(each) for each in os.pread(self._have, 1 << 26, 0).split() if each.isdigit()}
         for number in sorted(noted):
             if number < len(self.tree.pieces) and self.files.holds(number):
                 found(number)
 
     def room(self, have: Set[int]) -> None:
-        """Raise `RefusedError` unless the file system has room for what is still to come."""
+        """Raise `RefusedError` unless the file system has room for the missing pieces."""
         missing = sum(
             self.tree.size(number) for number in range(len(self.tree.pieces)) if number not in have
         )
@@ -126,7 +128,7 @@ class IncomingTree:
             )
 
     def write(self, number: int, data: memoryview) -> None:
-        """Put a piece, whose hash is right, into its files."""
+        """Write a verified piece into its files."""
         at = 0
         for part in self.tree.parts(number):
             file = os.open(part.path, _NEW, 0o600, dir_fd=self.root)
@@ -141,7 +143,7 @@ class IncomingTree:
         """
         Sync the whole tree to disk, move it into place, mark it, and remove leftovers.
 
-        Raises `RefusedError` for a model that has not the `files` of its lock.
+        Raises `RefusedError` for a model without the `files` of its lock.
         """
         for each in self.tree.entries:
             if each.kind == "f":
@@ -204,7 +206,7 @@ class IncomingTree:
         )
 
     def _clear(self, below: str, folder: int, wanted: Dict[str, Entry]) -> None:
-        """Remove what is not of the kind that the tree has there; links are made again anyway."""
+        """Remove entries of another kind than the tree's; links are always recreated."""
         with os.scandir(folder) as found:
             there = [(each.name, each.is_dir(follow_symlinks=False)) for each in found]
         for name, is_folder in there:

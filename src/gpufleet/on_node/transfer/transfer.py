@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: hands a finished directory tree to other nodes, or takes it from them.
+"""RUNS ON THE NODE: serve a finished directory tree to other nodes, or download it from them.
 
 Takes (`PARAMETERS`) an `action`:
   look      is the tree here, and what kind of node is this?
@@ -72,7 +72,7 @@ PYTHON_SECONDS = 10.0
 
 
 def main() -> None:
-    """Do what is asked, within its time, and print the answer."""
+    """Run the requested action within its deadline, and print the answer."""
     given = PARAMETERS
     seconds = float(given["seconds"])
     late = threading.Timer(seconds, _late, (seconds,))
@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def answer(found: Dict[str, Any]) -> None:
-    """Print the document and end at once, whatever threads still do."""
+    """Print the document and exit at once, without waiting for threads."""
     print(json.dumps({"schema": 1, "error": "", **found}))
     sys.stdout.flush()
     os._exit(0)
@@ -99,7 +99,7 @@ def _late(seconds: float) -> None:
 
 
 def look(given: Dict[str, Any]) -> Dict[str, Any]:
-    """Return whether the tree is here, what it was when it was read, and what node this is."""
+    """Return whether the tree exists, its digest, and this node's kind."""
     whole = os.path.exists(given["mark"])
     found = kept_manifest(given) if whole and given["manifests"] else None
     digest = hashlib.sha256(found).hexdigest() if found else ""
@@ -129,7 +129,7 @@ def kind(python: str) -> List[str]:
 
 
 def describe(given: Dict[str, Any]) -> Dict[str, Any]:
-    """Read the tree, unless that was done since it is whole."""
+    """Read the tree, unless it was read since its completion."""
     directory, tell = given["directory"], Progress()
     with hold_lock(given["lock"], fcntl.LOCK_SH):
         found = kept_manifest(given)
@@ -144,7 +144,7 @@ def describe(given: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def serve(given: Dict[str, Any]) -> Dict[str, Any]:
-    """Hand the tree out until everyone has it."""
+    """Serve the tree until all expected peers have it."""
     with hold_lock(given["lock"], fcntl.LOCK_SH):
         found = kept_manifest(given)
         if found is None:
@@ -170,7 +170,7 @@ def start_server(given: Dict[str, Any], holding: peers.Holding) -> peers.Server:
 
 
 def fetch(given: Dict[str, Any]) -> Dict[str, Any]:
-    """Bring the tree into its place."""
+    """Download the tree and move it into its place."""
     began = time.monotonic()
     if os.path.exists(given["mark"]):
         return {"bytes": 0, "found": 0, "sent": 0, "seconds": 0.0, "port": 0, "from": {}}
@@ -211,7 +211,7 @@ def fetch(given: Dict[str, Any]) -> Dict[str, Any]:
 
 
 class Fetching:
-    """Brings pieces, each half over its own connection, from the best source that answers."""
+    """Downloads pieces, each half over its own connection, from the best source that answers."""
 
     def __init__(self, given: Dict[str, Any]) -> None:
         self.name, self.token = given["own"], given["token"]
@@ -222,7 +222,7 @@ class Fetching:
         self._lock = threading.Lock()
 
     def manifest(self) -> bytes:
-        """Return the manifest, packed, of a peer that has it; sources may come up after us."""
+        """Return the packed manifest from a peer; sources may start later than this node."""
         # At first the best one only, which comes up as we do: else all would ask the same node.
         patient = time.monotonic() + PATIENT_SECONDS
         at = 0
@@ -237,7 +237,9 @@ class Fetching:
             time.sleep(0.1)
 
     def run(self, holding: peers.Holding, coming: store.IncomingTree) -> None:
-        """Bring all that is missing. Raises `RefusedError` when no peer has sent more for long."""
+        """
+        Download all missing pieces. Raises `RefusedError` when no peer has sent more for long.
+        """
         self._last = time.monotonic()
         threads = [
             threading.Thread(target=self._half, args=(half, holding, coming), daemon=True)
@@ -306,7 +308,9 @@ class Fetching:
         return take
 
     def _give_up(self, why: str) -> None:
-        """Note why a source was of no use. Raises `RefusedError` when that goes on for long."""
+        """
+        Record why a source could not be used. Raises `RefusedError` when that goes on for long.
+        """
         with self._lock:
             if why not in self.remarks:
                 self.remarks.append(why)
@@ -356,7 +360,7 @@ def hold_lock(path: str, how: int) -> Iterator[None]:
 
 
 def kept_manifest(given: Dict[str, Any]) -> Any:
-    """Return the manifest of a tree, if it was read since the tree is whole; None: it was not."""
+    """Return the manifest of a tree, if it was read since its completion; else None."""
     try:
         with open(_place(given), "rb") as file:
             made, _, data = file.read().partition(b"\n")
@@ -366,7 +370,7 @@ def kept_manifest(given: Dict[str, Any]) -> Any:
 
 
 def save_manifest(given: Dict[str, Any], manifest: bytes) -> None:
-    """Keep the manifest of a tree."""
+    """Store the manifest of a tree."""
     os.makedirs(given["manifests"], mode=0o700, exist_ok=True)
     place = _place(given)
     with open(place + ".new", "wb") as file:

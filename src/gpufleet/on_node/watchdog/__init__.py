@@ -1,1 +1,1 @@
-"""Servers that no longer get on, found and restarted."""
+"""Detect and restart stalled servers."""

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: says to gateways how stages get on, as HAProxy's agent checks ask for it.
+"""RUNS ON THE NODE: answer HAProxy's agent checks with the state of stages.
 
 A connection brings one line, the name of a stage, and gets one line:
   up            nothing is known against it
@@ -30,7 +30,7 @@ LISTEN_AGAIN_SECONDS = 10.0
 
 
 class Caller:
-    """A connection, until it has its answer."""
+    """An unanswered connection."""
 
     def __init__(self, connection: socket.socket, deadline: float) -> None:
         self.connection = connection
@@ -53,7 +53,7 @@ class Caller:
 
 
 class Agent:
-    """The port, and who asks there."""
+    """The listening port and its connections."""
 
     def __init__(
         self,
@@ -74,14 +74,14 @@ class Agent:
         self._left = TAKEN
 
     def descriptors(self) -> list[int]:
-        """Return those that are waited for, until something can be read."""
+        """Return the sockets to wait on for reading."""
         ours = [*self.callers]
         if self._listening is not None and self._left > 0 and len(self.callers) < CALLERS:
             ours.append(self._listening.fileno())
         return ours
 
     def turn(self, now: float) -> None:
-        """Once a second: listen, if that was not possible yet, and send away who says nothing."""
+        """Once a second: listen, if not listening yet, and close silent connections."""
         self._left = TAKEN
         for each in [*self.callers.values()]:
             if now >= each.deadline:
@@ -91,7 +91,7 @@ class Agent:
             self._listen()
 
     def advance(self, ready: set[int], now: float) -> None:
-        """Answer those who have asked, and take who comes."""
+        """Answer received questions, and accept new connections."""
         for descriptor in ready & set(self.callers):
             caller = self.callers[descriptor]
             asked = caller.question()

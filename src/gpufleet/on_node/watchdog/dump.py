@@ -1,7 +1,7 @@
-"""RUNS ON THE NODE: writes down how the processes of a unit stand, before they are killed.
+"""RUNS ON THE NODE: record the state of a unit's processes before they are killed.
 
-Of a dump nothing may be needed: it is written by a process of its own, which is killed at its
-deadline, and what it had written by then stays. Most telling things come first.
+Nothing may depend on a dump: a separate process writes it and is killed at its deadline; what it
+has written stays. The most important files are written first.
 
     stall.json          what was seen, of which run of which unit
     metrics.txt         what /metrics last said
@@ -99,7 +99,7 @@ def write(folder: str, name: str, text: str) -> None:
 
 
 def members(group: str) -> List[int]:
-    """Return the processes of a control group and of those below it, as `/system.slice/x` has."""
+    """Return the processes of a control group, such as `/system.slice/x`, and its descendants."""
     found: set[int] = set()
     for top in CGROUPS:
         for path, _, _ in os.walk(linux_facts.ROOT + top + group):
@@ -130,7 +130,7 @@ def process(pid: int) -> str:
 
 
 def text_or_reason(function: Callable[..., str], *arguments: Any) -> str:
-    """Return a text, or in words why there is none."""
+    """Return a text, or the reason why there is none."""
     found = read(function, *arguments)
     return "(%s)" % json.dumps(found) if is_missing(found) else str(found)
 

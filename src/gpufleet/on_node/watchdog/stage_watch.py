@@ -220,9 +220,9 @@ class Stage:
         """
         Return the gateway's word for it: "up", "down #stalled", or "" if unknown.
 
-        Of a unit that does not run nothing is: the gateway's own checks say that. Nor of one that
-        was stalled when the watchdog looked last, before it ended or was stopped, until it would
-        have been found to be so again.
+        Nothing is known of a stopped unit: the gateway's own checks detect it. Nor of one that was
+        stalled when the watchdog looked last, before it ended or was stopped, until it would have
+        been found to be so again.
         """
         if self.stalled:
             return "down #stalled"
@@ -446,7 +446,7 @@ class Stage:
         self.step = "gone"
 
     def _on_gone(self, _: Server, now: float) -> None:
-        """Wait for another life; say once who does not die."""
+        """Wait for the unit's next run; log once which processes do not die."""
         if self._until and now >= self._until:
             self._until = 0.0
             left = dump.members(self._group)

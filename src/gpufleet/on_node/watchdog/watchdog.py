@@ -18,7 +18,7 @@ The configuration (roles/watchdog.py) is {"schema": 1, "listen": null or {"addre
 What it saw is in /var/lib/gpufleet/textfile/watchdog.prom, for the node exporter; what it has to
 remember in its state directory. Both are written as a whole, or not at all.
 
-Python 3.8, standard library; one thread; nothing in its loop waits. Its own pauses it notices.
+Python 3.8, standard library; one thread; nothing in its loop blocks. Its own pauses it notices.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Watchdog:
             self.step()
 
     def step(self) -> None:
-        """Wait for what is next, for a second at most, and do it."""
+        """Wait for the next event, at most a second, and handle it."""
         self._exchange()
         now = time.monotonic()
         if now >= self._next_turn:
