@@ -1,4 +1,4 @@
-"""The one exception written for operators, and their words for what readers of files raise.
+"""The exception type for operators, and sentences for parser errors.
 
 Its text reaches a terminal as it is, so every problem is a whole sentence: what was found, why it
 is wrong, what to do; with the file and the key where there is one.
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class FleetError(Exception):
-    """Something the operator can put right; carries every problem found, not just the first.
+    """An error that the operator can correct; carries all problems, not only the first.
 
     `problems` are the sentences in the order found; `str()` is one problem a line.
     """
@@ -27,7 +27,7 @@ class FleetError(Exception):
 
 
 class NotKnownError(FleetError):
-    """Something that may well be right, but that gpufleet cannot judge."""
+    """Something that may be valid, but that gpufleet cannot judge."""
 
 
 # Beginnings of what PyYAML 6 says (scanner.py, parser.py, composer.py), in an operator's words.

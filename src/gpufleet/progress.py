@@ -50,7 +50,7 @@ class Amount:
     """
     Bytes that become more.
 
-    `record` takes each look, `text` is what they come to.
+    `record` adds an observation, `text` formats the result.
 
     >>> amount = Amount()
     >>> amount.record(100.0, 0, 5_690_831_667)

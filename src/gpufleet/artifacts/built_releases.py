@@ -2,8 +2,8 @@
 Note which files a release has, on this machine, when a run builds it. Border: reads and writes the
 note.
 
-The note lies beside the release's lock: `<lock>.built.json`. A node copies a release only if its
-files are those of a build that is noted, whatever the sending node claims.
+The record is beside the release's lock: `<lock>.built.json`. A node copies a release only if its
+files match a recorded build, whatever the source claims.
 
     {"schema": 1, "built": [{"lock": "<the lock's SHA-256>", "system": "ubuntu 24.04",
       "machine": "x86_64", "interpreter": "CPython 3.12.3", "tree": "<the manifest's SHA-256>",
@@ -30,7 +30,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def note_path(wanted: Release) -> Path:
-    """Return where a release's note lies; the lock's path starts at the project's root."""
+    """Return the path of a release's record; the lock's path is relative to the project."""
     return Path(f"{wanted.source.lock}.built.json")
 
 

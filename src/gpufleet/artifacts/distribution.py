@@ -45,7 +45,7 @@ class TreeState:
 @dataclass(frozen=True)
 class Share:
     """
-    Nodes of one kind, and who gives what they need.
+    Nodes of one kind, and the sources of their artifact.
 
     Attributes:
         source: the node that has it, or is to make it.
@@ -138,7 +138,7 @@ def plan_distribution(
 
 def sources(source: str, others: Sequence[str]) -> dict[str, tuple[tuple[str, ...], ...]]:
     """
-    Return for each of `others`, by halves, from whom it has pieces: best first, `source` last.
+    Return for each of `others`, by halves, its sources of pieces: best first, `source` last.
 
     After the node above it come those above that one: who is nearer to the source has more.
 
@@ -198,8 +198,8 @@ def format_bytes(count: float) -> str:
 
 def describe_sources(answer: Mapping[str, Any]) -> str:
     """
-    Return how much came from each node, most first, from the answer of
-    `on_node/transfer/transfer.py` about a copy.
+    Return the bytes from each node, largest first, from `on_node/transfer/transfer.py`'s answer
+    about a copy.
 
     >>> describe_sources({"from": {"a": 3 << 30, "b": 1 << 30}, "found": 0})
     '3.0 GiB from a, 1.0 GiB from b'

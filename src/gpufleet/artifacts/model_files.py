@@ -1,4 +1,4 @@
-"""A model's files on a node: where they lie, and the script that brings them.  Pure.
+"""A model's files on a node: their path, and the download script.  Pure.
 
 Files are staged before a unit is touched, so that a restart costs the load time and nothing else,
 and so that no service needs the hub, or its token, to start.
@@ -31,7 +31,7 @@ PLACE_SECONDS = 3600
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One model's files as they have to be on a node."""
+    """The required files of one model on a node."""
 
     repository: str
     revision: str
@@ -51,7 +51,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class AdapterCopy:
-    """An adapter at a path of the node, and where its copy with a certain content lies."""
+    """An adapter at a path of the node, and the path of its pinned copy."""
 
     source: str
     sha256: str
@@ -65,7 +65,7 @@ class AdapterCopy:
 
 def model_directory(model: Served) -> str:
     """
-    Return where the model's files lie on the node.
+    Return the directory of the model's files on the node.
 
     `/var/lib/vllm/models/<org>--<name>/<revision>` for a Hub model, a path as it is.
     """
@@ -73,21 +73,21 @@ def model_directory(model: Served) -> str:
 
 
 def adapter_directory(adapter: Adapter) -> str:
-    """Return where servers read an adapter: of one that is pinned, the path has its content."""
+    """Return an adapter's path for servers; a pinned one's path contains its hash."""
     if not adapter.is_path:
         return _hub_directory(adapter.source, str(adapter.revision))
     return f"{ADAPTER_COPIES}/{adapter.sha256}" if adapter.sha256 else adapter.source
 
 
 def checkpoint(model: Served) -> Checkpoint | None:
-    """Return what has to be downloaded; None for a model that lies at a path of the node."""
+    """Return the download; None for a model at a path of the node."""
     if model.is_path or model.revision is None:
         return None
     return Checkpoint(model.model, model.revision, model_directory(model))
 
 
 def checkpoints(model: Served) -> tuple[Checkpoint, ...]:
-    """Return what has to be downloaded for an entry: the model, adapters; not what has a path."""
+    """Return an entry's downloads: model and adapters, without those at a path."""
     return tuple(
         Checkpoint(repository, revision, _hub_directory(repository, revision))
         for repository, revision in model.hub_sources
@@ -115,7 +115,7 @@ def listing_url(wanted: Checkpoint, vllm: Vllm) -> str:
 
 def download_script(wanted: Checkpoint, vllm: Vllm, release_directory: str) -> str:
     """
-    Return the shell script that downloads the files; run again, it goes on where it stopped.
+    Return the shell script that downloads the files, and resumes when run again.
 
     `on_node/transfer/place_model.py` makes the folder before it and puts the files into their place
     after it. It runs as the service user in a transient unit that can write to that folder alone,

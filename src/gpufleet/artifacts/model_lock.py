@@ -1,6 +1,6 @@
 """
-The hashes that models' files must have, by the Hub's own word, in a file beside the settings.
-Border: it reads and writes the file.
+The Hub's hashes of models' files, in a lock file beside the settings. Border: it reads and writes
+the file.
 
     {"schema": 1, "models": {"org/name": {"<revision>": {
       "model.safetensors": ["sha256", "..."], "config.json": ["git", "..."]}}}}
@@ -81,7 +81,7 @@ def write_lock(path: Path, models: Models) -> None:
 
 
 def locked_files(wanted: Checkpoint, vllm: Vllm) -> Files | None:
-    """Return the files that a model must have; None: no lock names it."""
+    """Return a model's locked files; None: not locked."""
     return read_lock(Path(vllm.models_lock)).get((wanted.repository, wanted.revision))
 
 

@@ -1,4 +1,4 @@
-"""Locks of packages: of wheels alone, with a list of what is in them (SBOM).  Pure.
+"""Package locks with wheels only, and their SBOM.  Pure.
 
 uv resolves and says which files each package has (PEP 751, `pylock.toml`); of these the lock has
 the wheels' hashes, for nodes build nothing. The SBOM beside it is CycloneDX 1.5
@@ -107,7 +107,7 @@ def _file(wheel: Mapping[str, Any]) -> str:
 
 
 def lock_text(found: Iterable[Package]) -> str:
-    """Return a lock as uv and pip read it, in the form that `uv pip compile` gives it."""
+    """Return a lock for uv and pip, in the format of `uv pip compile`."""
     return "".join(
         " \\\n    ".join(
             (
@@ -164,7 +164,7 @@ def _component(each: Package) -> dict[str, Any]:
 
 def sbom_differences(lock: str, sbom: str) -> tuple[str, ...]:
     """
-    Return how a lock differs from the SBOM beside it, in sentences; a hash of no wheel is one.
+    Return the differences between a lock and its SBOM as sentences, including hashes of no wheel.
 
     Raises `FleetError` for an SBOM that cannot be read.
     """

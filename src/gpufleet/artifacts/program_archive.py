@@ -1,10 +1,9 @@
 """
-A program of its publisher's own .tar.gz on a node: where it lies, and the script that brings it.
-Pure.
+A program from its publisher's .tar.gz on a node: its path, and the download script. Pure.
 
-One directory a content: /opt/gpufleet/<name>/<the sha256's first 12 digits>. It has its name only
-once it is whole, so what is there is right and nothing is downloaded twice, and the version that
-runs stays until another one does.
+One directory a content: /opt/gpufleet/<name>/<the sha256's first 12 digits>. It gets its name once
+it is complete, so nothing is downloaded twice, and the running version stays until the next one
+runs.
 """
 
 from __future__ import annotations
@@ -67,8 +66,8 @@ def install_script(wanted: ProgramArchive) -> str:
     """
     Return the shell script that brings the program; it may be run again at any point.
 
-    Nothing of the archive is looked at before its hash is found right. An archive packs one folder,
-    as all of Prometheus' publishers do; its owner and setuid bits stay behind.
+    The archive is not opened before its hash is verified. An archive packs one folder, as all of
+    Prometheus' publishers do; its owner and setuid bits stay behind.
     """
     url, there = wanted.archive.url, wanted.directory
     new = f"{wanted.all_versions}/.{wanted.version}.new"

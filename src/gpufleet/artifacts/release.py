@@ -94,7 +94,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Release:
-    """One release as it has to be on a node."""
+    """The required state of one release on a node."""
 
     id: str
     lock: bytes
@@ -222,17 +222,17 @@ def build_script(wanted: Release) -> str:
     """
     Return the shell script that builds the release on the node; it may be run again at any point.
 
-    What a killed build left is thrown away, not mended: uv believes a package's metadata and does
-    not look whether its files are there. Wheels that were unpacked are kept in uv's cache, so that
-    starting over costs seconds; if the node has rebooted since, the cache goes too, for a power cut
-    may have left files in it without their content. Whole means: everything that the lock names is
-    installed, fits together and this Python, and the program can be imported.
+    A killed build's leftovers are deleted, not completed: uv trusts a package's metadata without
+    checking its files. Wheels that were unpacked are kept in uv's cache, so that starting over
+    costs seconds; if the node has rebooted since, the cache goes too, for a power cut may have left
+    files in it without their content. Complete means: all locked packages are installed and
+    compatible with each other and this Python, and the program can be imported.
 
     Nothing is built from source: a lock's hash holds a source distribution, and not what that
     requires to be built, which an index could choose and root would run.
 
     No code of a wheel runs as root: uv unpacks wheels, and asks what they require as a user without
-    rights. Bytecode is compiled by the interpreter without what wheels add to its start
+    rights. Bytecode is compiled by the interpreter without the wheels' start-up hooks
     (on_node/transfer/compile_bytecode.py), in a unit that can write to the release alone. The
     service cannot write to its release, and would otherwise compile it at every start (14 s of
     each, measured on two cores).
@@ -298,7 +298,7 @@ fi
 
 
 def _sources(source: Source) -> Sequence[str]:
-    """Return where packages come from, as pip and uv both take it."""
+    """Return the package source as arguments that pip and uv both accept."""
     sources = [f"--find-links={link}" for link in source.find_links]
     if source.no_index:
         sources.append("--no-index")

@@ -97,7 +97,7 @@ def back_off_seconds(tries: int) -> float:
 
 
 def output_line(line: Line, verdict: Verdict) -> dict[str, Any]:
-    """Return a line of the output, as JSON has it."""
+    """Return a line of the output as JSON."""
     response = error = None
     if verdict.status:
         body = verdict.document

@@ -1,7 +1,7 @@
 """NVIDIA's driver branches: how long they live, and what they need and serve.  Pure data.
 
 A branch that is not here is not refused: NVIDIA makes new ones faster than gpufleet's releases are
-made, and says so (`unknown`). What is not known of one is None, and nothing follows from it.
+made, and says so (`unknown`). Unknown values are None, and nothing follows from them.
 """
 
 from __future__ import annotations

@@ -132,5 +132,5 @@ def _by_key() -> Mapping[str, Card]:
 
 
 def _key(name: str) -> str:
-    """Return a name's key for comparison: letters and digits, without the maker's name."""
+    """Return a name's key for comparison: letters and digits, without the vendor's name."""
     return re.sub(r"[^a-z0-9]", "", name.lower()).removeprefix("nvidia").removeprefix("geforce")

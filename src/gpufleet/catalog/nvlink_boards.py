@@ -1,4 +1,4 @@
-"""Boards that are only sold wired by NVLink: on one without any, it is down."""
+"""Boards that are sold only with NVLink: if one shows none, its links are down."""
 
 from __future__ import annotations
 

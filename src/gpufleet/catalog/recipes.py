@@ -76,12 +76,12 @@ def _tables() -> tuple[_Table, ...]:
 
 
 def recipe_origins() -> tuple[str, ...]:
-    """Return where the recipes are from, and of which day or release."""
+    """Return the recipes' sources, with their date or release."""
     return tuple(each.about for each in _tables())
 
 
 def describe_source(recipe: Recipe) -> str:
-    """Return what a recipe's `source` is a file of."""
+    """Return the project that a recipe's `source` file belongs to."""
     return next(each.origin for each in _tables() if recipe in each.recipes)
 
 
@@ -121,7 +121,8 @@ def addition(
     """
     Return a variant's flags for a GPU of the catalogue, with optional features by name.
 
-    What is nearer to the GPU stands later and wins. Without a GPU, what is for all of them.
+    More specific entries come later and take precedence. Without a GPU, the arguments for all of
+    them.
     """
     if unknown := [name for name in features if name not in recipe.optional]:
         known = join_names(recipe.optional) or "none"

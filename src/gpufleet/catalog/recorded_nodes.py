@@ -1,5 +1,5 @@
 """
-Nodes by name, as `--as` takes them: what the probe finds on healthy hardware of that kind.
+Recorded probes of healthy hardware, by the names for `--as`.
 
 `data/nodes/*.json` are documents that the probe printed on the lab's machines, whose profiles
 (`lab/profiles/*.conf`) name what of the hardware is documented and what is assumed. `python -m

@@ -2,8 +2,8 @@
 Architectures and quantizations that each vLLM release serves, and on which GPUs. Pure.
 
 Contract: `data/vllm_support.json` was read from the sources of the releases that it names, by
-tests/data/release_limits.py. A release between two of them has what both have; where they differ
-nothing is said of it. A newer one counts as the newest.
+tests/data/release_limits.py. A release between two known ones has what both have; where they differ
+it is unknown. A newer one counts as the newest.
 """
 
 from __future__ import annotations

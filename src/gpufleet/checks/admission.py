@@ -53,8 +53,8 @@ def admit(report: Report, nodes: Iterable[Node], settings: Mapping[str, NodeSett
     """
     Judge all nodes that declare models or GPUs: a load balancer may be in the same inventory.
 
-    Where `checks.degraded` is set, a GPU that is unfit is left out, one that is gone is not waited
-    for, and neither stops anything; what concerns the whole node always does.
+    With `checks.degraded`, unfit GPUs are excluded and missing ones ignored, without stopping a
+    run; problems of the whole node always stop it.
     """
     found: dict[str, Node] = {}
     everything: list[Finding | str] = []

@@ -1,6 +1,6 @@
 """The driver itself: does it answer, in one version, and new enough for vLLM?  Pure.
 
-What differs between the running driver and the one on the disk is `reboot.py`'s.
+`next_reboot.py` compares the running driver with the one on disk.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ _NOT_BUILT = (
 
 
 def driver_loaded(node: Reading) -> Iterator[Problem]:
-    """NVML can be initialised. Whatever keeps it from that keeps CUDA from it too."""
+    """NVML can be initialised. Anything that prevents that also prevents CUDA."""
     init = node.document["driver"]["init"]
     if init == "ok":
         return
@@ -182,7 +182,7 @@ def _provision(node: Reading) -> tuple[Step, ...]:
 
 
 def _not_loaded(node: Reading) -> _Ladder:
-    """Return why NVML sees no kernel module, as far as other facts tell; the surest first."""
+    """Return possible reasons why NVML sees no kernel module, the most certain first."""
     gpus = [at for at in node.known("pci", default=[]) if at["class"].startswith("0x03")]
     drivers = {at["driver"] for at in gpus if not is_missing(at["driver"])}
     if loaded := node.known("driver", "module"):
@@ -203,7 +203,7 @@ def _not_loaded(node: Reading) -> _Ladder:
 
 
 def _refusal(node: Reading) -> str | None:
-    """Return how it is known that Secure Boot refused the module; None: it did not."""
+    """Return the evidence that Secure Boot refused the module; None: it did not."""
     if not node.known("system", "secure_boot"):
         return None
     lines = [text for _, text in node.known("kernel_log", "lines", default=[])]
@@ -214,7 +214,7 @@ def _refusal(node: Reading) -> str | None:
 
 
 def loaded_version(node: Reading) -> str | None:
-    """Return the version of the kernel module that runs, from wherever it is known."""
+    """Return the running kernel module's version, from any source."""
     told = node.known("driver", "module") or _number(node.known("driver", "proc"))
     return told or node.known("driver", "version")
 
@@ -271,7 +271,7 @@ def driver_minimum(node: Reading) -> Iterator[Problem]:
     """
     The driver runs the CUDA of vLLM's wheels: its own is as new, or at least of the same major.
 
-    Nothing to check where no vLLM is declared.
+    Not checked without a declared vLLM.
     """
     vllm = node.settings.vllm
     needs, source = node.needs.cuda, node.needs.source

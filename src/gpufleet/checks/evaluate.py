@@ -1,4 +1,7 @@
-"""Run every check over every node. A check that cannot be answered says so, none is left out."""
+"""
+Run every check over every node. A check that cannot be answered is reported as such; none is
+omitted.
+"""
 
 from __future__ import annotations
 
@@ -74,9 +77,9 @@ def evaluate(
     """
     Return every finding about every node, or `only` about some.
 
-    `documents` has each node's probe, or a sentence why there is none. Nodes without `settings` are
-    judged by the defaults. `siblings` names for each node those that should be like it; left out,
-    all nodes are each other's. `today` decides which acceptances hold.
+    `documents` has each node's probe, or why there is none. Nodes without `settings` are judged by
+    the defaults. `siblings` has for each node those that should equal it; by default all nodes are
+    siblings. `today` decides which acceptances are valid.
     """
     alone = {
         name: Reading(name, document, settings.get(name, NodeSettings()), today=today)
@@ -106,7 +109,7 @@ def evaluate(
 
 
 def _with_consequences(findings: Sequence[Finding]) -> Iterator[Finding]:
-    """Yield findings, what was not asked for an accepted cause being accepted with it."""
+    """Yield findings; checks skipped because of an accepted cause are accepted with it."""
     accepted = {
         (each.check, each.gpu and each.gpu.index): each.accepted
         for each in findings
@@ -119,9 +122,9 @@ def _with_consequences(findings: Sequence[Finding]) -> Iterator[Finding]:
 
 def _nearest(node: Reading, alike: Sequence[Reading]) -> tuple[Reading, ...]:
     """
-    Return up to `ASKED_SIBLINGS` others with the same GPUs: those that follow by name, in a ring.
+    Return up to `ASKED_SIBLINGS` other nodes with the same GPUs: the next ones by name, cyclically.
 
-    Each node has its own, so that the values are compared once.
+    Each node has its own cache, so that values are compared once.
     """
     others = [each for each in alike if each.product == node.product]
     others.sort(key=lambda each: each.name)
@@ -191,7 +194,7 @@ def _answers(
     ask: Callable[[], Iterator[Problem]],
     gpu: GpuId | None = None,
 ) -> Iterator[Finding]:
-    """Yield a check's findings; one that all is well if it has no problem."""
+    """Yield a check's findings; a single OK finding without problems."""
     problems = []
     try:
         for problem in ask():

@@ -106,8 +106,8 @@ def fabric_state(gpu: GpuReading) -> Iterator[Problem]:
     """
     The GPU has joined its fabric, with success and in health, and reaches its peers.
 
-    Only what is known to be good passes. Boards without a fabric (before Hopper, on PCIe, or handed
-    to a virtual machine by themselves) have no state, but their peers' access is looked at too.
+    Only known good values pass. Boards without a fabric (before Hopper, on PCIe, or passed to a
+    virtual machine alone) have no state, but their peer access is also checked.
     """
     refused = _refused(gpu)
     try:
@@ -218,9 +218,9 @@ def _its_like_tell(gpu: GpuReading) -> bool:
 
 def _must_register(gpu: GpuReading) -> bool:
     """
-    Return whether NVSwitches join it with others and it is of those that register with them.
+    Return whether it is linked by NVSwitches and registers with them.
 
-    Of a GPU without NVLink nvlink-links says whether it should have some.
+    Whether a GPU without NVLink should have some is checked by nvlink-links.
     """
     several = len(gpu.node.document["gpus"]) > 1
     capability = tuple(gpu.known("compute_capability", default=()))
@@ -235,7 +235,7 @@ def _has_fabric(node: Reading) -> bool:
 
 @cached_answer
 def _memberships(node: Reading) -> dict[int, tuple[Any, Any]]:
-    """Return the cluster and the clique of each GPU that has joined a fabric and tells both."""
+    """Return the cluster and the clique of each GPU that has joined a fabric and reports both."""
     found = {
         gpu.index: (_of_fabric(gpu, "cluster_uuid"), _of_fabric(gpu, "clique"))
         for gpu in node.gpus
@@ -324,7 +324,9 @@ def _linked(one: GpuReading, other: GpuReading) -> bool:
 
 
 def _may_reach(gpu: GpuReading, other: GpuReading) -> bool:
-    """Return whether the driver grants access both ways; raises where this GPU's own is unread."""
+    """
+    Return whether the driver grants access both ways; raises if this GPU's own answer is missing.
+    """
     try:
         answers = [gpu.node.get("p2p", "nvlink", gpu.at, other.at)]
     except (CannotTell, DoesNotApply):
@@ -341,9 +343,9 @@ def fabric_manager(node: Reading) -> Iterator[Problem]:
     """
     With NVSwitches the fabric manager runs, in the driver's version.
 
-    Whatever the GPUs say: a registration stays Completed after the service has died, and A100 has
-    none to ask about. In a guest that does not see the switches the service is the host's, on a
-    rack of Grace boards the switch trays'.
+    This is independent of the GPUs' answers: a registration stays Completed after the service has
+    died, and A100 has none. In a guest that does not see the switches the service is the host's, on
+    a rack of Grace boards the switch trays'.
     """
     _needs_manager(node)
     if node.get("system", "units", absent=None) is None:

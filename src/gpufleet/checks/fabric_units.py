@@ -19,8 +19,8 @@ def fabric_units(node: Reading) -> Iterator[Problem]:
     """
     Nodes that share NVLink run IMEX; NVLink 5's subnet manager has not failed.
 
-    IMEX hands out memory between nodes: one that broke blocks where replicas may span nodes. A
-    subnet manager without a unit that is enabled is started by the fabric manager.
+    IMEX shares memory between nodes: a failed one blocks if replicas may span nodes. A subnet
+    manager without a unit that is enabled is started by the fabric manager.
     """
     needs_imex, needs_subnets = _is_in_cluster(node), _has_switches_of_nvlink_5(node)
     if not needs_imex and not needs_subnets and not _has_failed(node):
@@ -55,7 +55,7 @@ def fabric_units(node: Reading) -> Iterator[Problem]:
 
 
 def _has_failed(node: Reading) -> bool:
-    """Return whether a unit has failed; where none can be read, fabric-manager reports it."""
+    """Return whether a unit has failed; unreadable units are reported by fabric-manager."""
     return any(
         node.known("system", "units", unit, "active") == FAILED for unit in (IMEX, SUBNET_MANAGER)
     )

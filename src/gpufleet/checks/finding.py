@@ -28,7 +28,7 @@ class Severity(IntEnum):
 
     @property
     def stops(self) -> bool:
-        """Return whether work must not be placed on what it is about."""
+        """Return whether no work may be placed on its subject."""
         return self >= Severity.UNKNOWN
 
 
@@ -77,9 +77,9 @@ class Problem:
 
 @dataclass(frozen=True)
 class GpuId:
-    """Everything that names one GPU; None is what it did not tell.
+    """Everything that identifies one GPU; None: it did not report that.
 
-    `index` is None for a GPU that should be there and that NVML does not list.
+    `index` is None for an expected GPU that NVML does not list.
     """
 
     index: int | None
@@ -98,8 +98,8 @@ class Finding:
     """One check's answer about one node or one GPU.
 
     `accepted` is the operator's reason and date where he accepts the finding: it stays visible and
-    stops nothing. `cause` is the check whose finding kept this one from being asked: that one is
-    what an operator reads and accepts.
+    stops nothing. `cause` is the check whose finding made this one impossible: an operator reads
+    and accepts that one.
     """
 
     check: str

@@ -1,7 +1,7 @@
-"""Each GPU: does it answer, is it what it should be.  Pure.
+"""Checks of each GPU: it answers, and is the expected model.  Pure.
 
-Whether every GPU is there is asked by `checks/gpus_present.py`; what one GPU is asked beside that
-lies in `checks/throttling.py`, `pcie.py` and `occupancy.py`.
+`checks/gpus_present.py` checks that every GPU is present; further checks of one GPU are in
+`checks/throttling.py`, `pcie.py` and `occupancy.py`.
 """
 
 from __future__ import annotations
@@ -119,9 +119,9 @@ def _same_uuid(node: Reading) -> Iterator[Problem]:
 
 def _uuid_of_another_node(node: Reading) -> Iterator[Problem]:
     """
-    Yield one problem for each set of GPUs that other nodes of the inventory answer with too.
+    Yield one problem for each set of GPUs that other nodes also report as theirs.
 
-    It is the same for each of these nodes, so that reports have one line for all of them.
+    It is equal for each of these nodes, so that reports show one line for all of them.
     """
     shared: dict[tuple[str, ...], list[GpuReading]] = {}
     for gpu in node.gpus:
@@ -148,7 +148,7 @@ def _uuid_of_another_node(node: Reading) -> Iterator[Problem]:
 
 
 def _silent(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return why a GPU is as good as silent: it answers nothing, or tells only part of itself."""
+    """Return why a GPU counts as silent: it answers nothing, or only few questions."""
     if is_missing(facts):
         return facts
     for name in NEEDED:
@@ -160,7 +160,7 @@ def _silent(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _failing(facts: Mapping[str, Any]) -> list[str]:
-    """Return which facts a GPU failed to tell without a reason, if they are many."""
+    """Return the facts that a GPU did not report without a reason, if there are many."""
     failed = [
         name
         for name, value in facts.items()
@@ -182,7 +182,7 @@ def _silence(index: int, why: Mapping[str, Any]) -> Problem:
 
 
 def _nonsense(gpu: GpuReading) -> str | None:
-    """Return an answer that no sound GPU gives, as text."""
+    """Return an answer that no healthy GPU gives, as text."""
     name, uuid, memory = gpu.get("name"), gpu.get("uuid"), gpu.get("memory")
     if not isinstance(name, str) or not name.strip() or not name.isprintable():
         return f"its name is {name!r}"
@@ -295,7 +295,7 @@ def _who_has_what(values: Mapping[int, str]) -> str:
 
 def recovery_action(gpu: GpuReading) -> Iterator[Problem]:
     """
-    The driver asks for no recovery (field 230): the strongest word on a GPU there is.
+    The driver requests no recovery (field 230), its strongest verdict on a GPU.
 
     What each action means: "Error recovery and response flags" in NVIDIA's GPU memory error
     management, and nvml.h.

@@ -28,7 +28,7 @@ def gpu_count(node: Reading) -> Iterator[Problem]:
     Those on the bus that vfio-pci has, or that a module option hides, are away on purpose: what
     siblings have is compared with those of vfio-pci too. Where the bus misses nothing, siblings
     alone only warn: a node may have been built with fewer. Without declaration and siblings a gap
-    in the board's module numbers shows that one is gone.
+    in the board's module numbers shows a missing GPU.
     """
     count = _counted(node)
     unlisted, given = _unlisted(node), _given_away(node)
@@ -79,23 +79,23 @@ def _counted(node: Reading) -> int:
 
 @cached_answer
 def _present(node: Reading) -> int:
-    """Return how many GPUs a node has, those that it gave to virtual machines included."""
+    """Return a node's number of GPUs, including those passed to virtual machines."""
     return _counted(node) + len(_given_away(node))
 
 
 def _bus_agrees(node: Reading) -> bool:
     """
-    Return whether the PCI bus has just the GPUs that NVML lists, and those given away.
+    Return whether the PCI bus has exactly NVML's GPUs and those passed to virtual machines.
 
-    It has not where it could not be read, where a module option hides a GPU, and where one that
-    does not answer does not say where it is.
+    False if it could not be read, if a module option hides a GPU, and if the address of a silent
+    GPU is unknown.
     """
     on_bus = {function["bus_id"] for function in _gpus_on_bus(node)} - set(_given_away(node))
     return on_bus == {gpu.known("pci", "bus_id") for gpu in node.gpus}
 
 
 def _missing(node: Reading, wanted: int, source: str, severity: Severity) -> Iterator[Problem]:
-    """Yield one problem for each missing GPU whose place is known, else one for all of them."""
+    """Yield one problem for each missing GPU with a known address, else one for all of them."""
     count = _counted(node)
     unlisted, hidden = _unlisted(node), _hidden_at(node)
     places = {
@@ -122,8 +122,8 @@ def _modules_missing(node: Reading) -> Iterator[Problem]:
     """
     Report the module numbers of a board that no GPU has (nvmlDeviceGetModuleId).
 
-    Boards count their GPUs from 1 (or 0) on. A node that has the board's NVSwitches has all of the
-    board, which is 8 GPUs; a virtual machine may have been given any of them.
+    Boards count their GPUs from 1 (or 0) on. A node with the board's NVSwitches has the whole board
+    of 8 GPUs; a virtual machine may have any number of them.
     """
     modules = [gpu.known("module_id") for gpu in node.gpus]
     numbers = {number for number in modules if type(number) is int and 0 <= number < 64}
@@ -220,10 +220,10 @@ def _hidden_at(node: Reading) -> list[str]:
 
 def _unlisted(node: Reading) -> dict[str, str | None]:
     """
-    Return the GPUs that the PCI bus has and NVML has not, and the driver that each is bound to.
+    Return the GPUs on the PCI bus that NVML does not list, with the driver of each.
 
-    With NVIDIA's driver, or none, they failed when it loaded; any other keeps it away from them.
-    One that NVML lists and that does not answer has no bus id; as many may lie on the bus unnamed.
+    With NVIDIA's driver, or none, their initialisation failed; any other driver occupies them. A
+    silent GPU in NVML's list has no bus id; as many GPUs on the bus may be unnamed.
     """
     away = {*(gpu.known("pci", "bus_id") for gpu in node.gpus), *_hidden_at(node)}
     away |= set(_given_away(node))
@@ -244,7 +244,7 @@ def _empty_slots(node: Reading) -> list[str]:
 
 @cached_answer
 def _places(node: Reading) -> set[str | None]:
-    """Return where the node has GPUs, those included that it gave to virtual machines."""
+    """Return the addresses of the node's GPUs, including those passed to virtual machines."""
     return {*(gpu.known("pci", "bus_id") for gpu in node.gpus), *_given_away(node)}
 
 

@@ -54,7 +54,7 @@ def secure_boot(node: Reading) -> Iterator[Problem]:
     """
     Secure Boot does not keep the driver's module out.
 
-    Where the module is loaded, it was let in. What the next boot does: reboot-signature.
+    A loaded module was accepted. The next boot is checked by reboot-signature.
     """
     if not node.get("system", "secure_boot", absent=False) or _driver_is_loaded(node):
         return
@@ -172,7 +172,7 @@ def _acs(node: Reading, severity: Severity, whom: str) -> Iterator[Problem]:
 
 
 def _pairs_over_pcie(node: Reading) -> dict[tuple[int, int], int]:
-    """Return each pair (NVML's indices) that NVLink does not join and that may talk over PCIe.
+    """Return each pair (NVML's indices) without NVLink that may communicate over PCIe.
 
     The value is the driver's status of reading and writing: 0, or why not.
     """
@@ -217,7 +217,7 @@ def _refused(pairs: dict[tuple[int, int], int]) -> Iterator[Problem]:
 
 
 def _gpu_count(node: Reading) -> int:
-    """Return how many GPUs there are, also where the driver does not answer."""
+    """Return the number of GPUs, even without an answer of the driver."""
     on_bus = [at for at in node.known("pci", default=[]) if str(at["class"]).startswith("0x03")]
     return max(len(node.document["gpus"]), len(on_bus))
 
@@ -229,8 +229,8 @@ def disk_space(node: Reading) -> Iterator[Problem]:
     """
     The disk has space for two releases, and for the models to download.
 
-    Nothing is wrong with what serves already: it blocks because a deploy would fail halfway. Where
-    a release of the declared version is whole, there is nothing to build, and it only warns.
+    It blocks because a deploy would fail halfway, not because of running servers. Where a release
+    of the declared version is whole, there is nothing to build, and it only warns.
     """
     vllm = node.settings.vllm
     whole = node.get("system", "releases", absent=[])
@@ -261,7 +261,7 @@ def disk_space(node: Reading) -> Iterator[Problem]:
 
 
 def _nearest(node: Reading, path: str) -> str:
-    """Return the asked-for path that `path` lies on: itself, or the longest one above it."""
+    """Return the queried path that contains `path`: itself, or the longest one above it."""
     asked = node.get("system", "disks")
     above = [one for one in asked if f"{path}/".startswith(f"{one.rstrip('/')}/")]
     if not above:
@@ -328,7 +328,10 @@ def shared_memory(node: Reading) -> Iterator[Problem]:
 
 
 def host_memory(node: Reading) -> Iterator[Problem]:
-    """There is memory for vLLM's processes: little beside what models' files like as a cache."""
+    """
+    There is enough memory for vLLM's processes: little compared to the page cache for models'
+    files.
+    """
     available = node.get("system", "memory_available_mib")
     needed = MEMORY_BASE + MEMORY_EACH_GPU * _gpu_count(node)
     if available >= needed:

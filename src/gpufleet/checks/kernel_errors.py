@@ -1,7 +1,7 @@
 """Other kernel log errors since boot: PCIe, GPU starts, hardware errors.
 
-As with Xids (`checks/kernel_log.py`), what was before the driver was last loaded is history, but of
-the machine. A log that cannot be read, or lost its beginning, is the check xid's.  Pure.
+As with Xids (`checks/kernel_log.py`), errors before the driver was last loaded are history, except
+the machine's own. A log that cannot be read, or lost its beginning, is the check xid's.  Pure.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _pcie_error(seconds: float, text: str) -> PcieError | None:
 
 
 def _most_in_a_day(errors: Sequence[PcieError]) -> int:
-    """Return the most errors of a function within a day, by the line that tells more of them."""
+    """Return a function's maximum of errors within a day, from the line that reports more."""
     return max(
         _most_within_a_day(one.seconds for one in errors if one.reported == reported)
         for reported in (True, False)
@@ -174,7 +174,7 @@ def gpu_start(node: Reading) -> Iterator[Problem]:
     """
     The driver started every GPU when it was asked to (`RmInitAdapter failed`).
 
-    A GPU that answers now has started since; that it once did not is worth a look.
+    A GPU that answers now has started since; the earlier failure is a warning.
     """
     log = _log(node)
     lines: dict[str, list[tuple[int, str]]] = defaultdict(list)

@@ -1,14 +1,14 @@
 """Check the kernel log since boot: Xid errors of GPUs, SXid errors of NVSwitches. Pure.
 
-A log tells what was; NVML tells what is. Four rules follow (docs/checks/xid.md):
+A log shows the past; NVML shows the present. Four rules follow (docs/checks/xid.md):
 
 1. An Xid before the driver was last loaded, or before the driver itself took its request for a
    recovery of that GPU back (Xid 154 "to 0x0 (None)"), is history: `INFO`.
-2. An Xid about uncorrectable memory of a GPU that has counted no such error since its last reset
-   and of which the driver asks nothing is of before that reset: `WARN`. Both are needed: counters
-   have been seen at zero on a GPU that still waited for its reset.
-3. Of Xid 154 the newest counts, and NVML's present answer more than it.
-4. A log that does not reach back to the boot cannot say that there was nothing: `WARN`.
+2. An Xid about uncorrectable memory predates the last reset if the GPU has counted no such error
+   since, and the driver requests nothing: `WARN`. Both are needed: counters have been seen at zero
+   on a GPU that still waited for its reset.
+3. The newest Xid 154 counts, but NVML's present answer takes precedence.
+4. A log that does not reach back to the boot cannot prove that there were no errors: `WARN`.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Xid:
 
     @property
     def action(self) -> int | None:
-        """The action that Xid 154 asks for now, in NVML's numbers."""
+        """The action that Xid 154 requests now, in NVML's numbers."""
         found = _ACTION.search(self.text) if self.number == RECOVERY_CHANGED else None
         return int(found["action"], 16) if found else None
 
@@ -120,7 +120,7 @@ class Log:
 
     @cached_property
     def xids(self) -> tuple[Xid, ...]:
-        """Every line that reports an Xid, also those that do so in other words."""
+        """Every line that reports an Xid, in any wording."""
         return tuple(xid for xid in _xids(self.lines) if xid.number is not None)
 
     @cached_property
@@ -130,14 +130,14 @@ class Log:
 
     @cached_property
     def loaded_at(self) -> int:
-        """The place of the line with which the driver was last loaded; -1: there is none."""
+        """The place of the line of the driver's last load; -1: none."""
         return max(
             (at for at, (_, text) in enumerate(self.lines) if _LOADED.match(text)), default=-1
         )
 
     @cached_property
     def recovered_at(self) -> dict[str | None, int]:
-        """By GPU, the place where the driver last took back what it had asked for it."""
+        """By GPU, the place in the log where the driver last withdrew its request."""
         return {xid.bus_id: xid.at for xid in self.xids if xid.action == 0}
 
     def is_history(self, xid: Xid) -> bool:
@@ -180,7 +180,7 @@ def xid(node: Reading) -> Iterator[Problem]:
     """
     One problem for each GPU and Xid number that the driver reported since this boot.
 
-    No line with the word is passed over: one that cannot be read is a warning.
+    No line with the word is skipped: an unparsable one is a warning.
     """
     log = Log([(float(seconds), str(text)) for seconds, text in node.get("kernel_log", "lines")])
     yield from _gap(node)
@@ -225,7 +225,7 @@ def _problem(
 
 
 def _on_this_gpu_alone(node: Reading, log: Log, bus_id: str | None, number: int) -> int:
-    """Return how often an Xid came within the last day, if other GPUs hardly had it; else 0."""
+    """Return an Xid's count within the last day, if it is rare on other GPUs; else 0."""
     if len(node.document["gpus"]) < 2 or bus_id is None:
         return 0
     last = max((seconds for seconds, _ in log.lines), default=0.0)
@@ -244,7 +244,10 @@ def _on_this_gpu_alone(node: Reading, log: Log, bus_id: str | None, number: int)
 def _judged(
     node: Reading, gpu: GpuReading | None, number: int, fresh: tuple[Xid, ...]
 ) -> tuple[Severity, tuple[Action, ...], str]:
-    """Return how bad an Xid is now, what to do, and why it is not as bad as its number says."""
+    """
+    Return an Xid's present severity, the remedy, and the reason for a lower severity than its
+    number's.
+    """
     kind: Kind = KINDS.get(number, UNKNOWN)
     severity, ladder = kind.severity, kind.ladder
     if not fresh:
@@ -268,7 +271,7 @@ def _judged(
 
 
 def _of_recovery(gpu: GpuReading | None, last: Xid) -> tuple[Severity, tuple[Action, ...], str]:
-    """Xid 154: the action that the driver asks for. NVML's field 230 (R570) has the present one."""
+    """Xid 154: the action that the driver requests. NVML's field 230 (R570) has the present one."""
     words, ladder = RECOVERY.get(last.action if last.action is not None else -1, ("", None))
     if last.action == 0:
         return Severity.INFO, (), ", to none"
@@ -303,7 +306,7 @@ def _may_have_nvlink(gpu: GpuReading) -> bool:
 
 
 def _index(node: Reading, bus_id: str | None) -> int | None:
-    """Return NVML's number of the GPU at an address, also of one that does not answer any more."""
+    """Return NVML's index of the GPU at an address, even of a silent one."""
     if bus_id is None:
         return None
     places = {sysfs_bus_id(at): gpu.index for gpu, at in gpu_facts(node.gpus, "pci", "bus_id")}
@@ -316,7 +319,10 @@ def _index(node: Reading, bus_id: str | None) -> int | None:
 
 
 def _functions(node: Reading, prefix: str) -> list[Any]:
-    """Return NVIDIA's functions on the PCI bus whose class begins so; none where PCI is unread."""
+    """
+    Return NVIDIA's functions on the PCI bus with this class prefix; none if the bus could not be
+    read.
+    """
     every = node.known("pci", default=[])
     return [one for one in every if str(one["class"]).startswith(prefix)]
 
@@ -387,7 +393,7 @@ def _step(action: Action, place: str | None) -> str:
 @dataclass(frozen=True)
 class Sxid:
     """
-    One line that reports an SXid of the NVSwitch at `bus_id`; `fatal` is None if it says not.
+    One line that reports an SXid of the NVSwitch at `bus_id`; `fatal` is None if not stated.
 
     `bus_id` and `number` are None where they could not be read.
     """
@@ -418,7 +424,7 @@ def sxid(node: Reading) -> Iterator[Problem]:
 
     Fatal ones block: the switch has stopped the traffic of at least one GPU. The lines with an
     error's registers do not repeat the word; an error of which no line has it counts as fatal. No
-    line is passed over: one that cannot be read is a warning, and blocks where it says fatal.
+    line is skipped: an unparsable one is a warning, and blocks if it contains "fatal".
     """
     raw = node.known("kernel_log", "lines", default=[])
     found = list(_sxids((float(seconds), str(text)) for seconds, text in raw))

@@ -1,7 +1,7 @@
 """Each GPU's memory: ECC, row remapping, retired pages, repairs that wait.  Pure.
 
 Counters are NVML's: "volatile" ones start at zero when the driver loads or the GPU is reset,
-"aggregate" ones count the GPU's whole life. What happened in an earlier life and was dealt with is
+"aggregate" ones count the GPU's whole life. Errors before the last reset that were repaired are
 history, not a fault. In the sources "memory error management" is NVIDIA's application note
 DA-09826, "DCGM" NVIDIA's data center GPU manager 4.6.
 """
@@ -107,7 +107,7 @@ def ecc_mode(gpu: GpuReading) -> Iterator[Problem]:
 
 @cached_answer
 def _has_ecc_on(node: Reading) -> bool | None:
-    """Return whether ECC is on, on most of a node's GPUs; None: they have none, or do not tell."""
+    """Return whether ECC is on, on most of a node's GPUs; None: not supported or not reported."""
     modes = [bool(mode) for _, mode in gpu_facts(node.gpus, "ecc_mode", "current")]
     return 2 * sum(modes) > len(modes) if modes else None
 
@@ -160,7 +160,7 @@ def _errors(count: int, what: str) -> str:
 
 
 def ecc_sram(gpu: GpuReading) -> Iterator[Problem]:
-    """The driver does not ask for the GPU's replacement, nor do the counts come near it."""
+    """The driver does not request the GPU's replacement, and error counts are well below that."""
     try:
         gpu.get("ecc_sram")
     except (CannotTell, DoesNotApply):
@@ -226,7 +226,7 @@ def _corrected(found: str, many: int) -> Problem:
 
 
 def _remapped_rows(gpu: GpuReading, key: str) -> Any:
-    """Return one of the row remapper's answers; while MIG instances exist there is none."""
+    """Return one of the row remapper's answers; none while MIG instances exist."""
     try:
         return gpu.get("remapped_rows", key)
     except DoesNotApply:
@@ -298,7 +298,7 @@ def row_remap_count(gpu: GpuReading) -> Iterator[Problem]:
 
 
 def row_remap_spares(gpu: GpuReading) -> Iterator[Problem]:
-    """No bank is short of spare rows: the next error in it could not be repaired."""
+    """No bank has run out of spare rows: the next error in it could not be repaired."""
     try:
         used_up, few = (gpu.get("remap_histogram", spares) for spares in ("none", "low"))
     except DoesNotApply:
@@ -316,10 +316,11 @@ def row_remap_spares(gpu: GpuReading) -> Iterator[Problem]:
 
 def retired_pages(gpu: GpuReading) -> Iterator[Problem]:
     """
-    Volta and Turing: few pages are retired, none waits for a reset to be.
+    Volta and Turing: few pages are retired, and none waits for a reset.
 
-    One that waits may be used until then. That is a warning and no more, because an uncorrectable
-    error that caused it is one since the driver loaded: ecc-uncorrected stops work then.
+    A page that waits may be used until then. That is a warning and no more, because an
+    uncorrectable error that caused it is one since the driver loaded: ecc-uncorrected stops work
+    then.
     """
     if tuple(gpu.get("compute_capability")) >= REMAPS_ROWS:
         raise DoesNotApply("this chip remaps rows, it does not retire pages")
@@ -355,7 +356,7 @@ def retired_pages(gpu: GpuReading) -> Iterator[Problem]:
 
 
 def memory_repair(gpu: GpuReading) -> Iterator[Problem]:
-    """Blackwell: no memory is beyond repair, and no repair waits for a reset."""
+    """Blackwell: no memory is unrepairable, and no repair waits for a reset."""
     if tuple(gpu.get("compute_capability")) < REPAIRS_CHANNELS:
         raise DoesNotApply("this chip has no repair beyond row remapping")
     try:

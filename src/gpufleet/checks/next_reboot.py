@@ -155,11 +155,12 @@ def reboot_signature(node: Reading) -> Iterator[Problem]:
 
 def unattended_upgrades(node: Reading) -> Iterator[Problem]:
     """
-    Driver packages are not upgraded at night: held, blacklisted, or from an excluded source.
+    Driver packages are excluded from unattended upgrades: held, blacklisted, or from an excluded
+    source.
 
     Upgraded libraries refuse the module that is still loaded (NVML: version mismatch) until the
     next reboot. Which origins reach the driver: docs/checks/unattended-upgrades.md. Without the
-    programs that would tell it is not checked: at worst it would have been a warning.
+    programs that report it, it is not checked: at worst it would be a warning.
     """
     _can_be_told(node)
     upgrades = node.get("system", "unattended_upgrades", absent=None)
@@ -198,7 +199,7 @@ def unattended_upgrades(node: Reading) -> Iterator[Problem]:
 
 
 def _can_be_told(node: Reading) -> None:
-    """Return if the node has what tells of upgrades; raises `CannotTell` if not."""
+    """Check that the node's upgrade settings can be read; raise `CannotTell` if not."""
     system = node.document["system"]
     upgrades, packages = system["unattended_upgrades"], system["packages"]
     told: list[Any] = [upgrades, packages]
@@ -212,7 +213,7 @@ def _can_be_told(node: Reading) -> None:
 def _fits(pattern: str, name: str) -> bool:
     """
     Apply a blacklist's pattern: unattended-upgrades' are regular expressions that have to match
-    from the name's start, dnf's are globs. One that is neither protects nothing.
+    from the name's start, dnf's are globs. An origin that matches neither protects nothing.
     """
     glob = "".join(".*" if part == "*" else re.escape(part) for part in re.split(r"(\*)", pattern))
     if re.fullmatch(glob, name):

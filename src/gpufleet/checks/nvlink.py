@@ -71,14 +71,14 @@ _SAID = 6  # so many links or pairs are named in one sentence
 
 @cached_answer
 def _up_by_index(node: Reading) -> tuple[int | None, ...]:
-    """Return how many links each GPU of a node has up; None: it does not tell."""
+    """Return the number of active links of each GPU; None: not reported."""
     known = {gpu.index: links_or_none(gpu) for gpu in node.gpus}
     indexes = range(len(node.document["gpus"]))
     return tuple(len(links.up) if (links := known.get(index)) else None for index in indexes)
 
 
 def _up_on(sibling: Reading, gpu: GpuReading) -> int | None:
-    """Return how many links a sibling has up where this GPU is: some have bridges, some not."""
+    """Return a sibling's number of links at this GPU's place: some have bridges, some do not."""
     counts = _up_by_index(sibling)
     if len(counts) == len(gpu.node.document["gpus"]):
         return counts[gpu.at]
@@ -110,8 +110,8 @@ def nvlink_links(gpu: GpuReading) -> Iterator[Problem]:
     """
     Active links are as many as declared, else as on its siblings, else as its board uses.
 
-    Behind NVSwitches, and on boards that are sold no other way, that is all of them. That a GPU
-    says it has no NVLink counts only where none is expected.
+    Behind NVSwitches, and on boards that are sold no other way, that is all of them. A GPU's report
+    of no NVLink is accepted only if none is expected.
     """
     try:
         links = links_of(gpu)
@@ -182,7 +182,7 @@ def _down(links: Links) -> str:
 
 def _links_denied(gpu: GpuReading) -> Expectation | None:
     """
-    Return how many links a GPU should have up that says it has no NVLink; None: none.
+    Return the expected number of links of a GPU that reports no NVLink; None: none.
 
     A board of another kind than most of the node's (a workstation's display) may well have none.
     """
@@ -241,7 +241,7 @@ def _links_expected(gpu: GpuReading, links: Links) -> Expectation | None:
 
 
 def _unless_peer_is_gone(gpu: GpuReading, expected: Expectation) -> Expectation:
-    """Return an expectation of links to other GPUs: uncertain while one of those is missing."""
+    """Return the expected links to other GPUs: uncertain while one of those is missing."""
     if not _is_incomplete(gpu.node):
         return expected
     source = f"{expected.source}; a GPU that does not answer may be at the other end"
@@ -277,11 +277,11 @@ def _links_remedy(gpu: GpuReading) -> tuple[Step, ...]:
 
 def nvlink_widths(node: Reading) -> Iterator[Problem]:
     """
-    Pairs that NVLink joins are joined as widely as the siblings' same pairs, else as each other.
+    NVLink pairs are as wide as the siblings' same pairs, else as each other.
 
     NVLink 2 and older join GPUs unevenly by design (a DGX-1 by one link here, two there): those are
-    compared with siblings alone. A pair that is narrow because of links that are down is
-    nvlink-links' trouble; only told here.
+    compared with siblings alone. A pair that is narrow because of links that are down is judged by
+    nvlink-links; here it is a remark.
     """
     links = {gpu.index: own for gpu in node.gpus if (own := links_or_none(gpu))}
     short = {gpu.index for gpu in node.gpus if gpu.index in links and _is_short(gpu, links)}
@@ -340,7 +340,7 @@ def _is_short(gpu: GpuReading, links: Mapping[int, Links]) -> bool:
 def _widths_expected(
     node: Reading, links: Mapping[int, Links]
 ) -> dict[tuple[int, int], Expectation]:
-    """Return how wide pairs should be joined, where that can be said."""
+    """Return the expected width of pairs, if there is a reference."""
 
     def of_twin(twin: Reading) -> tuple[tuple[tuple[int, int], int], ...] | None:
         return tuple(widths(twin).items()) if len(twin.gpus) == len(node.gpus) else None
@@ -368,7 +368,7 @@ def _narrow_pairs(pairs: Iterable[tuple[int, int]], found: Mapping[tuple[int, in
 def _culprits(
     narrow: Iterable[tuple[int, int]],
 ) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-    """Yield the GPUs that are in most of the narrow pairs, with those; both, where it is a tie."""
+    """Yield the GPUs in most of the narrow pairs, with these pairs; both GPUs on a tie."""
     left = set(narrow)
     while left:
         votes = Counter(gpu for pair in left for gpu in pair)
@@ -390,7 +390,7 @@ def _usual_speed(speeds: Sequence[int]) -> int:
 
 
 def _slow_links(node: Reading) -> Iterator[Problem]:
-    """Yield GPUs with links that are up and slower than those of the node's GPUs of that name."""
+    """Yield GPUs with active links slower than those of the node's other GPUs of that name."""
     speeds = [
         (gpu, link["link"], link["speed_mbps"])
         for gpu in node.gpus
@@ -491,12 +491,12 @@ def _recoveries(gpu: GpuReading, count: float) -> tuple[Severity, str]:
 
 
 def _uptime(gpu: GpuReading, least: float) -> float:
-    """Return for how many seconds the node runs, at least `least`: a start is not yet a rate."""
+    """Return the node's uptime in seconds, at least `least`: shorter times give no rate."""
     return max(float(gpu.node.get("system", "uptime_seconds")), least)
 
 
 def _counter(gpu: GpuReading, at: int, kind: str) -> int | float:
-    """Return one of a link's counters; 0 where this driver or board does not count that."""
+    """Return one of a link's counters; 0 if this driver or board does not have it."""
     try:
         count: int | float = gpu.section("nvlink", "links", at, "errors", kind)
     except (DoesNotApply, CannotTell):

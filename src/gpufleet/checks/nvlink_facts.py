@@ -1,9 +1,9 @@
-"""A node's NVLinks, and what they say of the kind of board that its GPUs are on.  Pure.
+"""A node's NVLinks, and the kind of board that they indicate.  Pure.
 
-Three kinds have to be told apart. Behind NVSwitches every link of every GPU is in use. Boards on
-PCIe have links only with an installed bridge, and a bridge does not use all of them. A GPU
-by itself has no peer to link to. So a dead link on the first kind is how the second looks
-when all is well.
+Three kinds must be distinguished. Behind NVSwitches every link of every GPU is in use. Boards on
+PCIe have links only with an installed bridge, and a bridge does not use all of them. A GPU by
+itself has no peer to link to. So a dead link on the first kind is how the second looks when all is
+well.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ class Links:
 @cached_answer
 def links_of(gpu: GpuReading) -> Links:
     """
-    Return a GPU's links; raises `DoesNotApply` for a GPU that says it has none, and `Unread`.
+    Return a GPU's links; raises `DoesNotApply` if it reports none, and `Unread`.
 
-    That it says so does not make it true: `nvlink-links` asks whether it should have some.
+    Its report may be wrong: `nvlink-links` checks whether it should have some.
     """
     try:
         listed = gpu.section("nvlink", "links")
@@ -104,7 +104,7 @@ def links_of(gpu: GpuReading) -> Links:
 
 
 def known_links(gpu: GpuReading) -> Links | None:
-    """Return a GPU's links; None where it has none, or does not tell."""
+    """Return a GPU's links; None: none, or not reported."""
     try:
         return links_of(gpu)
     except (DoesNotApply, Unread):
@@ -116,7 +116,7 @@ NO_LINKS = Links(up=(), down=(), unread=(), peers={}, version=0)
 
 
 def links_or_none(gpu: GpuReading) -> Links | None:
-    """Return a GPU's links, `NO_LINKS` where it says it has none; None where it does not tell."""
+    """Return a GPU's links, `NO_LINKS` if it reports none; None: not reported."""
     try:
         return links_of(gpu)
     except DoesNotApply:
@@ -133,7 +133,9 @@ def driver_knows_links(gpu: GpuReading) -> bool:
 
 
 def listed_links(gpu: GpuReading) -> Iterable[Mapping[str, Any]]:
-    """Return the probe's words on each link of a GPU; nothing where it has or tells none."""
+    """
+    Return the probe's entry of each link of a GPU; empty if there is none or it was not reported.
+    """
     found: Iterable[Mapping[str, Any]] = _of_nvlink(gpu, "links", ())
     return found
 
@@ -148,7 +150,7 @@ def _of_nvlink(gpu: GpuReading, key: str, default: Any) -> Any:
 
 
 def has_unknown_peers(gpu: GpuReading) -> bool:
-    """Return whether links are up of which NVML does not know where they lead: into a host."""
+    """Return whether active links have an end unknown to NVML: they lead into a host."""
     return any(
         is_missing(link["remote_type"]) or link["remote_type"] == REMOTE_UNKNOWN
         for link in links_up(gpu)
@@ -181,7 +183,7 @@ def has_switches(node: Reading) -> bool:
 
 
 def known_fabric_state(gpu: GpuReading) -> Any:
-    """Return the state of the GPU's registration with a fabric; None where it does not tell."""
+    """Return the state of the GPU's registration with a fabric; None: not reported."""
     return lookup(gpu.node.document["fabric"][gpu.at], ("state",), None, None)
 
 
@@ -195,7 +197,7 @@ def widths(node: Reading) -> dict[tuple[int, int], int]:
     """
     Return how many links join every pair of GPUs (i < j) that tell of their links.
 
-    None join one that says it has no NVLink.
+    A GPU that reports no NVLink has no pairs.
     """
     gpus = [gpu for gpu in node.gpus if links_or_none(gpu)]
     index = {gpu.at: gpu.index for gpu in gpus}

@@ -136,7 +136,7 @@ def foreign_processes(gpu: GpuReading) -> Iterator[Problem]:
 
 
 def _drawing(gpu: GpuReading, others: list[Mapping[str, Any]]) -> Problem:
-    """Return the problem of programs that only draw; their share of the memory decides."""
+    """Return the problem of graphics programs; their share of the memory decides."""
     said = f"a program a program draws on it: {_processes(others)}"
     source = f"vLLM leaves 8 % of the memory, {SPARED:.0%} are reserved for others"
     unseen = [at for at in others if _hidden(gpu, at) and is_missing(at["name"])]
@@ -208,7 +208,7 @@ def _undeclared(gpu: GpuReading, computing: Iterable[Mapping[str, Any]]) -> Iter
 
 
 def _listed(gpu: GpuReading, kind: str) -> list[Mapping[str, Any]]:
-    """Return one list of processes; none where the board or the driver knows no such kind."""
+    """Return one list of processes; empty if the board or the driver does not support this kind."""
     try:
         return list(gpu.get(kind))
     except (DoesNotApply, CannotTell):
@@ -228,7 +228,7 @@ def _is_passing(gpu: GpuReading, process: Mapping[str, Any]) -> bool:
 
 def _ended(gpu: GpuReading, process: Mapping[str, Any]) -> bool:
     """
-    Return whether a process has gone between the driver's answer and the look at /proc.
+    Return whether a process ended between the driver's answer and the read of /proc.
 
     Root sees every process, a container's too: one that is not there, and that the driver cannot
     name any more, is over. Others may only not see it, as may root in a container: where systemd
@@ -274,7 +274,7 @@ def foreign_memory(gpu: GpuReading) -> Iterator[Problem]:
     Without a listed process no memory is in use: none is left from a dead process.
 
     Only the newer struct is judged (R510): the older counts the driver's own reserve as used. On a
-    board that lists no processes memory in use may belong to any process: the owner is unknown.
+    board without a process list the owner of used memory is unknown.
     """
     kinds = ("graphics_processes", "mps_processes")
     listed = [process for kind in kinds for process in _listed(gpu, kind)]

@@ -1,4 +1,5 @@
-"""Numbers of a probe that `checks/outlier_facts.py` does not compare: who judges them, or why none.
+"""Numbers of a probe that `checks/outlier_facts.py` does not compare: the check that judges them,
+or why none does.
 
 Two tables. tests/unit/checks/test_outliers.py holds that no number of a probe is in none.
 """

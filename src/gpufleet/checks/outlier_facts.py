@@ -92,17 +92,19 @@ def _nvlink_count(gpu: GpuReading) -> Any:
 
 
 def _is_idle(gpu: GpuReading) -> Any:
-    """Return "" for a GPU on which nothing computes, None for others: heat is then no sign."""
+    """Return "" for an idle GPU, None for others, where heat is no symptom."""
     return "" if gpu.known("processes") == [] else None
 
 
 def _idle_at_full_clocks(gpu: GpuReading) -> Any:
-    """Return "" for a GPU whose link does not save power; of one that computes a check knows."""
+    """
+    Return "" for a GPU whose link does not save power; a busy one's link is checked elsewhere.
+    """
     return _is_idle(gpu) if gpu.known("performance_state") == FULL else None
 
 
 def _above_0(name: str) -> Callable[[GpuReading], Any]:
-    """Return a reader of a number that is none below 1: the check that asks for it says so."""
+    """Return a reader of a number that is missing below 1, which another check reports."""
     return lambda gpu: value if (value := gpu.known(name, default=0)) > 0 else None
 
 
@@ -281,14 +283,14 @@ def _disk_sizes(node: Reading) -> Mapping[str, Any]:
 
 
 def _clock_error(node: Reading) -> Mapping[str, Any]:
-    """Return the clock's greatest error, where it is kept in step at all (check `clock`)."""
+    """Return the clock's maximum error, if it is synchronised (check `clock`)."""
     if not node.known("system", "clock", "synchronized"):
         return {"": None}
     return {"": node.known("system", "clock", "max_error_us")}
 
 
 def _slots(node: Reading) -> Mapping[str, Any]:
-    """Return where the GPUs sit, as one text; None while one of them does not tell."""
+    """Return the GPUs' addresses as one text; None while one of them is unknown."""
     places = [gpu.known("pci", "bus_id") for gpu in node.gpus]
     if None in places or node.silent_gpus or not places:
         return {"": None}
@@ -296,7 +298,7 @@ def _slots(node: Reading) -> Mapping[str, Any]:
 
 
 def _distances(node: Reading) -> Mapping[str, Any]:
-    """Return the PCIe distance of each pair of GPUs by where they sit: 10 PIX ... 50 SYS."""
+    """Return the PCIe distance of each pair of GPUs by their addresses: 10 PIX ... 50 SYS."""
     found: dict[str, Any] = {}
     for one in node.gpus:
         for other in node.gpus:

@@ -1,8 +1,8 @@
 """Find GPUs and nodes that differ from equal ones. Pure.
 
-The table of what is compared with what, and of tolerances, is `checks/outlier_facts.py`. A value
-stands out where more than half of the others agree and it does not. Of two that differ either may
-be the odd one: the one that would be the worse is named, and never blocks.
+The table of what is compared with what, and of tolerances, is `checks/outlier_facts.py`. A value is
+an outlier if more than half of the others agree and it differs. If only two differ, either may be
+wrong: the worse one is named, and never blocks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NONSENSE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError
 
 @dataclass(frozen=True)
 class Outlier:
-    """One value that stands out: in words, as others have it, and with whom it was compared."""
+    """One outlier: its description, the others' value, and the compared group."""
 
     severity: Severity
     found: str
@@ -48,8 +48,8 @@ def gpu_outlier(gpu: GpuReading) -> Iterator[Problem]:
     """
     The GPU's numbers are those of the node's other GPUs of its model, and of its siblings'.
 
-    One problem names everything that stands out. A GPU without any other of its model, on a node
-    without siblings, is compared with nothing.
+    One problem names all outliers. A GPU without any other of its model, on a node without
+    siblings, is compared with nothing.
     """
     found: list[Outlier] = []
     compared = False
@@ -71,8 +71,7 @@ def node_outlier(node: Reading) -> Iterator[Problem]:
     """
     The node's numbers are those of its siblings of the same hardware, and its clock is right.
 
-    One problem names everything that stands out. Siblings with another number of GPUs are other
-    machines.
+    One problem names all outliers. Siblings with another number of GPUs are other machines.
     """
     found: list[Outlier] = []
     compared = False
@@ -161,7 +160,7 @@ def _kept(fact: Fact, value: Any) -> Any:
 
 @cached_answer
 def _gpu_values(gpu: GpuReading) -> dict[str, tuple[Any, Any]]:
-    """Return, by fact, the value that a GPU tells (None: none) and among which it is compared."""
+    """Return, by fact, a GPU's value (None: none) and the group to compare it with."""
     found = {}
     for fact in JUDGED_OF_GPU:
         try:
@@ -223,7 +222,7 @@ def _usual_of_twin(node: Reading) -> dict[tuple[str, Any], Any]:
 
 @cached_answer
 def _node_values(node: Reading) -> dict[str, Mapping[str, Any]]:
-    """Return {fact: {device: value}} of a node; None for answers that make no sense."""
+    """Return {fact: {device: value}} of a node; None for impossible answers."""
     found: dict[str, Mapping[str, Any]] = {}
     for fact in JUDGED_OF_NODE:
         try:

@@ -31,8 +31,8 @@ def pcie_width(gpu: GpuReading) -> Iterator[Problem]:
     """
     The GPU has all its PCIe lanes.
 
-    All means: as declared, else as its siblings have in the same slot, and as most GPUs of its node
-    have. Fewer than the device could have, with no GPU to compare with, may be the slot's design.
+    "All" means: as declared, else as on its siblings in the same slot, and as on most GPUs of its
+    node. Fewer than the device could have, with no GPU to compare with, may be the slot's design.
     """
     width = gpu.get("pcie_width")
     if not 0 < width <= WIDEST:
@@ -57,7 +57,7 @@ def pcie_width(gpu: GpuReading) -> Iterator[Problem]:
 
 @cached_answer
 def _slots(node: Reading) -> tuple[tuple[Any, Any], ...]:
-    """Return where each of a node's GPUs is on the PCI bus, and how many lanes it has there."""
+    """Return the PCI address and number of lanes of each of a node's GPUs."""
     return tuple((gpu.known("pci", "bus_id"), gpu.known("pcie_width")) for gpu in node.gpus)
 
 
@@ -94,7 +94,7 @@ def pcie_generation(gpu: GpuReading) -> Iterator[Problem]:
     """
     A GPU that computes at full clocks has the fastest PCIe that it and its slot can.
 
-    An idle GPU lowers the generation to save power, which says nothing of its link.
+    An idle GPU lowers the generation to save power, which does not indicate a fault.
     """
     generation, most = gpu.get("pcie_generation"), gpu.get("pcie_generation_max")
     if generation < 1 or most < 1:

@@ -1,7 +1,7 @@
 """Accessors of a probe's document for checks.
 
-A fact that is missing is never a plain None: asking for it raises, and what it raises says what
-that means for the check. So a check that forgets about missing facts says "unknown", never "ok".
+A missing fact is never a plain None: reading it raises an exception whose type is the meaning for
+the check. So a check that ignores missing facts results in "unknown", never "ok".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _RAISE = object()
 
 
 class DoesNotApply(Exception):  # noqa: N818  # an answer, not an error
-    """This hardware has no such thing; `str()` says which."""
+    """This hardware does not have it; `str()` is its name."""
 
 
 class CannotTell(Exception):  # noqa: N818
@@ -28,7 +28,7 @@ class CannotTell(Exception):  # noqa: N818
 
 
 class Unread(Exception):  # noqa: N818
-    """It could not be read, and should have been."""
+    """It should be readable, but could not be read."""
 
 
 # What the probe's reasons mean (docs/reference/probe.md). Every other reason is `Unread`.
@@ -90,7 +90,7 @@ def lookup(tree: Any, path: tuple[Any, ...], default: Any, absent: Any) -> Any:
 
 @dataclass(frozen=True)
 class Needs:
-    """Requirements of the declared software on a node; None: nothing is declared.
+    """Requirements of the declared software; None: nothing declared.
 
     `cuda` is the CUDA release that vLLM's wheels carry, `source` where that is written.
     """
@@ -103,7 +103,7 @@ class Needs:
 class Expectation:
     """An expected value, and its source.
 
-    `certain` is False where too few siblings say so to call the odd one out broken.
+    `certain` is False if too few siblings agree to call the differing one broken.
     """
 
     value: Any
@@ -129,7 +129,7 @@ class Reading:
         Return the fact at `path`, such as ("system", "clock", "synchronized").
 
         Raises `DoesNotApply`, `CannotTell` or `Unread` if it is missing. With `absent`, returns
-        that where there is no such file or device.
+        that for a missing file or device.
         """
         return lookup(self.document, path, _RAISE, absent)
 
@@ -205,8 +205,8 @@ class GpuReading:
         """
         Return one of its facts, such as ("ecc_mode", "current"); raises like `Reading.get`.
 
-        That it has no such thing is only believed (`DoesNotApply`) where none of the node's GPUs of
-        the same name has one, and its value is not declared.
+        An answer "not supported" counts (`DoesNotApply`) only if none of the node's GPUs of the
+        same name supports it, and its value is not declared.
         """
         try:
             return lookup(self.facts, path, _RAISE, absent)
@@ -225,7 +225,7 @@ class GpuReading:
         return setting is not None and getattr(self.node.settings.gpus, setting) is not None
 
     def _should_tell(self, path: tuple[Any, ...]) -> bool:
-        """Return whether this GPU should have a fact: siblings do, and nothing switches it off."""
+        """Return whether this GPU should have a fact: siblings have it, and it is not disabled."""
         fact = str(path[0])
         if fact in _DISPENSABLE or self.known("mig_mode", "current", default=0):
             return False
@@ -247,7 +247,7 @@ class GpuReading:
             return False  # an answer that makes no sense is that GPU's trouble
 
     def known(self, *path: Any, default: Any = None) -> Any:
-        """Return one of its facts, or the default if it is missing for whatever reason."""
+        """Return one of its facts, or the default if it is missing for any reason."""
         return lookup(self.facts, path, default, _RAISE)
 
     def section(self, name: str, *path: Any) -> Any:
@@ -299,7 +299,7 @@ Asked = TypeVar("Asked", Reading, GpuReading)
 
 def cached_answer(ask: Callable[[Asked], Answer]) -> Callable[[Asked], Answer]:
     """
-    Return a question that keeps its answer with the node or the GPU, as `cached_property` would.
+    Return a question that caches its answer with the node or the GPU, like `cached_property`.
 
     Every node of a fleet is compared with every other: without it 500 nodes would count each
     other's links 250 000 times.
@@ -321,7 +321,7 @@ def twin_answers(node: Reading, ask: Callable[[Reading], Answer]) -> Iterator[An
     """
     Yield the value of each sibling with an equal GPU, None where it has none.
 
-    A sibling that is broken is its own trouble, and no reason not to know about this node.
+    A broken sibling has its own findings, and does not make this node's state unknown.
     """
     for twin in node.twins:
         try:

@@ -42,8 +42,8 @@ def rdma(node: Reading) -> Iterator[Problem]:
     Active InfiniBand or RoCE ports are as many as declared or on siblings, and none is slow.
 
     It blocks where replicas may span nodes (`span_nodes`) over them: every token waits for the
-    slowest port, or NCCL falls back to TCP. Elsewhere nothing that is served leaves its node, and a
-    dead port is a `WARN`. Without an expectation a port that is down is as likely not cabled.
+    slowest port, or NCCL falls back to TCP. Otherwise served requests do not leave their node, and
+    a dead port is a `WARN`. Without an expectation a port that is down may simply have no cable.
     """
     ports = _ports(node)
     active = [port.name for port in ports if port.up]

@@ -97,7 +97,7 @@ def software_throttle(gpu: GpuReading) -> Iterator[Problem]:
     """
     An idle GPU is held down by neither power cap nor heat (NVML's reasons 0x4 and 0x20).
 
-    Under load a power cap is how GPUs work; heat is worth knowing of.
+    Under load a power cap is normal; heat is a remark.
     """
     bits = _reasons(gpu.get("throttle_reasons"))
     if not bits & (SW_POWER_CAP | SW_THERMAL):
@@ -131,7 +131,7 @@ def locked_clocks(gpu: GpuReading) -> Iterator[Problem]:
     """
     No setting holds the GPU's clocks below their default.
 
-    Application clocks are compared with their defaults (`nvidia-smi -ac`). NVML does not tell
+    Application clocks are compared with their defaults (`nvidia-smi -ac`). NVML does not report
     locked clocks (`-lgc`, `-lmc`), only that a setting limits the clocks now: reason 0x2. So do
     clocks that were raised, and defaults below the highest clocks (V100): no problem.
     """
@@ -169,10 +169,10 @@ def locked_clocks(gpu: GpuReading) -> Iterator[Problem]:
 
 def temperature(gpu: GpuReading) -> Iterator[Problem]:
     """
-    GPU and memory are cooler than where the device itself begins to slow down.
+    GPU and memory are below the temperature at which the device slows down.
 
     Limits in °C come first; where there are none (Ada and newer), the T.Limit margins (NVML fields
-    193 to 196). A margin that a cool GPU tells is not believed.
+    193 to 196). The margin of a cool GPU is ignored.
     """
     celsius = gpu.get("temperature_celsius")
     slowdown = _told(gpu, "temperature_slowdown_celsius")
@@ -244,7 +244,7 @@ def power_limit(gpu: GpuReading) -> Iterator[Problem]:
 
 @cached_answer
 def _usual_limit(node: Reading) -> Any:
-    """Return the power limit in mW that most of a node's GPUs have; None: none tells it."""
+    """Return the power limit in mW of most of a node's GPUs; None: not reported."""
     most = multimode(value for _, value in gpu_facts(node.gpus, "power_limit_milliwatts"))
     return next(iter(most), None)
 

@@ -1,1 +1,3 @@
-"""Desired and seen state of a node as values, their difference, the commands that follow.  Pure."""
+"""
+Desired and observed state of a node as values, their difference, and the commands for it.  Pure.
+"""

@@ -1,7 +1,7 @@
 """Line diffs of the files that a converge writes, for `pyinfra --diff`.  Pure.
 
-Never of a secret, nor of what is not world-readable, before or after: a password may have got
-into a file that was not meant for it. Of these there is a line that says so.
+Never of a secret, nor of what is not world-readable, before or after: a password may have got into
+a file that was not meant for it. A line reports that instead.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def is_readable(file: File) -> bool:
 
 def lines(file: File, found: Mapping[str, Any] | str | None) -> Iterator[str]:
     """
-    Yield the lines that say how a file will differ from what is on the node.
+    Yield the diff between a file's desired and present content.
 
     `found` is its entry from on_node/converge/read_files.py, None where nothing is there, or a
     sentence why it is not known.

@@ -218,7 +218,7 @@ class NoOtherFiles:
 
 @dataclass(frozen=True)
 class Listing:
-    """A question, not a wish: the names in this directory, for a role that decides by them."""
+    """A query without a desired state: the names in this directory, for a role's decision."""
 
     path: str
 

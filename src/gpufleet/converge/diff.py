@@ -104,8 +104,7 @@ class Part:
     """
     The changes of one operation.
 
-    Attributes:
-        noop: said when there is nothing to do.
+    Attributes: noop: the message when there is nothing to do.
         changes: one line each, as an imperative: "write /etc/hosts: it is missing".
         commands: what makes those changes, in order.
         problems: why it must not begin; whole sentences.
@@ -157,7 +156,7 @@ def difference(wanted: DesiredState, snapshot: Snapshot) -> Difference:
 
 
 def units_to_start(wanted: DesiredState, snapshot: Snapshot) -> tuple[str, ...]:
-    """Return the names of the units that would be started or restarted now, as far as is known."""
+    """Return the known names of the units that would be started or restarted now."""
     return tuple(
         unit.name
         for unit in wanted.values_of(Unit)
@@ -485,7 +484,7 @@ def _hidden(wanted: DesiredState, name: str, state: UnitState) -> bool:
 
 
 def _related(wanted: DesiredState) -> frozenset[str]:
-    """The units whose definition is our business."""
+    """The units whose definition gpufleet manages."""
     named = {unit.name for unit in wanted.values_of(Unit)}
     defined = {unit_of(v.path) for v in wanted if isinstance(v, File | Link | Absent)}
     return frozenset(named | {name for name in defined if name})
@@ -522,7 +521,9 @@ def _stop(units: list[Unit], seen: dict[str, UnitState], work: _Work) -> None:
 
 
 def _start(units: list[Unit], seen: dict[str, UnitState], work: _Work) -> None:
-    """Start or restart what must run and does not, or was started with something else."""
+    """
+    Start or restart units that should run and do not, or were started with another configuration.
+    """
     due = [(unit, reason) for unit in units if (reason := _why_start(unit, seen[unit.name]))]
     if not due:
         return

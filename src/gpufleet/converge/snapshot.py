@@ -42,7 +42,7 @@ Question: TypeAlias = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Unknown:
-    """A value that could not be read, with the node's reason."""
+    """An unreadable value, with the node's reason."""
 
     reason: str
 
@@ -71,7 +71,7 @@ class FileState:
 
     @property
     def exists(self) -> bool:
-        """Whether something is there; unknown counts as there, so that nothing overwrites it."""
+        """Whether the path exists; unknown counts as existing, so that nothing overwrites it."""
         return self.kind != "absent"
 
 
@@ -129,7 +129,7 @@ class UnitState:
     @property
     def is_up(self) -> bool:
         """
-        Return whether it runs, or is on the way there and need not be started again.
+        Return whether it runs or is starting.
 
         A unit in "auto-restart" has died and waits to be tried once more: that is not up.
         """

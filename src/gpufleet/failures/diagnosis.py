@@ -1,4 +1,4 @@
-"""Tell the failure that was the cause from those that followed from it. Pure.
+"""Separate the failure that was the cause from its consequences. Pure.
 
 The cause is the earliest line of a rule that is no consequence: derived lines (`Engine core
 initialization failed`) never are, nor what `follows` names. Failures that do not follow from each
@@ -72,7 +72,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Something failed that no rule explains: the first error, and the end of its traceback."""
+    """A failure that no rule explains: the first error, and the end of its traceback."""
 
     first_error: Place | None
     exception: Place | None
@@ -194,7 +194,10 @@ def _finding(
 def _causes(
     rule: Rule, evidence: Evidence, seen: set[str]
 ) -> tuple[tuple[Advice, ...], tuple[str, ...]]:
-    """Return the cause that evidence shows, or all that it does not exclude with where to look."""
+    """
+    Return the cause that evidence proves, or all causes that it does not exclude, with where to
+    look.
+    """
     open_ones = []
     for tell in rule.tells:
         met = is_met(tell.when, evidence, seen)

@@ -22,7 +22,7 @@ LAYERS = 8
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """A time as a line has it: `offset` is its zone's in minutes, None if it does not say."""
+    """A log line's time: `offset` is its zone's in minutes, None if not stated."""
 
     moment: datetime
     """Without a zone. A line without a year has year 1900: `in_year` puts that right."""
@@ -101,7 +101,7 @@ _PRIORITIES = {"0": "CRITICAL", "1": "CRITICAL", "2": "CRITICAL", "3": "ERROR", 
 
 
 def split_prefix(line: str) -> Prefix:
-    """Return a line's prefix and its message. Of several times the first one counts."""
+    """Return a line's prefix and its message. If there are several times, the first one counts."""
     if line.startswith("{") and (found := _from_json(line)):
         stamp, process, level, line = found
     else:

@@ -93,13 +93,13 @@ class Seen:
 
 
 def count_lines(lines: Iterable[LogLine], rules: Iterable[Rule]) -> Seen:
-    """Read lines of one or several logs, and return what was seen of each rule."""
+    """Read lines of one or several logs, and return each rule's matches."""
     return _Counter(rules).count(lines)
 
 
 @cache
 def _shortest(texts: frozenset[str]) -> tuple[str, ...]:
-    """Return the texts that have no other one in them: a line with any text has one of these."""
+    """Return the texts that contain no other one: a line with any text contains one of these."""
     return tuple(
         text for text in texts if not any(other in text for other in texts if other != text)
     )
@@ -147,7 +147,7 @@ class _Counter:
             self._seen.offset = stamp.offset
 
     def _take(self, line: LogLine, order: int) -> None:
-        """Take a line apart, and count it if it is of a rule."""
+        """Parse a line, and count it if it matches a rule."""
         seen, prefix = self._seen, line.split()
         text = prefix.text
         found = next(
@@ -205,7 +205,7 @@ class _Counter:
 
 def stamp_utc(stamp: Stamp | None, offset: int | None, year: int) -> datetime | None:
     """
-    Return the time of a stamp in UTC; None: it has none.
+    Convert a timestamp to UTC; None: it has no time.
 
     `offset` is the zone of times without one, in minutes; `year` the year of times without one.
     """

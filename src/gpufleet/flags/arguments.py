@@ -1,4 +1,4 @@
-"""One of `flags` in group_vars as the words of a command line.  Pure."""
+"""Convert one of `flags` in group_vars to command line arguments.  Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def words(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _word(value: Any) -> str:
-    """A value as the command line has it: text as it is, the rest as compact JSON."""
+    """A value in the command line's form: text unchanged, the rest as compact JSON."""
     if isinstance(value, str):
         return value
     return json.dumps(value, separators=(",", ":"), sort_keys=True, ensure_ascii=False)

@@ -1,11 +1,11 @@
 """Facts about flags that a schema lacks: replacements, changed meanings, reasons.  Pure.
 
 Contract: `changes()` is the table in data/changes.json, written by hand from the sources of the
-releases in `schema.versions()` and from their release notes. A schema shows that a name is gone;
-only this table shows where it went. Whether a name exists is asked of the schema alone.
+releases in `schema.versions()` and from their release notes. A schema shows that a name was
+removed; only this table has its replacement. Only the schema defines whether a name exists.
 
-An entry speaks of one name from `since` on, up to and without `until`. Releases between two that
-were read may have made the change already: `since` is the first one that is known to have it.
+An entry applies to one name from `since` until before `until`. Releases between two that were read
+may have made the change already: `since` is the first one that is known to have it.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class Change:
     """
     One thing that happened to a flag of `vllm serve` or to an environment variable.
 
-    `since` None: true of every release. `beside`: a default that matters only to who sets one of
-    these. `when`: the condition under which it has an effect, in
-    words; None: always. `breaks`: the server does not start, or no longer does what was asked.
-    `rewrite` gives the arguments that stand in place of the flag (or, for a variable, that are
-    added), by value; no tokens: leave it out; None: only a person can. `then` is what a person has
-    to do besides. `keep` are the arguments (NAME=value for a variable) that keep an old default.
+    `since` None: applies to every release. `beside`: the default matters only if one of these is
+    set. `when`: the condition under which it has an effect, in words; None: always. `breaks`: the
+    server does not start, or no longer behaves as requested. `rewrite` gives the arguments that
+    stand in place of the flag (or, for a variable, that are added), by value; no tokens: leave it
+    out; None: only a person can. `then` is what a person must do in addition. `keep` are the
+    arguments (NAME=value for a variable) that keep an old default.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Change:
         return not self.name.startswith("-")
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON has it, without the rewrites, which need values."""
+        """Return it as JSON values, without the rewrites, which need values."""
         return {
             "name": self.name,
             "kind": self.kind.value,
@@ -106,7 +106,7 @@ class Change:
         """
         Return the arguments that replace the flag with these values.
 
-        Empty: leave the flag out. None: nothing can be said without knowing more.
+        Empty: leave the flag out. None: unknown without further information.
 
         >>> for_name("--swap-space")[-1].rewritten(("4",))
         ()
@@ -160,7 +160,7 @@ def changes_of(name: str) -> tuple[Change, ...]:
 
 
 def removal_reason(name: str, version: str) -> Change | None:
-    """Return why this release has no such name, if it is known: removed, renamed or never there."""
+    """Return why this release lacks a name, if known: removed, renamed or never present."""
     return next(
         (
             known

@@ -1,9 +1,9 @@
 """Judges the arguments and variables of a server by the release that will run it.  Pure.
 
-Contract: `check` never raises for what an operator wrote, and names for everything it finds what
-refuses it: the release's parser, the start of the server, or only gpufleet (`problem.By`). Without
-a problem `By.PARSER` the release's own parser takes the arguments; the other way round it refuses
-them, but for the beginnings of names, which argparse takes for the whole name and we never do.
+Contract: `check` never raises for an operator's mistakes, and names for every problem what refuses
+it: the release's parser, the start of the server, or only gpufleet (`problem.By`). The release's
+own parser accepts the arguments exactly if there is no problem `By.PARSER`, except for abbreviated
+names, which argparse accepts and gpufleet never does.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ class Verdict:
 
     @property
     def parser_accepts(self) -> bool:
-        """Return whether the release's own parser takes it, the beginnings of names left aside."""
+        """Return whether the release's own parser accepts it, not counting abbreviated names."""
         return not any(problem.by is By.PARSER for problem in self.problems)
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return it as JSON values."""
         return {
             "vllm": self.version,
             "accepted": self.accepted,
@@ -93,7 +93,7 @@ def check_command_line(
     schema: Schema, argv: Sequence[str], variables: Mapping[str, str] | None = None
 ) -> Verdict:
     """
-    Return the verdict on what stands behind `vllm serve`, and on the server's variables.
+    Return the verdict on the arguments of `vllm serve` and the server's variables.
 
     `rewritten` is a command line that does the same and has nothing that is refused; None where
     that takes a person, or where nothing is to be rewritten.
@@ -188,7 +188,7 @@ def _refused_model(line: CommandLine, one: Unparsed) -> Problem:
 
 
 def _surplus(line: CommandLine, one: Unparsed) -> Problem:
-    """Write `--switch=true` as it has to be: the switch alone, or what switches it off."""
+    """Rewrite `--switch=true` correctly: the switch alone, or the option that negates it."""
     name = one.argument.partition("=")[0]
     rewritten: tuple[str, ...] | None = None
     if one.flag is not None and one.values:
@@ -260,7 +260,7 @@ def _with_values(line: CommandLine, given: GivenFlag, texts: tuple[str, ...]) ->
 
 
 def _value_change(schema: Schema, given: GivenFlag) -> Change | None:
-    """Return the entry that says why these values are no longer taken."""
+    """Return the entry that explains why these values are no longer accepted."""
     for change in changes.changes_of(given.flag.name):
         if not change.is_in_force(schema.version):
             continue
@@ -305,13 +305,13 @@ def _beyond_limits(settings: Settings) -> Iterator[Problem]:
 
 
 def _is_in_force(settings: Settings, limits: Limits) -> bool:
-    """Return whether the config that has the limits is made at all."""
+    """Return whether the config with these limits is created at all."""
     switch = None if limits.needs is None else settings.schema.by_dest.get(limits.needs)
     return limits.needs is None or (switch is not None and settings.on(switch.name))
 
 
 def _misspelt(schema: Schema, line: CommandLine, given: GivenFlag, value: str) -> Iterator[Problem]:
-    """Yield the remark on a value that is nearly one of those that vLLM has; plug-ins have more."""
+    """Yield the remark on a value close to one of vLLM's; plug-ins may add values."""
     from difflib import get_close_matches
 
     for near in get_close_matches(value, given.flag.suggested, n=1, cutoff=0.75):
@@ -402,8 +402,8 @@ def _is_about(change: Change, given: GivenFlag) -> bool:
     """
     Return whether it touches this use of the flag.
 
-    One that is true of every value, and of which nothing is to be rewritten, is a remark on nearly
-    every line: `flags diff` says it of an upgrade, and `flags explain` of the flag.
+    A change that applies to every value without a rewrite would be a remark on nearly every line:
+    `flags diff` shows it for an upgrade, and `flags explain` for the flag.
     """
     if change.values:
         return bool(set(change.values) & set(given.values))
@@ -442,7 +442,7 @@ def _mark(line: CommandLine, given: GivenFlag, found: str) -> Problem:
 
 
 def _conflicts(settings: Settings, found: Sequence[Problem]) -> Iterator[Problem]:
-    """Yield the conflicts, but for those of flags that something else is wrong with already."""
+    """Yield the conflicts, except those of flags that already have another problem."""
     line = settings.line
     refused = {place for problem in found if problem.refuses for place in problem.at}
     for rule in conflicts(settings):
@@ -465,7 +465,7 @@ def _conflicts(settings: Settings, found: Sequence[Problem]) -> Iterator[Problem
 
 
 def _named_uses(line: CommandLine, rule: Conflict, name: str) -> tuple[GivenFlag, ...]:
-    """Return the last use of a flag; of one that collects them, those that break the rule."""
+    """Return the last use of a flag; for a flag that collects values, those that break the rule."""
     uses = line.by_name.get(name, ())
     if rule.wrong is None:
         return uses[-1:]
@@ -548,7 +548,7 @@ def _config(line: CommandLine) -> Iterator[Problem]:
 
 
 def _no_key(line: CommandLine) -> Iterator[Problem]:
-    """Yield the remark on an empty key: a shell makes one of a variable that is not set."""
+    """Yield the remark on an empty key, the result of an unset shell variable."""
     given = line.last("--api-key")
     if given is not None and not any(given.values):
         found = "the key is empty, and vLLM then serves clients without a key"

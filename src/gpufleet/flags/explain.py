@@ -89,7 +89,7 @@ class Explanation:
         return None if self.there else changes.removal_reason(self.name, self.version)
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return it as JSON values."""
         entry, there = self.entry, self.there
         return {
             "name": self.name,
@@ -316,7 +316,7 @@ def _values(release: Schema, there: Flag | Variable | None) -> tuple[str, ...]:
 
 
 def shown_default(value: Any) -> str:
-    """Return a default as a person reads it."""
+    """Format a default for display."""
     if isinstance(value, Computed):
         return {
             "object": f"those of {value.what}",

@@ -38,7 +38,7 @@ def flag_history(option: str) -> dict[str, Flag | None]:
 
 
 def variable_history(name: str) -> dict[str, Variable | None]:
-    """Return an environment variable as each release has it, oldest first; None: not at all."""
+    """Return an environment variable's definition in each release, oldest first; None: in none."""
     return {version: _variable(text, version, name) for version, text in schema.documents().items()}
 
 
@@ -72,7 +72,7 @@ def releases_between(old: Schema, new: Schema) -> tuple[str, ...]:
 
 
 def first_without(name: str, old: Schema, new: Schema) -> str | None:
-    """Return the first release after `old` without a flag or variable; None: `new` has it, too."""
+    """Return the first release after `old` without a flag or variable; None: `new` still has it."""
     past = _of(name)
     return next((one for one in releases_between(old, new) if past.get(one) is None), None)
 

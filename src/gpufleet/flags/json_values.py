@@ -346,7 +346,7 @@ def _is_member(members: Mapping[str, Any], value: Any) -> bool:
 
 
 def _quant_spec(schema: Schema, text: str, where: str) -> Iterator[JsonFault]:
-    """Judge the short form of a quantization: a name of the whole, or of the weights' key."""
+    """Judge the short form of a quantization: a method's name, or a value of the `weights` key."""
     online = schema.values.get("quantization_online", ())
     names = quantization_names(online, where.rpartition(".")[2], schema.version)
     if text not in names:

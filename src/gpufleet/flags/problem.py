@@ -73,7 +73,7 @@ class Problem:
         return self.severity is Severity.REFUSE
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return it as JSON values."""
         return {
             "kind": self.kind.value,
             "severity": self.severity.value,

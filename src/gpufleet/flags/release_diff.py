@@ -62,7 +62,7 @@ class Difference:
     at: tuple[int, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return it as JSON values."""
         return {
             "kind": self.sort.value,
             "name": self.name,
@@ -126,7 +126,7 @@ class Overview:
     notable: tuple[Change, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return it as JSON values."""
         return {
             "counts": dict(self.counts),
             "notable": [change.as_json() for change in self.notable],
@@ -172,7 +172,7 @@ def overview(old: Schema, new: Schema) -> Overview:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """A flag worth knowing for who sets one of `beside`; for all if there is none."""
+    """A useful flag for command lines that set one of `beside`; for all if it is empty."""
 
     name: str
     beside: tuple[str, ...]

@@ -1,9 +1,9 @@
 """NVIDIA's container toolkit: its packages, and what keeps GPUs of containers. Pure.
 
-A container engine that has systemd manage its cgroups gives a container's devices to the kernel
-behind systemd's back, unless they have links in /dev/char. When systemd reloads its units
-(`systemctl daemon-reload`, part of any deploy) it sets its own list again: containers without those
-links lose their GPUs, and NVML says "Unknown Error" in them.
+A container engine with systemd cgroups grants a container's devices without systemd's knowledge,
+unless they have links in /dev/char. When systemd reloads its units (`systemctl daemon-reload`, part
+of any deploy) it sets its own list again: containers without those links lose their GPUs, and NVML
+says "Unknown Error" in them.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def running_engines(seen: Snapshot) -> tuple[str, ...]:
 
 
 def engine_warning(engine: str) -> str:
-    """Return what the operator has to know of containers that run already."""
+    """Return remarks for the operator about running containers."""
     return (
         f"{engine} runs: containers with GPUs that started before the links in {LINKS} existed "
         "lose their GPUs when systemd reloads its units; restart them after this run"

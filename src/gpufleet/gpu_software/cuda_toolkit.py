@@ -16,7 +16,7 @@ Profile = Literal["none", "jit", "full"]
 
 
 def toolkit_profile(settings: NodeSettings) -> Profile:
-    """Return how much of a toolkit a node gets: as its lock says, or all that `cuda` names."""
+    """Return a node's toolkit components: those of its lock, or all in `cuda`."""
     return settings.gpu_lock.toolkit.profile if settings.gpu_lock else "full"
 
 

@@ -92,7 +92,7 @@ class NeedsReboot:
 
 @dataclass(frozen=True)
 class InUse:
-    """Another program uses the driver; only the operator may stop it."""
+    """A foreign program uses the driver; only the operator may stop it."""
 
     reason: str
     by: tuple[Holder, ...]
@@ -117,7 +117,7 @@ class Blocked:
 
 @dataclass(frozen=True)
 class Unknown:
-    """A fact that decides could not be read."""
+    """A required fact could not be read."""
 
     reasons: tuple[str, ...]
 

@@ -28,8 +28,8 @@ class ProxyName:
     """
     One name that clients ask LiteLLM for.
 
-    `name` is None where it is the server's own, and `asks` the name by which LiteLLM asks the
-    server, None where nothing says so. `parameters` are what a request gets that does not say it.
+    `name` is None if it is the server's own; `asks` is LiteLLM's name for the model at the server,
+    None if not given. `parameters` are what a request gets that does not say it.
     """
 
     name: str | None = None

@@ -140,7 +140,7 @@ def _words(line: str) -> list[str]:
 
 
 def _space_out(line: str) -> str:
-    """Return a line with its operators in words of their own, with `_OWN` in front of them."""
+    """Return a line with its operators as separate words, prefixed with `_OWN`."""
 
     def spaced(match: re.Match[str]) -> str:
         if match["end"]:

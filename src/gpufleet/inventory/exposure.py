@@ -1,7 +1,7 @@
 """Find files and connections of the operator that are open to others: remarks, no refusals.
 
-ssh refuses a key that others can read. Here a run goes on: the mode is of the operator's machine
-alone, checkouts do not keep it, and a rollback must not wait for a `chmod`.
+ssh refuses a key that others can read. They do not stop a run: the mode concerns only the
+operator's machine, checkouts do not preserve it, and a rollback must not wait for a `chmod`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def exposure_remarks(nodes: Collection[NodeVars], root: Path) -> Iterator[str]:
 
 
 def _ways_past_a_gateway(nodes: Collection[NodeVars]) -> Iterator[str]:
-    """Yield a sentence for each place that opens servers to all, where clients show keys."""
+    """
+    Yield a sentence for each place that opens servers to all although the gateway requires keys.
+    """
     fronts = [front for node in nodes for front in (node.settings.gateway, node.settings.litellm)]
     if not any(front and front.clients for front in fronts):
         return

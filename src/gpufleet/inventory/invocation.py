@@ -1,6 +1,6 @@
-"""Parse the words after `pyinfra`, and refuse those that would give a wrong exit code.
+"""Parse pyinfra's arguments, and refuse those that would give a wrong exit code.
 
-Exit code 0 has to mean that everything asked for was done on every node asked for. pyinfra 3.10
+Exit code 0 must mean that every requested operation succeeded on every requested node. pyinfra 3.10
 also answers 0 when the inventory does not exist, when --limit or --exclude match nothing, when
 operations fail under --no-wait, and when the run is interrupted. Each of these is refused here,
 before a node is touched; `config.py` calls `guard()` before the inventory is read, and
@@ -212,7 +212,9 @@ def _interrupted(_signal: int, _frame: FrameType | None) -> NoReturn:
 
 
 def interruption_message(operations: Mapping[str, Sequence[str]]) -> str:
-    """Return what Ctrl-C leaves, and what to type; `operations` have the nodes that run each."""
+    """
+    Return the state after Ctrl-C and the next command; `operations` have the nodes that run each.
+    """
     left = "; ".join(
         f"{', '.join(nodes[:_NAMED])}{' and more' if len(nodes) > _NAMED else ''}: {name}"
         for name, nodes in operations.items()

@@ -78,7 +78,7 @@ class Fleet:
         return {name: node for name, node in self.nodes.items() if node.settings.gpu_node}
 
     def for_pyinfra(self) -> dict[str, Any]:
-        """Return what an inventory module has to hold for pyinfra, and this fleet as `_fleet`."""
+        """Return an inventory module's content for pyinfra, with this fleet as `_fleet`."""
         hosts = [(name, node.for_pyinfra(self.root)) for name, node in self.nodes.items()]
         connect = {"transport_factory": nodelay_transport}
         # pyinfra adds a group named after the file, behind all others, unless it is there.
@@ -338,7 +338,7 @@ def _pair(member: Any) -> tuple[Any, Mapping[str, Any]]:
 
 
 def _inline_lines(path: Path) -> dict[tuple[str, str], int]:
-    """Return the lines of `("host", {"key": ...})`, for those that are written out like this."""
+    """Return the lines of literal `("host", {"key": ...})` entries."""
     lines = {}
     for node in ast.walk(ast.parse(path.read_bytes())):
         match node:
@@ -353,9 +353,9 @@ def _unread(
     directories: Iterable[Path], root: Path, known: Mapping[str, Sequence[str]]
 ) -> Iterator[str]:
     """
-    Name the files of variables that nothing in this inventory has: often a spelling mistake.
+    Name the variable files that no host or group of this inventory uses: often a spelling mistake.
 
-    Passed over are those that belong to another inventory: it is called so, or has it in its text.
+    Files of another inventory, which has that name or mentions it, are skipped.
     """
     files = sorted((root / "inventories").glob("*.py"))
     others = {path.stem for path in files}
@@ -376,7 +376,7 @@ def _unread(
 
 
 def _unknown_keys(nodes: Iterable[NodeVars], root: Path) -> Iterator[str]:
-    """Name the files of host keys that are missing: without them no node is connected to."""
+    """Name the missing files of host keys, without which no node can be connected."""
     files = dict.fromkeys(
         node.for_pyinfra(root)["ssh_known_hosts_file"]
         for node in nodes

@@ -25,7 +25,7 @@ class TooMuchError(Exception):
 
 
 def patch_output_bound() -> None:
-    """Limit how much output pyinfra reads, in front of its present reader."""
+    """Wrap pyinfra's reader with a limit on output."""
     util.read_buffer = bounded_reader(util.read_buffer)
 
 

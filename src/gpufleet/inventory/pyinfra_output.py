@@ -1,9 +1,9 @@
 """Sanitize nodes' output before it reaches the terminal, also where pyinfra prints it.
 
-pyinfra prints what failed operations and facts said, and with -v everything: escape sequences in
-it would set the clipboard, retitle the window or write over lines. What nodes said is escaped where
-pyinfra takes it to print; whatever else it prints (exceptions, tracebacks) passes `echo`, which
-lets the colours of pyinfra's own words through and nothing more.
+pyinfra prints what failed operations and facts said, and with -v everything: escape sequences in it
+would set the clipboard, retitle the window or write over lines. Nodes' output is escaped before
+pyinfra prints it; everything else (exceptions, tracebacks) passes `echo`, which keeps only
+pyinfra's own colours.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ def echo(message: Any = None, *arguments: Any, **options: Any) -> None:
 
 
 def escape_unprintable(text: str) -> str:
-    r"""
-    Return a text with its colours, and all else that is not printable as Python writes it.
+    r"""Return a text with its colours; escape all other unprintable characters like Python.
 
     >>> harmless("\x1b[31mred\x1b[0m \x1b]0;title\x07")
     '\x1b[31mred\x1b[0m \\x1b]0;title\\x07'

@@ -1,4 +1,4 @@
-"""In which order pyinfra runs operations, found without reading source files.
+"""Compute pyinfra's order of operations without reading source files.
 
 pyinfra orders operations by the lines that called them, and asks `inspect.stack()` for these: that
 finds for every frame its module and its text, which are not used. For 64 nodes of `deploys/vllm.py`

@@ -90,7 +90,7 @@ class LevelSummary:
         return self.rate if self.rate is not None else float(self.concurrency or 0)
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON has it; `from_json` reads it."""
+        """Return it as JSON values; `from_json` parses them."""
         return asdict(self)
 
     @classmethod

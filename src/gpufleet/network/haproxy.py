@@ -452,7 +452,7 @@ def _lists(clients: Sequence[Client], wanted: Sequence[Backend]) -> Iterator[dic
 
 
 def _models(wanted: Iterable[Backend]) -> str:
-    """Return what `GET /v1/models` answers, as OpenAI has it; a gateway knows no date."""
+    """Return the answer to `GET /v1/models` in OpenAI's format, without creation dates."""
     every = tuple(wanted)
     parents: dict[str, str | None] = {each.served_name: None for each in every}
     parents |= {name: each.served_name for each in every for name in each.adapters}

@@ -132,7 +132,7 @@ def local_command(command: str) -> Iterator[Streams]:
 
 def accepts_more(transport: Transport | None) -> bool:
     """
-    Return whether a connection with a command takes another one: sshd's `MaxSessions` may be 1.
+    Return whether a connection can run a second command at once: sshd's `MaxSessions` may be 1.
 
     All that a run does besides would fail beside a session. This asks while the node starts Python.
     """

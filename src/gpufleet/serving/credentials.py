@@ -41,8 +41,8 @@ def unit_credentials(stage: Stage, model: Served, names: Iterable[str] = ()) -> 
     """
     Return the names of the credentials that the stage's unit loads, where a node has them.
 
-    `names` are those of the node, among which variables are found. A rank that has no server needs
-    no API key, and a new key no restart of it.
+    `names` are those of the node, among which variables are found. A rank without a server needs no
+    API key, and no restart for a new key.
     """
     variables = variable_credentials(stage, model, names)
     if not stage.group:
@@ -76,8 +76,8 @@ def node_credentials(
     """
     Return the secrets that go to a node with these stages, by name.
 
-    `contents` are those of `secret_files`. Variables and Ray's token go to nodes alone that have a
-    stage which loads them.
+    `contents` are those of `secret_files`. Variables and Ray's token go only to nodes with a stage
+    that loads them.
     """
     found = {name: content.strip() for name, content in contents.items()}
     loaded = {
@@ -91,7 +91,7 @@ def node_credentials(
 
 
 def unit_hashes(stage: Stage, model: Served, secrets: Mapping[str, bytes]) -> dict[str, str]:
-    """Return the SHA-256 of what the stage's unit loads of a node's `secrets`, by name."""
+    """Return the SHA-256 of a node's `secrets` that the stage's unit loads, by name."""
     return {
         name: hashlib.sha256(secrets[name]).hexdigest()
         for name in unit_credentials(stage, model, secrets)

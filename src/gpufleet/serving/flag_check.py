@@ -1,10 +1,9 @@
 """Check the planned stages' arguments and variables against the vLLM release that runs them. Pure.
 
-Contract: what is judged is what the unit will say, word by word (`unit.vllm_arguments`,
+Contract: the judged command line is exactly the unit's (`unit.vllm_arguments`,
 `unit_environment.environment`), by the schema of the release that will run it; never by a
 neighbour's. A sentence names the key that an operator wrote, the place that set it, and what to
-write instead.
-What holds for several stages, or for the same line of several nodes, is said once.
+write instead. Equal findings of several stages or nodes are reported once.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class LaunchCommand:
     A stage's command line and variables, and the settings that they come from.
 
     `keys` has the path of the setting for each word of `argv`; `variables` that of each variable
-    that is an operator's. Variables without one are ours.
+    that is an operator's. Variables without one are gpufleet's.
     """
 
     stage: Stage
@@ -120,8 +119,8 @@ def check_plan(
     """
     Judge every stage of a plan by the packaged schemas; return what is worth knowing.
 
-    A release that is not packaged is named there: its own files on each node are asked by the
-    deploy, before anything restarts. Raises `FleetError` with everything that would be refused.
+    An unpackaged release is reported there: the deploy checks flags with its own files on each
+    node, before anything restarts. Raises `FleetError` with everything that would be refused.
     """
     found = FlagFindings()
     known = frozenset(schema.versions())
@@ -169,7 +168,7 @@ def check_stage(
 @cache
 def check_fingerprint() -> str:
     """
-    Return what tells one way of judging from another: SHA-256 over all that a verdict rests on.
+    Return the identity of the judging rules: SHA-256 over everything that affects a verdict.
 
     The reader of releases, the rules, and this file; not the packaged schemas, which a release's
     own files stand in for.
@@ -205,7 +204,7 @@ def problem_keys(begun: LaunchCommand, problem: Problem) -> tuple[KeyPath, ...]:
 def problem_sentence(
     schema: Schema, begun: LaunchCommand, problem: Problem, origins: Origins
 ) -> str:
-    """Return what is wrong with a stage's flag or variable: place, key, why, what to write."""
+    """Return the problem of a stage's flag or variable: place, key, reason, remedy."""
     keys = problem_keys(begun, problem)
     where = [f"{place}: " for key in keys[:1] if (place := _place(key, origins))]
     what = " and ".join(".".join(map(str, key)) for key in keys) or problem.argument

@@ -1,8 +1,8 @@
 """The journals of a replica's ranks as one, by time.  Pure.
 
 Takes what `on_node/common/unit_journal.py` printed on each node, again and again where lines are
-followed. Every line has the time that its own node gave it: the order of two nodes' lines is as
-good as their clocks, and where those are known to differ, that is said.
+followed. Lines have their own node's time: the order of two nodes' lines is as exact as their
+clocks, and known differences are reported.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Journals:
     """
     A replica's journals while they are read.
 
-    `program(node)` is what to ask a node next, `take(answers)` returns the lines that came. What is
+    `program(node)` is the next query to a node, `take(answers)` returns the received lines. What is
     worth knowing beside them is in `notes`, said once; `whole` is false once lines are missing.
     """
 
@@ -113,7 +113,7 @@ class Journals:
 
     @property
     def _most(self) -> int:
-        """The most lines of the next round: those that are followed shall not get lost."""
+        """The maximum of lines for the next round, so that followed lines are not lost."""
         return max(self.lines, FOLLOWED_LINES) if self._rounds else self.lines
 
     def take(self, answers: Mapping[str, Mapping[str, Any] | str]) -> list[Line]:
@@ -197,7 +197,7 @@ class Journals:
 
 
 class _UnreadError(Exception):
-    """A node answered, and has no journal to read."""
+    """A node answered without a readable journal."""
 
 
 def _lines(replica: str, node: str, answer: Mapping[str, Any]) -> list[Line]:
@@ -220,7 +220,7 @@ def _lines(replica: str, node: str, answer: Mapping[str, Any]) -> list[Line]:
 
 def parse_since(text: str | None) -> dict[str, float]:
     """
-    Return from when on lines are wanted, as `on_node/common/unit_journal.py` takes it.
+    Return the start time of wanted lines, in the form of `on_node/common/unit_journal.py`.
 
     Takes `10m` or `-10m` (s, m, h, d: so long ago, by each node's own clock) or a time as ISO 8601
     (UTC, unless it names a zone). Raises `FleetError`.

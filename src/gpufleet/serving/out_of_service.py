@@ -63,7 +63,7 @@ def _mark(mark: Mark) -> dict[str, Any]:
 def out_of_service(
     answers: Mapping[str, Mapping[str, Any] | str],
 ) -> tuple[OutOfService, list[str]]:
-    """Return the marks of all nodes, and a sentence for each node whose marks are not known."""
+    """Return the marks of all nodes, and a sentence for each node with unknown marks."""
     cordoned, drained, unread = [], [], []
     locks: dict[str, tuple[Lock, list[str]]] = {}
     for node, answer in sorted(answers.items()):

@@ -1,4 +1,4 @@
-"""One node's report about its ranks: health, reason, and what ended each last.  Pure."""
+"""One node's report about its ranks: health, reason, and how each last ended.  Pure."""
 
 from __future__ import annotations
 
@@ -259,10 +259,10 @@ def _seconds(value: Any) -> float | None:
 
 def last_restart(stage: Mapping[str, Any], boot_id: str) -> LastRestart | None:
     """
-    Return when a stage last ended before its present life, and why; None: not that is known.
+    Return when and why a stage last ended before its present run; None: unknown.
 
-    `stage` is one of on_node/serving/status.py's. A rank of several knows better than systemd why
-    its group ended; systemd knows better how a program that was killed ended.
+    `stage` is one of on_node/serving/status.py's. A rank's own report explains best why its group
+    ended; systemd's report explains best how a killed program ended.
     """
     unit = _by_unit(stage, boot_id)
     end = stage["state"].get("last_end")
@@ -281,7 +281,7 @@ def last_restart(stage: Mapping[str, Any], boot_id: str) -> LastRestart | None:
 
 
 def _by_unit(stage: Mapping[str, Any], boot_id: str) -> LastRestart | None:
-    """Return what systemd's own lines say."""
+    """Return the reason from systemd's own lines."""
     if not isinstance(stage["events"], list):
         return None
     present = stage["seen"].get("unit", {}).get("InvocationID")
@@ -307,7 +307,7 @@ def _by_unit(stage: Mapping[str, Any], boot_id: str) -> LastRestart | None:
 
 
 def _cause(ends: Sequence[Mapping[str, Any]], told: Sequence[str]) -> str:
-    """Return why a life ended, by what systemd wrote of it and what it wrote itself last."""
+    """Return why a run ended, from systemd's lines and the process' own last lines."""
     known = {event["what"]: event for event in ends}
     by_itself = "restarts" in known
     asked = not by_itself and "stops" in known

@@ -66,7 +66,10 @@ _WRONG = re.compile(
 
 
 def likely_cause(lines: Sequence[str], exit_status: str | None = None) -> str | None:
-    """Return what most likely ended the server, from its journal and exit status; None: no idea."""
+    """
+    Return the most likely cause of the server's end, from its journal and exit status; None:
+    unknown.
+    """
     found = explain(LogLine("journal", number, text) for number, text in enumerate(lines, 1))
     if found.causes:
         return found.causes[0].sentence
@@ -78,7 +81,7 @@ def likely_cause(lines: Sequence[str], exit_status: str | None = None) -> str | 
 
 
 def messages(lines: Sequence[str]) -> list[str]:
-    """Return what a server said, without log prefixes, stack frames and repetitions."""
+    """Return a server's messages without log prefixes, stack frames and repetitions."""
     said = [_PREFIX.sub("", line).rstrip() for line in lines]
     return list(dict.fromkeys(line for line in said if not _NOISE.search(line)))
 
@@ -88,7 +91,7 @@ MOST_LINES = 10
 
 
 def relevant_lines(lines: Sequence[str]) -> list[str]:
-    """Return the lines that tell something: the first errors (they are the root) and the end."""
+    """Return the relevant lines: the first errors, which are the cause, and the end."""
     said = messages(lines)
     errors = [line for line in said if _WRONG.search(line)][: MOST_LINES - 2]
     chosen = {*errors, *said[-2:]}
@@ -96,7 +99,7 @@ def relevant_lines(lines: Sequence[str]) -> list[str]:
 
 
 def progress(lines: Sequence[str]) -> str:
-    """Return the last thing a starting server said, short enough for one line."""
+    """Return a starting server's last message, shortened to one line."""
     said = messages(lines)
     return said[-1][:140] if said else "no output yet"
 
@@ -171,7 +174,7 @@ def verdict(
 def _adapter_verdict(
     unit: str, seen: Mapping[str, Any], may: set[str], adapters: Sequence[str]
 ) -> Verdict | None:
-    """Judge a server that is ready otherwise by its adapters, and by what it may list besides."""
+    """Judge an otherwise ready server by its adapters and other listed models."""
     if missing := sorted(set(adapters) - set(seen.get("models", []))):
         return Verdict(
             State.WRONG,
@@ -199,12 +202,12 @@ def _adapter_verdict(
 
 
 def _progress(seen: Mapping[str, Any]) -> str:
-    """Return which tokens a server counts: one that pools makes none."""
+    """Return which tokens a server counts: pooling models generate none."""
     return "generation" if seen.get("kind", "generate") in _GENERATING else "prompt"
 
 
 def _other_kind(seen: Mapping[str, Any]) -> str:
-    """Return what to write if a server is asked for what its model is not meant to do."""
+    """Return the setting to write if a server is asked for a task that its model does not have."""
     kind = seen.get("kind", "generate")
     if kind == "picture":
         return (
@@ -220,7 +223,7 @@ def _other_kind(seen: Mapping[str, Any]) -> str:
 
 
 def _answers_without_key(unit: str, statuses: Mapping[str, Any]) -> Verdict | None:
-    """Judge what a server answers to requests that show no key, by their method and path."""
+    """Judge a server's answers to requests without a key, by method and path."""
     for asked, status in statuses.items():
         if status not in {None, _UNAUTHORIZED}:
             return Verdict(

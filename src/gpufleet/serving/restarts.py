@@ -1,7 +1,7 @@
 """Find the stages that a deploy would restart, and why: their units against the plan. Pure.
 
-A guide for people who read a plan: what decides is the fingerprint of everything that a process was
-started with, which the deploy compares on the node.
+It is informational, for readers of a plan: the deploy decides by comparing fingerprints on the
+node.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def find_restarts(
     stages: Iterable[Stage], running: Iterable[Running], settings: Mapping[str, NodeSettings]
 ) -> dict[str, str]:
     """
-    Return, for each planned stage whose unit says otherwise, what changes: by the stage's id.
+    Return the changes of each planned stage whose unit differs, by the stage's id.
 
     The ranks of a replica over nodes restart together: what differs on any of them is said once.
     """
@@ -68,12 +68,12 @@ def partial_restarts(
     """
     Yield a sentence for each replica over nodes that a run would change on some of them only.
 
-    A rank that was started with something else than the others waits for them, and they for it.
-    Such a run would end what serves and start nothing.
+    A rank started with another configuration than the others waits for them, and they for it. Such
+    a run would end the replica without starting it again.
 
     `running` is what has a unit on any node, `releases` the id of the release by node, `reached`
     the nodes that the run is about (`--limit`), `serial` whether it takes one after the other.
-    What is to be repaired on one node while the others are as planned is not among them.
+    Repairs on one node while the others are as planned do not count.
     """
     units = {(each.node, each.id): each.arguments for each in running}
     replicas: dict[str, list[Stage]] = {}
@@ -104,7 +104,7 @@ def partial_restarts(
 def _unit_arguments(
     stage: Stage, settings: Mapping[str, NodeSettings], releases: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Return what the stage's unit is to say, as a probe reads it."""
+    """Return the desired state of the stage's unit, in the form of a probe."""
     here = settings[stage.node]
     if here.vllm is None:
         return ()

@@ -1,4 +1,4 @@
-"""The vLLM servers of a fleet, of plans and of what runs.  Pure."""
+"""The planned and running vLLM servers of a fleet.  Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def running_servers(found: Iterable[Running]) -> tuple[Server, ...]:
 
 def planned_and_running(planned: Iterable[Server], running: Iterable[Server]) -> tuple[Server, ...]:
     """
-    Return the servers of a plan, and until it is carried out those that run besides.
+    Return the servers of a plan, and those that still run until it is carried out.
 
     Of a server that is both, the adapters that it loads before and after.
     """

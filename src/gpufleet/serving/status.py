@@ -2,7 +2,7 @@
 
 Takes what `on_node/serving/status.py` printed on each node, and what is declared. A replica serves
 when every endpoint of it is ready (`readiness.py`) and every rank of it is in one and the same
-incarnation. What could not be asked is unknown, which is not serving.
+incarnation. A replica without an answer is unknown, which does not count as serving.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class ReplicaStatus:
 
     @property
     def incarnation(self) -> str:
-        """The one that its ranks agree on; "" for a replica of one node, or where they do not."""
+        """
+        The incarnation that its ranks agree on; "" for a single-node replica, or without agreement.
+        """
         found = {rank.incarnation for rank in self.ranks}
         return found.pop() if len(found) == 1 else ""
 
@@ -76,7 +78,7 @@ class FleetStatus:
     out: OutOfService = field(default_factory=OutOfService)
 
     def adapters(self) -> dict[tuple[str, ...], list[str]]:
-        """Return the replicas whose servers load the same adapters, by the names of these."""
+        """Group replicas by the names of the adapters that their servers load."""
         alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
         for replica in self.replicas:
             alike[replica.adapters].append(replica.id)

@@ -135,7 +135,7 @@ def render_unit(
 
 
 def _turn(stage: Stage, model: Served, vllm: Vllm) -> tuple[str, ...]:
-    """Return what makes a server that shares its GPU wait for its turn to start."""
+    """Return the prefix that makes a server on a shared GPU wait for its turn to start."""
     if stage.gpu_share is None:
         return ()
     url = f"http://{local_address(vllm.listen)}:{stage.port}"
@@ -150,7 +150,7 @@ def local_address(listen: str) -> str:
 
 def stop_seconds(model: Served) -> int:
     """
-    Return how long a stop of the model's stages may take: TimeoutStopSec= of their units.
+    Return the time limit for stopping the model's stages: TimeoutStopSec= of their units.
 
     The drain, then 5 s that vLLM gives its workers (VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS), then
     25 s to exit; systemd kills what is left.
@@ -199,9 +199,9 @@ def replica_fingerprint(stage: Stage, model: Served, vllm: Vllm) -> str:
     """
     Return the fingerprint of what all ranks of a replica are started with, 16 digits.
 
-    Ranks that have another one do not form a group: while a deploy has reached some of the nodes,
-    those wait for the others. Not in it is what each node has of its own, and what follows from
-    the list of nodes, which the ranks compare themselves.
+    Ranks with different ones do not form a group: ranks on nodes that a deploy has already reached
+    wait for the others. It excludes what differs by node, and what follows from the list of nodes,
+    which the ranks compare themselves.
     """
     said = [line for _, line in lines(replace(stage, node_rank=0), model, vllm)]
     variables = offline_variables(model) | vllm.environment | model.environment
@@ -229,7 +229,9 @@ def replica_fingerprint(stage: Stage, model: Served, vllm: Vllm) -> str:
 
 @cache
 def _programs() -> str:
-    """Return a fingerprint of what is ours in every rank: a new gpufleet restarts them all."""
+    """
+    Return a fingerprint of gpufleet's own parts in every rank: a new gpufleet restarts all ranks.
+    """
     names = ("vllm.service.j2", "vllm-serve.sh")
     ours = {name: read_template(f"vllm/{name}") for name in names}
     guard = payload.source("serving/guard")
@@ -243,10 +245,10 @@ def served_name(stage: Stage, model: Served) -> str:
 
 def lines(stage: Stage, model: Served, vllm: Vllm) -> list[tuple[KeyPath, tuple[str, ...]]]:
     """
-    Return the arguments in the groups that stand on one line, a flag and its values.
+    Return the arguments in groups of one line each, a flag and its values.
 
     Each with the path of the setting that it comes from: `("serving", "llama", "port")`. Raises
-    `FleetError` for what no process can be given.
+    `FleetError` for values that no process can receive.
     """
     own = ("serving", stage.model)
     planned: dict[KeyPath, tuple[str, Argument]] = {
@@ -322,9 +324,9 @@ def drop_in(
     """
     Return the drop-in that template `name` makes for `unit`, which a package brings.
 
-    The template has `unit`, `started` (the line that records what the process was started with)
-    and `variables`. `started_with` is what the process reads beside the drop-in itself: versions,
-    contents of files.
+    The template has `unit`, `started` (the line that records what the process was started with) and
+    `variables`. `started_with` is everything else that the process reads: versions, contents of
+    files.
     """
     path = f"{UNIT_DIRECTORY}/{unit}.d/gpufleet.conf"
     return _render(name, unit, path, started_with, templates, **variables)
@@ -338,7 +340,9 @@ def whole_unit(
     templates: Path = TEMPLATES,
     **variables: Any,
 ) -> UnitFile:
-    """Return the unit file that template `name` makes, as `drop_in` does; a package's own loses."""
+    """
+    Return the unit file from template `name`, like `drop_in`; it takes precedence over a package's.
+    """
     return _render(name, unit, f"{UNIT_DIRECTORY}/{unit}", started_with, templates, **variables)
 
 

@@ -137,7 +137,7 @@ def _device(stage: Stage, vllm: Vllm, release: str, toolkit: str | None) -> dict
 
 def _visible(stage: Stage, vllm: Vllm) -> tuple[str, ...]:
     """
-    UUIDs where vLLM takes them, else indices.
+    UUIDs if vLLM accepts them, else indices.
 
     An index names a different GPU after a reboot that did not find one before it; a UUID names that
     GPU or none.

@@ -91,7 +91,9 @@ def required_state(
     *,
     apart: bool = False,
 ) -> DesiredState:
-    """Return what a node needs before it can hold a release; `apart`: without what units read."""
+    """
+    Return what a node needs before it can hold a release; `apart`: without files that units read.
+    """
     user = wanted.user
     used = {name: each for name, each in secrets.items() if name in NOT_FOR_UNITS}
     return DesiredState(
@@ -160,7 +162,7 @@ def unit_files(
 def launch_commands(
     stages: Iterable[Stage], settings: NodeSettings, build: Release
 ) -> tuple[LaunchCommand, ...]:
-    """Return what each stage of this node will be started with, word by word."""
+    """Return the arguments and variables of each stage of this node."""
     wanted = serving_settings(settings)
     return tuple(
         flag_check.launch_command(
@@ -191,7 +193,7 @@ def services(rendered: Mapping[Stage, UnitFile], settings: NodeSettings) -> Desi
 
 
 def endpoints(rendered: Mapping[Stage, UnitFile], settings: NodeSettings) -> tuple[Endpoint, ...]:
-    """Return where this node's stages answer, each server of them, as the node itself does."""
+    """Return the local addresses of each server of this node's stages."""
     wanted = settings.vllm
     if wanted is None:
         return ()
@@ -213,7 +215,7 @@ def endpoints(rendered: Mapping[Stage, UnitFile], settings: NodeSettings) -> tup
 
 
 def _start_seconds(stage: Stage, stages: Iterable[Stage], settings: NodeSettings) -> int:
-    """Return the deadline of a stage's start; one that shares its GPU may be the last there."""
+    """Return the deadline of a stage's start; on a shared GPU it may be the last to start."""
     together = [each for each in stages if each.gpus == stage.gpus] if stage.gpu_share else [stage]
     return start_seconds(settings.serving[each.model] for each in together)
 
@@ -225,7 +227,7 @@ def wait_seconds(stages: Iterable[Stage], settings: NodeSettings) -> int:
 
 
 def mark_files(files: Iterable[Checkpoint | AdapterCopy]) -> tuple[str, ...]:
-    """Return the files that say whether each checkpoint, and each copy, is whole."""
+    """Return the mark files that show that each checkpoint and each copy is complete."""
     return tuple(sorted({found.mark for found in files}))
 
 
@@ -242,7 +244,7 @@ def credentials(stages: Iterable[Stage], settings: NodeSettings) -> dict[str, by
 
 
 def file_problems(settings: NodeSettings, *, secrets: bool = True) -> tuple[str, ...]:
-    """Return what is wrong with the locks and, if asked, the secrets that a node is to get."""
+    """Return problems of the locks and, on request, the secrets for a node."""
     if settings.vllm is None or not settings.serving:
         return ()
     problems: list[str] = []
@@ -256,7 +258,7 @@ def file_problems(settings: NodeSettings, *, secrets: bool = True) -> tuple[str,
 
 
 def _secrets(settings: NodeSettings) -> tuple[dict[str, bytes], list[str]]:
-    """Return what the files of secrets have, by the secret's name, and what is wrong with them."""
+    """Return the contents of secret files by the secret's name, and their problems."""
     contents: dict[str, bytes] = {}
     problems: list[str] = []
     for name, path in secret_files(serving_settings(settings), settings.serving).items():
@@ -297,7 +299,7 @@ def only_these_credentials(secrets: Mapping[str, bytes]) -> DesiredState:
 
 
 def serving_settings(settings: NodeSettings) -> Vllm:
-    """Return what a node that serves is told of vLLM."""
+    """Return a serving node's vLLM settings."""
     if settings.vllm is None:
         raise ValueError("a node without `vllm` serves nothing")
     return settings.vllm

@@ -90,7 +90,7 @@ def flag_mistakes(adapters: Mapping[str, Adapter], flags: Iterable[str]) -> Iter
 
 
 class NamedModel(NamedTuple):
-    """An entry of `serving` on one node, as far as names go."""
+    """The names of an entry of `serving` on one node."""
 
     node: str
     entry: str

@@ -61,7 +61,7 @@ PythonVersion = Annotated[
 
 
 def _in_units(units: Mapping[str, int], what: str) -> BeforeValidator:
-    """Return the rule that a number may have a unit, as `10m`; without one it is as it stands."""
+    """Return the validator for numbers with an optional unit, such as `10m`."""
     known = re.compile("(?:[0-9]+[" + "".join(units) + "])+")
 
     def number(value: Any) -> Any:
@@ -141,7 +141,7 @@ class Setting(BaseModel):
 
     @model_validator(mode="after")
     def _has_no_control_characters(self) -> Self:
-        """Texts go into configurations, where a line end would begin a line of its own."""
+        """Texts are inserted into configurations, where a line end would begin a new line."""
         for name in type(self).model_fields.keys() - self.free_text:
             for text in _texts(getattr(self, name)):
                 if found := _CONTROL.search(text):
@@ -153,7 +153,7 @@ class Setting(BaseModel):
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield the texts of a value, but for those of settings inside it, which judge themselves."""
+    """Yield the texts of a value, except those of nested settings, which validate themselves."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

@@ -119,7 +119,7 @@ def access_mistakes(
     allow_unauthenticated: bool,
     allow_plain_http: bool,
 ) -> Iterator[str]:
-    """Yield what is wrong with who may use a server, and with how its clients reach it."""
+    """Yield problems of a server's access control and address."""
     if not clients and not allow_unauthenticated:
         yield (
             "no client has access: set `clients`, or `allow_unauthenticated: true` for "
@@ -202,10 +202,10 @@ class Gateway(Setting):
 
 
 class Balancer(Setting):
-    """Your own balancer in place of our gateway: two commands, run on this machine.
+    """Your own balancer instead of gpufleet's gateway: two commands, run on this machine.
 
-    Each is a list of words, run without a shell; `{node}`, `{address}`, `{port}`, `{model}` and
-    `{replica}` stand for the server that is meant. Status 0: done.
+    Each is a list of arguments, run without a shell; `{node}`, `{address}`, `{port}`, `{model}` and
+    `{replica}` are replaced by the server's. Status 0: done.
     """
 
     drain_command: Annotated[

@@ -1,6 +1,6 @@
 """The setting `gpu_lock`: versions to install together, and combinations to refuse.
 
-Pure. What a node, a release of vLLM or the day has against a lock:
+Pure. Objections that depend on the node, vLLM's release or the date are in
 `gpu_software/lock_rules.py`.
 """
 
@@ -135,7 +135,7 @@ class Objection:
 
 
 def lock_objections(lock: GpuLock) -> Iterator[Objection]:
-    """Yield what is wrong with a lock whatever the node, the release of vLLM and the day."""
+    """Yield a lock's problems that are independent of node, vLLM's release and date."""
     if lock.modules not in flavours(lock.branch):
         yield Objection(
             ("gpu_lock", "modules"),
@@ -147,8 +147,8 @@ def lock_objections(lock: GpuLock) -> Iterator[Objection]:
 
 def _toolkit_objections(lock: GpuLock) -> Iterator[Objection]:
     """
-    A toolkit's kernels run on any driver of its CUDA major; of a newer minor, only what is compiled
-    to machine code ("minor version compatibility" in NVIDIA's CUDA compatibility guide).
+    A toolkit's kernels run on any driver of its CUDA major; with a newer toolkit minor only those
+    compiled to machine code ("minor version compatibility" in NVIDIA's CUDA compatibility guide).
     """
     if lock.toolkit.branch is None:
         return

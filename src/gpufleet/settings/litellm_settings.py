@@ -83,7 +83,7 @@ class Parameters(Setting):
 
 
 class PublicModel(Setting):
-    """A name that clients ask for, where it is more than an entry's own."""
+    """A client-visible name with its own settings."""
 
     entries: Annotated[
         tuple[str, ...],

@@ -1,7 +1,7 @@
 """Fill in settings of `cuda`, `dcgm` and `vllm` from `gpu_lock`, or refuse them.  Pure.
 
-Works on variables as operators wrote them, before they are checked: only there can be told what
-was written from what is a default. So variables are valid before a group is locked, and stay so:
+Works on the unvalidated variables: only these distinguish written values from defaults. So
+variables are valid before a group is locked, and stay so:
 
 * what both say must be equal;
 * what the lock alone says is filled in, so that roles read one place;
@@ -38,7 +38,7 @@ _PYTHON = re.compile(r"/python(3\.\d+)$")
 
 @dataclass(frozen=True)
 class Difference:
-    """Two places that say different things of one version: where, and what each has."""
+    """A version that two places declare differently, with both places and values."""
 
     at: KeyPath
     value: Any
@@ -53,7 +53,7 @@ class Difference:
 
 
 def differences(given: Mapping[str, Any], lock: GpuLock) -> Iterator[Difference]:
-    """Yield what variables and their lock say differently of the same thing."""
+    """Yield contradictions between variables and their lock."""
     written = given["gpu_lock"]
     for at, locked_at in _SAME:
         # A toolkit of profile none means no branch and no version.
@@ -97,7 +97,7 @@ def fill_in(given: Mapping[str, Any], lock: GpuLock) -> dict[str, Any]:
 
 def lock_key(key: KeyPath) -> KeyPath | None:
     """
-    Return which key of the lock fills in another key where that is not written.
+    Return the lock's key that fills in another, unset key.
 
     >>> source(("vllm", "version"))
     ('gpu_lock', 'vllm', 'version')

@@ -135,7 +135,7 @@ def find_settings(key: str) -> tuple[SettingEntry, ...]:
 @cache
 def default_text(key: str) -> str | None:
     """
-    Return the default of a key as YAML has it, "required" of one without; None: no such setting.
+    Return a key's default in YAML's notation, "required" without one; None: no such setting.
 
     >>> default_text("serving.qwen3-32b.port"), default_text("ssh_user")
     ('8000', None)
@@ -145,7 +145,7 @@ def default_text(key: str) -> str | None:
 
 
 def is_default(key: str, value: Any) -> bool:
-    """Return whether a value is what the setting of this key is where it is not written."""
+    """Return whether a value is the default of this key's setting."""
     return default_text(key) == _yaml(value)
 
 

@@ -1,7 +1,7 @@
 """Rewrite download addresses to their place on a mirror. Pure.
 
-Roles see the result only, so a mirror is no code path of its own. A bundle's layout is the address
-that a file came from, without its scheme: https://host:81/a/b lies at apt/host_81/a/b.
+Roles see only the result, so that a mirror needs no separate code path. A bundle's layout is the
+address that a file came from, without its scheme: https://host:81/a/b lies at apt/host_81/a/b.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LOOPBACK = re.compile(r"\w+://(127\.\d+\.\d+\.\d+|\[::1\]|localhost)([:/]|$)")
 
 def bundle_path(url: str, kind: str = PACKAGES) -> str:
     """
-    Return where a bundle has what is at `url`: in an apt archive, or as a program's own file.
+    Return the path in a bundle of `url`: an apt archive or a program's file.
 
     >>> place("https://archive.example:8080/debian/")
     'apt/archive.example_8080/debian'
@@ -46,7 +46,7 @@ def bundle_path(url: str, kind: str = PACKAGES) -> str:
 
 
 def rewrite_addresses(settings: NodeSettings) -> NodeSettings:
-    """Return settings whose addresses are the mirror's, as far as they name one."""
+    """Return settings with addresses replaced by the mirror's."""
     mirror = settings.mirror
     if mirror is None:
         return settings

@@ -14,7 +14,7 @@ _MOST_SHOWN = 60
 
 
 def describe_mistake(error: Mapping[str, Any]) -> tuple[KeyPath, str]:
-    """Return, of one of `ValidationError.errors()`, the path of its key, and a sentence."""
+    """Return the key's path and a sentence for one of `ValidationError.errors()`."""
     kind, value = str(error["type"]), error["input"]
     at = tuple(part for part in error["loc"] if part != "[key]")
     if kind == "extra_forbidden":
@@ -29,7 +29,7 @@ def describe_mistake(error: Mapping[str, Any]) -> tuple[KeyPath, str]:
 
 
 def _got(value: Any) -> str:
-    """Return what was written, as YAML has it."""
+    """Return the written value in YAML's notation."""
     if value is None:
         return "it has no value"
     if isinstance(value, bool):

@@ -1,7 +1,7 @@
 """All settings of `group_vars/` and `host_vars/`, with defaults and descriptions.
 
-Pure: takes plain values, gives frozen models, knows nothing of files. `variables.py` knows which
-file set which key and puts that in front of every mistake found here.
+Pure: converts plain values to frozen models without reading files. `variables.py` knows which file
+set which key and puts that in front of every mistake found here.
 
 Units are in the names (`_mib`, `_seconds`) or in the description.
 """
@@ -143,7 +143,7 @@ class Absent(Setting):
 
 
 class NodeSettings(Setting):
-    """Everything that one node's variables may say, after groups and hosts are merged."""
+    """All settings of one node, after groups and hosts are merged."""
 
     gpu_node: Annotated[
         bool,

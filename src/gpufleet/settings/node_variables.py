@@ -83,8 +83,9 @@ class NodeVars:
         """
         Yield every leaf: its dotted key, its value, and the file and line that set it.
 
-        None for the place of a value that is not set: a default. What the lock filled in, it set.
-        With `changed` only values that are set, and to something else than the default.
+        None for the place of a value that is not set: a default. Values filled in by the lock count
+        as set there. With `changed` only values that are set, and to something else than the
+        default.
         """
         for key, value, origin in self._leaves():
             if not changed or (origin and not _is_default(key, value)):
@@ -119,7 +120,7 @@ class NodeVars:
         return replace(self, settings=operator_paths.from_root(self.settings, root, self.name))
 
     def for_pyinfra(self, root: Path) -> dict[str, Any]:
-        """Return the values with the operator's own files named so that any directory will do."""
+        """Return the values with the operator's files as absolute paths."""
         paths = {
             key: str(root / Path(value).expanduser())
             for key in _LOCAL_PATHS
@@ -185,7 +186,7 @@ def _unknown_groups(nodes: Collection[NodeVars]) -> Iterator[tuple[Origin, str]]
 
 
 def _adapter_names(nodes: Mapping[str, NodeVars]) -> Iterator[tuple[Origin, str]]:
-    """Yield a place and a sentence for each adapter whose name stands for something else, too."""
+    """Yield a place and a sentence for each adapter whose name is also used otherwise."""
     models = (
         NamedModel(name, entry, served.served_name, tuple(served.adapters))
         for name, node in nodes.items()
@@ -228,7 +229,7 @@ def _key_mistakes(node: str, found: Variables) -> Iterator[tuple[Origin, str]]:
 
 
 def _of_pyinfra(node: str, key: str, value: Any) -> str | None:
-    """Return what is wrong with a variable that is not ours; None: nothing."""
+    """Return the problem of a variable that is not a setting; None: none."""
     from gpufleet.settings import pyinfra_arguments
 
     if key in pyinfra_arguments.known_variables(node):
@@ -257,7 +258,7 @@ def _names_beside(at: KeyPath) -> list[str]:
 
 
 def _below(kind: Any, name: str) -> Any:
-    """Return the type of what stands under `name` in a value of type `kind`."""
+    """Return the type of the member `name` in a value of type `kind`."""
     for each in _kinds(kind):
         if _is_model(each) and name in each.model_fields:
             return each.model_fields[name].annotation

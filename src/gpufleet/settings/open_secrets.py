@@ -2,8 +2,8 @@
 
 Variables lie in version control, and what they set ends in units and command lines that every
 account of a node can read. A secret has its place in a file that git does not track; settings name
-the file. A secret is found by its form, wherever it stands, and by its name where names are free:
-variables of processes, flags' values.
+the file. A secret is recognised by its form anywhere, and by its name in process variables and
+flags.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FILE = "write it to a file that git does not track"
 
 @dataclass(frozen=True)
 class OpenSecret:
-    """A secret among variables: where it stands, itself, and what to write instead."""
+    """A secret among variables: its place, its value, and the replacement."""
 
     at: KeyPath
     value: str

@@ -33,8 +33,8 @@ def from_root(settings: Whole, root: Path, node: str) -> Whole:
     """
     Return settings of a node in which every file that is there has its whole path.
 
-    A lock that is not there is the one of that name that gpufleet ships. Any other file that is
-    not there stays as it was written: what reads it says what is wrong.
+    A missing lock is replaced by gpufleet's own of that name. Any other missing file keeps its
+    path: its reader reports the error.
     """
     changed = {}
     for name in type(settings).model_fields:

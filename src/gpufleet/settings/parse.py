@@ -42,7 +42,7 @@ class SettingsError(Exception):  # it is a list of mistakes, not a program error
 
 
 def with_key(at: KeyPath, what: str) -> str:
-    """Return a mistake with its key in front; what is wrong with the whole has none."""
+    """Return a mistake with its key in front; mistakes of the whole have no key."""
     return f"{'.'.join(map(str, at))}: {what}" if at else what
 
 

@@ -76,7 +76,7 @@ class Layout:
 
     @property
     def pipeline(self) -> int:
-        """Return how many stages there are."""
+        """Return the number of stages."""
         return len(self.stages)
 
     @cached_property

@@ -14,7 +14,7 @@ class Bindings:
     The statements of one module that bind names, in their order.
 
     `at_run_time` has them by name; what is under `if TYPE_CHECKING` does not count there. `stars`
-    are the imports of everything. `postponed`: the module's annotations are not evaluated.
+    are the star imports. `postponed`: the module's annotations are not evaluated.
     """
 
     def __init__(self, tree: ast.Module) -> None:

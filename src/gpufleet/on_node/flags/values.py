@@ -78,7 +78,7 @@ def classes(modules: Modules, flags: List[Dict[str, Any]]) -> Tuple[Dict[str, An
     Return the fields of every dataclass behind a JSON flag, and the enums of those fields.
 
     Both by class: fields as `document.fields` gives them, enums as {member: value}. Classes of
-    fields of fields are there, too. None for a class that is no dataclass in this release.
+    nested fields are included. None for a class that is no dataclass in this release.
     """
     words = [re.match(r"(?:optional\[)?json:(\w+)", flag.get("type", "")) for flag in flags]
     names = [word.group(1) for word in words if word]

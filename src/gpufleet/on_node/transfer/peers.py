@@ -146,7 +146,7 @@ class Server:
         """
         Serve until all expected peers have everything, or no peer is left.
 
-        `expected` are names with the half that they have from here: `gpu-02/1`.
+        `expected` are the clients, each with the half that it downloads from here: `gpu-02/1`.
         """
         began = time.monotonic()
         with self._changed:

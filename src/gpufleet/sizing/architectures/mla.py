@@ -1,7 +1,7 @@
 """
 Decoders with multi-head latent attention: one small latent a token instead of keys.  Pure.
 
-Every rank of tensor parallelism keeps the same latents; only what makes heads of them is divided.
+Every rank of tensor parallelism keeps the same latents; only the projections to heads are divided.
 Source: DeepseekV2MLAAttention and DeepseekV2MoE in vLLM's model_executor/models/deepseek_v2.py, and
 Indexer there for sparse attention.
 """

@@ -1,8 +1,8 @@
 """Judge whether a replica or a node is as good after a change as before. Pure.
 
-Each gate compares two looks (`baseline.py`) and gives a `Verdict`. What is not known is no pass:
-only a person may take it for one. What could not be judged for a reason outside the change
-(too few requests) passes, and is said.
+Each gate compares two looks (`baseline.py`) and gives a `Verdict`. An unknown result is not a pass;
+only a person can accept it. What could not be judged for a reason outside the change (too few
+requests) passes, and is said.
 """
 
 from __future__ import annotations

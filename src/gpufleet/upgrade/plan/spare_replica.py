@@ -1,5 +1,6 @@
 """
-A model with one replica answers nothing while that loads: for how long, and what spares it.  Pure.
+A model with a single replica is unavailable while that loads: for how long, and how to avoid it.
+Pure.
 
 Whether there is room for one more the planner says itself, with the fleet as it is: only if all
 that runs keeps its place is one more worth its load.

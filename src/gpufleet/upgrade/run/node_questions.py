@@ -201,8 +201,8 @@ def wait_ready(units: Iterable[str], seconds: float) -> NodeQuestion:
     """
     Wait until each unit's server completes a prompt, at most `seconds`: `ReadyAnswer`.
 
-    Ends at once with a unit that died. One without a server (a rank that has none) is ready when it
-    runs with what its file says.
+    Returns at once when a unit has died. One without a server (a rank that has none) is ready when
+    it runs with what its file says.
     """
     return _question(
         "ready",
