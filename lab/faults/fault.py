@@ -20,7 +20,7 @@ Severity = str | Callable[[Profile], str]
 @dataclass(frozen=True)
 class Fault:
     """
-    One thing that is wrong.
+    One problem.
 
     `lines` are laid over the NVML profile, with {gpu} for the GPU that it concerns; `change` is
     what it does beside. `finds` maps the ids of checks to the mildest severity that they may give.

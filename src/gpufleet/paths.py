@@ -45,17 +45,17 @@ def import_from_project(module: str, *, needed_by: str, run: str) -> ModuleType:
 
 
 def shipped_lock(name: str) -> Path | None:
-    """Return the lock of this name that gpufleet ships, `locks/vllm-0.32.0.txt`; None: no such."""
+    """Return gpufleet's own lock of this name, `locks/vllm-0.32.0.txt`; None: there is none."""
     file = PROJECT / name
     return file if Path(name).parts[:1] == ("locks",) and file.is_file() else None
 
 
 def write_whole(file: Path, text: str) -> None:
     """
-    Write a file, whole or not at all; after a power loss, too.
+    Write a file atomically, also against a power loss.
 
-    A link stays one: what it leads to is written, with the mode that it has. Raises `FleetError`
-    where that cannot be done.
+    A link is kept: its target is written, with its mode. Raises `FleetError` where that cannot be
+    done.
     """
     place = file.resolve()
     new = place.with_name(f".{place.name}.new")

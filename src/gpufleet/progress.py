@@ -1,9 +1,8 @@
 """Format the progress of a long step, for a terminal and for a log. Pure.
 
-Bytes that come, with their rate and what is left of the time; things that are done one by one, with
-the same; and things that are waited for, by name. `Pace` says when a line is due. (Steps of an
-upgrade: `upgrade/report`.)
-Seconds here are of a clock that only goes forth, such as `time.monotonic()`.
+Progress of bytes with rate and remaining time, of counted steps with the same, and of waiting, by
+name. `Pace` says when a line is due. (Steps of an upgrade: `upgrade/report`.) Seconds here are of a
+monotonic clock, such as `time.monotonic()`.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Pace:
         self._next = began + FIRST_SECONDS
 
     def is_due(self, now: float) -> bool:
-        """Return whether a line is due; if so it counts as said."""
+        """Return whether a line is due; if so it counts as printed."""
         if now < self._next:
             return False
         early = now - self.began < OFTEN_UNTIL_SECONDS
@@ -105,7 +104,7 @@ class Amount:
 
 class Count:
     """
-    Things that are done one by one, of a known number.
+    Progress of a known number of steps.
 
     >>> count = Count("line", 2000)
     >>> count.record(100.0, 0)
@@ -119,7 +118,7 @@ class Count:
         self._looks: deque[tuple[float, int]] = deque()
 
     def record(self, now: float, done: int) -> None:
-        """Record how many are done; of two looks within a second the first one stays."""
+        """Record how many are done; of two records within a second the first one stays."""
         if len(self._looks) > 1 and now - self._looks[-2][0] < RATE_SECONDS:
             self._looks.pop()
         self._looks.append((now, done))
@@ -127,7 +126,7 @@ class Count:
             self._looks.popleft()
 
     def text(self) -> str:
-        """Return how many are done by the last look, at what rate, and the time that is left."""
+        """Return how many were done at the last record, the rate, and the remaining time."""
         if not self._looks:
             return ""
         (began, before), (now, done) = self._looks[0], self._looks[-1]
@@ -141,7 +140,7 @@ class Count:
 
 def amount_of(done: int, total: int) -> str:
     """
-    Return how much of a whole there is, in the unit of the whole.
+    Return an amount of a total, in the total's unit.
 
     >>> amount_of(1_288_490_188, 5_690_831_667)
     '1.2 of 5.3 GiB'
@@ -153,7 +152,8 @@ def amount_of(done: int, total: int) -> str:
 
 def download_text(done: int, total: int, left: Iterable[str]) -> str:
     """
-    Return how many bytes are there, and what is waited for: for what comes in wholes, without rate.
+    Return the present bytes and the awaited items, without a rate, for downloads that are counted
+    whole.
 
     >>> arrived(1_288_490_188, 5_690_831_667, ["torch", "triton"])
     '1.2 of 5.3 GiB are there, 2 left: torch, triton'
@@ -190,5 +190,8 @@ def _unit(count: float) -> tuple[int, str]:
 
 
 def _decimals(value: float, below: int) -> int:
-    """Return 1 for small values: 30 s of a slow line are seen in an amount, tenths of no rate."""
+    """
+    Return the number of decimals: 1 for small amounts, so that 30 s of a slow line are visible;
+    none for rates.
+    """
     return 1 if value < below else 0

@@ -54,7 +54,7 @@ def is_secret(value: str) -> bool:
 
 
 def find_secrets(value: Any) -> Iterator[str]:
-    """Yield the secrets of a JSON value: what stands under names that say so, at any depth."""
+    """Yield the secrets of a JSON value: values of keys with such names, at any depth."""
     if isinstance(value, Mapping):
         for name, below in value.items():
             if isinstance(below, str) and below and is_secret_name(str(name)):
@@ -67,7 +67,7 @@ def find_secrets(value: Any) -> Iterator[str]:
 
 
 def hide_secrets(text: str, secrets: Iterable[str]) -> str:
-    """Return the text without these secrets and without whatever looks like one."""
+    """Return the text without these secrets and without anything that looks like one."""
     for secret in sorted(set(secrets), key=len, reverse=True):
         if len(secret) > 3:  # a shorter one is a word that sentences may need
             text = text.replace(secret, HIDDEN)
@@ -76,7 +76,7 @@ def hide_secrets(text: str, secrets: Iterable[str]) -> str:
 
 def hide_in_value(value: Any, secrets: Iterable[str]) -> Any:
     """
-    Return a JSON value whose texts are as `hide_secrets` returns them, at any depth.
+    Apply `hide_secrets` to all texts of a JSON value, at any depth.
 
     >>> hide_in_value({"line": ["--api-key sk-1", 5]}, ["sk-1"])
     {'line': ['--api-key (not shown)', 5]}

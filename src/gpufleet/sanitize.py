@@ -1,8 +1,8 @@
 """Make text of nodes and operators safe for a terminal, an XML file and an HTML page. Pure.
 
 Names of processes, serials, kernel messages and error output come from machines that may be broken
-or hostile. A terminal obeys escape sequences in them: they retitle windows, clear what was there,
-write over lines, turn text around. JSON for programs escapes them itself.
+or hostile. A terminal obeys escape sequences in them: they change titles, clear the screen,
+overwrite lines, reverse text. JSON for programs escapes them itself.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def printable(text: str) -> str:
 
 def last_lines(lines: Iterable[str]) -> str:
     """
-    Return what a node said in one line for a sentence: the end of it, printable.
+    Return the end of a node's output as one printable line.
 
     `nothing` when there is nothing. Very long lines are cut.
     """
@@ -100,10 +100,10 @@ def html_page(title: str, style: str, body: Iterable[str]) -> str:
 
 
 def html_text(words: str) -> str:
-    """Return what nodes and operators wrote as text of an element or an attribute; lines stay."""
+    """Escape texts of nodes and operators for an element or an attribute; line ends stay."""
     return escape(xml_text(words))
 
 
 def xml_text(words: str) -> str:
-    """Return words as an XML document can have them, not escaped yet."""
+    """Return a text without characters that XML forbids, not escaped yet."""
     return _NOT_XML.sub("?", "\n".join(map(printable, words.splitlines())))

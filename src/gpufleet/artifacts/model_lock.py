@@ -5,8 +5,8 @@ the file.
     {"schema": 1, "models": {"org/name": {"<revision>": {
       "model.safetensors": ["sha256", "..."], "config.json": ["git", "..."]}}}}
 
-`sha256`: of the content, as the Hub names large files; `git`: SHA-1 over git's header and the
-content, as it names small ones. `gpufleet lock INVENTORY --models` writes it.
+`sha256`: of the content, the Hub's hash of large files; `git`: SHA-1 over git's header and the
+content, its hash of small ones. `gpufleet lock INVENTORY --models` writes it.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class ServedFleet:
         self.project, self.nodes = project, nodes
 
     def ask_nodes(self) -> NodeAnswers:
-        """Ask all nodes what runs. Raises `FleetError` for those that do not say."""
+        """Ask all nodes what runs. Raises `FleetError` for nodes without an answer."""
         answers = observe.survey(self.nodes, self.project)
         documents = {n: each for n, each in answers.items() if not isinstance(each, str)}
         looks = observe.look(self.nodes, documents)

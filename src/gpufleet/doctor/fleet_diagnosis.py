@@ -29,7 +29,7 @@ class Impact(IntEnum):
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong."""
+    """One problem."""
 
     subject: str
     """What it is about: `llama-0`, `gpu-07`, `gateway lb-01`."""

@@ -95,8 +95,8 @@ def check_command_line(
     """
     Return the verdict on the arguments of `vllm serve` and the server's variables.
 
-    `rewritten` is a command line that does the same and has nothing that is refused; None where
-    that takes a person, or where nothing is to be rewritten.
+    `rewritten` is an equivalent command line without refused parts; None if a person must decide,
+    or nothing needs rewriting.
     """
     problems = check(schema, argv, variables)
     return Verdict(schema.version, tuple(argv), problems, _rewritten(schema, argv, problems))

@@ -1,9 +1,9 @@
 """Parses the arguments of `vllm serve` as a release does, by exact names.  Pure.
 
-Contract: `parse` takes what stands behind `vllm serve` and never raises for what an operator
-wrote. A command line without `unparsed` is one that the release's argparse takes, but for the
-values, which `parse` does not judge (types, choices, JSON). The beginning of an option's name,
-which argparse takes for the option, does not count: the next release may have two such options.
+Contract: `parse` takes the arguments of `vllm serve` and never raises for an operator's mistakes.
+The release's argparse accepts a command line without `unparsed`, except for values, which `parse`
+does not judge (types, choices, JSON). The beginning of an option's name, which argparse takes for
+the option, does not count: the next release may have two such options.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class GivenFlag:
     """
     One use of a flag.
 
-    `option` is the option string that the release knows it by, whatever the operator's spelling.
-    `values` are the texts it got; none for a switch. `at` are the places in argv of all that
-    belongs to it. `dotted` are the parts where it was given as `--x.key value`, and its one value
-    is then the JSON that vLLM makes of them.
+    `option` is the release's option string, whatever the operator's spelling. `values` are the
+    texts it got; none for a switch. `at` are the places in argv of all that belongs to it. `dotted`
+    are the parts where it was given as `--x.key value`, and its one value is then the JSON that
+    vLLM makes of them.
     """
 
     flag: Flag
@@ -91,7 +91,7 @@ def parse(schema: Schema, argv: Sequence[str]) -> CommandLine:
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """An argument that starts an option: `flag` is None where no release's option is so named."""
+    """An argument that starts an option: `flag` is None if the release has no such option."""
 
     name: str
     flag: Flag | None
@@ -152,7 +152,7 @@ class _Parser:
         return _Option(name, None, explicit if equals else None, candidates)
 
     def _separates(self, at: int) -> bool:
-        """Return whether argparse takes the `--` there: next to the model, and nowhere else."""
+        """Return whether argparse accepts `--` at that place, which is only next to the model."""
         if self._schema.positional is None:
             return False
         return self.model is None or (at > 0 and self.model is self._words[at - 1])
@@ -171,7 +171,7 @@ class _Parser:
         self._cannot(Trouble.STRAY, word, found)
 
     def _meant_by_long_dash(self, text: str) -> str | None:
-        """Return the option that a word would be with plain dashes, which editors replace."""
+        """Return the option that a word with typographic dashes stands for."""
         rest = text.lstrip(_LONG_DASHES)
         candidates = [dashes + rest.lstrip("-") for dashes in ("--", "-") if rest != text]
         return next((one for one in candidates if self._is_known(one)), None)
@@ -180,7 +180,7 @@ class _Parser:
         return text.partition("=")[0] in self._schema.by_option
 
     def _take_option(self, at: int, option: _Option) -> int:
-        """Take the option at a place with its values, and return the place behind them."""
+        """Parse the option at a place with its values, and return the place after them."""
         word = self._words[at]
         if option.name in _HELP:
             self._cannot(Trouble.HELP, word, f"`{option.name}` prints vLLM's help and exits")
@@ -210,7 +210,7 @@ class _Parser:
             self._give(flag, option.name, word, [Word(str(option.explicit), ())])
 
     def _refuse(self, at: int, option: _Option) -> int:
-        """Report an unknown option, and skip the values that were meant for it."""
+        """Report an unknown option, and skip its values."""
         word = self._words[at]
         written = self._written(word)
         if not option.candidates:

@@ -1,4 +1,4 @@
-"""A rule on flags that vLLM refuses together, and the values that it is asked about.  Pure."""
+"""A rule on flags that vLLM refuses together, and the values to judge.  Pure."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class Settings:
         return flag.default
 
     def number(self, name: str, otherwise: int = 1) -> int:
-        """Return a whole number, `otherwise` where there is none."""
+        """Return a whole number, else `otherwise`."""
         value = self.value(name)
         if isinstance(value, float) and value.is_integer():  # of 0.8's parser some flags are so
             return int(value)
         return value if isinstance(value, int) and not isinstance(value, bool) else otherwise
 
     def key(self, name: str, key: str) -> Any:
-        """Return one member of a JSON flag that is given; None if it is not there."""
+        """Return one member of a given JSON flag; None: missing."""
         value = self.value(name)
         if isinstance(value, str):  # 0.8.2 reads `--speculative-config` only after its parser
             with suppress(ValueError, RecursionError):
@@ -67,9 +67,9 @@ class Conflict:
     """
     One rule.
 
-    `flags` are those that it is about: the ones that are given are named to the operator. `where`
-    is the place in vLLM that raises it. `leave_out` is the flag to take away. `wrong` tells of a
-    flag that is given several times which of its values break the rule.
+    `flags` are its subjects; the given ones are named to the operator. `where` is the place in vLLM
+    that raises it. `leave_out` is the flag to take away. `wrong` has the values that break the
+    rule, for a flag given several times.
     """
 
     flags: tuple[str, ...]

@@ -1,7 +1,7 @@
-"""Flags that are right each by itself and that vLLM refuses together, when it starts.  Pure.
+"""Flags that are valid separately and that vLLM refuses together at its start.  Pure.
 
-Contract: only what follows from the flags alone. What depends on the model, the GPUs or the node is
-not here: it needs more than a command line to be judged. Each rule says where vLLM raises it, and
+Contract: only what follows from the flags alone. Rules that depend on the model, the GPUs or the
+node are elsewhere: they need more than a command line. Each rule says where vLLM raises it, and
 holds from the release whose source was read to have it first.
 """
 

@@ -1,9 +1,8 @@
 """Environment variables, judged by the release that will read them.  Pure.
 
-Contract: judged are names that vLLM claims (VLLM_*, and whatever else stands in the release's own
-table of variables), and values of a few that its libraries read (`_WORDS`). A VLLM_* that the
-release does not read has no effect and stops nothing, which is why it is refused here: who set it
-meant something by it.
+Contract: it judges vLLM's names (VLLM_*, and all in the release's own table of variables), and
+values of a few that its libraries read (`_WORDS`). A VLLM_* that the release does not read has no
+effect and stops nothing; it is refused here because it was set on purpose.
 """
 
 from __future__ import annotations

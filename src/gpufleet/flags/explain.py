@@ -2,8 +2,8 @@
 
 Contract: data/explanations/*.json says what a name is for, when it pays and what it costs; nothing
 in there is true of one release only. Whether a release has the name, with which default, type and
-values, is read from the schemas; where a name went, from `changes`. So a page about any release is
-right without a word being rewritten for the next one.
+values, is read from the schemas; where a name went, from `changes`. So pages are right for any
+release without being rewritten.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ _SHOWN_VALUES = 16  # choices on a page; JSON has all of them
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Our words on one name. `cost`: memory, latency, throughput; None where there is none."""
+    """
+    gpufleet's explanation of one name. `cost`: memory, latency, throughput; None where there is
+    none.
+    """
 
     name: str
     does: str
@@ -62,9 +65,9 @@ class Explanation:
     """
     One page.
 
-    `entry` is None for a name without an entry. `there` is what release `version`
-    has under that name; `accepted` are the runs of packaged releases that take it, `defaults` those
-    with one default. `base` is the flag of which this is an alias or the negation.
+    `entry` is None for a name without an entry. `there` is release `version`'s entry of that name;
+    `accepted` are the ranges of packaged releases that accept it, `defaults` those with the same
+    default. `base` is the flag of which this is an alias or the negation.
     """
 
     name: str
@@ -121,8 +124,9 @@ def explain_flag(name: str, release: Schema | None = None) -> Explanation:
     """
     Return the page on a flag or variable, as `release` has it (None: the newest packaged one).
 
-    Dashes may be left out and underscores be written for them; a short option stands for its flag,
-    and --x-config.key for --x-config. Raises `FleetError` for what no release and no entry knows.
+    Dashes may be omitted or written as underscores; a short option means its flag, and
+    --x-config.key means --x-config. Raises `FleetError` for a name that no release and no entry
+    has.
     """
     release = release or schema.load(schema.versions()[-1])
     wanted = _resolved(name)
@@ -158,7 +162,7 @@ def explain_flag(name: str, release: Schema | None = None) -> Explanation:
 
 def matching(text: str, release: Schema) -> dict[str, str]:
     """
-    Return the flags and variables of a release that a text is about, each with what it does.
+    Return a release's flags and variables that match a text, each with its purpose.
 
     Those with all of its words in their names; if there are none, in their explanations.
     """
@@ -348,7 +352,7 @@ def _wrapped(label: str, text: str, width: int) -> str:
 
 
 def _resolved(name: str) -> str:
-    """Return the name as it stands in the tables: with dashes, without a JSON key."""
+    """Return the name in the tables' form: with dashes, without a JSON key."""
     if name in entries():
         return name
     if not name.startswith("-"):

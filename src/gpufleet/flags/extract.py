@@ -88,8 +88,8 @@ def answer(output: str, errors: str = "") -> dict[str, Any]:
     """
     Return the document that the program printed.
 
-    Raises `FleetError` with the program's own sentence where it refused, and with the last line of
-    its `errors` where it broke.
+    Raises `FleetError` with the program's sentence if it refused, or the last line of its `errors`
+    if it failed.
     """
     try:
         found = json.loads(output)

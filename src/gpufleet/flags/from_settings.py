@@ -1,7 +1,7 @@
 """The command lines and environments that an operator's settings give to `vllm serve`.
 
-Pure but for `from_file`. What the plan sets itself (addresses, names) is not here: only what
-an operator wrote.
+Pure but for `from_file`. It contains only what an operator wrote, not what the plan sets
+(addresses, names).
 """
 
 from __future__ import annotations

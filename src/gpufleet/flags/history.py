@@ -20,7 +20,7 @@ _FLAG_STARTS = '{"name":'
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """From which to which packaged release, both included, something was the same."""
+    """A range of packaged releases, both ends included, in which something was the same."""
 
     first: str
     last: str
@@ -46,7 +46,7 @@ def spans(
     history: Mapping[str, Flag | Variable | None], key: Callable[[Any], Any], of: Sequence[str] = ()
 ) -> list[Span]:
     """
-    Return the runs of releases in which `key` was the same; releases without the name have none.
+    Return the ranges of releases with an equal `key`, without releases that lack the name.
 
     `of`: only these releases, instead of all.
     """
@@ -106,7 +106,7 @@ def first_without_value(name: str, value: str, old: Schema, new: Schema) -> str 
 
 
 def defaults_differ(before: Any, after: Any) -> bool:
-    """Return whether two defaults are different settings; nothing, empty and computed are alike."""
+    """Return whether two defaults differ; null, empty and computed count as equal."""
     return repr(_essence(before)) != repr(_essence(after))
 
 

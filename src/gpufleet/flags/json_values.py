@@ -1,9 +1,9 @@
 """Check that JSON fits its dataclass, as vLLM's pydantic decides it. Pure.
 
 Contract: the fields and their types are the release's own (`Schema.classes`); how a JSON value
-becomes one of a type is pydantic's lax mode, tried out with pydantic 2: "3", 3.0 and true are
-whole numbers, "yes" is true, 3 is no text, and a key that no field has is refused. A type that
-this module does not know takes everything: it never refuses what it cannot judge.
+becomes one of a type is pydantic's lax mode, tried out with pydantic 2: "3", 3.0 and true are whole
+numbers, "yes" is true, 3 is no text, and a key that no field has is refused. A type unknown to this
+module accepts everything: it never refuses what it cannot judge.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _UNDERSCORED = "lower_underscored"
 
 @dataclass(frozen=True, slots=True)
 class JsonFault:
-    """One thing that does not fit. `found` names the key, unless it is about the whole."""
+    """One mismatch. `found` names the key, unless it is about the whole."""
 
     found: str
     better: str | None = None  # the whole JSON as it would be right

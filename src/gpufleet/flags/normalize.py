@@ -1,8 +1,8 @@
 """Normalize the arguments of `vllm serve` as vLLM's parser does before argparse.  Pure.
 
-Contract: as the release does it (`schema.Syntax`), and every word knows which arguments it is made
-of. Nothing is raised for an operator's mistake: what the release refuses here is in `Rewritten`.
-The file that `--config` names is not read: it is on the node, and its flags are its owner's.
+Contract: it follows the release (`schema.Syntax`), and every word records its original arguments.
+An operator's mistake raises nothing: the release's refusals are in `Rewritten`. The file that
+`--config` names is not read: it is on the node, and its flags are its owner's.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Trouble(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Unparsed:
     """
-    One thing that the release's parser does not take, or takes only by luck.
+    One argument that the release's parser refuses, or accepts only by accident.
 
     `argument` is as the operator wrote it, `at` are the places in argv that would go with it, and
     `values` what followed it there. `candidates` are the options of which it is a prefix. `found`
@@ -69,7 +69,7 @@ class Dotted:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One argument as argparse sees it, and the places in argv from which it comes."""
+    """One argument for argparse, and its places in the original argv."""
 
     text: str
     at: tuple[int, ...]
@@ -78,7 +78,7 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """The words that argparse sees, and what the release refused before."""
+    """The words for argparse, and the release's earlier refusals."""
 
     words: tuple[Word, ...]
     unparsed: tuple[Unparsed, ...]
@@ -97,7 +97,7 @@ def rewrite(argv: Sequence[str], syntax: Syntax) -> Rewritten:
 
 def _with_model_in_front(words: list[Word], syntax: Syntax, unparsed: list[Unparsed]) -> list[Word]:
     """
-    Take the first `--model` as the release does; older releases refuse it beside a positional.
+    Use the first `--model` like the release; older releases refuse it beside a positional.
     """
 
     def treatment(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Options that contradict each other, or whose value no start survives.  Pure."""
+"""Options that contradict each other, or whose value stops every start.  Pure."""
 
 from __future__ import annotations
 

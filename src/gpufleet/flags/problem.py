@@ -38,7 +38,7 @@ class Severity(StrEnum):
 
 
 class By(StrEnum):
-    """The part of vLLM that objects; `ADVICE`: none does."""
+    """The part of vLLM that refuses it; `ADVICE`: none does."""
 
     PARSER = "parser"  # vLLM's parser refuses it: the process ends at once with status 2
     START = "start"  # the parser takes it, and the server ends while it starts
@@ -48,13 +48,13 @@ class By(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Problem:
     """
-    One thing that is wrong.
+    One problem.
 
     `argument` is as the operator wrote it, its values included, and `at` its places in argv (none
-    for a variable). `found` is a sentence without a full stop. `since` is the first release that
-    is known to be so. `replacement` is for people; `rewritten` are the arguments to put in the
-    place of those at `at`: none means that they can be left out, None that a person has to decide.
-    For a variable `rewritten` are arguments to add once the variable is dropped.
+    for a variable). `found` is a sentence without a full stop. `since` is the first release known
+    to behave so. `replacement` is for people; `rewritten` are the arguments to put in the place of
+    those at `at`: none means that they can be left out, None that a person has to decide. For a
+    variable `rewritten` are arguments to add once the variable is dropped.
     """
 
     kind: Kind

@@ -2,10 +2,10 @@
 
 Contract: names and values are compared by the two schemas, and what became of them is told by
 `changes`; whatever else `check` refuses in the new release and not in the old one breaks, too. Told
-are: everything of the operator's that the new release refuses, ignores or
-understands otherwise; new defaults of what they do not set, where `changes` marks it as important
-or where the explanations call it related to something they set; and new flags that data/useful.json
-ties to something they set. Everything else that is new or gone is not their business.
+are: everything of the operator's that the new release refuses, ignores or understands otherwise;
+new defaults of what they do not set, where `changes` marks it as important or where the
+explanations call it related to something they set; and new flags that data/useful.json ties to
+something they set. All other new and removed names are omitted.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Sort(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Difference:
     """
-    One thing that changes.
+    One change.
 
     `breaks`: the new release refuses it, or does not do what it was set for. `argument` is the
     operator's own, None for what they do not set. `rewritten` stands in its place: no tokens: leave
@@ -95,7 +95,7 @@ def rewrite_command_line(
     """
     Return the command line with everything that breaks replaced.
 
-    None where a person has to decide something first, or where the release refuses what comes out.
+    None if a person must decide something first, or the release refuses the result.
     """
     broken = [one for one in differences if one.breaks]
     if any(one.rewritten is None for one in broken):
@@ -134,7 +134,7 @@ class Overview:
 
 
 def overview(old: Schema, new: Schema) -> Overview:
-    """Return how much changes in general, and what is worth knowing of it."""
+    """Return the number of changes, and the notable ones."""
     before, after = set(old.by_option), set(new.by_option)
     names = {flag.name for flag in old.flags if not flag.positional}
     renamed = {

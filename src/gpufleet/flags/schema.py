@@ -6,7 +6,7 @@ The releases in `versions()` are in the package. Any other is refused; the neare
 in for it. Add it with `gpufleet flags extract`, and load its output with `from_document`.
 
 The packaged file is JSON with one release a line, so that loading one parses one. A release with
-the same flags as another has that release's name in place of a document.
+the same flags as another has that release's name instead of a document.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class ValueType:
 
     `base` is the parser's word: "str", "int", "float", "bool", "json", "json_or_str",
     "human_readable_int" (1k, 2M), "human_readable_int_or_auto", "nullable_str", ... "custom" is
-    code of vLLM's own of which the schema knows no more. `optional`: the text `None` (and in most
-    releases the empty one) means none. `json_class` names the dataclass in `Schema.classes` that
-    a JSON value must fit.
+    vLLM's own code, without further information in the schema. `optional`: the text `None` (and in
+    most releases the empty one) means none. `json_class` names the dataclass in `Schema.classes`
+    that a JSON value must fit.
     """
 
     base: str
@@ -234,7 +234,7 @@ class Schema:
         return next((flag for flag in self.flags if flag.positional), None)
 
     def listed_values(self, flag: Flag) -> frozenset[str]:
-        """Return the values that the release takes for a flag of its own, where it lists them."""
+        """Return the release's listed values of a flag."""
         taken: Iterable[Any] = flag.choices or self.values.get(flag.dest, ()) or flag.suggested
         return frozenset("None" if value is None else str(value) for value in taken)
 
@@ -341,7 +341,7 @@ def _limits(entry: Mapping[str, Any] | None) -> Limits | None:
 
 
 def _type(text: str | None) -> ValueType | None:
-    """Read the extractor's word for a type, such as `int` or `optional[json:PoolerConfig]`."""
+    """Parse the extractor's notation of a type, such as `int` or `optional[json:PoolerConfig]`."""
     if text is None:
         return None
     optional = text.startswith("optional[")

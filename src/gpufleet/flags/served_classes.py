@@ -1,5 +1,5 @@
 """
-Which classes of models a release of vLLM has code for, and what as.
+The model classes that a release of vLLM has code for, with their tasks.
 
 Read from the releases' own lists (`on_node/flags/model_classes.py`) by tools/collect_flags.py. A
 class that no packaged release lists is not judged: a publisher's own, or that of a plugin.
@@ -33,16 +33,17 @@ _BACKENDS = {
 
 @cache
 def classes(version: str) -> Mapping[str, tuple[str, ...]] | None:
-    """Return what a release lists each class for; None: its lists are not in the package."""
+    """Return a release's tasks of each class; None: its lists are not in the package."""
     part = packaged_part("models", version)
     return None if part is None else {name: tuple(uses) for name, uses in json.loads(part).items()}
 
 
 def has_code(version: str, name: str, *, pools: bool) -> bool | None:
     """
-    Return whether a release has code for a class; None: not known, as no release lists it.
+    Return whether a release has code for a class; None: unknown, because no release lists it.
 
-    `pools`: it is to be an embedder or the like, which vLLM makes of a class that completes text.
+    `pools`: it serves as an embedder or similar, which vLLM can derive from a class that completes
+    text.
     """
     listed = classes(version)
     if listed is None or not releases_with(name, pools=pools):

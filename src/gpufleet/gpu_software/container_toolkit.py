@@ -1,4 +1,4 @@
-"""NVIDIA's container toolkit: its packages, and what keeps GPUs of containers. Pure.
+"""NVIDIA's container toolkit: its packages, and the links that keep containers' GPUs. Pure.
 
 A container engine with systemd cgroups grants a container's devices without systemd's knowledge,
 unless they have links in /dev/char. When systemd reloads its units (`systemctl daemon-reload`, part

@@ -21,7 +21,7 @@ def toolkit_profile(settings: NodeSettings) -> Profile:
 
 
 def toolkit_packages(wanted: Cuda, profile: Profile = "full") -> tuple[Package, ...]:
-    """Return the toolkit's packages: exact, and held, so that no other upgrade takes it along."""
+    """Return the toolkit's packages: exact versions, held against other upgrades."""
     branch = wanted.toolkit
     if branch is None or profile == "none":
         return ()

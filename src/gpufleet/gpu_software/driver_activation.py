@@ -2,9 +2,9 @@
 
 Three versions have to be one: of the loaded kernel module, of the module on the disk for the
 running kernel, and of the libraries. NVML starts with no others (its error 18), and the fabric
-manager refuses any but its own. Packages change the last two at once; the first changes by an
-unload and a load, or by a reboot. Which of both, and who is in the way, is decided here; the table
-is in docs/gpu-nodes/driver-activation.md.
+manager refuses any but its own. Package changes affect the last two at once; the first one changes
+by a reload or a reboot. This module decides between both, and finds the blocking processes; the
+table is in docs/gpu-nodes/driver-activation.md.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class InUse:
 
     @property
     def sentence(self) -> str:
-        """Who, and what to do."""
+        """The holders, and what to do."""
         named = "; ".join(map(str, self.by[:NAMED]))
         more = f"; and {len(self.by) - NAMED} more" if len(self.by) > NAMED else ""
         return (
@@ -293,7 +293,7 @@ def _library(driver: Mapping[str, Any]) -> str | None:
 
 
 def _flavour(driver: Mapping[str, Any]) -> str | None:
-    """Return which modules are loaded, by what the kernel's file says; None: it does not say."""
+    """Return the loaded modules' flavour from the kernel's file; None: not stated."""
     told = driver.get("proc")
     if not isinstance(told, str):
         return None

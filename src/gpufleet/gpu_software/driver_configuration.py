@@ -19,13 +19,13 @@ INITRAMFS = node_paths.INITRAMFS
 
 
 def desired_driver(node: BareNode) -> DesiredState:
-    """Return the driver's packages, and where they come from."""
+    """Return the driver's packages and their source."""
     packages = driver_packages(node.system, node.lock, node.machine)
     return DesiredState(package_source(node.repository), *packages.wanted)
 
 
 def driver_files(node: BareNode) -> tuple[Value, ...]:
-    """Return the files that the driver's modules and those who would upgrade them go by."""
+    """Return the configuration files of the driver's modules and of unattended upgrades."""
     modprobe = (
         "# Written by gpufleet: gpu.module_options in group_vars.\n"
         "# The kernel's own driver; NVIDIA's cannot have a GPU beside it.\n"
@@ -51,7 +51,7 @@ def driver_files(node: BareNode) -> tuple[Value, ...]:
 
 def unattended_upgrades_file(node: BareNode) -> str:
     """
-    Return what unattended-upgrades must leave alone: its own list, beside apt's holds.
+    Return unattended-upgrades' blacklist, in addition to apt's holds.
 
     A manual upgrade removes a hold; this stays.
     """

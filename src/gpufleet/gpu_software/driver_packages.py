@@ -2,8 +2,8 @@
 
 Compute-only: no display server, no OpenGL. Names are `gpu_software/package_names.py`'s. Whatever
 has the driver's version is wanted with it by name and held, so that no resolver's preference
-decides; what those depend on follows in lockstep. What another branch, flavour or packaging has
-left goes in the same transaction.
+decides; what those depend on follows in lockstep. Remains of another branch, flavour or packaging
+are removed in the same transaction.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def driver_packages(system: System, lock: GpuLock, machine: Machine) -> DriverPa
 
 
 def _fabric(system: System, lock: GpuLock, machine: Machine) -> Iterator[tuple[str, str]]:
-    """Yield the packages, of the driver's version, that the machine's fabric asks for, and why."""
+    """Yield the packages of the driver's version that the machine's fabric needs, and why."""
     if machine.nvswitch:
         yield fabric_name("nvidia-fabricmanager", system, lock), "the node has NVSwitches"
         yield fabric_name("libnvidia-nscq", system, lock), "DCGM needs it for NVSwitches"
@@ -68,7 +68,7 @@ def _fabric(system: System, lock: GpuLock, machine: Machine) -> Iterator[tuple[s
 
 
 def _kernels(system: System, lock: GpuLock, machine: Machine) -> Iterator[Package]:
-    """Yield what modules are built with and, if kernels are held, the kernels that are there."""
+    """Yield the build dependencies of modules and, if kernels are held, the installed kernels."""
     held = {name: Package(name, hold=True) for name in machine.kernel_packages}
     if lock.kernel == "follow":
         held = {}
@@ -119,9 +119,9 @@ def _why(
 
 def dcgm_packages(system: System, lock: GpuLock, machine: Machine) -> DriverPackages:
     """
-    Return DCGM's packages, all of one version; none where the lock has no DCGM.
+    Return DCGM's packages, all of one version; none if the lock has no DCGM.
 
-    Raises `FleetError` where NVIDIA publishes none, or which CUDA the driver serves is not known.
+    Raises `FleetError` if NVIDIA publishes none, or the driver's CUDA is unknown.
     """
     if lock.dcgm is None:
         return DriverPackages((), ("no DCGM: gpu_lock.dcgm is not set",))

@@ -1,8 +1,7 @@
 """Check that every kernel has the locked driver's module on disk and would load it. Pure.
 
-Takes the document of `on_node/gpu_software/kernel_modules.py`. What lies on the disk is judged,
-never what a package manager's exit status says: a maintainer script that could not build a module
-may end well.
+Takes the document of `on_node/gpu_software/kernel_modules.py`. The files on disk are judged, never
+a package manager's exit status: a maintainer script that could not build a module may succeed.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ SecureBoot = Literal["refuse", "enrolled"]
 
 
 def build_refusal(machine: Machine, policy: SecureBoot) -> str | None:
-    """Return why no module may be built for a node at all; None: it may. Asked before a change."""
+    """Return why no module can be built for a node; None: it can. Asked before a change."""
     if policy == "enrolled" or machine.secure_boot is False:
         return None
     state = "is on" if machine.secure_boot else "could not be read"

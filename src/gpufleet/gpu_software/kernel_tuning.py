@@ -1,7 +1,7 @@
 """Kernel settings of a GPU node, and the unit that makes its device files. Pure.
 
-Each setting has two homes that have to agree: the running kernel, and the file from which it is set
-at boot. A file of the operator's that is read after ours has the last word at boot, and is named.
+Each setting has two places that must agree: the running kernel, and the file that sets it at boot.
+An operator's file that is read after gpufleet's takes precedence at boot, and is named.
 
 What is not here: limits of processes, which are in each stage's unit (systemd's services read no
 limits.conf), and `/dev/shm`, of which each stage has its own (`templates/vllm/vllm.service.j2`).
@@ -134,9 +134,9 @@ def devices_unit(gpus: int) -> str:
     """
     Return the unit that makes the device files of a number of GPUs.
 
-    A program without privileges has CUDA call the setuid nvidia-modprobe for them, which
-    NoNewPrivileges= of a stage forbids: it would find no GPU after a boot on which no program with
-    privileges was first.
+    For an unprivileged program CUDA calls the setuid nvidia-modprobe, which a stage's
+    NoNewPrivileges= forbids: it would find no GPU after a boot unless a privileged program ran
+    first.
     """
     files = " ".join(f"-c {number}" for number in range(gpus))
     return f"""\
@@ -167,7 +167,7 @@ After={DEVICES}
 
 def changes(settings: Iterable[KernelSetting], seen: Mapping[str, Any]) -> tuple[str, ...]:
     """
-    Return what has to be changed in the running kernel, in words.
+    Describe the changes needed in the running kernel.
 
     `seen` is the document of `on_node/converge/sysctl.py`.
     """
@@ -179,7 +179,7 @@ def changes(settings: Iterable[KernelSetting], seen: Mapping[str, Any]) -> tuple
 
 
 def problems(settings: Iterable[KernelSetting], seen: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what could not be read or set, in whole sentences."""
+    """Return settings that could not be read or set, as sentences."""
     settings = tuple(settings)
     known = seen["settings"]
     said = [
@@ -197,7 +197,7 @@ def problems(settings: Iterable[KernelSetting], seen: Mapping[str, Any]) -> tupl
 
 
 def remarks(settings: Iterable[KernelSetting], seen: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return which files of others undo a setting at the next boot, in whole sentences."""
+    """Return foreign files that undo a setting at the next boot, as sentences."""
     return tuple(
         f"{found['later']['file']} has {each.name} = {found['later']['value']} and is read after "
         f"{SYSCTL}, which has {each.value}: the file read last wins at boot; remove its line"

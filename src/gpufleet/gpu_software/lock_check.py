@@ -1,7 +1,7 @@
-"""Every node's lock against its release and the day, and against what the node is.
+"""Check every node's lock against its release, the date, and the node's hardware.
 
-Border: reads the vLLM locks that settings name. What is wrong with a lock is
-`gpu_software/lock_rules.py`'s to say, which key in which file is said here.
+Border: reads the vLLM locks that settings name. `gpu_software/lock_rules.py` finds problems of a
+lock; this module adds their key and file.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LockProblems:
-    """Sentences with the file and line in front: what stops a run, and what does not."""
+    """Sentences with file and line: those that stop a run, and remarks."""
 
     problems: tuple[str, ...]
     remarks: tuple[str, ...]
 
 
 def check_locks(nodes: Mapping[str, NodeVars], today: dt.date) -> LockProblems:
-    """Check the locks of all nodes; what many inherit from one place is said once."""
+    """Check the locks of all nodes; problems inherited from one place are reported once."""
     wheels = cache(_wheels)  # one release for many nodes
     said: dict[str, bool] = {}
     for node in nodes.values():
@@ -50,7 +50,7 @@ def check_node_lock(
     node: NodeVars, system: System, machine: Machine, python: str | None = None
 ) -> LockProblems:
     """
-    Check one node's lock against what the node is, once that is known.
+    Check one node's lock against its hardware and system, once known.
 
     `python` is the version of the node's own interpreter; None: not known.
 
@@ -93,7 +93,10 @@ def _objections(
 
 
 def _wheels(path: str) -> Wheels | None:
-    """Return what a release's wheels need; None: the role that installs it says what is wrong."""
+    """
+    Return the requirements of a release's wheels; None: the role that installs it reports the
+    error.
+    """
     try:
         return release.wheels(Path(path).read_bytes(), path)
     except OSError:

@@ -21,7 +21,7 @@ KEY = "gpu_lock"
 
 
 def lock_path(group_vars: Path, group: str) -> Path:
-    """Return where a group's lock lies below a `group_vars` directory."""
+    """Return the path of a group's lock below a `group_vars` directory."""
     return group_vars / f"{group}{SUFFIX}"
 
 
@@ -41,8 +41,9 @@ def overlay(
     """
     Return a group's variables with its lock from each `group_vars` directory laid over them.
 
-    `written` is what people wrote of the group. Raises FleetError for a lock in both, of which one
-    would have no reader, and for other keys in a lock's file, which the next lock would lose.
+    `written` are the group's variables in other files. Raises FleetError for a lock in both, of
+    which one would have no reader, and for other keys in a lock's file, which the next lock would
+    lose.
     """
     problems = []
     locked: Variables = {}
@@ -87,7 +88,7 @@ _MEANING = {
 
 def lock_text(lock: GpuLock, source: str, why: Mapping[str, str]) -> str:
     """
-    Return the file; `source` says where the versions are from, `why` has reasons by their keys.
+    Return the file's text; `source` is the versions' origin, `why` has reasons by key.
 
     Values that a lock leaves open (null) are left out: `cuda`, `dcgm` and `vllm` say them then.
     """
@@ -117,7 +118,7 @@ def _lines(key: str, value: Any) -> Iterator[str]:
 
 def _branch(name: str) -> str:
     """
-    Return what is known of a branch.
+    Return a branch's entry in the table.
 
     >>> _branch("580")
     'R580: long term support branch, until June 2028'

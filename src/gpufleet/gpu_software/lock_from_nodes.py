@@ -1,8 +1,8 @@
 """Write a lock from the versions that a group's nodes run, by their probes.  Pure.
 
 A lock is only read from nodes that agree: one whose parts are of different versions, or that
-differs from the others, is named with what differs, and nothing is locked. A value that could not
-be read is reported as unread, and never taken for "none".
+differs from the others, is named with what differs, and nothing is locked. An unreadable value is
+reported as such, never as "none".
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ def build_lock(
     """
     Return the lock of what all nodes run.
 
-    Raises `FleetError` with everything that keeps one from being read, and every key in which
-    nodes differ.
+    Raises `FleetError` with all obstacles, and every key in which nodes differ.
     """
     problems: list[str] = []
     read: dict[str, dict[str, Any]] = {}
@@ -121,7 +120,7 @@ def _version(part: Mapping[str, Any]) -> str | None:
 
 
 def modules_flavour(document: Mapping[str, Any]) -> str | None:
-    """Return the flavour of the loaded modules, as they say it themselves."""
+    """Return the flavour that the loaded modules report."""
     said = value_or(document["driver"]["proc"])
     if said is None:
         return None
@@ -129,7 +128,7 @@ def modules_flavour(document: Mapping[str, Any]) -> str | None:
 
 
 def _fabric_manager(packages: Mapping[str, Any]) -> str | None:
-    """Return the driver's version that the fabric manager is of; None: there is none."""
+    """Return the fabric manager's driver version; None: not installed."""
     found = [each["version"] for name, each in packages.items() if _FABRIC_MANAGER.fullmatch(name)]
     upstream = re.match(r"(?:\d+:)?(\d{3}(?:\.\d+)+)", found[0]) if found else None
     return upstream and upstream[1]
@@ -139,7 +138,7 @@ def _toolkits(packages: Mapping[str, Any], settings: NodeSettings) -> list[tuple
     """
     Return (profile, package without its branch, branch) of the toolkits that are installed.
 
-    Of several the declared one, where one of them is.
+    If there are several, the declared one, if it is among them.
     """
     declared = settings.cuda and settings.cuda.toolkit
     for profile, name in _TOOLKITS:
@@ -181,7 +180,7 @@ def _persistence(document: Mapping[str, Any]) -> bool:
 
 def _vllm(document: Mapping[str, Any], settings: NodeSettings) -> dict[str, str] | None:
     """
-    Return the declared release; None where none is, or which Python it takes is not known.
+    Return the declared release; None: none, or its Python is unknown.
 
     The release is what `vllm` declares, and not what runs: a deploy brings the two together.
     """

@@ -1,7 +1,7 @@
-"""Refuse locks that cannot work: before a node is touched, and once a node is known. Pure.
+"""Refuse locks that cannot work, before a node is changed and again with its facts. Pure.
 
-What is refused would leave a node without a driver, or vLLM without one that runs it. What works
-and yet should be known is said without stopping anything (`refused` is False).
+A refused lock would leave a node without a driver, or vLLM without a suitable one. Remarks on locks
+that work have `refused` False.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def objections(
     wheels: Wheels | None,
     today: dt.date,
 ) -> tuple[Objection, ...]:
-    """Return all that is known against a lock on one node; `wheels` are its release's, if any."""
+    """Return all objections to a lock on one node; `wheels` are its release's, if any."""
     return (
         *lock_objections(lock),
         *(release_objections(lock, wheels) if wheels else ()),
@@ -206,7 +206,7 @@ def _ids(devices: Iterable[int]) -> str:
 
 def _supported(today: dt.date) -> str:
     """
-    Return the branches that have security updates on a day, those that have them longest first.
+    Return the branches with security updates on a day, the longest supported first.
 
     >>> _supported(dt.date(2026, 11, 22))
     'R580 (until June 2028) or R595 (until March 2027)'

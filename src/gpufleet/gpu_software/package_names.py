@@ -114,7 +114,7 @@ _UBUNTU_PREBUILT = ("linux-modules-nvidia-*", "linux-objects-nvidia-*", "linux-s
 
 
 def _of_a_branch(*names: str) -> tuple[str, ...]:
-    """Return the patterns of packages whose name goes on with a branch, and maybe a kind."""
+    """Return patterns of package names followed by a branch, and possibly a kind."""
     return tuple(f"{name}-???{rest}" for name in names for rest in ("", "-*"))
 
 

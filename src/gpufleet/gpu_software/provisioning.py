@@ -1,4 +1,4 @@
-"""Judge nodes before a deploy makes them GPU nodes, and refuse those it cannot. Pure.
+"""Judge nodes before a deploy provisions them, and refuse unsuitable ones. Pure.
 
 Every problem of every node is found before one of them is touched, from one probe of each; a node
 without a driver is nothing unusual here. Whether a lock suits a machine is
@@ -61,7 +61,7 @@ class BareNode:
 
 @dataclass(frozen=True)
 class Provisioning:
-    """The nodes that have a lock, by name, and in whole sentences why the run is refused."""
+    """The nodes with a lock, by name, and the reasons for refusing the run."""
 
     nodes: Mapping[str, BareNode]
     refused: tuple[str, ...]
@@ -70,7 +70,7 @@ class Provisioning:
 def read_provisioning(
     answers: Mapping[str, Mapping[str, Any] | str], declared: Mapping[str, NodeVars]
 ) -> Provisioning:
-    """Judge nodes by what they answered the probe: a document, or a sentence why there is none."""
+    """Judge nodes by their probe: a document, or a sentence why there is none."""
     nodes: dict[str, BareNode] = {}
     refused: list[str] = []
     locked = [name for name in answers if declared[name].settings.gpu_lock is not None]
@@ -102,7 +102,7 @@ def _bare(name: str, document: Mapping[str, Any], declared: NodeVars) -> BareNod
 
 
 def _refusals(node: BareNode) -> Iterator[str]:
-    """Yield why this node's machine cannot become what its settings say."""
+    """Yield why this node cannot be provisioned to its settings."""
     lock = node.lock
     if not node.machine.gpus:
         yield (

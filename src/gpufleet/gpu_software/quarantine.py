@@ -1,4 +1,4 @@
-"""The mark of a node whose driver was touched and that no check has passed since. Pure.
+"""The mark of a node whose driver was changed without a passed check since. Pure.
 
 The mark is a file with the reason as its text, set before the driver is touched and removed by a
 check that passes, so that it outlives an interrupted run and a reboot. While it is there systemd
@@ -36,7 +36,7 @@ def problems(
     report: Report, node: str, settings: NodeSettings, standing: DriverState | None
 ) -> tuple[str, ...]:
     """
-    Return why a node must not serve yet; what could not be read is a reason too.
+    Return why a node must not serve yet; unreadable facts are also reasons.
 
     `standing` is how its driver stands by the same probe; None: there was no probe, which the
     report says. With `checks.degraded` single GPUs may be unfit, as for a deploy.

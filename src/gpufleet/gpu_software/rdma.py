@@ -1,9 +1,9 @@
 """GPUDirect RDMA between GPUs and network adapters: what a node needs for that. Pure.
 
 Two ways exist. `dma_buf`: the kernel's own; the driver's open modules export memory, and the
-adapter's inbox driver takes it. `peermem`: NVIDIA's nvidia_peermem, for what asks for nothing else;
-it registers with a kernel interface that only the adapter vendor's own drivers bring.
-No driver of an adapter is installed here: the distribution's is in its kernel.
+adapter's inbox driver takes it. `peermem`: NVIDIA's nvidia_peermem, for programs that require it;
+it needs a kernel interface that only the adapter vendor's drivers provide. No driver of an adapter
+is installed here: the distribution's is in its kernel.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def missing_modules(rdma: Rdma, loaded: Collection[str]) -> tuple[str, ...]:
 
 
 def refusals(rdma: Rdma | None, lock: GpuLock, kernel: str) -> Iterator[str]:
-    """Yield why a node with this lock and kernel cannot do what is asked, in whole sentences."""
+    """
+    Yield why a node with this lock and kernel does not support the declared way, as sentences.
+    """
     if rdma is None or rdma.way != "dma_buf":
         return
     if lock.modules == "proprietary":

@@ -1,5 +1,5 @@
 """Convert command lines, containers and lists of models to settings.
 
-`detect` tells what a text is, a reader of its kind takes servers out of it (`server`), and
-`convert` makes settings of them for a release. None of it runs anything.
+`detect` recognises a text's kind, its reader returns the servers in it (`server`), and `convert`
+turns them into settings for a release. None of it runs anything.
 """

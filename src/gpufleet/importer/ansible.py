@@ -2,7 +2,8 @@
 
 Contract: hosts, groups and how groups nest are taken, and how a host is reached: its address, port,
 user and key file, with Ansible's precedence. Other variables are named and never shown: they may be
-passwords. Variables of groups go to each host, for an inventory file has no others.
+passwords. Group variables are copied to each host, because an inventory file has only host
+variables.
 """
 
 from __future__ import annotations
@@ -179,7 +180,7 @@ def _ini_line(found: _Inventory, name: str, kind: str, words: list[str]) -> None
 
 def read_hosts(text: str) -> tuple[Any, ...]:
     """
-    Return the hosts of an inventory, YAML or INI: names, or (name, how it is reached).
+    Return the hosts of an inventory, YAML or INI: names, or (name, connection variables).
 
     Raises `FleetError` for any other text.
     """
@@ -233,7 +234,7 @@ def _source(found: _Inventory) -> Source:
 
 
 def _reached(host: str, said: Mapping[str, Any], notes: dict[str, Note]) -> Any:
-    """Return a host as an inventory file has it: its name, with what says how it is reached."""
+    """Return a host's entry for an inventory file: its name and connection variables."""
     kept: dict[str, Any] = {}
     for key, value in said.items():
         taken = _variable(key, value)
@@ -245,7 +246,7 @@ def _reached(host: str, said: Mapping[str, Any], notes: dict[str, Note]) -> Any:
 
 
 def _variable(key: str, value: Any) -> Any:
-    """Return the value of a variable that an inventory file has, too; None: it has it not."""
+    """Return the value of a variable that inventory files support; None: unsupported."""
     text = scalar_text(value)
     setting = _RENAMED.get(key)
     if setting is None or "{{" in text or not text:
@@ -297,7 +298,7 @@ def inventory_text(
 
 def _literal(value: Any) -> str:
     """
-    Write a value as Python has it, with double quotes where that needs no escapes.
+    Write a value as a Python literal, with double quotes if that needs no escapes.
 
     >>> _literal(("gpu-01", {"ssh_port": 22}))
     '("gpu-01", {"ssh_port": 22})'

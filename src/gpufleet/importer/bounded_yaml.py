@@ -1,4 +1,7 @@
-"""Reads YAML that others wrote: aliases, depth and mistakes end in a sentence.  Pure."""
+"""
+Parse untrusted YAML: excessive aliases or depth, and mistakes, raise an error with a sentence.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ def load_documents(text: str) -> tuple[Any, ...]:
     """
     Return the values of a YAML text's documents, without the empty ones.
 
-    Raises `NoYamlError` for a text that is none, and `FleetError` for one that is nested too deeply
-    or that aliases blow up.
+    Raises `NoYamlError` for a text that is not YAML, and `FleetError` for too deep nesting or too
+    large alias expansion.
     """
     try:
         loader = yaml.SafeLoader(text)
@@ -53,7 +56,7 @@ def load_documents(text: str) -> tuple[Any, ...]:
 
 
 def _size(node: yaml.Node, known: dict[int, int]) -> int:
-    """Return how many values a node has with its aliases written out; each node is seen once."""
+    """Return a node's number of values with expanded aliases; each node is visited once."""
     if id(node) not in known:
         known[id(node)] = _MOST_VALUES + 1  # what contains itself has no end
         below = [] if isinstance(node, yaml.ScalarNode) else node.value

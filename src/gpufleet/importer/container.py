@@ -1,7 +1,7 @@
-"""A vLLM container, as `docker run` and docker-compose files have it.  Pure.
+"""Read vLLM containers from `docker run` and docker-compose files.  Pure.
 
-Contract: only what concerns the server is taken. Everything else that the container is given is
-said with why it is dropped; an option that is not known is said, too.
+Contract: only what concerns the server is taken. All other options of the container, including
+unknown ones, are reported with the reason for dropping them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _COMPOSE = {
 
 
 def from_run(words: Sequence[str], name: str, inside: Inside) -> Launch:
-    """Return the server of the words behind `docker run`."""
+    """Return the server from the arguments of `docker run`."""
     run = _Run()
     at = 0
     while at < len(words):

@@ -1,8 +1,8 @@
 """Makes settings of servers that are started by hand or by other tools.  Pure.
 
-Contract: what comes out is what `settings/node_settings.py` takes, but for what a person has to
-decide, which is told as such. Every word of the command line and every variable is either in the
-settings or in a note that says why not. No key or token is in either.
+Contract: the result is valid for `settings/node_settings.py`, except for marked decisions of a
+person. Every argument and variable is either in the settings or in a note with the reason. No key
+or token is in either.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _TASKS = {
 
 @dataclass(frozen=True)
 class Imported:
-    """Settings as group_vars have them, and what was dropped or renamed on the way."""
+    """Settings for group_vars, and what was dropped or renamed."""
 
     settings: Mapping[str, Any]
     notes: tuple[Note, ...]
@@ -156,7 +156,7 @@ def _server(launch: Launch, schema: Schema, key: str) -> Findings:
 
 
 def _kind(found: Findings, words: Sequence[str]) -> None:
-    """Set `kind` where the command line says what the model is asked for; else its files do."""
+    """Set `kind` if the command line determines it; otherwise the model's files do."""
     task = ""
     for word, after in pairwise((*words, "")):
         name, equals, value = word.partition("=")

@@ -1,4 +1,4 @@
-"""Tells what a text is, and reads the servers out of it.  Pure."""
+"""Recognise a text's kind, and read the servers in it.  Pure."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def read(text: str, file: str, name: str) -> Source:
     """
     Read the servers in a text.
 
-    `file` is for messages, `name` is what a server is called that has no name there. Raises
-    `FleetError` where there is nothing that can be imported.
+    `file` is for messages, `name` is the name of a server without one. Raises `FleetError` if
+    nothing can be imported.
     """
     if len(text) > _LONGEST:
         raise FleetError(
@@ -141,7 +141,7 @@ def _short(text: str) -> str:
 
 
 def _expanded(value: Any) -> Any:
-    """Return compose's values with the defaults of its variables; `$$` is a dollar sign."""
+    """Return compose's values with its variables' defaults; `$$` is a dollar sign."""
     if isinstance(value, str):
         return shell.expand(value.replace("$$", "\0"), {}).replace("\0", "$")
     if isinstance(value, Mapping):

@@ -1,7 +1,7 @@
 """Turns a command line's flags into settings, or into sentences that say why not.  Pure.
 
-Contract: the line is judged whole, as vLLM would get it; what has a setting of its own, and what
-the plan decides, is taken out of it only then.
+Contract: the complete line is judged as vLLM would get it; flags with their own setting, and those
+that the plan decides, are removed afterwards.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class FlagSettings:
         self._published = published
 
     def take(self, line: Placed) -> None:
-        """Turn the arguments behind the model into settings and sentences."""
+        """Turn the arguments after the model into settings and sentences."""
         line = Placed((_MODEL, *line.words), (-1, *line.places))
         nodes = Topology(parse(self._schema, line.words), self._schema)
         line = self._accepted(line)
@@ -95,7 +95,7 @@ class FlagSettings:
         return parse(self._schema, line.words)
 
     def _accepted(self, line: Placed) -> Placed:
-        """Return the line as the release takes it, telling what that took."""
+        """Return the line in the release's form, with notes on the changes."""
         for _ in range(_ROUNDS):
             problems = check(self._schema, line.words)
             refused = [one for one in problems if one.refuses and one.at and 0 not in one.at]
@@ -284,13 +284,13 @@ def split_model(line: Placed, schema: Schema) -> tuple[str | None, Placed]:
 
 
 def quantization_of(words: Sequence[str], schema: Schema) -> str | None:
-    """Return what `--quantization` says; None: the line does not have it."""
+    """Return the value of `--quantization`; None: not given."""
     given = parse(schema, (_MODEL, *words)).last("--quantization")
     return given.values[-1] if given is not None and given.values else None
 
 
 def is_open(problem: Problem) -> bool:
-    """Return whether a person has to decide what becomes of it."""
+    """Return whether a person must decide about it."""
     return problem.rewritten is None and problem.kind not in {Kind.REMOVED, Kind.NEVER}
 
 

@@ -64,7 +64,7 @@ def take_variables(
     """
     Return the variables that are kept, and the flags that stand for others.
 
-    `secrets` are names of variables whose values lie elsewhere.
+    `secrets` are names of variables whose values are stored elsewhere.
     """
     kept: dict[str, str] = {}
     for name, value in variables.items():

@@ -27,7 +27,7 @@ _WHY = {
 
 
 def read_litellm(document: Mapping[str, Any]) -> Source:
-    """Return the names of a configuration, and notes about what else it has."""
+    """Return the names of a configuration, and notes about its other content."""
     notes: list[Note] = []
     names: list[ProxyName] = []
     for at, each in enumerate(items(document.get("model_list"))):

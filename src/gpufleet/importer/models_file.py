@@ -1,9 +1,8 @@
 """A list of models, each with a command, variables and LiteLLM's parameters.  Pure.
 
-Contract: `models` is a list of mappings or a mapping by name. Of each, `command` (text or words,
-with or without `vllm serve`) or `model` is needed; `args`, text, words or a mapping of flags, are
-added to it, `env` are its variables.
-`litellm` has the names and parameters that the proxy has for it.
+Contract: `models` is a list of mappings or a mapping by name. Each needs `command` (text or words,
+with or without `vllm serve`) or `model`; `args` (text, words or a mapping of flags) are added to
+it, `env` are its variables. `litellm` has the names and parameters that the proxy has for it.
 """
 
 from __future__ import annotations
@@ -109,7 +108,7 @@ def _launch(
 
 
 def _names_a_model(argv: Sequence[str]) -> bool:
-    """Return whether arguments have the model in front or behind `--model`."""
+    """Return whether arguments contain the model, first or after `--model`."""
     flagged = any(word == "--model" or word.startswith("--model=") for word in argv)
     return flagged or (bool(argv) and not argv[0].startswith("-"))
 
@@ -118,8 +117,8 @@ def _text(said: Any) -> str:
     """
     Return a command as a shell reads it.
 
-    A list is of words, which keep their spaces, unless it is of lines: `--port 8001`. A mapping is
-    of flags.
+    A list contains words, which keep their spaces, or lines such as `--port 8001`. A mapping is of
+    flags.
 
     >>> _text(["--a", "x y"]), _text(["vllm serve m", "--a b"])
     ("--a 'x y'", 'vllm serve m --a b')

@@ -1,7 +1,7 @@
 """FlashInfer's variables for the experts of a mixture, which became `--moe-backend`.  Pure.
 
-Contract: a variable becomes the flag only where it did something. The flag holds for every model,
-and a backend that cannot run a model's experts stops its start.
+Contract: a variable becomes the flag only if it had an effect. The flag applies to every model, and
+a backend that cannot run a model's experts stops its start.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def moe_choice(name: str, variables: Mapping[str, str], quantization: str | None
 
 
 def _acts(name: str, quantization: str | None) -> bool | None:
-    """Return whether the variable does something; None: that is not known."""
+    """Return whether the variable has an effect; None: unknown."""
     if quantization is None:
         return None
     if name == _FP16:

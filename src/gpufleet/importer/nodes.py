@@ -22,7 +22,7 @@ class Topology:
         self._schema = schema
 
     def tell(self, found: Findings) -> None:
-        """Propose `span_nodes` where the line spans nodes."""
+        """Propose `span_nodes` if the line spans nodes."""
         if by := self._spans():
             found.served["span_nodes"] = True
             found.say(

@@ -23,7 +23,7 @@ class Placed:
         return Placed(tuple(self.words[at] for at in kept), tuple(self.places[at] for at in kept))
 
     def replaced(self, gone: Iterable[int], new: Sequence[str]) -> Placed:
-        """Return the line with `new` in place of the words at these indices."""
+        """Return the line with `new` replacing the words at these indices."""
         gone = set(gone)
         start = min(gone)
         before = self.without(range(start, len(self.words)))

@@ -1,8 +1,7 @@
 """LiteLLM's names and parameters, as `litellm` of group_vars has them.  Pure.
 
-Contract: a LiteLLM deployment of a server becomes a name with entries, parameters
-and fallbacks, or a sentence with its key. Values that no setting takes are never shown: they may be
-keys.
+Contract: a LiteLLM deployment of a server becomes a name with entries, parameters and fallbacks, or
+a sentence with its key. Values without a setting are never shown: they may be keys.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _WHY = {
 
 def read_deployment(said: Mapping[str, Any]) -> tuple[ProxyName, tuple[Note, ...]]:
     """
-    Return the name of one deployment, as `model_list` has them, and notes about the rest of it.
+    Return the name of one deployment in `model_list`, and notes about its other keys.
 
     Its parameters may stand below `litellm_params` or beside the name.
     """
@@ -90,10 +89,10 @@ def proxy_settings(
     asked: Iterable[tuple[ProxyName, str | None]], served: Mapping[str, str]
 ) -> tuple[dict[str, Any], list[Note]]:
     """
-    Return `litellm` of group_vars, as far as names say it, and notes.
+    Return the names for `litellm` in group_vars, and notes.
 
-    `asked` are names with the entry of `serving` behind each, None where it is not known; `served`
-    the names by which the servers of entries are asked.
+    `asked` are names with their entry of `serving`, None if unknown; `served` are the served names
+    of entries.
     """
     groups: dict[str, list[tuple[ProxyName, str | None]]] = {}
     notes: list[Note] = []
@@ -133,7 +132,7 @@ def _name(
     models: dict[str, Any],
     aliases: dict[str, str],
 ) -> Iterable[Note]:
-    """Write one name into `models` or `aliases`, yielding what a person has to know of it."""
+    """Write one name into `models` or `aliases`, and yield notes about it."""
     entries = tuple(dict.fromkeys(entry for _, entry in members if entry is not None))
     asked = (served[entry] if entry else one.asks for one, entry in members)
     behind = tuple(dict.fromkeys(each for each in asked if each is not None))

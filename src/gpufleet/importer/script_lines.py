@@ -1,7 +1,7 @@
 """The lines of a shell script or of a unit file, as a shell puts them together.  Pure.
 
 Contract: continued lines and those within quotes are one, without comments and here-documents. A
-continued line that is broken is read as it was meant, with a note.
+broken continued line is read as intended, with a note.
 """
 
 from __future__ import annotations
@@ -112,9 +112,9 @@ def _without_comment(line: str) -> str:
 
 def open_quote(text: str, quote: str = "") -> str:
     """
-    Return the quote that is open at the end of a text, "" for none, by the one before it.
+    Return the open quote at the end of a text, "" for none, given the one open before it.
 
-    A backslash at the end is open, too: what it is about comes next.
+    A backslash at the end is open, too: the character that it escapes follows.
 
     >>> open_quote("a 'b"), open_quote("c' d", "'"), open_quote('"')
     ("'", '', '"')

@@ -1,4 +1,4 @@
-"""Takes keys and tokens out of a command line, by the names and the forms that they have.  Pure."""
+"""Remove keys and tokens from a command line, by their names and forms.  Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECRET_FLAGS = {"--api-key": "api_key_file", "--hf-token": "hf_token_file"}
 
 
 def without_secrets(line: Placed, schema: Schema, found: Findings) -> Placed:
-    """Return a line without its secrets, each told about without its value."""
+    """Return a line without its secrets, with a note for each, without its value."""
     gone: set[int] = set()
     at = 0
     while at < len(line.words):
@@ -26,7 +26,7 @@ def without_secrets(line: Placed, schema: Schema, found: Findings) -> Placed:
 
 
 def _secret_at(line: Placed, at: int, schema: Schema, found: Findings) -> set[int]:
-    """Return the indices of the words of a secret that begins at an index, if one does."""
+    """Return the indices of the words of a secret that begins at an index."""
     word = line.words[at]
     name, equals, value = word.partition("=") if word[:1] == "-" else (word, "", "")
     plain = name.lower().replace("_", "-")
@@ -54,7 +54,7 @@ def _secret_at(line: Placed, at: int, schema: Schema, found: Findings) -> set[in
 
 
 def _values_behind(line: Placed, at: int, flag: Flag | None) -> tuple[int, ...]:
-    """Return the indices of a flag's values; one that is not known gets every word behind it."""
+    """Return the indices of a flag's values; an unknown flag takes all following words."""
     most = 1 if flag is not None and flag.nargs is None else len(line.words)
     found = []
     for each in range(at + 1, len(line.words))[:most]:
@@ -65,7 +65,7 @@ def _values_behind(line: Placed, at: int, flag: Flag | None) -> tuple[int, ...]:
 
 
 def _hides(flag: str, schema: Schema) -> bool:
-    """Return whether a flag that the release does not have is called as if it had a secret."""
+    """Return whether an unknown flag's name suggests a secret."""
     known = flag in schema.by_option or flag.partition(".")[0] in schema.by_option
     if flag.startswith("--no-") or not flag.startswith("--"):
         return False

@@ -29,7 +29,7 @@ class ProxyName:
     One name that clients ask LiteLLM for.
 
     `name` is None if it is the server's own; `asks` is LiteLLM's name for the model at the server,
-    None if not given. `parameters` are what a request gets that does not say it.
+    None if not given. `parameters` are defaults for requests.
     """
 
     name: str | None = None
@@ -43,9 +43,9 @@ class Launch:
     """
     One `vllm serve`, whatever starts it.
 
-    `argv` stands behind `vllm serve`, as written. `mounts` are (path inside, path on the node),
-    where a container's differ. `version` is the release that it runs today, if that is said.
-    `left_behind` are words behind the line that a shell does not give to vLLM.
+    `argv` are the arguments of `vllm serve`, as written. `mounts` are a container's (path inside,
+    path on the node), where these differ. `version` is the release that it runs today, if stated.
+    `left_behind` are words after the line that a shell does not pass to vLLM.
     """
 
     name: str

@@ -1,9 +1,8 @@
 """The `vllm serve` and `docker run` lines of a shell script, without running it.  Pure.
 
-Contract: what a shell would make of plain words, quotes, continued lines, comments, here-documents
-and variables that the script itself sets; a unit file's `ExecStart=` and `Environment=` count as
-such lines. Whatever would have to be run to be known (`$(...)`, variables from outside) is not
-guessed: it stays as written.
+Contract: words, quotes, continued lines, comments, here-documents and variables set by the script
+are read like by a shell; a unit file's `ExecStart=` and `Environment=` count as such lines. Values
+known only at run time (`$(...)`, external variables) are not guessed: they stay as written.
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ _MOST_EXPANDED = 1 << 22  # characters that the variables of a source become, al
 
 @dataclass
 class Expansion:
-    """Count what the variables of a source become: four of them can fill a machine's memory."""
+    """Limit the expansion of a source's variables: four of them can fill a machine's memory."""
 
     characters: int = 0
 
     def add(self, text: str) -> str:
-        """Return a variable's value. Raises `FleetError` where all of them become too long."""
+        """Return a variable's value. Raises `FleetError` if the total becomes too long."""
         self.characters += len(text)
         if self.characters > _MOST_EXPANDED:
             raise FleetError(
@@ -80,8 +79,8 @@ def launches(text: str, name: str) -> tuple[Launch, ...]:
     """
     Return the servers that a script starts, in its order.
 
-    `name` is what a server is called that has no other name. Raises `FleetError` for quotes that
-    are never closed.
+    `name` is the name of a server without its own. Raises `FleetError` for quotes that are never
+    closed.
     """
     return _launches(text, name, _Script())
 
@@ -122,7 +121,7 @@ def expand(
 
 
 def _commands(text: str) -> Iterator[tuple[list[str], tuple[Note, ...]]]:
-    """Yield the words of each simple command, and notes about the lines that it stands in."""
+    """Yield the words of each simple command, and notes about its lines."""
     for line, notes in read_lines(text):
         words: list[str] = []
         for word in _words(line):
@@ -135,7 +134,7 @@ def _commands(text: str) -> Iterator[tuple[list[str], tuple[Note, ...]]]:
 
 
 def _words(line: str) -> list[str]:
-    """Return the words of a line; what a shell would compute is one, whatever is in it."""
+    """Return the words of a line; a computed expression is one word, whatever it contains."""
     return [word.replace(_HELD, " ") for word in shlex.split(_space_out(line))]
 
 

@@ -23,7 +23,7 @@ def as_script(text: str) -> str:
     """
     Return each program's command, behind its environment.
 
-    Raises `FleetError` for what is no such file.
+    Raises `FleetError` for other files.
 
     >>> as_script("[program:a]\\ncommand=vllm serve m\\nenvironment=A=\\"b\\",C=d")
     'A=b C=d vllm serve m'

@@ -1,18 +1,17 @@
 """
 Render one nftables table: the node's ports that other machines may reach. Pure.
 
-Any client that reaches the ports between the nodes of a replica can run code there: vLLM, Ray,
-torch and NIXL ask for nothing, and read pickles. So these ports are for the addresses of the
-replica's other nodes, on the interface that was chosen for them, and for no other client. Endpoints
-and exporters are for those whom the settings name.
+Any client that reaches a replica's internal ports can run code there: vLLM, Ray, torch and NIXL
+have no authentication, and read pickles. So these ports are open only to the replica's other nodes,
+on their chosen interface. Endpoints and exporters are open to the clients in settings.
 
-What nftables cannot know beforehand are the ports that vLLM, NCCL and Ray choose themselves. They
-are recognised in the second packet of a connection, by the user whose program sends it
-(`meta skuid`, nft(8); a SYN-ACK belongs to the socket that listens). A SYN cookie belongs to no
-socket, so it is not let out either: a flood opens nothing.
+nftables cannot know the ports that vLLM, NCCL and Ray choose themselves. They are recognised in the
+second packet of a connection, by the user whose program sends it (`meta skuid`, nft(8); a SYN-ACK
+belongs to the socket that listens). A SYN cookie belongs to no socket, so it is also dropped: a
+flood opens nothing.
 
-The table accepts or drops for itself alone: what another table drops stays dropped, and no other
-table is touched.
+The table decides independently: packets that another table drops stay dropped, and no other table
+is changed.
 """
 
 from __future__ import annotations
@@ -82,8 +81,7 @@ def render_rules(
     for these everything is open, too. `ssh_port` is where the deploy reaches the node, `fellows`
     the addresses of the fleet's other GPU nodes, which copy releases and models from here.
 
-    Raises `FleetError` for ports that are to be open and must not, and for names that nft has no
-    word for.
+    Raises `FleetError` for ports that must not be opened, and for names that nft cannot express.
     """
     wanted = settings.firewall or Firewall()
     ours, old = tuple(stages), tuple(running)
@@ -158,9 +156,9 @@ def changes(loaded: str | None, wanted: str) -> tuple[str, ...]:
 
 def problems(seen: Mapping[str, Any]) -> Iterator[str]:
     """
-    Yield what is wrong with a node's firewall, as `on_node/network/firewall.py` saw it.
+    Yield problems of a node's firewall, from `on_node/network/firewall.py`'s answer.
 
-    What could not be asked is wrong, too.
+    A missing answer is also a problem.
     """
     if not seen:
         yield "the firewall could not be asked"
@@ -220,7 +218,7 @@ def _running_peers(running: Iterable[Running]) -> Iterator[PeerAddress]:
 
 
 def _links(meetings: Sequence[PeerAddress]) -> Iterator[dict[str, Any]]:
-    """Yield each of the node's addresses that others meet it at, with those who may."""
+    """Yield each of the node's addresses for other nodes, with the allowed ones."""
     known = {each.address: each.interface for each in meetings if each.interface}
     for address in sorted({each.address for each in meetings}, key=_by_number):
         here = [each for each in meetings if each.address == address]
@@ -257,7 +255,7 @@ def _by_number(address: str) -> tuple[int, ...]:
 def _endpoints(
     stages: Iterable[Stage], settings: NodeSettings, running: Iterable[Running]
 ) -> list[Range]:
-    """Return the ports on which the node answers clients; those of `running` still do."""
+    """Return the ports on which the node answers clients, including those of `running`."""
     found = {each.port for each in running if each.port and _has_server(each)}
     for stage in stages:
         model = settings.serving[stage.model]
@@ -272,13 +270,13 @@ def _watchdogs(stages: Iterable[Stage], settings: NodeSettings) -> Iterator[Rang
 
 
 def _has_server(each: Running) -> bool:
-    """Return whether a stage that runs has a server; ranks behind the first may have none."""
+    """Return whether a running stage has a server; ranks after the first may have none."""
     has_server = any(line.endswith("vllm serve") for line in each.arguments)
     return each.rank == 0 or (has_server and "--headless" not in each.arguments)
 
 
 def _front_rules(settings: NodeSettings) -> Iterator[Range]:
-    """Yield where clients of a gateway and of LiteLLM come in, unless `open` says who they are."""
+    """Yield the ports for clients of a gateway and LiteLLM, unless `open` restricts the clients."""
     wanted = settings.firewall or Firewall()
     ports = [settings.gateway.port] if settings.gateway else []
     if settings.litellm and settings.litellm.listen not in LOOPBACK:
@@ -292,7 +290,7 @@ def _front_rules(settings: NodeSettings) -> Iterator[Range]:
 
 
 def _copy_rules(settings: NodeSettings) -> Iterator[Range]:
-    """Yield where the node hands out releases and models."""
+    """Yield the ports on which the node shares releases and models."""
     if settings.vllm and settings.vllm.distribution.enabled:
         yield (settings.vllm.distribution.port, settings.vllm.distribution.port)
 
@@ -303,7 +301,7 @@ def _exporters(settings: NodeSettings) -> list[Range]:
 
 
 def _exposed(settings: NodeSettings) -> Iterator[str]:
-    """Yield which exporters `open` would let others reach than those who are named for them."""
+    """Yield exporters that `open` would expose to more clients than declared for them."""
     wanted = settings.firewall or Firewall()
     for first, last in (each.ports for each in wanted.open if each.protocol == "tcp"):
         if behind := [port for port, _ in _exporters(settings) if first <= port <= last]:
@@ -331,7 +329,7 @@ def _ports(ranges: Iterable[Range]) -> str:
 
 
 def _sources(networks: Networks) -> list[dict[str, str]]:
-    """Return networks with nft's word for their family, none inside another."""
+    """Return networks with nft's name of their family, without nested ones."""
     named = list(networks)
     found: list[dict[str, str]] = []
     v4 = [each for each in named if isinstance(each, IPv4Network)]

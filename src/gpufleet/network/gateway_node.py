@@ -116,7 +116,7 @@ def gateway_files(found: Configuration) -> DesiredState:
     """
     Return the files that the gateway reads, and remove all others there.
 
-    Beside its certificate goes the file that says when it ends.
+    A file with the certificate's end is placed beside it.
     """
     pem = found.secrets.get(haproxy.CERTIFICATE)
     end = None if pem is None else certificate_ends.certificate_end("gateway.tls", pem)
@@ -139,8 +139,8 @@ def certificate_remarks(wanted: Gateway, node: str, now: dt.datetime) -> tuple[s
     """
     Return what will be wrong with the gateway's certificate soon, in sentences.
 
-    Raises `FleetError` for files that cannot be read, and where clients would not believe it: it
-    has expired, is not valid yet, or is not the key's.
+    Raises `FleetError` for unreadable files, and for a certificate that clients would reject:
+    expired, not valid yet, or of another key.
     """
     named = haproxy.certificate_files(wanted, node)
     if not named:

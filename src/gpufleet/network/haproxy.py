@@ -73,7 +73,7 @@ CERTIFICATE = "tls.pem"
 
 @dataclass(frozen=True, order=True)
 class Target:
-    """A vLLM server as the gateway has it."""
+    """One of the gateway's vLLM servers."""
 
     name: str
     """As `server_name` says, without its backend."""
@@ -91,7 +91,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Backend:
-    """An entry of `serving` and the servers that it has; none: its clients get 503."""
+    """An entry of `serving` with its servers; without any its clients get 503."""
 
     name: str
     served_name: str
@@ -159,7 +159,7 @@ class GatewayState:
 
 def server_name(server: Server) -> str:
     """
-    Return what a gateway calls a server: backend, node, replica, and number where there are some.
+    Return a server's name at a gateway: backend, node, replica, and number if there are several.
 
     >>> server_name(Server("gpu-01", "tiny-0", 0, "tiny", 8000))
     'tiny/gpu-01.tiny-0'
@@ -173,7 +173,7 @@ def _name(server: Server) -> str:
 
 
 def parse_gateway_state(said: Mapping[str, Any] | str) -> GatewayState:
-    """Return what `on_node/network/gateway_drains.py` said, or the sentence why it said nothing."""
+    """Return `on_node/network/gateway_drains.py`'s answer, or the sentence why there is none."""
     if isinstance(said, str):
         return GatewayState(error=said)
     return GatewayState(
@@ -239,9 +239,9 @@ def keep_silent_servers(
     nodes: Mapping[str, NodeVars],
 ) -> tuple[Backend, ...]:
     """
-    Return `wanted` with the servers that a gateway has now of nodes that did not answer.
+    Return `wanted` with a gateway's present servers on nodes that did not answer.
 
-    `before` are all that it has. What cannot be asked is not known to have gone.
+    `before` are all that it has. Servers on silent nodes are kept.
     """
     # The longest name wins: gpu.example is no server of gpu.
     by_length = sorted(nodes, key=len, reverse=True)
@@ -260,7 +260,7 @@ def keep_silent_servers(
 
 
 def _asked(node: NodeVars, entry: str, stage: str) -> tuple[str, int]:
-    """Return whom a node's watchdog is asked about, and at which port; ("", 0): it is not asked."""
+    """Return the stage and the port for a check of a node's watchdog; ("", 0): no check."""
     model, port = node.settings.serving.get(entry), node.settings.watchdog_port
     return (stage, port) if model and port and model.watchdog.mode != "off" else ("", 0)
 
@@ -443,7 +443,10 @@ def _map(pairs: Iterable[tuple[str, str]]) -> bytes:
 
 
 def _lists(clients: Sequence[Client], wanted: Sequence[Backend]) -> Iterator[dict[str, Any]]:
-    """Yield what /v1/models answers: to each client that has not all of them, then to others."""
+    """
+    Yield the answers to /v1/models: one for each client with restricted models, then one for the
+    others.
+    """
     for each in clients:
         if each.models:
             names = [served for served in wanted if served.name in each.models]
@@ -465,7 +468,7 @@ def _models(wanted: Iterable[Backend]) -> str:
 
 
 def _error(message: str, kind: str = "invalid_request_error", code: str = "") -> str:
-    """Return an error as OpenAI's clients read it, as one word of HAProxy's configuration."""
+    """Return an error in OpenAI's format, as one word of HAProxy's configuration."""
     said = {"message": message, "type": kind, "param": None, "code": code or None}
     return _word(json.dumps({"error": said}))
 
@@ -474,6 +477,6 @@ def _word(text: str) -> str:
     """
     Return text as one word of HAProxy's configuration: in single quotes, where nothing has meaning.
 
-    A quote in it becomes JSON's escape of it: all that is quoted here is JSON.
+    A quote in it becomes its JSON escape, because all quoted texts here are JSON.
     """
     return "'" + text.replace("'", "\\u0027") + "'"

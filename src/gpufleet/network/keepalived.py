@@ -33,7 +33,7 @@ def keepalived(wanted: VirtualAddress, password: bytes) -> bytes:
     """
     Return keepalived's configuration; the password is in it.
 
-    Raises `FleetError` for a password that VRRP would cut, or that is no word there.
+    Raises `FleetError` for a password that VRRP would truncate, or that is not a single word.
     """
     said = password.decode("utf-8", "replace")
     where = f"{wanted.password_file}: see `gateway.virtual_address.password_file` in group_vars"
@@ -55,8 +55,8 @@ def slow_hash(configuration: bytes) -> str:
     """
     Return a slow hash that identifies this configuration, for files that all users can read.
 
-    There is a password of 8 bytes in it, which a quick hash would make guessable. RFC 7914's
-    scrypt with 16 MiB (N = 2**14, r = 8) takes some 50 ms a guess.
+    It contains a password of 8 bytes, which a fast hash would make guessable. RFC 7914's scrypt
+    with 16 MiB (N = 2**14, r = 8) takes some 50 ms a guess.
     """
     return hashlib.scrypt(configuration, salt=b"gpufleet keepalived", n=1 << 14, r=8, p=1).hex()
 
@@ -65,7 +65,7 @@ def problems(nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
     """
     Yield why the gateway on `home` cannot share its address, in sentences.
 
-    Gateways that do not understand each other would both have it.
+    Gateways that reject each other's messages would both hold the address.
     """
     ours = _virtual_address(nodes[home])
     if ours is None:
@@ -96,6 +96,6 @@ def _virtual_address(node: NodeVars) -> VirtualAddress | None:
 
 
 def check(address: str, port: int) -> bytes:
-    """Return the program that keepalived asks whether this gateway answers."""
+    """Return keepalived's check program for this gateway."""
     place = prometheus.host_port(prometheus.local_address(address), port)
     return f"#!/bin/sh\nexec curl -sf -m 2 -o /dev/null http://{place}/healthy\n".encode()

@@ -1,13 +1,13 @@
 """
-LiteLLM in front of a gateway: which names clients may ask for, and what the proxy is told.  Pure.
+LiteLLM in front of a gateway: the names for clients, and the proxy's configuration.  Pure.
 
-Names are those of the fleet's `serving`, names over several entries, and aliases. Each becomes one
-deployment of LiteLLM's for each entry behind it, at the gateway's path of that entry: which server
-is asked, which is drained and which has died is the gateway's to know. So LiteLLM tries nothing
-twice and puts nothing aside; what it adds is names, defaults and fallbacks.
+Names are those of the fleet's `serving`, names over several entries, and aliases. Each name becomes
+one LiteLLM deployment for each of its entries, at the gateway's path of that entry: the gateway
+chooses servers and knows drained and dead ones. So LiteLLM does not retry or cool down deployments;
+it adds names, defaults and fallbacks.
 
-What it reads is `config.yaml`. What stands before it (`on_node/network/litellm_serve.py`: who may
-ask, for what, with which keys of a body) is told by `front.json`.
+What it reads is `config.yaml`. `front.json` configures the filter before it
+(`on_node/network/litellm_serve.py`: clients, names, allowed keys of a body).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Name:
 
 @dataclass(frozen=True)
 class Upstream:
-    """The gateway that LiteLLM asks."""
+    """LiteLLM's gateway."""
 
     url: str
     seconds: int
@@ -122,7 +122,7 @@ class Configuration:
 
 
 def entries(nodes: Mapping[str, NodeVars]) -> dict[str, str]:
-    """Return the entries that clients may ask, each with the name by which its servers know it."""
+    """Return the entries for clients, each with its served name."""
     found: dict[str, str] = {}
     prefill = set()
     for _, node in sorted(nodes.items()):
@@ -133,7 +133,7 @@ def entries(nodes: Mapping[str, NodeVars]) -> dict[str, str]:
 
 
 def names(wanted: Litellm, served: Mapping[str, str]) -> tuple[Name, ...]:
-    """Return what clients may ask for, where `problems` has found nothing; sorted."""
+    """Return the sorted names for clients, if `problems` has found nothing."""
     by_name: dict[str, list[str]] = {}
     for entry, name in served.items():
         by_name.setdefault(name, []).append(entry)
@@ -267,10 +267,10 @@ def _gateways(nodes: Mapping[str, NodeVars]) -> list[Gateway]:
 
 def upstream(wanted: Litellm, nodes: Mapping[str, NodeVars], home: str) -> Upstream:
     """
-    Return the gateway that LiteLLM on node `home` asks, where `problems` has found nothing.
+    Return the gateway of LiteLLM on node `home`, if `problems` has found nothing.
 
-    It waits as long as the gateway does, in its queue and then for a server: of the two the gateway
-    gives up first, with an answer that says why.
+    It waits longer than the gateway's queue and server timeouts together, so that the gateway gives
+    up first, with an answer that has the reason.
     """
     here = nodes[home].settings.gateway
     known = [here] if here else _gateways(nodes)

@@ -67,7 +67,7 @@ def read_files(
     """
     Return what is read of this machine: credentials by name, and open files by path from `HOME`.
 
-    Raises `FleetError` for what cannot be read, and for a key that the gateway does not know.
+    Raises `FleetError` for unreadable files, and for a key unknown to the gateway.
     """
     secrets: dict[str, bytes] = {}
     others: dict[str, bytes] = {}
@@ -118,7 +118,7 @@ def command(build: Release, *words: str) -> tuple[str, ...]:
 
 
 def stop_seconds(wanted: Litellm) -> int:
-    """Return how long a stop may take: the drain, and what Python needs to end."""
+    """Return the time limit of a stop: the drain, and Python's shutdown."""
     return wanted.drain_seconds + 20
 
 
@@ -151,7 +151,7 @@ def litellm_files(
     """
     Return its configuration, credentials and unit, and remove all others.
 
-    Beside its certificate goes the file that says when it ends.
+    A file with the certificate's end is placed beside it.
     """
     pem = open_files.get(CERTIFICATE)
     end = None if pem is None else certificate_ends.certificate_end("litellm.tls", pem)

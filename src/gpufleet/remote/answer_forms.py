@@ -1,8 +1,8 @@
 """Validate a node's answer against its program's form before anything reads it.
 
-A node may be broken, run an older program or be hostile, and then prints any JSON. An answer that
-has not the form of its program becomes a sentence, as if the node had given none: anyone who reads
-the others finds the types that `answer_shapes` names.  Pure.
+A node may be broken, run an older program or be hostile, and then prints any JSON. A malformed
+answer becomes a sentence, like a missing one, so that readers can rely on the types in
+`answer_shapes`.  Pure.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _KINDS = {
 
 def form_problem(program: str, document: Any) -> str | None:
     """
-    Return what is wrong with the form of a program's answer, None if nothing is.
+    Return the error in a program's answer's form; None: valid.
 
     >>> form_problem("monitoring/record", {"schema": 1, "error": 3, "recorded": []})
     "its answer is invalid: error is 3: it must be a string"

@@ -1,6 +1,6 @@
-"""The forms of answers, as types that pydantic holds JSON to; `answer_forms` says which is whose.
+"""The forms of answers, as pydantic types; `answer_forms` maps programs to them.
 
-Keys that no form names are ignored, but for closed ones.  Pure.
+Keys that no form names are ignored, except in closed forms.  Pure.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class UnitProperties(TypedDict):
 
 
 class Unseen(TypedDict):
-    """No look at a server, and why."""
+    """A server without an observation, and why."""
 
     error: Annotated[str, Field(min_length=1)]
 
@@ -319,7 +319,7 @@ class NodeRemains(Document):
 
 
 class Failed(Document):
-    """Nothing but why it could not be done."""
+    """Only the reason for a failure."""
 
     error: Annotated[str, Field(min_length=1)]
 

@@ -1,7 +1,7 @@
 """Binary stdin and stdout of a command, over SSH or on this machine.
 
-Border: pyinfra's connections, and none of its readers of text. The caller that starts a command
-stops it when no task waits for it.
+Border: pyinfra's connections, without its text readers. The caller that starts a command stops it
+when no task waits for it any more.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def is_lost(connector: object) -> bool:
 
 
 def close(channel: Channel) -> None:
-    """End a command by its channel, whatever has become of the connection."""
+    """End a command by closing its channel, whatever the connection's state."""
     with suppress(SSHException, OSError, EOFError):
         channel.close()
 
@@ -134,7 +134,7 @@ def accepts_more(transport: Transport | None) -> bool:
     """
     Return whether a connection can run a second command at once: sshd's `MaxSessions` may be 1.
 
-    All that a run does besides would fail beside a session. This asks while the node starts Python.
+    All other commands of a run would fail beside a session. This asks while the node starts Python.
     """
     try:
         if transport:

@@ -1,4 +1,4 @@
-"""Run work in several threads that a command does not wait for when it ends."""
+"""Run work in threads that a command does not wait for at its end."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class DaemonPool(Executor):
 
     A `ThreadPoolExecutor` is waited for twice: at the end of its block, also after Ctrl-C, and at
     the end of the process, also for work whose result was given up. A server that sends a byte a
-    second holds either for hours. Here the block and the process end; work that has not begun is
-    cancelled, and what runs ends with the process.
+    second holds either for hours. Here the block and the process end at once; pending work is
+    cancelled, and running work ends with the process.
     """
 
     def __init__(self, most: int) -> None:
@@ -30,7 +30,7 @@ class DaemonPool(Executor):
         self._futures: list[Future[Any]] = []
 
     def submit(self, work: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> Future[T]:
-        """Have a thread call `work`; return what its result will be in."""
+        """Run `work` in a thread; return its future."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -49,7 +49,7 @@ class DaemonPool(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
-        """Cancel what has not begun, and wait for nothing."""
+        """Cancel pending work, and do not wait."""
         for future in self._futures:
             future.cancel()
         for _ in range(self._threads):

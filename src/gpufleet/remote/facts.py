@@ -1,7 +1,7 @@
 """pyinfra facts: how a node's state reaches the pure modules.
 
-A fact sends a program of `on_node/` over stdin (`_stdin=payload.program(...)`), takes the one JSON
-document that it prints, and says what the node said when there is none.
+A fact sends a program of `on_node/` over stdin (`_stdin=payload.program(...)`) and parses the JSON
+document that it prints; without one it reports the node's output.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def document(output: Iterable[str], what: str, program: str = "") -> dict[str, A
 
     Lines before it are the node's own (a login banner, a warning of a shell). `what` names the
     program in sentences; `program` is its file, which says what form the document has. Raises
-    `FactProcessError` with what the node said instead: anything else would end the whole run.
+    `FactProcessError` with the node's output: any other exception would end the whole run.
     """
     lines = list(output)
     try:

@@ -1,15 +1,14 @@
 """Programs for nodes: one text that a node's `python3 -I -` reads from its standard input.
 
-Nothing is installed on the node, nothing needs quoting, and what a program is given never appears
-in the node's process list. Nothing is left there but what the programs are compiled to, where a
-deploy has made a directory for it (`CODE`). (A program that runs as long as a unit does is
-installed instead: `archive`.)
+Nothing is installed on the node, nothing needs quoting, and parameters never appear in the node's
+process list. Only compiled programs remain there, if a deploy has made a directory for them
+(`CODE`). (A program that runs as long as a unit is installed instead: `archive`.)
 
-A program is a file of `on_node/`: standard library only, syntax of Python 3.8, one JSON document
-on stdout. It runs as `__main__` and finds what it was given in the global `PARAMETERS`. Other files
-of `on_node/` that it imports travel along. Asked for `nvml`, so does NVIDIA's binding
-(`pynvml.py` of the pinned nvidia-ml-py, unmodified), which the program imports in preference to any
-that the node may have: bindings of other releases have wrong struct sizes.
+A program is a file of `on_node/`: standard library only, syntax of Python 3.8, one JSON document on
+stdout. It runs as `__main__`, with its parameters in the global `PARAMETERS`. Other files of
+`on_node/` that it imports travel along. Asked for `nvml`, so does NVIDIA's binding (`pynvml.py` of
+the pinned nvidia-ml-py, unmodified), which the program imports in preference to any that the node
+may have: bindings of other releases have wrong struct sizes.
 """
 
 from __future__ import annotations

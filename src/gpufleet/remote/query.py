@@ -1,13 +1,13 @@
 """Probe all nodes at once, and collect the answers within the deadline.
 
-A node that cannot be reached, that has no python3, that hangs or that prints nonsense costs itself
-only: what it gives is a sentence that says why, instead of a document.
+A node that is unreachable, has no python3, hangs or prints garbage affects only itself: its answer
+is a sentence with the reason instead of a document.
 
 What a node prints is read here and not by pyinfra, whose readers take text by lines: a line without
 end keeps them, and with them every other node, busy past any deadline, lines without end fill the
-memory, and a byte that is no UTF-8 ends them. Everything else stays pyinfra's: connections, the
-`_sudo`, `_su_user`, `_env` ... of a node, and the question for a sudo password. Nodes that are
-reached neither by SSH nor locally (pyinfra's container connectors) are still read by it.
+memory, and a byte that is no UTF-8 ends them. Everything else is left to pyinfra: connections, a
+node's `_sudo`, `_su_user`, `_env` ..., and the prompt for a sudo password. Nodes that are reached
+neither by SSH nor locally (pyinfra's container connectors) are still read by it.
 """
 
 from __future__ import annotations
@@ -115,11 +115,11 @@ def query(
     Run on each of `hosts` its program and return {name: document or sentence}, by name.
 
     `program` gives for a node's name a text for Python that prints one JSON document; None: it is
-    not asked, and has no answer. `what` names the programs in sentences. `aloud`: what takes over
-    two seconds is said, with the nodes that are waited for. `hear` gets what a node prints on
-    standard error as it comes; it must not raise. `short`: they are, and do no harm when run
-    twice: all of those in a run share one Python on each node (`session.py`).
-    Takes at most `seconds` and one more. Connects to those that are not connected yet.
+    not asked, and has no answer. `what` names the programs in sentences. `aloud`: after two seconds
+    a line names the awaited nodes. `hear` receives a node's standard error as it arrives; it must
+    not raise. `short`: they are, and do no harm when run twice: all of those in a run share one
+    Python on each node (`session.py`). Takes at most `seconds` and one more. Connects to those that
+    are not connected yet.
     """
     # Plain greenlets: the deploy passes that wait for us fill pyinfra's own pool, and what is
     # spawned there would never run.
@@ -146,7 +146,7 @@ def await_jobs(
     say: Callable[[str], None] | None,
 ) -> None:
     """
-    Wait for the nodes' jobs, at most so long; `say` meanwhile, in a line, which are waited for.
+    Wait for the nodes' jobs until the deadline; `say` prints the awaited ones meanwhile.
 
     After two seconds, then every five, after a minute every thirty. `what` is what they do.
     """
@@ -163,7 +163,7 @@ def await_jobs(
 
 
 def say(text: str) -> None:
-    """Make pyinfra's command log a line; a gpufleet command, which has no log, prints it."""
+    """Log a line in pyinfra's command; print it in a gpufleet command, which has no log."""
     if logger.handlers:
         logger.info("    %s", text)
     else:
@@ -189,7 +189,7 @@ class _Printed:
 
 
 class _TooMuchError(Exception):
-    """A node printed more than `MOST_MIB`, which is not even looked at."""
+    """A node printed more than `MOST_MIB`; its output is discarded."""
 
 
 def _ask(
@@ -202,7 +202,7 @@ def _ask(
     hear: Hearing | None,
     short: bool,
 ) -> Answer:
-    """Ask one node. It raises nothing: gevent would print a traceback beside our sentences."""
+    """Ask one node. It raises nothing, because gevent would print a traceback."""
     try:
         with Timeout(seconds), ctx_state.use(state), ctx_host.use(host):
             if not host.connected:
@@ -314,7 +314,7 @@ def read(fact: type[FactBase[Any]], program: str, seconds: int, **arguments: Any
 def _in_session(
     state: State, host: Host, program: str, seconds: float, *, opens: bool
 ) -> tuple[bool, list[str], list[str]] | None:
-    """As `_run`, over the node's session; None where that cannot be. `opens`: one that is not."""
+    """As `_run`, over the node's session; None if that fails. `opens`: one that is not."""
     connector = host.connector
     if not isinstance(connector, SSHConnector) or not connector.client:
         return None
@@ -388,7 +388,7 @@ def _exchange(
 
 
 def _send(streams: Streams, program: bytes) -> None:
-    """Write the program. Why a node stops reading, it says on its other streams, or nowhere."""
+    """Write the program. A node that stops reading may report the reason on its other streams."""
     with suppress(Exception):
         for start in range(0, len(program), _CHUNK):
             streams.write(program[start : start + _CHUNK])
@@ -405,7 +405,7 @@ def _listen(
     """
     Read to the end, or until both outputs together are too much; keep the last `most` bytes.
 
-    Returns what went wrong: gevent would print what a greenlet raises.
+    Returns the error, because gevent would print an exception of a greenlet.
     """
     try:
         while not printed.too_much and (chunk := read(_CHUNK)):

@@ -31,17 +31,17 @@ PROPERTIES = (
 
 def sandbox_prefix(seconds: float) -> str:
     """
-    Return the words of a shell that stand in front of a command of a release's own files.
+    Return the shell prefix that sandboxes a command of a release's own files.
 
-    It runs as a user that exists while it runs, which can read world-readable files, write to a
-    temporary folder of its own, reach no network, and is ended after `seconds`.
+    It runs as a temporary user without network that can read world-readable files and write to its
+    own temporary folder, and is ended after `seconds`.
     """
     return _unit(seconds, "DynamicUser=yes")
 
 
 def writing_to(folder: str, seconds: float) -> str:
     """
-    Return the words of a shell that stand in front of a command that writes to one folder as root.
+    Return the shell prefix for a command that writes to one folder as root.
 
     It has no capability and reaches no network; all other folders are read-only.
     """

@@ -1,8 +1,8 @@
-"""One Python on a node for all that a run asks it: who asks, and how it is asked.
+"""The controller's end of one Python process on a node for all queries of a run.
 
-The other end is `on_node/remote/session.py`, and says what that saves. Whatever goes wrong here
-costs nothing but time: a session that does not do as it should is given up, and who wanted it asks
-in the ordinary way, where errors are found and said.
+The other end, `on_node/remote/session.py`, describes the savings. Errors here only cost time: a
+failing session is abandoned, and the caller queries the node in the ordinary way, which reports
+errors.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _GREETS_SECONDS = 10
 
 
 class BrokenError(Exception):
-    """The session does not answer as one does."""
+    """The session's answer is malformed."""
 
 
 class Streams(Protocol):
@@ -63,8 +63,8 @@ class Session:
         """
         Run a program on the node; return its status and both outputs.
 
-        The status is None for one that had not ended after `seconds`, or printed too much. Raises
-        `BrokenError`, and what the connection raises.
+        The status is None for a program killed at its deadline, or because it printed too much.
+        Raises `BrokenError`, and what the connection raises.
         """
         brief = program.brief if self._keeps and isinstance(program, Payload) else None
         if brief is not None:
@@ -89,7 +89,7 @@ class Session:
             sender.kill(timeout=1)
 
     def _send(self, asked: bytes) -> None:
-        """Write it. Why a node takes nothing, it says by what it prints, or by its silence."""
+        """Write it. A node that accepts no input shows why by its output, or its silence."""
         with suppress(Exception):
             self._streams.write(asked)
 

@@ -114,7 +114,7 @@ def find_problems(
     """
     Ask gateways, or nodes where there is none; return `problems`, each once.
 
-    Raises `FleetError` for those that do not say.
+    Raises `FleetError` for nodes without an answer.
     """
     groups = tuple(groups)
     files = {each.vllm.api_key_file for each in settings.values() if each.vllm}

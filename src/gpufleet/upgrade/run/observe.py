@@ -87,7 +87,7 @@ class FleetView:
         )
 
     def servers(self) -> dict[str, list[dict[str, Any]]]:
-        """Return, for each replica, its servers of before and after, as journals keep them."""
+        """Return each replica's servers before and after, in the journals' form."""
         every: dict[str, dict[str, dict[str, Any]]] = {}
         both = {
             *servers.running_servers(self.found.running),
