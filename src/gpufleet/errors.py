@@ -35,18 +35,18 @@ _YAML = {
     "found character '\\t'": "it is indented by a tab, which YAML does not take: use spaces",
     "could not determine a constructor": "a value is of a kind (`!name`) that YAML itself has not",
     "found unhashable key": "a name is a mapping or a list: put quotes around it",
-    "found character": "a character stands there that YAML keeps for itself: put quotes around it",
+    "found character": "YAML reserves the character there: put quotes around it",
     "mapping values are not allowed": "there is a `: ` inside of a value: put quotes around that",
     "could not find expected ':'": "there is a name without `:`",
     "expected <block end>": "it is not indented as the lines before it, or a quote is missing",
     "expected ',' or": "a `,` or a closing bracket is missing",
     "expected the node content": "a value is missing",
     "found unexpected end of stream": "the file ends within a text in quotes",
-    "found undefined alias": "`*` refers to a name that no `&` gives: put quotes around it",
+    "found undefined alias": "`*` refers to an anchor that no `&` defines: put quotes around it",
     "found duplicate anchor": "a name is given twice with `&`",
     "but found another document": "a second document begins: a file of settings has one",
     "expected a single document": "a second document begins: a file of settings has one",
-    "found unknown escape character": "`\\` stands before a character for which YAML has no form: "
+    "found unknown escape character": "`\\` precedes a character that YAML cannot escape: "
     "write the text in single quotes",
     "special characters are not allowed": "it has a character that YAML does not take",
 }
@@ -59,7 +59,7 @@ _JSON = {
     "Extra data": "the value ends before it, and something follows",
     "Unterminated string": "the text that begins there has no closing quote",
     "Invalid control character": "a text has a character there that is written as `\\n` or such",
-    "Invalid \\": "`\\` stands there before a character for which JSON has no form",
+    "Invalid \\": "`\\` precedes a character that JSON cannot escape",
 }
 
 
@@ -68,10 +68,10 @@ def file_fault(error: OSError | ValueError) -> str:
     Return why a text file cannot be read.
 
     >>> file_fault(UnicodeDecodeError("utf-8", b"a\\xff", 1, 2, "invalid start byte"))
-    'its byte 2 is none of a text in UTF-8'
+    'its byte 2 is not valid UTF-8'
     """
     if isinstance(error, UnicodeDecodeError):
-        return f"its byte {error.start + 1} is none of a text in UTF-8"
+        return f"its byte {error.start + 1} is not valid UTF-8"
     if isinstance(error, json.JSONDecodeError):
         return f"line {error.lineno}: is not JSON: {json_fault(error)}"
     if isinstance(error, OSError):

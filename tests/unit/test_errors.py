@@ -20,7 +20,7 @@ from gpufleet.errors import answer_fault, file_fault, json_fault, yaml_fault
         ('{"a": 1 2}', "a `,` or a closing bracket"),
         ("{} 1", "column 4: the value ends before it"),
         ('["a', "has no closing quote"),
-        ('["\\x"]', "JSON has no form"),
+        ('["\\x"]', "JSON cannot escape"),
     ],
 )
 def test_json(text: str, says: str) -> None:
@@ -37,7 +37,7 @@ def test_json(text: str, says: str) -> None:
         ("a: 1\n b: 2\n", "inside of a value"),
         ("a: [1\nb: 2\n", "closing bracket"),
         ("a: 'x\n", "ends within a text in quotes"),
-        ("a: *b\n", "refers to a name that no `&` gives"),
+        ("a: *b\n", "refers to an anchor that no `&` defines"),
         ("a: @x\n", "put quotes around it"),
         ("a: \0\n", "a character that YAML does not take"),
         ('a: "\\d"\n', "single quotes"),
@@ -52,7 +52,7 @@ def test_yaml(text: str, says: str) -> None:
 def test_what_is_no_text_and_what_cannot_be_opened() -> None:
     with pytest.raises(UnicodeDecodeError) as found:
         b"ab\xff".decode()
-    assert file_fault(found.value) == "its byte 3 is none of a text in UTF-8"
+    assert file_fault(found.value) == "its byte 3 is not valid UTF-8"
     assert file_fault(FileNotFoundError(2, "No such file or directory")).startswith("No such file")
 
 

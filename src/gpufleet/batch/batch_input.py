@@ -166,8 +166,8 @@ class BatchInput:
 
     def _refuse_change(self) -> NoReturn:
         raise FleetError(
-            f"{self._path} was changed while it was read: its answers are of what it was; put it "
-            "back, or write another output"
+            f"{self._path} was changed while it was read: its answers belong to the earlier "
+            "content: restore it, or write another output"
         )
 
 
@@ -179,7 +179,7 @@ def id_hash(custom_id: str) -> int:
 
 def parse_line(raw: bytes | None, rules: InputRules) -> Line:
     """Return a line's request. Raises `LineError` with what is wrong and what to write."""
-    largest = f"larger than {rules.body_bytes >> 20} MiB, which the gateway takes: write a smaller"
+    largest = f"larger than {rules.body_bytes >> 20} MiB, the gateway's limit: write a smaller"
     if raw is None:
         raise LineError(f"is {largest} request")
     found = _parse_json(raw)

@@ -172,7 +172,7 @@ class BatchOutput:
             Totals().add(document)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise FleetError(
-                f"{self.path}: line {number}: is no line that `gpufleet batch` wrote: the file was "
+                f"{self.path}: line {number}: was not written by `gpufleet batch`: the file was "
                 "changed by hand; remove the line, and it is asked again"
             ) from None
         return document

@@ -57,5 +57,5 @@ class Throttle:
         if now - self._looked_at > STALE_SECONDS:
             return "the fleet's load is no longer known"
         if now < self._held_until:
-            return "the fleet takes no requests, or loses them: trying again"
+            return "the fleet refuses or loses requests: retrying"
         return "" if self._allowed else self._why

@@ -242,7 +242,7 @@ def driver_versions(node: Reading) -> Iterator[Problem]:
     init = node.document["driver"]["init"]
     silent = "" if init == "ok" else str(init["missing"])
     if silent in {"driver_not_loaded", "library_not_found"}:
-        raise CannotTell("one of the two is not there (driver-loaded says which)")
+        raise CannotTell("one of the two is missing (driver-loaded says which)")
     loaded, library = loaded_version(node), library_version(node)
     if silent != "version_mismatch" and loaded == library is not None:
         return
@@ -290,7 +290,7 @@ def driver_minimum(node: Reading) -> Iterator[Problem]:
         return
     yield Problem(
         Severity.INFO,
-        f"{said}: they run, except what hands the driver PTX to compile",
+        f"{said}: they run, except kernels that are shipped as PTX",
         f"CUDA {_dotted(needs)}",
         source,
         (Step(Action.LOOK, "upgrade the driver when it is convenient"),),
@@ -384,7 +384,7 @@ def compute_capability(gpu: GpuReading) -> Iterator[Problem]:
                     "take the node out of the inventory, or hide the GPU from "
                     "the driver (NVreg_ExcludedGpus)",
                 ),
-                Step(Action.SERVICE, "or put a newer GPU in"),
+                Step(Action.SERVICE, "or install a newer GPU"),
             ),
             gpu.index,
         )

@@ -214,7 +214,7 @@ def _corrected(found: str, many: int) -> Problem:
         Severity.WARN,
         f"{found} since the driver loaded",
         f"fewer than {many:,}",
-        "the limit at which a large fleet's operator takes nodes out",
+        "the limit at which operators of large fleets remove a node",
         (
             Step(
                 Action.LOOK, "check whether it grows: `nvidia-smi -q -d ECC`, twice, an hour apart"

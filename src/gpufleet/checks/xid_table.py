@@ -84,7 +84,7 @@ KINDS: dict[int, Kind] = {
     106: _ignored("a test message of the board's management"),
     107: _ignored("a test message of the board's management"),
     108: _ignored("address translation over NVLink failed"),
-    141: _ignored("CUDA's fast path failed; CUDA takes the other one"),
+    141: _ignored("CUDA's fast path failed; CUDA uses the other path"),
     152: _ignored("a deep learning accelerator's memory access failed"),
     153: _ignored("a deep learning accelerator timed out"),
     78: Kind("a virtual GPU could not start", Severity.WARN, WATCH, "UPDATE_SWFW"),

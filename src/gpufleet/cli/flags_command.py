@@ -150,7 +150,7 @@ def diff(
     width = min(shutil.get_terminal_size().columns, 100)
     before, after = _schema(old), _schema(new)
     if file and argv:
-        raise click.UsageError("Give --settings or the flags behind `--`, not both.")
+        raise click.UsageError("Give --settings or the flags after `--`, not both.")
     if not (file or argv or environment):
         found = release_diff.overview(before, after)
         if as_json:

@@ -59,7 +59,7 @@ class MeasureCommand(FleetCommand):
 @click.option(
     "--lengths",
     metavar="IN,OUT",
-    help="In place of a preset: 1000,200 tokens; 256 of an embedder; QUERY,DOCUMENT,COUNT.",
+    help="Instead of a preset: 1000,200 tokens; 256 for an embedder; QUERY,DOCUMENT,COUNT.",
 )
 @click.option(
     "--prompts",
@@ -86,7 +86,7 @@ class MeasureCommand(FleetCommand):
     type=click.IntRange(min=10, max=3600),
     default=120,
     show_default=True,
-    help="Most time for a level of load; a search takes longer where few requests arrive.",
+    help="Time limit for a level of load; a search takes longer where few requests arrive.",
 )
 @click.option(
     "--guest",
@@ -120,7 +120,7 @@ class MeasureCommand(FleetCommand):
     multiple=True,
     metavar="NAME=V,V",
     help="With --tune: values of max-num-seqs, max-num-batched-tokens or tensor_parallel.  "
-    "[default: half and twice what runs; divisions that fit]",
+    "[default: half and twice the running value; divisions that fit]",
 )
 @json_option
 def measure(inventory_file: str, *, compare: tuple[Path, Path] | None, **given: Any) -> int:

@@ -90,9 +90,7 @@ class ServedFleet:
         """Ask a gateway which replicas of a model get requests."""
         state = Frontends(self.nodes, self.project).state(gateway)
         if not state.runs:
-            raise FleetError(
-                f"{gateway}: its gateway does not run: `gpufleet status` says what keeps it"
-            )
+            raise FleetError(f"{gateway}: its gateway does not run: `gpufleet status` shows why")
         return read_rotation(model, gateway, state, declared.running, declared.out)
 
     def loads(

@@ -208,7 +208,8 @@ def _differs(sights: Sights, replica: str, nodes: Iterable[str]) -> Iterator[str
         known = sights.evidence.get(node)
         unit = known.units.get(replica) if known else None
         if unit and unit.drop_ins:
-            yield f"{node}: its unit reads what gpufleet did not write: {', '.join(unit.drop_ins)}"
+            names = ", ".join(unit.drop_ins)
+            yield f"{node}: its unit has drop-ins that gpufleet did not write: {names}"
         if unit and unit.reload:
             yield f"{node}: its unit's file was changed, and systemd has not read it since"
 

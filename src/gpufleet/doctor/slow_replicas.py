@@ -160,14 +160,14 @@ def _load_causes(model: str, speed: ReplicaSpeed) -> Iterator[tuple[str, str]]:
         )
     elif speed.waiting:
         yield (
-            "more requests come than it takes at once, and its KV cache has room",
+            "more requests arrive than it runs at once, and its KV cache has room",
             f"Raise serving.{model}.replicas; where ITL has room, raise max-num-seqs ({flags}).",
         )
     if (share := speed.prompts.share_above(LONG_TOKENS)) > LONG_SHARE:
         yield (
             f"{share:.0%} of the prompts have over {LONG_TOKENS:,} tokens; others wait for them",
-            f"Lower max-num-batched-tokens ({flags}), or serve long prompts by a model entry of "
-            "their own.",
+            f"Lower max-num-batched-tokens ({flags}), or serve long prompts from a model entry "
+            "of their own.",
         )
 
 

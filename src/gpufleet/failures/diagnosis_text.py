@@ -42,7 +42,7 @@ def text_lines(findings: Findings) -> Iterator[str]:
         yield from map(_short, findings.notes)
         yield ""
     if findings.unordered:
-        yield "note: a log without times was read: what came first is not known between logs"
+        yield "note: a log without times was read: its order relative to other logs is unknown"
     if findings.healthy:
         yield f"nothing found in {_read(findings)}"
 

@@ -510,7 +510,7 @@ OPTIONS: tuple[Conflict, ...] = (
         ("--seed",),
         "0.12.0",
         lambda s: not 0 <= s.number("--seed", 0) < 1 << 32,
-        "`--seed` is from 0 to 4294967295, which is all that NumPy takes",
+        "`--seed` must be from 0 to 4294967295, NumPy's range",
         "platforms/interface.py Platform.seed_everything",
     ),
     Conflict(

@@ -91,7 +91,7 @@ def diff_page(
         Sort.VALUE: "No longer accepted",
         Sort.MEANING: "Means something else",
         Sort.DEPRECATED: "Deprecated",
-        Sort.DEFAULT: "New default of what you do not set",
+        Sort.DEFAULT: "New default of a flag that you do not set",
         Sort.HIDDEN: "No longer in vLLM's help",
         Sort.NEW: "New, and useful to you",
     }
@@ -135,7 +135,7 @@ def overview_page(old: str, new: str, found: Overview, width: int) -> str:
     if lines:
         blocks.append("\n".join(["Worth knowing", *lines]))
     blocks.append(
-        _fill("Give your own flags behind `--`, or --settings, to see how it affects you.", width)
+        _fill("Give your own flags after `--`, or --settings, to see how it affects you.", width)
     )
     return "\n\n".join(blocks)
 

@@ -322,7 +322,7 @@ def _running_servers(state: State) -> ServersAndSilentNodes:
     answers = documents(state)
     silent = {name: said for name, said in answers.items() if isinstance(said, str)}
     for name, said in silent.items():
-        logger.warning("    %s: %s; what is known of its vLLM servers stays", name, said)
+        logger.warning("    %s: %s; its last known vLLM servers are kept", name, said)
     there = {name: said for name, said in answers.items() if not isinstance(said, str)}
     return servers.running_servers(fleet_plan.running_stages(there)), frozenset(silent)
 

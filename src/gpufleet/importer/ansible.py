@@ -74,7 +74,7 @@ class _Inventory:
         if match is None:
             self.count += 1
             if self.count > _MOST_HOSTS:
-                raise FleetError(f"its ranges stand for more than {_MOST_HOSTS:,} hosts")
+                raise FleetError(f"its ranges expand to more than {_MOST_HOSTS:,} hosts")
             yield pattern
             return
         for each in _range(match):

@@ -42,8 +42,8 @@ def load_documents(text: str) -> tuple[Any, ...]:
             size += _size(node, known)
             if size > _MOST_VALUES:
                 raise FleetError(
-                    f"its aliases (`*name`) stand for more than {_MOST_VALUES:,} values: write "
-                    "what they stand for, or drop them"
+                    f"its aliases (`*name`) expand to more than {_MOST_VALUES:,} values: write "
+                    "them out, or drop them"
                 )
             found.append(loader.construct_document(node))
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or a number that is none

@@ -185,7 +185,7 @@ def _command(words: Sequence[str], script: _Script, name: str) -> tuple[Launch, 
         launch = Launch(name, tuple(rest[behind:]), {**script.exported, **before})
     notes = [*_front(rest[:first]), *notes]
     if passed:
-        text = f"`{passed}` stands for arguments that the script is called with: add them"
+        text = f"`{passed}` is replaced by the script's own arguments: add them"
         notes.append(Note(text, decide=True))
     return (replace(launch, notes=(*launch.notes, *notes)),)
 
@@ -266,7 +266,7 @@ def _read(words: Sequence[str], script: _Script) -> tuple[list[str], str, list[N
             skip = not match[1]
             said = " ".join(words[at : at + 2] if skip else [word]).removeprefix(_OWN)
             said = "<" if said.lstrip("0123456789").startswith("<") else said  # may be a secret
-            notes.append(Note(f"`{said}` is dropped: the journal has what a stage writes"))
+            notes.append(Note(f"`{said}` is dropped: a stage's output is in the journal"))
             continue
         if word in _REST:
             passed = word

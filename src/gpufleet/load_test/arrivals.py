@@ -39,7 +39,9 @@ class Poisson:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.rate) and self.rate > 0):
-            raise FleetError(f"a rate of {self.rate:g} is none: write arrivals per second above 0")
+            raise FleetError(
+                f"a rate of {self.rate:g} is invalid: write arrivals per second above 0"
+            )
         _check_concurrency(self.concurrency)
 
     def part(self, process: int, processes: int) -> dict[str, Any]:
@@ -223,4 +225,4 @@ def _share(whole: int, process: int, processes: int) -> int:
 
 def _check_concurrency(concurrency: int | None) -> None:
     if concurrency is not None and concurrency < 1:
-        raise FleetError(f"a concurrency of {concurrency} is none: write a number from 1 on")
+        raise FleetError(f"a concurrency of {concurrency} is invalid: write a number from 1 on")

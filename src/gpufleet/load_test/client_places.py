@@ -242,7 +242,7 @@ class NodeClients:
             with Timeout(_TAKES_SECONDS, TimeoutError()), self._lock:
                 self._streams.write(data)
         except Exception as error:
-            self._lose(f"it takes nothing more: {printable(str(error)) or type(error).__name__}")
+            self._lose(f"it accepts no more input: {printable(str(error)) or type(error).__name__}")
             raise BrokenPipeError from error
 
     def _run(self, task: Callable[[], None]) -> None:

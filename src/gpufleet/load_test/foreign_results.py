@@ -128,7 +128,7 @@ def _vllm_reservations(of: Mapping[str, Any], failed: int | None) -> Iterator[st
     if read_text(of.get("ramp_up_strategy")):
         yield "its rate rises during the run: not a single level"
     if of.get("request_goodput") is not None:
-        yield "its goodput leaves failed requests out, and takes the TPOT of one token as 0"
+        yield "its goodput excludes failed requests, and counts the TPOT of one token as 0"
 
 
 # -- guidellm

@@ -49,7 +49,7 @@ def most_in_flight(loads: Iterable[ServerLoad | str], share: float) -> int:
     """
     idle = idle_slots(loads)
     if (most := math.floor(idle * share)) < 1:
-        raise FleetError(f"{_too_little(idle, share)}: measure when less goes on, or raise --guest")
+        raise FleetError(f"{_too_little(idle, share)}: measure at a quieter time, or raise --guest")
     return most
 
 

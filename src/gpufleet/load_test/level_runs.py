@@ -208,7 +208,7 @@ def _explain(error: str, work: Work) -> str:
     hints = {
         "400": "it may be longer than the model's context: write shorter --lengths",
         "401": "the key is not the server's: see --key-file, or `vllm.api_key_file`",
-        WRONG: "it is not what its kind of model answers, as numbers that are not finite: see "
+        WRONG: "it is not a valid answer of its kind of model, such as infinite numbers: see "
         "`gpufleet status --completion`",
         "403": "this client may not use the model: see `gateway.clients`",
         "404": "it does not serve this name: see `gpufleet status`",

@@ -207,8 +207,8 @@ def gateway_target(
         )
     if gateway.clients and key_file is None:
         raise FleetError(
-            "the gateway asks for a client's key, of which settings have the hash alone: name a "
-            "file with the key, `--key-file FILE`"
+            "the gateway requires a client's key, and settings contain only its hash: name a file "
+            "with the key, `--key-file FILE`"
         )
     ready = _ready(model, declared)
     shared = gateway.virtual_address
@@ -309,7 +309,7 @@ def _ready(model: str, declared: Declared) -> list[servers.Server]:
                           if name in {each.stage for each in every}])  # fmt: skip
         raise FleetError(
             f"no replica of {model} gets requests" + (f" ({why})" if why else "")
-            + ": deploy it first, or `gpufleet status` says what keeps it"
+            + ": deploy it first, or `gpufleet status` shows why"
         )  # fmt: skip
     return sorted(found, key=lambda each: (each.stage, each.node, each.port))
 

@@ -53,7 +53,7 @@ class Lengths:
 
 def fixed_length(tokens: int) -> Lengths:
     """Return a length that is always the same."""
-    _check(tokens >= 1, f"a length of {tokens} tokens is none: write 1 or more")
+    _check(tokens >= 1, f"a length of {tokens} tokens is invalid: write 1 or more")
     return Lengths("fixed", tokens, tokens, float(tokens))
 
 

@@ -269,7 +269,7 @@ def upstream(wanted: Litellm, nodes: Mapping[str, NodeVars], home: str) -> Upstr
     """
     Return the gateway of LiteLLM on node `home`, if `problems` has found nothing.
 
-    It waits longer than the gateway's queue and server timeouts together, so that the gateway gives
+    It waits as long as the gateway's queue and server timeouts together, so that the gateway gives
     up first, with an answer that has the reason.
     """
     here = nodes[home].settings.gateway

@@ -36,7 +36,7 @@ CHECKS: Mapping[str, str] = {
     "alerts": "alerts reach a person",
     "rehearsal": "a drain and a rollback were rehearsed",
     "backup": "settings are committed, with a copy elsewhere",
-    "spare-capacity": "an upgrade is possible without taking what users need",
+    "spare-capacity": "an upgrade is possible without taking capacity that users need",
 }
 """What is looked at, in the order in which it is shown: each has a line in every preflight."""
 

@@ -317,7 +317,7 @@ def _plan(layout: Layout) -> _Plan:
         page.kind in (Kind.WINDOW, Kind.CHUNK) for stage in raw for page in stage
     ):
         raise GroupingError(
-            "decode context parallelism does not go with sliding windows or chunks: set "
+            "decode context parallelism does not work with sliding windows or chunks: set "
             "--decode-context-parallel-size 1"
         )
     if layout.vllm < (0, 11):

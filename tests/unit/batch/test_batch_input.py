@@ -46,7 +46,7 @@ def test_a_sound_input_is_counted_and_has_the_hash_that_sha256sum_gives(tmp_path
     [
         ('{"custom_id": ', "is not JSON"),
         ("[1]", "is not an object: write"),
-        (b'{"custom_id": "\xff"}', "its byte 16 is none of a text in UTF-8"),
+        (b'{"custom_id": "\xff"}', "its byte 16 is not valid UTF-8"),
         ('{"a": NaN}', "has NaN, which is not valid JSON"),
         ("[" * 100_000, "its nesting is too deep"),
         (line(None), "has no `custom_id`"),

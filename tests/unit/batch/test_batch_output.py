@@ -98,7 +98,7 @@ def test_a_file_that_is_no_output_is_not_written_to(tmp_path: Path, state: bytes
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (b"{}\n", "line 2: is no line that `gpufleet batch` wrote"),
+        (b"{}\n", "line 2: was not written by `gpufleet batch`"),
         (b"[]\n", "line 2: is no line"),
         (b'{"custom_id": "b", "error": null, "response": null}\n', "line 2: is no line"),
         (None, "line 2: this `custom_id` was answered before"),

@@ -174,7 +174,7 @@ def test_what_was_added_to_a_unit_is_named_with_what_undoes_it():
     evidence = {"gpu-01": NodeEvidence("gpu-01", units={"llama-0": unit, "llama-1": unit})}
     said = found(sights(DOWN, OTHER, evidence=evidence, logs={"llama-0": [OUT_OF_MEMORY]}))
     assert [each for each in said.problems[0].evidence if each.startswith("gpu-01: its unit")] == [
-        "gpu-01: its unit reads what gpufleet did not write: "
+        "gpu-01: its unit has drop-ins that gpufleet did not write: "
         "/run/systemd/system/vllm-llama-0.service.d/x.conf",
         "gpu-01: its unit's file was changed, and systemd has not read it since",
     ]

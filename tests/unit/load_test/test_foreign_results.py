@@ -46,7 +46,7 @@ def test_a_result_of_vllm_is_read_in_seconds_with_its_failures() -> None:
     assert found.output_tokens_per_second == 503.9
     assert "10 failed requests are in no latency and in no rate" in said(found)
     assert "vary less than those of a Poisson process" in said(found)
-    assert "goodput leaves failed requests out" in said(found)
+    assert "goodput excludes failed requests" in said(found)
     assert "it has no e2e" in said(found)
     assert "--max-concurrency" not in said(found)
 

@@ -117,7 +117,7 @@ def test_a_rate_above_the_capacity_is_missed() -> None:
 @each_row(
     "kind, fault, words",
     [
-        ("embed", "not a number", "(wrong answer): it is not what its kind of model answers"),
+        ("embed", "not a number", "(wrong answer): it is not a valid answer of its kind of model"),
         ("rerank", "not a number", "(wrong answer)"),
         ("classify", "not a number", "(wrong answer)"),
         ("embed", "not a stream", "(wrong answer)"),

@@ -45,7 +45,7 @@ DISKS = (
         },
         step=300,
         at=9 * 3600,
-        fires=(Firing(ON_ROOT, "gpu-01: / is full within a day if it goes on like this"),),
+        fires=(Firing(ON_ROOT, "gpu-01: / is full within a day at the present rate"),),
     ),
     Case(
         "DiskFilling",

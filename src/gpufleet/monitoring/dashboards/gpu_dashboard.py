@@ -119,7 +119,7 @@ WORK = Row(
             "Memory in use",
             Unit.RATIO,
             _each("gpu:memory_used_ratio"),
-            "vLLM takes its share when it starts and keeps it. What else is there does not belong.",
+            "vLLM takes its share when it starts and keeps it. Other processes should not be there.",
             maximum=1,
         ),
         lines(
@@ -161,7 +161,7 @@ HEAT = Row(
                 *_each("gpu:power_watts"),
                 Query(f"min(gpu:power_limit_watts{{{_OF}}})", "may take", limit=True),
             ),
-            "At the dashed line the clock gives way. A line that is lower than it was: a limit "
+            "At the dashed line the clock is reduced. A line that is lower than it was: a limit "
             "was set.",
             width=6,
         ),

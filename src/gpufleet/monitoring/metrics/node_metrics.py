@@ -50,7 +50,7 @@ MACHINE = (
         *("domainname", "machine", "nodename", "release", "sysname", "version"),
     ),
     _gauge("timex_offset_seconds", "How far the clock is from its source, in seconds"),
-    _gauge("timex_sync_status", "Whether the kernel takes the clock to be synchronised"),
+    _gauge("timex_sync_status", "Whether the kernel considers the clock synchronised"),
     _gauge("timex_maxerror_seconds", "How far the clock may be off at most, in seconds"),
     _counter("cpu_seconds_total", "CPU time by what it was spent on, in seconds", "cpu", "mode"),
     _gauge("load1", "Processes that run or wait to, average of a minute"),
@@ -85,8 +85,8 @@ MEMORY = (
 
 DISKS = (
     _gauge("filesystem_size_bytes", "Size of a file system, in bytes", *FILESYSTEM),
-    _gauge("filesystem_avail_bytes", "What all users can still write, in bytes", *FILESYSTEM),
-    _gauge("filesystem_free_bytes", "What root can still write, in bytes", *FILESYSTEM),
+    _gauge("filesystem_avail_bytes", "Free space for all users, in bytes", *FILESYSTEM),
+    _gauge("filesystem_free_bytes", "Free space for root, in bytes", *FILESYSTEM),
     _gauge("filesystem_files", "Inodes of a file system", *FILESYSTEM),
     _gauge("filesystem_files_free", "Inodes that are free", *FILESYSTEM),
     _gauge("filesystem_readonly", "Whether a file system is read-only", *FILESYSTEM),
@@ -102,7 +102,7 @@ DISKS = (
 NETWORK = (
     _gauge("network_up", "Whether an interface is up", "device"),
     _gauge("network_carrier", "Whether an interface has a link", "device"),
-    _counter("network_carrier_changes_total", "How often the link came or went", "device"),
+    _counter("network_carrier_changes_total", "Number of changes of the link's state", "device"),
     _gauge(
         "network_speed_bytes",
         "Speed of the link, in bytes per second",

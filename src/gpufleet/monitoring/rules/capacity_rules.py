@@ -106,7 +106,7 @@ def _dates(found: Iterable[MeasuredReplica]) -> Recording:
 FINISHED = Recording(
     "replica:finished_requests:rate10m",
     f"sum {_BY_REPLICA} (rate(vllm:request_success_total[{WINDOW}]))",
-    "requests a second that ended at a replica in 10 minutes, however they did",
+    "requests a second that ended at a replica in 10 minutes, with any result",
     REPLICA,
 )
 

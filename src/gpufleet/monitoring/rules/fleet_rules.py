@@ -104,7 +104,7 @@ ALERTS: tuple[Alert, ...] = (
         # An upgrade of the driver has both versions for some minutes, and silences its node.
         for_seconds=900,
         summary=f"{_ON}: the loaded driver and its libraries differ in version",
-        action="What runs, runs on; nothing new starts. Load the new driver, or reboot the node.",
+        action="Running servers continue; nothing new starts. Load the new driver, or reboot the node.",
     ),
     Alert(
         name="DriverMismatch",
@@ -128,7 +128,7 @@ ALERTS: tuple[Alert, ...] = (
         severity=AlertSeverity.TICKET,
         for_seconds=1800,  # a driver's upgrade with its check takes 20 minutes at most
         summary=f"{_ON}: its driver was touched and no check has passed: nothing starts there",
-        action="Run `gpufleet check` on the node, and mend what it blocks.",
+        action="Run `gpufleet check` on the node, and fix what it blocks.",
     ),
     Alert(
         name="CheckFindings",
@@ -137,7 +137,7 @@ ALERTS: tuple[Alert, ...] = (
         severity=AlertSeverity.TICKET,
         for_seconds=600,  # an operator who checks is most likely about to fix it
         summary=f"{_ON}: the last check has {{{{ $value }}}} findings that block, or could not be judged",
-        action="`gpufleet check` says which, and what mends them; record the next one again.",
+        action="`gpufleet check` says which, and how to fix them; record the next one again.",
     ),
     Alert(
         name="CheckStale",

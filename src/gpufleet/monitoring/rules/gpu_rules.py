@@ -147,7 +147,7 @@ RECORDINGS: tuple[Recording, ...] = (
         f"{_dcgm('DEV_POWER_USAGE')} or {_own('power_watts')}",
         "Power draw of a GPU, in watts",
     ),
-    _gpu("power_limit_watts", _dcgm("DEV_ENFORCED_POWER_LIMIT"), "What a GPU may take, in watts"),
+    _gpu("power_limit_watts", _dcgm("DEV_ENFORCED_POWER_LIMIT"), "Power limit of a GPU, in watts"),
     _gpu(
         "utilization_ratio",
         f"{_dcgm('DEV_GPU_UTIL', ' / 100')} or {_own('utilization_ratio')}",

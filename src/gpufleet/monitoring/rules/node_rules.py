@@ -40,7 +40,7 @@ RECORDINGS: tuple[Recording, ...] = (
     Recording(
         "node:memory_available:ratio",
         "max by (instance) (node_memory_MemAvailable_bytes / node_memory_MemTotal_bytes)",
-        "Share of the node's memory that programs can still have, 0 to 1",
+        "Share of the node's memory that is available to programs, 0 to 1",
         ("instance",),
     ),
     Recording(
@@ -54,7 +54,7 @@ RECORDINGS: tuple[Recording, ...] = (
         "node:filesystem_available_bytes:in_a_day",
         # Six hours: long enough that a download of a model does not look like a trend of its own.
         f"min {_PLACE} (predict_linear(node_filesystem_avail_bytes{{{_LOCAL}}}[6h], {_DAY}))",
-        "What a file system will have left in a day if it goes on as in the last 6 hours, in bytes",
+        "Free space of a file system predicted for one day ahead from the last 6 hours, in bytes",
         ("instance", "mountpoint"),
     ),
     Recording(
@@ -97,7 +97,7 @@ ALERTS: tuple[Alert, ...] = (
         ),
         severity=AlertSeverity.TICKET,
         for_seconds=3600,  # the trend of 6 hours has to hold for another
-        summary=f"{_MOUNT} is full within a day if it goes on like this",
+        summary=f"{_MOUNT} is full within a day at the present rate",
         action="See what grows: `du -xh --max-depth=2`; old models and releases can go.",
     ),
     Alert(

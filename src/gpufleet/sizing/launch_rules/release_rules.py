@@ -66,8 +66,9 @@ def check_quantization_flag(case: LaunchCase) -> Iterator[Refused]:
                 "quantization-flag",
                 "quantization",
                 flag,
-                f"--quantization {flag} needs a checkpoint that is quantized so, and {case.model}'s"
-                f" is not: {case.release} quantizes nothing by that name while it loads",
+                f"--quantization {flag} needs a checkpoint with this quantization, and that of "
+                f"{case.model} has another: {case.release} has no quantization of that name while "
+                "loading",
                 "vllm/config/model.py: ModelConfig._verify_quantization",
                 None,
             )
