@@ -79,10 +79,10 @@ class Amount:
 
     def text(self) -> str:
         """
-        Return how far it is by the last look.
+        Return the progress at the last record.
 
-        "1.2 of 5.3 GiB, 85 MiB/s, 48 s left"; without a total "1.2 GiB so far, 85 MiB/s"; after
-        15 s without a byte "1.2 of 5.3 GiB, no progress for 15 s". "" before the first look.
+        "1.2 of 5.3 GiB, 85 MiB/s, 48 s left"; without a total "1.2 GiB so far, 85 MiB/s"; after 15
+        s without a byte "1.2 of 5.3 GiB, no progress for 15 s". "" before the first record.
         """
         if not self._looks or self._moved_at is None:
             return ""

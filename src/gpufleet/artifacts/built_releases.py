@@ -36,7 +36,7 @@ def note_path(wanted: Release) -> Path:
 
 def read_note(wanted: Release) -> dict[Kind, frozenset[str]]:
     """
-    Return the digests of the builds that are noted, by kind of node.
+    Return the digests of recorded builds, by kind of node.
 
     Raises `FleetError` for a note that cannot be read.
     """

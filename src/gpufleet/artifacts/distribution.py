@@ -159,7 +159,7 @@ def sources(source: str, others: Sequence[str]) -> dict[str, tuple[tuple[str, ..
 
 def expected_halves(ways: Mapping[str, tuple[tuple[str, ...], ...]]) -> dict[str, tuple[str, ...]]:
     """
-    Return for each node who has which half from it, as `<node>/<half>`.
+    Return for each node its clients with their half, as `<node>/<half>`.
 
     >>> expected_halves(sources("a", ["b", "c"]))["a"]
     ('b/0', 'c/1')

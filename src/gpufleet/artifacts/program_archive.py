@@ -64,7 +64,7 @@ class ProgramArchive:
 
 def install_script(wanted: ProgramArchive) -> str:
     """
-    Return the shell script that brings the program; it may be run again at any point.
+    Return the idempotent shell script that downloads the program.
 
     The archive is not opened before its hash is verified. An archive packs one folder, as all of
     Prometheus' publishers do; its owner and setuid bits stay behind.

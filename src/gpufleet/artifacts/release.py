@@ -214,7 +214,7 @@ class Wheels:
 
 
 def wheels(lock: bytes, source: str) -> Wheels:
-    """Return what the wheels of a lock need of a node's driver."""
+    """Return a lock's wheels' requirements on a node's driver."""
     return Wheels(cuda_release(lock), source)
 
 

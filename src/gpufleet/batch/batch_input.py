@@ -172,7 +172,7 @@ class BatchInput:
 
 
 def id_hash(custom_id: str) -> int:
-    """Return a number of 64 bits that stands for a `custom_id`."""
+    """Return a 64-bit hash of a `custom_id`."""
     data = custom_id.encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(data, digest_size=_HASH_BYTES).digest(), "big")
 

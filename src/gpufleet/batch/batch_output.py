@@ -26,7 +26,7 @@ _PIECE = 1 << 20
 
 def state_file(output: Path) -> Path:
     """
-    Return the file beside an output that has its input's hash.
+    Return the state file beside an output, which contains its input's hash.
 
     >>> str(state_file(Path("out.jsonl")))
     'out.jsonl.state'

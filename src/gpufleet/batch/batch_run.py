@@ -136,7 +136,7 @@ class BatchRun:
             job.start()
 
     def _take(self, now: float) -> _Again | None:
-        """Return a line to ask: one that is due again, or a new one."""
+        """Return the next line to send: a due retry, or a new one."""
         if self._again and self._again[0].due <= now:
             return heapq.heappop(self._again)
         # Those that wait for their next try are held in memory: a bounded number of them.

@@ -234,7 +234,7 @@ def key_of(keyring: Path) -> bytes:
     """
     Return the public key that a vendor's keyring package installs.
 
-    Raises FleetError if it brings none, or several.
+    Raises FleetError if it contains none, or several.
     """
     listed = subprocess.run(
         ["dpkg-deb", "--fsys-tarfile", str(keyring)], capture_output=True, check=False, timeout=60

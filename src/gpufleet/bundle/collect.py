@@ -84,7 +84,7 @@ def manifest(folder: Folder, paths: Iterable[str]) -> bytes:
 
 
 def stale_files(folder: Folder, paths: set[str]) -> tuple[str, ...]:
-    """Return the files of earlier runs that nothing needs any more."""
+    """Return obsolete files of earlier runs."""
     there = (path for path in folder.root.rglob("*") if path.is_file())
     named = (str(path.relative_to(folder.root)) for path in there)
     return tuple(

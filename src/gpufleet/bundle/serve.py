@@ -92,7 +92,7 @@ class FileHandler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _has_it(self, modified: float) -> bool:
-        """Return whether the client's copy is as new: apt asks so at every update."""
+        """Return whether the client's copy is current, which apt queries at every update."""
         since = self.headers.get("If-Modified-Since", "")
         try:
             return bool(since) and int(modified) <= parsedate_to_datetime(since).timestamp()

@@ -115,7 +115,7 @@ class Finding:
 
     @property
     def stops(self) -> bool:
-        """Return whether it keeps work away from its node or GPU."""
+        """Return whether it blocks work on its node or GPU."""
         return self.severity.stops and self.accepted is None
 
     def as_json(self) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 Three kinds must be distinguished. Behind NVSwitches every link of every GPU is in use. Boards on
 PCIe have links only with an installed bridge, and a bridge does not use all of them. A GPU by
-itself has no peer to link to. So a dead link on the first kind is how the second looks when all is
-well.
+itself has no peer to link to. So a dead link on the first kind looks like the normal state of the
+second.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def is_grace(gpu: GpuReading) -> bool:
 @cached_answer
 def widths(node: Reading) -> dict[tuple[int, int], int]:
     """
-    Return how many links join every pair of GPUs (i < j) that tell of their links.
+    Return the number of links of every pair of GPUs (i < j) that report their links.
 
     A GPU that reports no NVLink has no pairs.
     """

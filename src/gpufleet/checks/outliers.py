@@ -211,7 +211,7 @@ def _by_slot(node: Reading) -> dict[str, GpuReading]:
 
 @cached_answer
 def _usual_of_twin(node: Reading) -> dict[tuple[str, Any], Any]:
-    """Return, by fact and kind of GPU, what most of a node's GPUs of that kind have."""
+    """Return, by fact and kind of GPU, the value of most of a node's GPUs of that kind."""
     votes: dict[tuple[str, Any], Counter[Any]] = {}
     for gpu in node.gpus:
         for path, (value, among) in _gpu_values(gpu).items():

@@ -240,7 +240,7 @@ class GpuReading:
         )
 
     def tells(self, path: tuple[Any, ...]) -> bool:
-        """Return whether it tells the fact at `path`."""
+        """Return whether it reports the fact at `path`."""
         try:
             return self.known(*path) is not None
         except (LookupError, TypeError):
@@ -280,7 +280,7 @@ def expectation(
 
 
 def gpu_facts(gpus: Iterable[GpuReading], *path: Any) -> Iterator[tuple[GpuReading, Any]]:
-    """Yield each GPU that tells the fact at `path`, with it."""
+    """Yield each GPU that reports the fact at `path`, with its value."""
     for gpu in gpus:
         if (value := gpu.known(*path)) is not None:
             yield gpu, value

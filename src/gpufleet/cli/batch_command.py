@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 @json_option
 def batch(inventory_file: str, requests: Path, *, as_json: bool, **given: Any) -> int:
     """
-    Ask a file of requests, as a guest of the fleet.
+    Send a file of requests beside users' traffic.
 
     INPUT has a request a line, in OpenAI's batch format. Uses a share of the idle capacity, and
     sends nothing while requests of users wait. The same command resumes after it was stopped or

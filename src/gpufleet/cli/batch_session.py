@@ -246,7 +246,7 @@ class GuestLook:
         self._asked_at = -math.inf
 
     def begin(self) -> Target:
-        """Look for the first time. Raises `FleetError` where no load is known."""
+        """Make the first observation. Raises `FleetError` where no load is known."""
         self._ask_nodes()
         if self.answers.changes():
             say("note: the fleet is being changed; requests go on beside it")

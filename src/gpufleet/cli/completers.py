@@ -73,7 +73,7 @@ def presets(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> li
 
 
 def gpus(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the GPUs that --gpu takes."""
+    """Return the GPU names for --gpu."""
     from gpufleet.catalog import gpu_models
 
     return _beginning(gpu_models.names(), incomplete)

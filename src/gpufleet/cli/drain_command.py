@@ -222,7 +222,7 @@ def _print_result(found: Mapping[str, Any], *, as_json: bool) -> None:
 
 
 def _load_inventory(inventory_file: str, names: tuple[str, ...]) -> Fleet:
-    """Return what an inventory declares. Raises `FleetError` for a name that is not a GPU node."""
+    """Return an inventory's declaration. Raises `FleetError` for a name that is not a GPU node."""
     use_gevent()
     from gpufleet.formatting import suggestion
     from gpufleet.inventory.loader import read

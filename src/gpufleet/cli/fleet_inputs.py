@@ -93,7 +93,7 @@ def load_probes(files: tuple[str, ...]) -> Mapping[str, Answer]:
 
 
 def load_variables(vars_file: str, nodes: Iterable[str]) -> dict[str, NodeVars]:
-    """Return what one file of variables declares for all nodes."""
+    """Return one variable file's values for all nodes."""
     from gpufleet.settings import node_variables, variables
 
     names = list(nodes)
@@ -102,7 +102,7 @@ def load_variables(vars_file: str, nodes: Iterable[str]) -> dict[str, NodeVars]:
 
 
 def select_names(known: list[str], wanted: tuple[str, ...], where: str) -> list[str]:
-    """Return the names that are wanted, all if none is. Raises `FleetError` for unknown ones."""
+    """Return the requested names, by default all. Raises `FleetError` for unknown ones."""
     if missing := [name for name in wanted if name not in known]:
         raise FleetError(*(f"{where} has no {name!r}{suggestion(name, known)}" for name in missing))
     return list(wanted) or known

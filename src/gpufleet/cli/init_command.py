@@ -119,7 +119,7 @@ def init(
 
 
 def _settings(file: Path | None) -> dict[str, Any]:
-    """Return the values of a file of settings; {}: none is given."""
+    """Return a settings file's values; {} without a file."""
     from gpufleet.settings import variables
 
     if file is None:
@@ -158,7 +158,7 @@ def _hosts(words: tuple[str, ...], ansible: str | None, key: str | None) -> tupl
 
 
 def _known(directory: Path, hosts: tuple[Host, ...], known_hosts: Path | None) -> dict[str, str]:
-    """Return the lines of host keys that are known: of a file, or of an earlier run."""
+    """Return known host key lines, from a file or an earlier run."""
     from gpufleet.setup import fleet_files, host_keys
 
     earlier = directory / fleet_files.KNOWN_HOSTS

@@ -96,7 +96,7 @@ def lock(
 
 
 def _members(fleet: Fleet, group: str) -> tuple[str, ...]:
-    """Return the nodes of a group, as `group_vars` knows groups."""
+    """Return the nodes of a group that has `group_vars`."""
     if group in {"all", Path(fleet.inventory).stem}:
         return tuple(fleet.gpu_nodes)
     if members := fleet.groups.members.get(group):

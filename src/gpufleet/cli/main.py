@@ -22,7 +22,7 @@ from gpufleet.errors import FleetError
 COMMANDS = {
     "batch": (
         "gpufleet.cli.batch_command:batch",
-        "Ask a file of requests, as a guest of the fleet.",
+        "Send a file of requests beside users' traffic.",
     ),
     "bundle": (
         "gpufleet.cli.bundle_command:bundle",

@@ -87,7 +87,7 @@ def print_result(found: Measurement, files: tuple[Path, ...]) -> None:
 
 
 def print_tuning(tuning: Tuning, model: str) -> None:
-    """Print the trials, and what they propose."""
+    """Print the trials and their proposal."""
     table = new_table("settings", "GPUs", "requests/s", "missed at", "result")
     for each in tuning.trials:
         found = each.measured.found if each.measured else None

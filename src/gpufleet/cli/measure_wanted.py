@@ -109,7 +109,7 @@ class Wanted:
 
 
 class GuestWatch:
-    """The replicas of a target, looked at while a guest is there."""
+    """Observe a target's replicas while a guest is active."""
 
     def __init__(self, loads: Callable[[], list[guest.ServerLoad | str]], most: int) -> None:
         self._loads, self._most = loads, most
@@ -127,7 +127,7 @@ class GuestWatch:
                 self._reason = guest.stop_reason(loads)
 
     def reason(self, in_flight: int) -> str:
-        """Return why the load has to end; "": it may go on."""
+        """Return why the load must end; "": it may continue."""
         if self._reason:
             return f"stopped as a guest: {self._reason}"
         if in_flight > self._most:

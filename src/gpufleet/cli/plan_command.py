@@ -149,7 +149,7 @@ def _nodes(
     vars_file: str | None,
     hardware: tuple[str, ...],
 ) -> tuple[Mapping[str, Answer], Mapping[str, NodeVars]]:
-    """Return each node's probe and declaration, as the command line asks."""
+    """Return each node's probe and declaration, by the command's options."""
     if vars_file:
         files = (*nodes, *targets)
         if hardware or not files:
@@ -189,7 +189,7 @@ def _island(stage: Stage, node: Node) -> str:
 
 
 def layers_table(layers: Mapping[tuple[str, str], Iterable[LayeredFlag]]) -> Table:
-    """Return one line a flag of each model that is set, and what set it."""
+    """Return one line for each set flag of each model, with its source."""
     table = new_table("model", "flag", "value", "set by", "because", whole={"flag"})
     for (model, _), flags in layers.items():
         for each in flags:
@@ -200,7 +200,7 @@ def layers_table(layers: Mapping[tuple[str, str], Iterable[LayeredFlag]]) -> Tab
 
 
 def changes_table(changes: Iterable[Change]) -> Table:
-    """Return one line a replica: what a deploy would do with it."""
+    """Return one line a replica: a deploy's action on it."""
     from gpufleet.planning.explanation import Action
 
     table = new_table("replica", "", "runs now", "is to run", "why")

@@ -87,7 +87,7 @@ class Wanted:
 
 
 class Session:
-    """One look at a fleet."""
+    """One observation of a fleet."""
 
     def __init__(self, inventory_file: str, wanted: Wanted) -> None:
         self.inventory, self.wanted = inventory_file, wanted

@@ -99,7 +99,7 @@ def status(
 
 
 def status_table(found: FleetStatus, now: float) -> RenderableType:
-    """Return one line a rank, then what is amiss, then how many replicas serve."""
+    """Return one line a rank, then the problems, then the number of serving replicas."""
     from rich.console import Group
     from rich.text import Text
 

@@ -392,7 +392,7 @@ class _UpgradeCommand:
         display(plan_table.waves(plan))
 
     def _print_report(self, journal: Journal) -> None:
-        """Print what was done, and how to go on."""
+        """Print what was done, and the next command."""
         from gpufleet.upgrade.report.report import report
 
         found = report(journal.entries)

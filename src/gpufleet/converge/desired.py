@@ -295,7 +295,7 @@ class NoOtherUnits:
     `vllm-*.service`. Ours are those whose file or drop-in in /etc/systemd/system carries
     `started_line`, never started or not, and those whose file is gone but whose start was recorded.
     Any other unit is left alone, whatever its name: an operator's vllm-router.service, a unit of a
-    package. A copy of our unit file is ours too, until that line is taken out.
+    package. A copy of gpufleet's unit file also counts, until that line is removed.
     """
 
     pattern: str
@@ -336,9 +336,9 @@ _T = TypeVar("_T")
 @dataclass(frozen=True, init=False)
 class DesiredState:
     """
-    Everything a role wants of one node.
+    A role's complete desired state of one node.
 
-    `DesiredState(*values)`, `one + another`. The same value twice is one; two values that
+    `DesiredState(*values)`, `one + another`. Duplicate values count once; two values that
     contradict each other (a path with two contents, a unit both running and gone) are a
     `FleetError` that lists every contradiction.
 

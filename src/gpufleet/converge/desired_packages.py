@@ -65,7 +65,8 @@ class Package:
 @dataclass(frozen=True)
 class PackageSource:
     """
-    A vendor's repository, which our package runs see, and the node's own apt or dnf never does.
+    A vendor's repository, visible only to gpufleet's package transactions, never to the node's own
+    apt or dnf.
 
     So whatever becomes of it, the node's own upgrades go on, and none of them moves what we want.
 

@@ -1,4 +1,4 @@
-"""The command lines of one package transaction, for apt and for dnf, and the files they go by.
+"""The command lines of one package transaction, for apt and for dnf, and their configuration files.
 
 Pure: a `Plan` in, `Step`s out; `on_node/packages/transaction.py` runs them on the node, in this
 order, and judges what the simulation foretells. `commands(plan)` is what a reviewer reads.
@@ -83,7 +83,7 @@ def steps(plan: Plan) -> tuple[Step, ...]:
 
 
 def commands(plan: Plan) -> list[tuple[str, ...]]:
-    """Return the command lines that a transaction runs when all goes well, in order."""
+    """Return the command lines of a successful transaction, in order."""
     asides = {"finish", "repair", "restore"}
     return [
         (*step.argv, *((f"<{step.more}>",) if step.more else ()), *step.stdin.splitlines())
@@ -93,7 +93,7 @@ def commands(plan: Plan) -> list[tuple[str, ...]]:
 
 
 def files(plan: Plan) -> dict[str, str]:
-    """Return the files that the steps go by, {path: text}; the run writes them first."""
+    """Return the steps' configuration files, {path: text}; the run writes them first."""
     return _apt_files(plan) if plan.manager == "apt" else _dnf_files(plan)
 
 

@@ -161,7 +161,7 @@ def _exact(package: Package) -> str:
 
 
 def _unwanted(wanted: DesiredState, snapshot: Snapshot) -> dict[str, str]:
-    """Return {name: why} of the installed packages that go, in the order of their names."""
+    """Return {name: reason} of the installed packages to remove, sorted by name."""
     found: dict[str, str] = {}
     for pattern in wanted.values_of(NoPackage):
         alike = snapshot.packages_like[pattern.pattern]

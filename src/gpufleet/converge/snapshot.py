@@ -179,7 +179,7 @@ class Snapshot:
 
 
 def questions(wanted: DesiredState) -> frozenset[Question]:
-    """Return everything that has to be known of a node to compare it with `wanted`."""
+    """Return all queries needed to compare a node with `wanted`."""
     asked: set[Question] = set()
     for value in wanted:
         match value:
@@ -222,7 +222,7 @@ def _package_questions(value: Package | NoPackage | Lockstep | ModuleStream) -> 
 
 
 def path_questions(paths: Iterable[str]) -> frozenset[Question]:
-    """Return the questions for paths that nothing wants, but that a role decides by."""
+    """Return the queries for undeclared paths that a role's decision needs."""
     return frozenset(("file", path) for path in paths)
 
 

@@ -18,7 +18,7 @@ RULES = frozenset(
 
 
 def short_of_memory(status: FleetStatus, logs: Mapping[str, Sequence[LogCause]]) -> Collection[str]:
-    """Return the models of which a log reports that memory is missing."""
+    """Return the models whose logs report too little memory."""
     return {
         each.model
         for each in status.replicas
@@ -27,7 +27,7 @@ def short_of_memory(status: FleetStatus, logs: Mapping[str, Sequence[LogCause]])
 
 
 def planned_sizes(plan: FleetPlan, models: Collection[str]) -> dict[tuple[str, str], Sizing]:
-    """Return what the plan counted for these models, by model and node."""
+    """Return the planned memory of these models, by model and node."""
     return {
         (considered.model, node): chosen.sizing
         for considered in plan.candidates

@@ -31,7 +31,9 @@ APART_SECONDS = 3
 
 @dataclass(frozen=True)
 class Histogram:
-    """Observations between two looks: how many at or below each bound, the last one infinite."""
+    """
+    Observations between two readings: their number at or below each bound, the last one infinite.
+    """
 
     counts: Mapping[float, float]
 

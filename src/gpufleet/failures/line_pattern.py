@@ -32,7 +32,7 @@ class LinePattern:
     written: str
 
     def matches(self, text: str) -> bool:
-        """Return whether a line's text has it."""
+        """Return whether a line's text matches."""
         if self.needle not in text:
             return False
         return self.expression is None or self.expression.search(text) is not None

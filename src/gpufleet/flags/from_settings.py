@@ -28,7 +28,7 @@ def from_file(path: Path) -> tuple[ServerFlags, ...]:
     """
     Return the servers of a file of variables, as in group_vars: one for each model it serves.
 
-    `vllm.environment` goes to all of them. Raises `FleetError` for what cannot be read so.
+    `vllm.environment` goes to all of them. Raises `FleetError` for invalid settings.
     """
     from gpufleet.settings import variables
 

@@ -111,7 +111,7 @@ def defaults_differ(before: Any, after: Any) -> bool:
 
 
 def is_open(default: Any) -> bool:
-    """Return whether a default is nothing: vLLM decides when it starts."""
+    """Return whether a default is empty: vLLM decides at its start."""
     return _essence(default) is None
 
 

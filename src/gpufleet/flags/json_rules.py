@@ -61,7 +61,7 @@ def quantization_keys(version: str) -> tuple[str, ...]:
 
 def quantization_names(online: tuple[str, ...], field: str, version: str) -> tuple[str, ...]:
     """
-    Return the texts that a field of --quantization-config takes.
+    Return the accepted values of a field of --quantization-config.
 
     `online` are the names that --quantization takes for quantizing while loading.
     """

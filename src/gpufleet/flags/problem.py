@@ -69,7 +69,7 @@ class Problem:
 
     @property
     def refuses(self) -> bool:
-        """Return whether nothing must be deployed with it."""
+        """Return whether it forbids a deploy."""
         return self.severity is Severity.REFUSE
 
     def as_json(self) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class Fault:
 
 def read(schema: Schema, given: GivenFlag) -> tuple[Any, tuple[Fault, ...]]:
     """
-    Return the value that a flag gets from its texts, and what is wrong with them.
+    Return a flag's value from its texts, and the errors in them.
 
     The value is None where something is wrong.
     """

@@ -61,7 +61,7 @@ def hardware_documents(
     declared: Mapping[str, NodeVars], hardware: Mapping[str, str], known: Collection[str] = ()
 ) -> dict[str, dict[str, Any]]:
     """
-    Return {node: what its probe would print} for the nodes that `hardware` names.
+    Return {node: simulated probe} for the nodes in `hardware`.
 
     A node's own name takes precedence over its groups, an inner group over an outer one, and any of
     them over `all`; without one, its `gpus.hardware` is used. Nodes in `known` need no hardware

@@ -33,8 +33,8 @@ def probe(
     `models` are the directories whose models' files each node has to read.
 
     Takes at most `seconds` and a few more to close connections. The process must have gevent's
-    monkey patches in place, as the pyinfra command has. Raises FleetError for what the operator can
-    put right.
+    monkey patches in place, as the pyinfra command has. Raises FleetError for problems that the
+    operator can correct.
     """
     state = State()
     with open_run(state, path, limit) as wanted:

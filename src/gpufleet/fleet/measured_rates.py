@@ -146,7 +146,7 @@ def measured_replicas(
     nodes: Mapping[str, Node],
     settings: Mapping[str, NodeSettings],
 ) -> tuple[MeasuredReplica, ...]:
-    """Return the running replicas with a result that holds for them, for rules."""
+    """Return the running replicas with an applicable result, for rules."""
     running = tuple(running)
     first: dict[str, Running] = {}
     for each in sorted(running, key=lambda each: (each.model, each.replica, each.rank, each.node)):

@@ -45,7 +45,7 @@ _LOOK_SECONDS = 1
 
 
 def model_directories(declared: Mapping[str, NodeVars]) -> dict[str, tuple[str, ...]]:
-    """Return for each node the directories whose models' files its probe has to read."""
+    """Return for each node the model directories that its probe must read."""
     return {
         name: tuple(
             sorted(
@@ -92,7 +92,7 @@ def describe_models(
     folder: Path | None = None,
 ) -> dict[str, KnownModel]:
     """
-    Return what each declared model is, by its name in `serving`.
+    Return each declared model's description, by its name in `serving`.
 
     Models that `folder` of this machine has are read from there. Others on the Hub are read from
     it, all at once, each once; those in directories of nodes from the first of the nodes' documents

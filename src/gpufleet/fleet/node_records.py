@@ -67,7 +67,7 @@ def lock_hash(settings: NodeSettings) -> str:
 
 def check_record(findings: Iterable[Finding], at: float) -> Samples:
     """
-    Return what a check found on a node, its GPUs too; `at` in seconds since 1970.
+    Return the metrics of a check's findings on a node and its GPUs; `at` in seconds since 1970.
 
     An accepted finding counts as info, whatever its severity: the operator knows of it. A check
     skipped because of another finding is not counted.
@@ -88,7 +88,7 @@ def check_record(findings: Iterable[Finding], at: float) -> Samples:
 
 def drift_record(drift: NodeDrift, at: float, *, refused: bool = False) -> Samples:
     """
-    Return how far a node has moved; `at` in seconds since 1970.
+    Return a node's drift metrics; `at` in seconds since 1970.
 
     `refused`: a deploy would be refused now, so its changes are not completely known.
     """
@@ -114,7 +114,7 @@ def probed_at(answer: Mapping[str, Any] | str, otherwise: float) -> float:
 
 
 def record_failures(answers: Mapping[str, Mapping[str, Any] | str], what: str) -> list[str]:
-    """Return a sentence for every node on which nothing could be written down."""
+    """Return a sentence for every node whose record could not be written."""
     said = {
         name: answer if isinstance(answer, str) else str(answer.get("error", ""))
         for name, answer in sorted(answers.items())

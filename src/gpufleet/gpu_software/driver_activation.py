@@ -129,7 +129,7 @@ def driver_state(
     document: Mapping[str, Any], wanted: str | None, flavour: str | None = None
 ) -> DriverState:
     """
-    Return how the driver stands on a node.
+    Return the driver's state on a node.
 
     `document` is a probe's, or what `on_node/gpu_software/driver_reload.py` saw, which adds who
     holds the driver (`holders`) and what runs (`active`, `loaded`). `wanted` is the lock's driver,
@@ -165,7 +165,7 @@ def driver_state(
 
 def matches_lock(version: str, wanted: str | None) -> bool:
     """
-    Return whether an installed version is what a lock names.
+    Return whether an installed version matches a lock's.
 
     >>> agrees("580.95.05", "580"), agrees("580.95.05", "580.9"), agrees("580.95.05", None)
     (True, False, True)

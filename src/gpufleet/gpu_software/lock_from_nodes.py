@@ -29,7 +29,7 @@ def build_lock(
     documents: Mapping[str, Mapping[str, Any]], settings: Mapping[str, NodeSettings]
 ) -> GpuLock:
     """
-    Return the lock of what all nodes run.
+    Return the lock of the versions that all nodes run.
 
     Raises `FleetError` with all obstacles, and every key in which nodes differ.
     """
@@ -84,7 +84,7 @@ def _problems(document: Mapping[str, Any], settings: NodeSettings) -> Iterator[s
 
 
 def installed_versions(document: Mapping[str, Any], settings: NodeSettings) -> dict[str, Any]:
-    """Return a node's lock as plain data, as `GpuLock` has it."""
+    """Return a node's lock as plain data in `GpuLock`'s form."""
     packages = document["system"]["packages"]
     return {
         "driver": document["driver"]["module"],

@@ -107,7 +107,7 @@ def system_objections(lock: GpuLock, system: System) -> Iterator[Objection]:
     """
     Yield the parts of a lock that NVIDIA does not publish for an operating system.
 
-    Raises `FleetError` for a system that NVIDIA publishes nothing for.
+    Raises `FleetError` for a system without NVIDIA packages.
     """
     if lock.dcgm is None:
         return

@@ -141,7 +141,7 @@ def fingerprint(keyring: str) -> str | None:
 
 
 def package_source(repository: Repository) -> PackageSource:
-    """Return the repository, the vendor's or a mirror's, as our package runs see it."""
+    """Return the repository, the vendor's or a mirror's, for gpufleet's package transactions."""
     return PackageSource("nvidia-cuda", repository.url, key_path(repository), VENDOR_PACKAGES)
 
 

@@ -88,7 +88,7 @@ def items(value: Any) -> list[Any]:
 
 def scalar_text(value: Any) -> str:
     """
-    Return a scalar as a command line or a variable has it.
+    Return a scalar as text for a command line or a variable.
 
     >>> plain(True), plain(0.5), plain(None)
     ('true', '0.5', '')

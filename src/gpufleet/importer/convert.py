@@ -51,7 +51,7 @@ class Imported:
 
     @property
     def decided(self) -> bool:
-        """Return whether nothing is left for a person to decide."""
+        """Return whether no decision is left to a person."""
         return not any(note.decide for note in self.notes)
 
 

@@ -134,7 +134,7 @@ def _text(said: Any) -> str:
 
 
 def _litellm(said: Any) -> tuple[tuple[ProxyName, ...], tuple[Note, ...]]:
-    """Return the names that LiteLLM gives a server, and notes about its other keys."""
+    """Return LiteLLM's names for a server, and notes about its other keys."""
     names: list[ProxyName] = []
     notes: list[Note] = []
     for each in said if isinstance(said, list) else [said]:

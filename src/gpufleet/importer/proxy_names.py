@@ -77,7 +77,7 @@ def read_deployment(said: Mapping[str, Any]) -> tuple[ProxyName, tuple[Note, ...
 
 def without_prefix(model: str) -> str:
     """
-    Return the name that LiteLLM asks a server for.
+    Return the model name in LiteLLM's requests to a server.
 
     >>> without_prefix("hosted_vllm/org/name")
     'org/name'

@@ -26,7 +26,7 @@ class Note:
 @dataclass(frozen=True)
 class ProxyName:
     """
-    One name that clients ask LiteLLM for.
+    One of LiteLLM's names for clients.
 
     `name` is None if it is the server's own; `asks` is LiteLLM's name for the model at the server,
     None if not given. `parameters` are defaults for requests.

@@ -21,7 +21,7 @@ def is_supervisor(text: str) -> bool:
 
 def as_script(text: str) -> str:
     """
-    Return each program's command, behind its environment.
+    Return each program's command, prefixed with its environment.
 
     Raises `FleetError` for other files.
 

@@ -56,7 +56,7 @@ class Invocation:
         return bool(self.operations) and all(name.endswith(".py") for name in self.operations)
 
     def overrides(self) -> dict[str, Any]:
-        """Return what `--data` sets, read as pyinfra reads it."""
+        """Parse `--data` like pyinfra."""
         from pyinfra_cli.util import parse_cli_arg
 
         pairs = (item.split("=", 1) for item in self.data)
@@ -128,7 +128,7 @@ def selection_problems(
     invocation: Invocation, hosts: Sequence[str], groups: Mapping[str, Sequence[str]]
 ) -> Iterator[str]:
     """
-    Yield what is wrong with --limit and --exclude for the nodes there are.
+    Yield problems of --limit and --exclude with these nodes.
 
     Patterns match as in pyinfra: the name of a group, otherwise a shell pattern of host names.
     """

@@ -1,4 +1,4 @@
-"""Read what a load client prints: outcomes, heartbeats, totals."""
+"""Parse a load client's output: outcomes, heartbeats, totals."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Client:
 
     @property
     def silent_seconds(self) -> float:
-        """Return for how long it has printed nothing."""
+        """Return the seconds since its last output."""
         return time.monotonic() - self._heard
 
     def in_flight(self, now: float) -> Iterator[float]:

@@ -81,7 +81,7 @@ class LoadSpec:
             ) from None
 
     def parameters(self, process: int, processes: int) -> dict[str, Any]:
-        """Return what one client is given."""
+        """Return one client's parameters."""
         return {
             "url": self.url,
             "path": self.path,

@@ -204,7 +204,7 @@ def _a_replica(of: Measurement) -> Found:
 
 
 def _part(of: Measurement, parts: int) -> Found:
-    """Return what was found, divided into equal parts."""
+    """Return the found loads, divided into equal parts."""
     kept, missed = of.found.kept, of.found.missed
     return replace(
         of.found,

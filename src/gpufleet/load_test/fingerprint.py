@@ -80,7 +80,7 @@ class Subject:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """Return everything that must be equal for the result to hold."""
+        """Return everything that must be equal for the result to apply."""
         options = (each for each in self.arguments if each.startswith("-"))
         kept = (each for each in options if re.split(r"[ =]", each)[0] not in _ADDRESSES)
         hardware = tuple(f"{count} x {name}" for name, count in sorted(self.gpus.items()))

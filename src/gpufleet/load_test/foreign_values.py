@@ -41,7 +41,7 @@ class ForeignResult:
 
 
 def read_times(values: Mapping[str, Any], per_second: float) -> dict[str, float]:
-    """Return the percentiles that are there, in seconds."""
+    """Return the available percentiles, in seconds."""
     found = {p: read_number(values.get(p)) for p in PERCENTILES}
     return {p: value / per_second for p, value in found.items() if value is not None}
 

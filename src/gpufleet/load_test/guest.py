@@ -123,7 +123,7 @@ def _too_little(idle: float, share: float) -> str:
 
 
 def stop_reason(loads: Iterable[ServerLoad | str]) -> str:
-    """Return why a guest has to stop now, as a sentence; "": it may go on."""
+    """Return why a guest must stop now, as a sentence; "": it may continue."""
     for each in loads:
         if isinstance(each, str):
             return f"a replica's load is no longer known ({each})"

@@ -95,7 +95,7 @@ class LevelSummary:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> LevelSummary:
-        """Return what `as_json` wrote; TypeError if keys are missing or unknown."""
+        """Parse `as_json`'s output; TypeError if keys are missing or unknown."""
         return cls(**stored)
 
 
@@ -169,8 +169,8 @@ class Level:
 
     def summary(self) -> LevelSummary:
         """
-        Return what it showed. First add the outcomes of all requests in flight at the end: the
-        verdict is decided by then, but late tokens may be missing.
+        Return its result. First add the outcomes of all requests in flight at the end: the verdict
+        is decided by then, but late tokens may be missing.
         """
         judged = self._judgement
         counted = [each for each in self._outcomes if judged.start <= each.due < judged.end]
@@ -207,7 +207,7 @@ class Level:
         )
 
     def _looks_until(self, seconds: float) -> int:
-        """Return how many of the looks are over by then: at 2^(-k/2) of the budget."""
+        """Return the number of finished looks; they are at 2^(-k/2) of the budget."""
         if seconds <= 0:
             return 0
         return max(0, min(LOOKS, LOOKS + math.floor(2 * math.log2(seconds / self._budget))))

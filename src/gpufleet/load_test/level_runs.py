@@ -264,6 +264,6 @@ def single_level(level: LevelSummary) -> Found:
 
 
 def interrupted_search(levels: Sequence[LevelSummary], why: str) -> Found:
-    """Return what levels found before the search was ended from outside."""
+    """Return the levels' result after an interrupted search."""
     kept = [each.rate for each in levels if each.verdict == "kept" and each.rate is not None]
     return Found(max(kept, default=None), None, "ceiling" if kept else "not known", why)

@@ -91,7 +91,7 @@ def kind_of(model: str, declared: Declared) -> ModelKind:
 
 
 def contract_of(model: str, declared: Declared, share: float) -> Contract:
-    """Return what clients of a model were promised. Raises `FleetError` where nothing was."""
+    """Return a model's objectives. Raises `FleetError` where nothing was."""
     objectives = served_as(model, declared).objectives
     kind = kind_of(model, declared)
     if problems := objective_problems(model, kind, objectives):
@@ -296,7 +296,7 @@ def key_problem(target: Target, key: str, rate: float, declared: Declared) -> st
 
 
 def served_name(model: str, declared: Declared) -> str:
-    """Return the name that requests give a model."""
+    """Return a model's name in requests."""
     return served_as(model, declared).served_name or model
 
 

@@ -54,7 +54,7 @@ class PooledWork:
 
     @property
     def path(self) -> str:
-        """Return where such requests go."""
+        """Return the requests' path."""
         return questions.question(self.kind, "").path
 
     @property
@@ -70,7 +70,7 @@ class PooledWork:
         return self.input.mean + self.documents * (self.document.mean if self.document else 0.0)
 
     def largest(self) -> PooledWork:
-        """Return work of which each request is the largest of this one."""
+        """Return a workload of only this one's largest request."""
         document = self.document and fixed_length(self.document.most)
         return PooledWork(
             self.name,

@@ -120,7 +120,7 @@ class Measurement:
     @classmethod
     def from_json(cls, document: object) -> Measurement:
         """
-        Return what `as_json` has written.
+        Parse `as_json`'s output.
 
         Raises `FleetError` with a sentence for a newer format, for a key that this format has not
         and for values of another kind.

@@ -89,7 +89,7 @@ def result_page(found: Measurement) -> str:
 
 
 def _answer(found: Measurement) -> str:
-    """Return what was found, as one sentence."""
+    """Return the result as one sentence."""
     kept, missed = found.found.kept, found.found.missed
     unit = _unit(found)
     if kept is None and missed is None:

@@ -102,7 +102,7 @@ class TrialActions(Protocol):
         """Deploy it with these settings instead of the declared ones, until it answers."""
 
     def measure(self) -> tuple[Measurement, Path]:
-        """Return what it carries, and the file of the result."""
+        """Return the measured rate, and the file of the result."""
 
     def undrain(self) -> None:
         """Undrain it."""
@@ -181,7 +181,7 @@ def describe(settings: Mapping[str, int]) -> str:
 
 def data_of(model: str, settings: Mapping[str, int]) -> dict[str, int]:
     """
-    Return settings by the dotted names that `gpufleet deploy --data` takes.
+    Return settings by dotted names, for `gpufleet deploy --data`.
 
     >>> data_of("llama", {"max-num-seqs": 256, "tensor_parallel": 2})
     {'serving.llama.flags.max-num-seqs': 256, 'serving.llama.tensor_parallel': 2}

@@ -52,7 +52,7 @@ class Lengths:
 
 
 def fixed_length(tokens: int) -> Lengths:
-    """Return a length that is always the same."""
+    """Return a constant length."""
     _check(tokens >= 1, f"a length of {tokens} tokens is invalid: write 1 or more")
     return Lengths("fixed", tokens, tokens, float(tokens))
 
@@ -225,7 +225,7 @@ class Workload:
 
 
 def text_work(prompt_tokens: int, tokens: int) -> Workload:
-    """Return requests of one size, to find what a client can do."""
+    """Return requests of one size, to measure the client's limit."""
     return Workload("ceiling", fixed_length(prompt_tokens), fixed_length(tokens), "its own cost")
 
 

@@ -38,7 +38,7 @@ def end_values(folder: str, name: str, use: str, end: int | None) -> tuple[Value
 
 
 def end_text(path: str, use: str, end: int) -> str:
-    """Return what the node exporter's textfile collector reads."""
+    """Return the metrics for the node exporter's textfile collector."""
     metric = CERTIFICATE_END
     # The same help in each file: the collector refuses a name with two.
     return (

@@ -102,7 +102,7 @@ def services(wanted: Dcgm, access: Access, *, profiling: bool) -> tuple[Value, .
 
 
 def metrics(wanted: Dcgm, access: Access) -> Metrics:
-    """Return what the exporter must serve: the families that our alerts rest on."""
+    """Return the metric families that alerts need from the exporter."""
     return Metrics(
         id="dcgm_exporter",
         unit=EXPORTER,

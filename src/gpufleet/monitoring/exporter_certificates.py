@@ -42,7 +42,7 @@ class CertificateFiles(NamedTuple):
 
 
 def certificate_problems(named: CertificateFiles, now: dt.datetime) -> list[str]:
-    """Return what is wrong with a certificate, its key and its CA, in sentences."""
+    """Return problems of a certificate, its key and its CA, as sentences."""
     (path, certificate), (key_path, key) = named.certificate, named.key
     try:
         chain = x509.load_pem_x509_certificates(certificate)

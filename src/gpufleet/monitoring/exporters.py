@@ -259,7 +259,7 @@ class Metrics:
     """Where its source listens, on loopback alone; None: it has none."""
 
     def parameters(self) -> dict[str, Any]:
-        """Return the parameters that on_node/serving/endpoints.py takes for it."""
+        """Return its parameters for on_node/serving/endpoints.py."""
         return {
             "id": self.id,
             "unit": self.unit,

@@ -107,7 +107,7 @@ def program(wanted: NodeExporter) -> str:
 
 
 def required_state(wanted: NodeExporter) -> tuple[Value, ...]:
-    """Return what has to be there before the program can run."""
+    """Return the program's prerequisites."""
     # Who is not root asks systemd over D-Bus; a minimal system has none, and packages only
     # recommend it.
     asking = () if "systemd" in wanted.without else (Package("dbus"),)

@@ -75,7 +75,7 @@ def _why(listed: bool) -> str:
 
 
 def _listed(folder: Path) -> dict[str, list[str]]:
-    """Return {path: the hashes that it may have}, of what was written here before."""
+    """Return {path: allowed hashes} of the files written here before."""
     try:
         found: dict[str, list[str]] = json.loads((folder / LIST).read_bytes())["files"]
     except FileNotFoundError:

@@ -211,7 +211,7 @@ def _vllm_listens(node: NodeVars) -> str:
 
 
 def _monitor(nodes: Mapping[str, NodeVars], home: str, job: Job) -> Iterator[Target]:
-    """Yield the servers of monitoring nodes: our own, and others' that can be reached."""
+    """Yield the servers of monitoring nodes: this node's, and others' if reachable."""
     for name, node in sorted(nodes.items()):
         monitoring = node.settings.monitoring
         server = monitoring and (
@@ -255,7 +255,7 @@ def prometheus_yml(monitoring: Monitoring, wanted: Iterable[Scrape]) -> str:
     """
     Return Prometheus' configuration; what it names lies beside it: rules/, targets/, credentials/.
 
-    Besides ours, own-targets/<name>.json and own-rules/*.yml are read: the places for yours.
+    It also reads own-targets/<name>.json and own-rules/*.yml, for your own targets and rules.
     """
     server = monitoring.prometheus
     seconds = server.scrape_seconds if server else 15

@@ -78,7 +78,9 @@ def targets(wanted: Iterable[Scrape]) -> dict[str, bytes]:
 
 
 def grafana(monitoring: Monitoring) -> dict[str, bytes]:
-    """Return Grafana's provisioning, below its directory: our Prometheus, and our dashboards."""
+    """
+    Return Grafana's provisioning files by path: the Prometheus data source and the dashboards.
+    """
     server = monitoring.prometheus
     at = host_port(local_address(server.listen), server.port) if server else "127.0.0.1:9090"
     seconds = server.scrape_seconds if server else 15
@@ -107,7 +109,7 @@ def grafana(monitoring: Monitoring) -> dict[str, bytes]:
 
 
 def dashboards() -> dict[str, bytes]:
-    """Return our dashboards by the name of their file."""
+    """Return the dashboards by file name."""
     from gpufleet.monitoring.dashboards import grafana
 
     return {name: text.encode() for name, text in sorted(grafana.dashboards().items())}

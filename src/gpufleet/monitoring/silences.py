@@ -111,7 +111,7 @@ def read(document: Iterable[Mapping[str, Any]]) -> tuple[Silence, ...]:
 
 def read_answer(node: str, answer: Mapping[str, Any] | str) -> tuple[Silence, ...]:
     """
-    Return what `on_node/monitoring/silences.py` answered of a node's silences.
+    Return a node's silences from `on_node/monitoring/silences.py`'s answer.
 
     Raises `FleetError` naming the node if it did not carry out the request.
     """

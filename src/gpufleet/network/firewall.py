@@ -140,7 +140,7 @@ def render_service() -> str:
 
 def changes(loaded: str | None, wanted: str) -> tuple[str, ...]:
     """
-    Return what a new table changes, in lines that begin with + or -.
+    Return a new table's changes as lines that begin with + or -.
 
     >>> changes(None, "table inet gpufleet {\\n}")
     ('+ table inet gpufleet {', '+ }')

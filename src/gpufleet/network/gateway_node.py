@@ -137,7 +137,7 @@ def gateway_files(found: Configuration) -> DesiredState:
 
 def certificate_remarks(wanted: Gateway, node: str, now: dt.datetime) -> tuple[str, ...]:
     """
-    Return what will be wrong with the gateway's certificate soon, in sentences.
+    Return upcoming problems of the gateway's certificate, as sentences.
 
     Raises `FleetError` for unreadable files, and for a certificate that clients would reject:
     expired, not valid yet, or of another key.

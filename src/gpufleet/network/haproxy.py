@@ -267,7 +267,7 @@ def _asked(node: NodeVars, entry: str, stage: str) -> tuple[str, int]:
 
 def _stage(entry: str, server: str) -> str:
     """
-    Return a server's stage, out of what follows its node in its name.
+    Return a server's stage from the part of its name after the node.
 
     >>> _stage("llama-3.3", "llama-3.3-0.2")
     'llama-3.3-0'

@@ -149,7 +149,7 @@ def names(wanted: Litellm, served: Mapping[str, str]) -> tuple[Name, ...]:
 
 
 def problems(wanted: Litellm, nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
-    """Yield what is wrong with `litellm` of node `home`, in sentences."""
+    """Yield problems of `litellm` of node `home`, as sentences."""
     served = entries(nodes)
     found = [*_of_upstream(wanted, nodes[home].settings.gateway, nodes)]
     if served:

@@ -145,7 +145,7 @@ def addresses(document: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def describe_networks(replica: str, found: Mapping[str, Network]) -> str:
-    """Return what a replica's nodes talk over, and why, as a line of the plan."""
+    """Return a replica's network, and the reason for it, as a line of the plan."""
     where = ", ".join(f"{node} {each.interface} {each.address}" for node, each in found.items())
     why = next((each.why for each in found.values()), "")
     return f"{replica}: its nodes communicate over {where}: {why}"

@@ -162,7 +162,7 @@ def from_matrix(name: str, matrix: TopoMatrix) -> Interconnect:
 
 def from_probe(name: str, document: Mapping[str, Any]) -> Interconnect:
     """
-    Return what the probe of node `name` found.
+    Parse the probe of node `name`.
 
     Raises `FleetError` if the document has another schema, or is incomplete.
     """

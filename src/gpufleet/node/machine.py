@@ -203,7 +203,7 @@ def _manages_over_infiniband(document: Mapping[str, Any], gpus: tuple[int, ...])
 
 
 def _functions(document: Mapping[str, Any], kind: str) -> list[int]:
-    """Return the device ids of NVIDIA's functions whose class code begins so."""
+    """Return the device ids of NVIDIA's functions with this class prefix."""
     return [
         int(function["device"], 16)
         for function in document["pci"]

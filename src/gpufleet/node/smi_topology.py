@@ -330,7 +330,7 @@ def _unlisted_nics(header: _Header, legend: Mapping[str, tuple[int, str]]) -> It
 
 
 def _contradictions(header: _Header, rows: Mapping[str, _Row]) -> Iterator[str]:
-    """Yield contradictions between rows: each pair is there twice and must agree."""
+    """Yield contradictions between rows: each pair occurs twice and must agree."""
     for label, row in rows.items():
         for column, cell in zip(header.columns, row.cells, strict=True):
             if (cell == SELF) != (label == column):

@@ -148,7 +148,7 @@ def maximal_cliques(neighbours: Mapping[int, Collection[int]]) -> Iterator[tuple
 
 def node_from_probe(name: str, document: Mapping[str, Any]) -> Node:
     """
-    Return what the probe of node `name` found.
+    Parse the probe of node `name`.
 
     Raises `FleetError` if another version of the probe wrote `document`, or if it is not whole.
     GPUs that do not answer, or do not tell what planning needs, are left out. A pair whose links

@@ -34,7 +34,7 @@ def render_topology(node: Interconnect) -> Text:
 
 def island_heading(node: Interconnect, island: tuple[int, ...]) -> str:
     """
-    Return what an island is, in one line.
+    Describe an island in one line.
 
     >>> heading(Interconnect("n", (0, 1), {(0, 1): "NV12"}), (0, 1))
     'NVLink island 0-1: 2 GPUs, NV12'
@@ -54,7 +54,7 @@ def gpus_by_numa(node: Interconnect, gpus: Iterable[int]) -> dict[int | None, li
 
 def describe_gpus(node: Interconnect) -> str:
     """
-    Return how many GPUs of which model there are.
+    Return the number of GPUs of each model.
 
     >>> inventory(Interconnect("n", (0, 1), {}, {0: "NVIDIA L40S", 1: "NVIDIA L40S"}))
     '2 x NVIDIA L40S'

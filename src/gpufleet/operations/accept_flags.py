@@ -61,7 +61,7 @@ class Proof:
 
     def judge(self) -> FlagFindings:
         """
-        Ask the release on the current node, unless this run has done so; judge every stage.
+        Query the release on the current node, once a run; judge every stage.
 
         Raises `NoAnswerError` if the node gave none.
         """

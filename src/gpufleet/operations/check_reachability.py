@@ -95,8 +95,8 @@ def check_reachability(node: Converge, stages: Sequence[Stage]) -> Generator[Fun
     """
     Prove for each multi-node replica with a rank to start here that its nodes can form a group.
 
-    No change if no rank will start. `node` wants the stages' units. A failed proof fails every node
-    of the replica with a rank to start, before anything of that rank is changed.
+    No change if no rank will start. `node` has the stages' desired units. A failed proof fails
+    every node of the replica with a rank to start, before anything of that rank is changed.
     """
     due = set(units_to_start(node.wanted, node.snapshot()))
     spanning = tuple(stage for stage in stages if stage.group and stage.unit in due)

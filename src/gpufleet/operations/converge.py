@@ -109,7 +109,7 @@ class Converge:
         return _memory().recall(self._asked)
 
     def difference(self) -> Difference:
-        """Return what differs now."""
+        """Return the present differences."""
         return difference(self.wanted, self.snapshot())
 
     def forget(self) -> None:

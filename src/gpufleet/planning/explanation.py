@@ -181,7 +181,7 @@ def draw_block(block: Block) -> list[str]:
 
 
 def _shares(found: Iterable[tuple[Stage, str]]) -> str:
-    """Return the shares of one GPU, largest first, and what another share could have."""
+    """Return the shares of one GPU, largest first, and the rest for another share."""
     every = [(thousandths(stage.gpu_share or 0), name, stage) for stage, name in found]
     every.sort(key=lambda each: (-each[0], each[1]))
     said = [f"{name} {share / 1000:g}{_port_text(stage)}" for share, name, stage in every]

@@ -212,5 +212,5 @@ def preset_flags(flags: Iterable[LayeredFlag]) -> tuple[LayeredFlag, ...]:
 
 
 def vllm_version(settings: NodeSettings) -> str:
-    """Return the release of vLLM that a node is to serve with; "": it serves nothing."""
+    """Return a node's declared vLLM release; "": it serves nothing."""
     return settings.vllm.version if settings.vllm else ""

@@ -74,7 +74,7 @@ class Layout:
 
     @staticmethod
     def key(node: Node, nics: NearNics) -> tuple[object, ...]:
-        """Return what two nodes of one layout have in common."""
+        """Return the key that two nodes of one layout share."""
         return (
             tuple((gpu.index, gpu.numa_node) for gpu in node.gpus),
             frozenset(node.nvlink.items()),
@@ -197,7 +197,7 @@ class Layout:
         )
 
     def slowest_link(self, gpus: tuple[int, ...]) -> str:
-        """Return what the slowest pair talks over: `NVLink (NV18)`, `PCIe (PHB)`."""
+        """Return the slowest pair's link: `NVLink (NV18)`, `PCIe (PHB)`."""
         pairs = [(one, other) for one in gpus for other in gpus if one < other]
         links = min(self._nvlink.get(pair, 0) for pair in pairs)
         if links:
@@ -377,11 +377,11 @@ class NodeCapacity:
         return [replica for replica, held in self.held.items() if held & taken]
 
     def cost(self, gpus: tuple[int, ...]) -> tuple[int, int]:
-        """Return how many replicas on `gpus` would go elsewhere, and how many would stop."""
+        """Return how many replicas on `gpus` would move, and how many would stop."""
         return self.cost_of(self.displaced(gpus))
 
     def cost_of(self, displaced: Collection[tuple[str, int]]) -> tuple[int, int]:
-        """Return how many of these replicas would go elsewhere, and how many would stop."""
+        """Return how many of these replicas would move, and how many would stop."""
         needed = sum(replica in self._needed for replica in displaced)
         return needed, len(displaced) - needed
 
@@ -408,7 +408,7 @@ class NodeCapacity:
         return sum(self._held_shares.get(each, 1000 * self.held[each].bit_count()) for each in held)
 
     def has_share(self, gpu: int, share: int, model: str, most: int) -> bool:
-        """Return whether a share of a model may be assigned, whatever is held there."""
+        """Return whether a share of a model may be assigned, ignoring held ones."""
         taken = self.shares_on(gpu)
         return (
             bool(taken or self.free >> gpu & 1)

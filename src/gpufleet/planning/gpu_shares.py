@@ -190,7 +190,7 @@ class SharePicker:
 
 
 def shares_text(room: NodeCapacity) -> str:
-    """Return what the GPUs of a node have: `GPU 0: chat 0.6, embed 0.2; GPU 1: free`."""
+    """Describe the shares of a node's GPUs: `GPU 0: chat 0.6, embed 0.2; GPU 1: free`."""
     return "; ".join(
         f"GPU {gpu}: {', '.join(_names(room.shares_on(gpu))) or _whole(room, gpu)}"
         for gpu in room.layout.gpus

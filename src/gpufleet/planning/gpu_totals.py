@@ -135,7 +135,7 @@ def gpus_text(stage: Stage) -> str:
 
 
 def _part(stage: Stage) -> tuple[Any, ...]:
-    """Return what a node does of a replica, but for the replica's number."""
+    """Return a node's part of a replica, without the replica's number."""
     return (
         stage.gpus,
         stage.model,

@@ -135,7 +135,7 @@ def _release_words(
 
 
 def _without_audio(model: str, vllm: Vllm, text: str | None) -> Iterable[str]:
-    """Yield a sentence for a lock that lacks what vLLM reads sound with."""
+    """Yield a sentence for a lock without vLLM's audio packages."""
     if text and f"\n{_AUDIO}==" not in f"\n{text}":
         yield (
             f"vllm.lock: {vllm.lock} has no {_AUDIO}, without which vLLM reads no sound, and "

@@ -38,7 +38,7 @@ class Kind:
 
     def groups(self, size: int) -> int:
         """
-        Return how many groups of `size` GPUs that NVLink joins such a node holds.
+        Return how many NVLink groups of `size` GPUs such a node has.
 
         >>> Kind("NVIDIA A100 80GB PCIe", 81920, (8, 0), (3, 1), "0.32.0").groups(2)
         1
@@ -192,7 +192,7 @@ def _is_even(share: int, part: int) -> bool:
 
 
 def parts_per_node(division: Division, served: Served, kind: Kind) -> int:
-    """Return how many replicas' parts an empty node holds."""
+    """Return how many replicas' parts fit on an empty node."""
     groups = kind.groups(division.unit)
     if served.allow_pcie:
         groups = max(groups, kind.gpus // division.unit)
@@ -201,7 +201,7 @@ def parts_per_node(division: Division, served: Served, kind: Kind) -> int:
 
 def replica_capacity(division: Division, served: Served, kind: Kind, nodes: int) -> int:
     """
-    Return how many replicas as many empty nodes of a kind hold.
+    Return how many replicas fit on this number of empty nodes of a kind.
 
     >>> pairs = Kind("NVIDIA A100 80GB PCIe", 81920, (8, 0), (2, 2), "0.32.0")
     >>> two_nodes = Division(2, pipeline_parallel=2, nodes=2)

@@ -241,7 +241,7 @@ def _report(
     undeclared: Mapping[str, Mapping[int, tuple[Running, ...]]],
     remarks: Iterable[str],
 ) -> FleetPlan:
-    """Return the plan of what was placed, with a sentence for each choice."""
+    """Return the plan of the placed replicas, with a sentence for each choice."""
     moves = [move for allocation in allocations for move in allocation.moves()]
     moves += (
         ReplicaMove(model, number, "no node declares it", stages)

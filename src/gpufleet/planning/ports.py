@@ -105,7 +105,7 @@ class _Ports:
         return tuple(self._problems()), tuple(self._remarks())
 
     def _may_keep(self, endpoint: Endpoint) -> bool:
-        """Return whether a running replica's port is one that it could have got."""
+        """Return whether a running replica's port is allowed by the rules."""
         port = endpoint.wished
         if port is None or port < endpoint.declared or self._in_use(endpoint, port):
             return False

@@ -456,7 +456,7 @@ class ModelAllocation:
         return _gpus(gpus) if share is None else f"{share:g} of a GPU"
 
     def _crossing(self, replicas: Iterable[Replica]) -> Iterator[str]:
-        """Yield what joins the nodes of groups that are wider than a node."""
+        """Yield the networks between the nodes of multi-node groups."""
         found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         for each in replicas:
             if each.division.spans_nodes:

@@ -83,7 +83,7 @@ def _larger_share(
 
 
 def _single_changes(served: Served, judged: tuple[Candidate, ...]) -> Iterator[dict[str, Any]]:
-    """Yield what might help, for each key the smallest change first."""
+    """Yield possible remedies, for each key the smallest change first."""
     most = int(max((each.concurrency for each in judged), default=0))
     for fewer in dict.fromkeys((most, int(most * 0.8), 1)):
         if 1 <= fewer < served.concurrency:
@@ -118,7 +118,7 @@ def _single_changes(served: Served, judged: tuple[Candidate, ...]) -> Iterator[d
 
 
 def _apply_changes(served: Served, changes: Mapping[str, Any]) -> Served:
-    """Write settings, and flags where a key begins so."""
+    """Format settings, and flags for keys that begin with dashes."""
     flags = {
         key.removeprefix("flags."): value
         for key, value in changes.items()

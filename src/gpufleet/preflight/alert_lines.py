@@ -104,7 +104,7 @@ class Receipt:
 
 
 def read_receipt(node: str, answer: Answer) -> Receipt:
-    """Return what alert_receipt.py answered. Raises `FleetError` if no alert was sent."""
+    """Return alert_receipt.py's answer. Raises `FleetError` if no alert was sent."""
     if isinstance(answer, str):
         raise FleetError(f"{node}: {answer}")
     with refuse_malformed(node):

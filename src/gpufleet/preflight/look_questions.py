@@ -86,7 +86,7 @@ def wanted_models(
     locks: Mapping[str, Models],
 ) -> dict[str, tuple[WantedModel, ...]]:
     """
-    Return the models' files that nodes have to hold.
+    Return the models' files that nodes must have.
 
     `homes` are pairs of a model and a node; `locks` the locks of models by their file.
     """
@@ -110,7 +110,7 @@ def wanted_models(
 def download_pages(
     models: Mapping[str, tuple[WantedModel, ...]], settings: Mapping[str, NodeSettings]
 ) -> dict[str, dict[str, str]]:
-    """Return the addresses that nodes ask for models and packages, by node and id."""
+    """Return the addresses from which nodes download models and packages, by node and id."""
     found: dict[str, dict[str, str]] = {}
     for node, here in settings.items():
         vllm = here.vllm
@@ -143,7 +143,7 @@ def tls_servers(
 
 
 def authority_files(nodes: Mapping[str, NodeVars], given: str | None) -> set[str]:
-    """Return the files of this machine that `tls_servers` wants to have read."""
+    """Return this machine's files that `tls_servers` needs."""
     found = {given} if given else set()
     for node, each in nodes.items():
         tls, gateway = each.settings.exporters.tls, each.settings.gateway

@@ -146,11 +146,11 @@ class ClockReading:
 
     @property
     def within(self) -> float:
-        """Return how far the guess may be off: half of the round trip."""
+        """Return the maximum error: half of the round trip."""
         return (self.high - self.low) / 2
 
     def __str__(self) -> str:
-        """Return it as a sentence has it: `+0.012 s (within 0.040 s)`."""
+        """Format it for a sentence: `+0.012 s (within 0.040 s)`."""
         return f"{self.middle:+.3f} s (within {self.within:.3f} s)"
 
 
@@ -240,7 +240,7 @@ def source_lines(
     inventory: str,
 ) -> tuple[Line, ...]:
     """
-    Return whether nodes reach what they download from.
+    Return whether nodes reach their download servers.
 
     `wanted` has by node {id of the page: address}, `incomplete` the nodes with an incomplete model:
     they need the page now, others at the next deploy.

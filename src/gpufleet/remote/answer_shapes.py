@@ -100,7 +100,7 @@ class Unseen(TypedDict):
 
 
 class Seen(TypedDict):
-    """One look at a server."""
+    """One observation of a server."""
 
     unit: UnitProperties
     started: NotRequired[str | None]

@@ -185,7 +185,7 @@ class ReleaseFlags(FactBase[dict[str, Any]]):
 
 def document(output: Iterable[str], what: str, program: str = "") -> dict[str, Any]:
     """
-    Return the JSON document on the last line of what a program printed.
+    Return the JSON document on the last line of a program's output.
 
     Lines before it are the node's own (a login banner, a warning of a shell). `what` names the
     program in sentences; `program` is its file, which says what form the document has. Raises

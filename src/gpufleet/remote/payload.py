@@ -242,7 +242,7 @@ def _path(module: str) -> str:
 
 
 def _parent_packages(modules: Any) -> list[str]:
-    """Return the packages above modules, which have to be there to import them."""
+    """Return the parent packages of modules, which their import needs."""
     return sorted(
         {
             ".".join(parts[:n])

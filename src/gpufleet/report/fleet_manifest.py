@@ -135,7 +135,7 @@ class Comparison:
         return 1 if self.differences else 0
 
     def lines(self) -> Iterator[str]:
-        """Yield what `--compare` prints."""
+        """Yield the lines of `--compare`."""
         when = [f"{each.inventory} at {each.when:%Y-%m-%d %H:%M UTC}" for each in self._both]
         yield f"{when[0]} -> {when[1]}"
         yield from map(str, self.differences)
@@ -198,7 +198,7 @@ def _files(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[Diff
 def _nodes(
     before: Mapping[str, NodeManifest | None], after: Mapping[str, NodeManifest | None]
 ) -> Iterator[Difference]:
-    """Yield what differs of nodes; nodes with the same difference have one line."""
+    """Yield the differences of nodes; equal differences share one line."""
     alike: dict[tuple[str, str, str], list[str]] = {}
     for name in sorted({*before, *after}):
         sides = [_flat(each[name]) if name in each else {} for each in (before, after)]

@@ -185,7 +185,7 @@ _HOLDS = {"planned": "is planned", "running": "runs"}
 
 
 def findings(found: Diagnosis) -> Iterator[Finding]:
-    """Yield what doctor names, the worst first."""
+    """Yield doctor's problems, worst first."""
     for each in found.problems:
         plain = each.as_json()
         yield Finding(
@@ -202,7 +202,7 @@ def findings(found: Diagnosis) -> Iterator[Finding]:
 def fleet_drift(
     nodes: Mapping[str, drift.NodeDrift], refused: Sequence[str], inventory: str, *, whole: bool
 ) -> Drift:
-    """Return how far nodes have moved; `whole`: deploys were compared too."""
+    """Return the nodes' drift; `whole`: deploys were compared too."""
     return Drift(
         whole=whole,
         nodes=tuple(

@@ -184,7 +184,7 @@ def _version(
 
 def gpu_names(gpus: Iterable[Gpu]) -> str:
     """
-    Return what GPUs a node has, in short: `8 NVIDIA H100 80GB HBM3`.
+    Summarize a node's GPUs: `8 NVIDIA H100 80GB HBM3`.
 
     Those of several models are counted by model.
     """

@@ -285,5 +285,5 @@ class Endpoint:
     """LoRA adapters that it answers to, by name."""
 
     def parameters(self) -> dict[str, Any]:
-        """Return the parameters that on_node/serving/endpoints.py takes for it."""
+        """Return its parameters for on_node/serving/endpoints.py."""
         return {**asdict(self), "guarded": True, "completion": True}

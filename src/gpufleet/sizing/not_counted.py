@@ -21,7 +21,7 @@ def counted_options(description: Description, options: Options) -> Options:
 
 
 def not_counted(description: Description, options: Options) -> Iterator[str]:
-    """Yield what takes memory that is not known here, by name."""
+    """Yield parts with unknown memory, by name."""
     architecture = description.architecture
     if architecture.tower_estimated and all(part.name != "tower" for part in architecture.parts):
         yield f"what {architecture.name} has besides its text part is not counted"
@@ -48,7 +48,7 @@ The least that all of vLLM's attention backends for NVIDIA's GPUs take, or a mul
 
 
 def odd_block(size: int) -> str:
-    """Return what is the matter with a block size that is no multiple of `BLOCK`."""
+    """Return the problem of a block size that is not a multiple of `BLOCK`."""
     return (
         f"{size} is not a multiple of {BLOCK}, which GPU attention backends require: the server "
         f"may not start; write {BLOCK}, 32 or 64, or leave it out"

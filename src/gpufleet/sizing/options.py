@@ -196,7 +196,7 @@ POOLING = frozenset({"embed", "embedding", "classify", "score", "reward"})
 
 
 def is_pooling(runner: object, convert: object) -> bool:
-    """Return whether `--runner` and `--convert`, or `--task`, make a server that pools."""
+    """Return whether `--runner` and `--convert`, or `--task`, select a pooling server."""
     return runner == "pooling" or (runner in (None, "auto") and convert in POOLING)
 
 
@@ -210,7 +210,7 @@ def modalities_off(limits: Mapping[str, Any]) -> frozenset[str]:
 
 
 def video_frames(limits: Mapping[str, Any]) -> int | None:
-    """Return `num_frames` of videos in `--limit-mm-per-prompt`; None: it is not given."""
+    """Return `num_frames` of videos in `--limit-mm-per-prompt`; None: not given."""
     limit = limits.get("video")
     frames = limit.get("num_frames") if isinstance(limit, Mapping) else None
     return frames if isinstance(frames, int) and frames > 0 else None

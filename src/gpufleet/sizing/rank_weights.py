@@ -54,7 +54,7 @@ Kept = tuple[tuple[Weight, Scheme | None], ...]
 
 @dataclass(frozen=True)
 class Rank:
-    """The rank that holds most, and how it keeps numbers."""
+    """The rank with the most weights, and its number formats."""
 
     sharding: Sharding
     number: int
@@ -66,7 +66,7 @@ class Rank:
     """The GPU's compute capability."""
 
     def weigh(self, kept: Kept) -> int:
-        """Return the bytes of these weights on it, as the GPU's allocator hands them out."""
+        """Return the bytes of these weights on it, with the GPU allocator's rounding."""
         total = 0
         tensors: dict[tuple[str, int, Scheme | None, int, bool], int] = {}
         for weight, scheme in kept:
@@ -168,7 +168,7 @@ class Rank:
 
     def _kernel_scheme(self, scheme: Scheme) -> Scheme:
         """
-        Return FP8 blocks as the kernel has them: Marlin's, before Ada, knows no blocks.
+        Return the kernel's FP8 blocks: Marlin's, before Ada, has none.
 
         Each output gets its own copy of the scale, in the model's dtype. Source:
         prepare_fp8_layer_for_marlin in vLLM's quantization/utils/marlin_utils_fp8.py.
@@ -252,7 +252,7 @@ def allocated_bytes(size: int, vllm: tuple[int, ...]) -> int:
 
 
 def packed_bytes(rows: int, columns: int, scheme: Scheme) -> int:
-    """Return what a weight of this shape takes under a scheme, with its scales and zero points."""
+    """Return the bytes of a weight of this shape under a scheme, with scales and zero points."""
     size = _divide_up(rows * columns * scheme.bits, 8)
     if scheme.block:
         return (

@@ -1,5 +1,5 @@
 """
-The parts of a checkpoint that a server loads: a head, a tower, or not.  Pure.
+Choose the parts of a checkpoint that a server loads: head and tower are optional.  Pure.
 
 A server that embeds or scores has no language model's head (_create_pooling_model_cls in
 vllm/model_executor/models/adapters.py of 0.31.0), and one that takes text alone has no tower
@@ -22,7 +22,7 @@ out. Before, some did: the tower is counted."""
 
 
 def as_served(description: Description, options: Options) -> Description:
-    """Return the description of what these options load; the same one where it is all."""
+    """Return the description of the loaded parts; the same object if all are loaded."""
     without_tower = options.vllm >= _TOWER_SKIPPED and is_text_only(description, options)
     if not options.pooling and not without_tower:
         return description
@@ -30,7 +30,7 @@ def as_served(description: Description, options: Options) -> Description:
 
 
 def is_text_only(description: Description, options: Options) -> bool:
-    """Return whether a multimodal model takes text alone."""
+    """Return whether a multimodal model is limited to text."""
     if not description.architecture.multimodal:
         return False
     needed = _modalities(description.config or {})
@@ -53,7 +53,9 @@ def _modalities(config: Mapping[str, Any]) -> frozenset[str]:
 
 @lru_cache(maxsize=256)
 def _without(description: Description, *, head: bool, tower: bool) -> Description:
-    """Return it without parts. The same object each time: what is made of one is kept by it."""
+    """
+    Return it without parts. It returns the same object each time, because caches use its identity.
+    """
     whole = description.architecture
     left_out = {name for name, left in (("head", head), ("tower", tower)) if left}
     architecture = replace(

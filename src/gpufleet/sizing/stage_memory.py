@@ -40,7 +40,7 @@ class StageMemory:
 
 
 def requested_length(description: Description, options: Options) -> int:
-    """Return the length that is asked for, or that the release takes; for `auto` the latter."""
+    """Return the requested length, or the release's default; for `auto` the latter."""
     asked = options.max_model_len
     if asked is None or asked == AUTO_LENGTH:
         return description.architecture.default_length(options.vllm)
@@ -201,7 +201,7 @@ model compiled (measured with 0.32.0 on CPU)."""
 
 def _cpu_cache(options: Options, chosen: Defaults, weights: int, total: float) -> tuple[int, int]:
     """
-    Return the KV cache's bytes on a CPU node that is told none, and their error.
+    Return the default bytes of the KV cache on a CPU node, and their error.
 
     4 GiB up to 0.11, half of the memory up to 0.20 (platforms/cpu.py), since 0.21 the utilization's
     share without what the worker has in use (v1/worker/cpu_worker.py).
@@ -260,8 +260,8 @@ def counted_draft(description: Description, options: Options) -> Description | N
     Return the draft model whose weights and cache are counted.
 
     A model of its own, divided as the target is (draft_tensor_parallel_size in
-    vllm/config/speculative.py). EAGLE and the like share what differs by class with their target:
-    those are not known.
+    vllm/config/speculative.py). What EAGLE and similar drafts share with their target differs by
+    class: their size is unknown.
     """
     draft = description.draft
     if not options.draft_model or options.speculative_method not in (None, "draft_model"):

@@ -35,7 +35,7 @@ _HIGHER_UTILIZATION = (0, 20)
 
 @dataclass(frozen=True)
 class StartMemory:
-    """Memory of one GPU without weights and cache."""
+    """One GPU's memory besides weights and cache."""
 
     activation: Estimate
     non_torch: Estimate
@@ -81,7 +81,7 @@ def batch_defaults(
     throughput: bool = False,
 ) -> Defaults:
     """
-    Return what `vllm serve` takes where a flag is not given (None).
+    Return `vllm serve`'s defaults for flags that are not given (None).
 
     `gpu` is the product's name, `world` the GPUs of a replica, `throughput` what doubles the
     defaults of sequences and tokens: `--performance-mode throughput`, since 0.17. Source:
@@ -149,7 +149,7 @@ def start_memory(
     ranges: Ranges = RANGES,
 ) -> StartMemory:
     """
-    Return what a release needs on one GPU of this model, besides weights and cache.
+    Return a release's memory on one GPU for this model, besides weights and cache.
 
     `config` is the parsed config.json, for what `architecture` does not keep: the experts of a
     token, and whether it takes videos.
@@ -173,7 +173,9 @@ def start_memory(
 
 
 def _reserves_graphs(architecture: Architecture, run: DummyRun) -> bool:
-    """Return whether the graphs' memory is kept free: not by the second runner up to 0.28."""
+    """
+    Return whether the release reserves the graphs' memory; the second runner up to 0.28 does not.
+    """
     if run.vllm < GRAPHS_IN_BUDGET or run.enforce_eager:
         return False
     return run.vllm >= V2_PROFILES_GRAPHS or not has_second_runner(architecture, run.vllm)
@@ -195,7 +197,7 @@ _GRAPHS_BESIDE = int(0.45 * GIB)
 
 def _cuda_graphs(architecture: Architecture, run: DummyRun) -> Estimate:
     """
-    Return what the graphs take, or what the release thinks that they will.
+    Return the CUDA graphs' memory, or the release's estimate of it.
 
     One for each size up to twice max_num_seqs and 512, from 0.11.1 on once more for decoding alone
     up to max_num_seqs (_set_cudagraph_sizes in vllm/config/vllm.py). The releases that estimate

@@ -24,7 +24,7 @@ from gpufleet.sizing.dummy_run import GIB, DummyRun, peak_bytes
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number of bytes that no config says: from `low` to `high`."""
+    """A number of bytes that no config states: from `low` to `high`."""
 
     low: int
     high: int
@@ -36,7 +36,7 @@ class Estimate:
 
     @property
     def error_bytes(self) -> int:
-        """Return how far either end lies from the middle."""
+        """Return half of the range."""
         return self.high - self.bytes
 
     def narrowed(self, share: float) -> Estimate:
@@ -156,7 +156,10 @@ def _many_tokens(config: Mapping[str, Any] | None, run: DummyRun) -> bool:
 
 
 def _is_long(architecture: Architecture, config: Mapping[str, Any] | None, run: DummyRun) -> bool:
-    """Return whether the dummy run takes more than the encoder's, so that this is not the peak."""
+    """
+    Return whether the dummy run needs more than the encoder's, so that the encoder's is not the
+    peak.
+    """
     return peak_bytes(architecture, config, run)[0] > _ENCODER
 
 

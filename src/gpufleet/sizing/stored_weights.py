@@ -55,9 +55,9 @@ def stored_factors(
     Return the factor for each kind of layer that makes it agree with the stored tensors, and the
     bytes of stored tensors that belong to no known part.
 
-    `kind_of` says for each layer which of `kinds` it is. A total alone says nothing of layers; it
-    counts where the architecture is not known exactly, and is more than the arithmetic by less than
-    half.
+    `kind_of` has for each layer its index in `kinds`. A total alone does not show layers; it is
+    used if the architecture is not known exactly, and the total exceeds the computed size by less
+    than half.
     """
     neutral = (1.0,) * len(kinds), 0
     if not stored or (quantization and quantization.online):
@@ -96,8 +96,8 @@ def _factors(
     """
     Return the factor for each kind of layer that gives its stored bytes.
 
-    A factor that is far from one is a checkpoint of something else (a merged adapter, a draft), so
-    it does not count.
+    A factor far from one indicates another kind of checkpoint (a merged adapter, a draft), and is
+    ignored.
     """
     factors = []
     for kind, bytes_of_one in enumerate(expected):

@@ -1,8 +1,8 @@
 """
 The bytes of weights that each GPU holds after vLLM has loaded a model.  Pure.
 
-What counts is what stays: packed weights, their scales and zero points, padded vocabularies and
-experts, and the rotary tables, as `Model loading took` of the start-up log has it.
+Only what remains after loading counts: packed weights, their scales and zero points, padded
+vocabularies and experts, and the rotary tables, as `Model loading took` of the start-up log has it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def weight_bytes(
     compute_capability: tuple[int, int] | None = None,
 ) -> tuple[Weighed, ...]:
     """
-    Return what the weights take on the largest rank of each pipeline stage.
+    Return the weights' bytes on the largest rank of each pipeline stage.
 
     `dtype` is `--dtype`. `stored` says what the checkpoint has: {tensor: (dtype, shape)} from the
     headers of its safetensors files, or its total bytes from the index. `partition`: layers of each
@@ -105,7 +105,8 @@ def layer_ranges(
 
 def _workspace(architecture: Architecture, vllm: tuple[int, ...]) -> int:
     """
-    Return what loading takes once besides weights: FlashInfer's workspace for latent attention.
+    Return the memory that loading allocates besides weights: FlashInfer's workspace for latent
+    attention.
 
     Some releases allocate it when they look at the attention backends, used or not. Source:
     g_fi_workspace in v1/attention/backends/mla/flashinfer_mla.py, made at import from 0.11.1 to
@@ -134,7 +135,7 @@ def _is_embedding(part: Part) -> bool:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Each weight with its scheme; layers that are alike only once."""
+    """Each weight with its scheme; equal layers only once."""
 
     architecture: Architecture
     quantization: Quantization | None
@@ -158,7 +159,7 @@ def _plan(
     architecture: Architecture, quantization: Quantization | None, stored: Stored | int | None
 ) -> _Plan:
     """
-    Return the plan of these objects, made once.
+    Return the cached plan of these objects.
 
     Values of this size are slow to hash, so they are known by identity; a plan holds them, so an
     identity is not used again while it is known.

@@ -23,7 +23,7 @@ class JsonValue:
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> Self:
-        """Return what `as_json` has written. Raises `ValueError` for anything else."""
+        """Parse `as_json`'s output. Raises `ValueError` for anything else."""
         found: Self = _adapter(cls).validate_python(said)
         return found
 

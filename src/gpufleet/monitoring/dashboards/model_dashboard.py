@@ -46,7 +46,7 @@ def _quantile(quantile: float, histogram: str, by: str = "") -> str:
 
 
 def _held(recorded: str, objective: str) -> str:
-    """Return a latency as a share of what was promised."""
+    """Return a latency as a share of its objective."""
     return f'max({recorded}{{model="$model"}}) / max({objective}{{model="$model"}})'
 
 
@@ -58,7 +58,7 @@ def _of_this(vector: str) -> str:
 def _spread(
     title: str, histogram: str, what_to_do: str, objective: str = "", empty: str = _QUIET
 ) -> Panel:
-    """Return a latency's quantiles over time, held against its objective."""
+    """Return a latency's quantiles over time, with its objective."""
     quantiles = tuple(
         Query(_quantile(quantile, histogram), name)
         for quantile, name in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))

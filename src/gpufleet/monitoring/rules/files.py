@@ -78,7 +78,7 @@ def all_groups() -> tuple[Rules, ...]:
 
 def hold_seconds(changes: Iterable[Mapping[str, AlertChange]] = ()) -> dict[str, int]:
     """
-    Return for each alert how many seconds its expression has held when it fires.
+    Return for each alert the seconds that its expression must hold before it fires.
 
     `changes` is `monitoring.alerts` of each monitoring node; of several the shortest counts.
     """

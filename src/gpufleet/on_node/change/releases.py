@@ -46,7 +46,7 @@ class KeptUnits(NamedTuple):
 
 
 def releases() -> List[Release]:
-    """Return the releases on the disk, by name, with what names each."""
+    """Return the releases on disk by name, with their users."""
     used = release_users()
     return [release(name, sorted(used.get(name, ()))) for name in change_files.names(RELEASES)]
 
@@ -86,12 +86,12 @@ def texts() -> Iterator["tuple[str, str]"]:
 
 
 def services(folder: str) -> List[str]:
-    """Return the names of the units that lie in a directory."""
+    """Return the names of the units in a directory."""
     return [name for name in change_files.names(folder) if name.endswith(".service")]
 
 
 def processes() -> Iterator["tuple[int, Set[str]]"]:
-    """Yield (pid, names of releases of which it has files mapped)."""
+    """Yield (pid, names of releases with mapped files)."""
     for name in change_files.names("/proc"):
         if not name.isdigit():
             continue
@@ -123,7 +123,7 @@ def stale_sets(
     sets: List[KeptUnits], keep: int, days: float, now: float, locked: Optional[str]
 ) -> List[str]:
     """
-    Return ids of kept sets that go. Pure.
+    Return ids of kept sets to remove. Pure.
 
     The newest `keep` stay, those younger than `days`, and those of the upgrade that holds the lock.
     """

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: our units as their files and systemd have them, and systemctl with a deadline.
+"""RUNS ON THE NODE: gpufleet's units in their files and in systemd, and systemctl with a deadline.
 
 A unit is gpufleet's if its file records its fingerprint (`desired.started_line`); an operator's
 vllm-router.service is not.
@@ -41,7 +41,7 @@ GONE = ("inactive", "failed")
 
 
 def unit_names() -> List[str]:
-    """Return the names of our units that have a file here."""
+    """Return the names of gpufleet's units with a file here."""
     return [
         name
         for name in change_files.names(stages.UNITS)

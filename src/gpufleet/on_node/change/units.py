@@ -169,7 +169,7 @@ def sentence(error: Exception) -> str:
 
 
 def read_next(units: Optional[Sequence[str]]) -> Target:
-    """Return what `next/` wants. Raises `RefusedError` where it is not whole."""
+    """Return the target in `next/`. Raises `RefusedError` where it is not whole."""
     manifest = change_files.document(change_files.NEXT + "/" + change_files.MANIFEST)
     if manifest is None:
         raise RefusedError("nothing is prepared here: run deploys/prepare.py")
@@ -365,8 +365,8 @@ def stop_units(units: List[str], seconds: float, found: Progress, idle: Sequence
     Stop units, all at once, and verify that they are stopped.
 
     An `idle` server is killed: vLLM takes 5 to 15 s to stop by itself (measured), which would
-    lengthen the outage, and it has no requests to finish. GPUs' memory and its own /dev/shm go with
-    it.
+    lengthen the outage, and it has no requests to finish. This frees GPU memory and its own
+    /dev/shm.
     """
     if not units:
         return

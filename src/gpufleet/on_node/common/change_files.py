@@ -135,7 +135,7 @@ def remove_directory(path: str) -> None:
 
 
 def remove_leftovers(folder: str) -> None:
-    """Remove what a killed `remove_directory` has left in a directory."""
+    """Remove the leftovers of a killed `remove_directory`."""
     for name in names(folder, hidden=True):
         if name.startswith(TEMPORARY + "gone-"):
             shutil.rmtree(linux_facts.ROOT + folder + "/" + name)

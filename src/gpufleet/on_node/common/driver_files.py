@@ -45,7 +45,7 @@ def is_installed(kernel: str) -> bool:
 
 
 def version_key(kernel: str) -> list[Any]:
-    """Return what sorts kernels as boot loaders do: 6.8.0-9 before 6.8.0-90."""
+    """Return the boot loaders' sort key of kernels: 6.8.0-9 before 6.8.0-90."""
     return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in
             re.findall(r"\d+|[^\d.-]+", kernel)]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: one HTTP request that never waits, for a loop that looks after several.
+"""RUNS ON THE NODE: a non-blocking HTTP request, for a loop that handles several.
 
     exchange = Exchange("http://127.0.0.1:8000", "/metrics", deadline=now + 5)
     while exchange.answer is None:

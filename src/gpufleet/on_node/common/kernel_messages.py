@@ -122,7 +122,7 @@ def kernel_log() -> Any:
 
 
 def journal() -> Dict[str, Any]:
-    """Return what the journal has of this boot's kernel log."""
+    """Return this boot's kernel log from the journal."""
     lines = Lines()
     output = run(
         "journalctl", "-k", "-b", "-o", "short-monotonic", "--no-pager", "-n", str(JOURNAL_LINES),
@@ -138,7 +138,7 @@ def journal() -> Dict[str, Any]:
 
 
 def ring() -> Dict[str, Any]:
-    """Return what the kernel's ring still has."""
+    """Return the kernel's ring buffer."""
     lines = Lines()
     output = run("dmesg", seconds=SECONDS["dmesg"], take=lines.take)
     lines.end()

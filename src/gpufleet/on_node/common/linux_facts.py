@@ -40,7 +40,7 @@ def line(path: str) -> str:
 
 
 def number(path: str) -> int:
-    """Return the integer that a file holds."""
+    """Return the integer in a file."""
     return int(line(path))
 
 
@@ -249,7 +249,7 @@ def all_networks() -> dict[str, list[str]]:
 
 
 def _messages(answer: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield each netlink message's type and what follows its header."""
+    """Yield each netlink message's type and payload."""
     at = 0
     while at + 16 <= len(answer):
         length, kind_of = struct.unpack_from("=IH", answer, at)

@@ -138,7 +138,7 @@ def dnf() -> dict[str, Any]:
 
 
 def text(path: str) -> str:
-    """Return a file's text; an optional file that is not there is empty."""
+    """Return a file's text; "" for a missing optional file."""
     try:
         return line(path)
     except FileNotFoundError:
@@ -149,7 +149,7 @@ def unattended_upgrader(settings: Any, installed: Any, units: Any) -> Any:
     """
     Return what upgrades the node unattended, from three sources.
 
-    Debian: the package is there and apt's timer is to start it. Red Hat: a timer of dnf-automatic
+    Debian: the package is installed and apt's timer is enabled. Red Hat: a timer of dnf-automatic
     is enabled, and it installs. If one of them cannot be read, `enabled` is unknown.
     """
     if is_missing(settings):

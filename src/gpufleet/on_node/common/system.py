@@ -80,7 +80,7 @@ def secure_boot() -> bool:
 
 
 def iommu() -> dict[str, Any]:
-    """Return how many IOMMU groups there are, and of which type."""
+    """Return the number of IOMMU groups of each type."""
     groups = names("/sys/kernel/iommu_groups")
     types = Counter(str(read_type(group)) for group in groups)
     return {"groups": len(groups), "types": dict(sorted(types.items()))}
@@ -108,7 +108,7 @@ def clock() -> dict[str, Any]:
 
 
 def space(path: str) -> dict[str, int]:
-    """Return a file system's size and what users may still write, in MiB."""
+    """Return a file system's size and the free space for users, in MiB."""
     about = os.statvfs(linux_facts.ROOT + path)
     return {
         "size_mib": about.f_blocks * about.f_frsize >> 20,

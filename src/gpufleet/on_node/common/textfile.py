@@ -50,7 +50,7 @@ def format_labels(labels: Labels) -> str:
 
 
 def escaped(value: str) -> str:
-    """Return a label's value with what the format reserves escaped."""
+    """Return a label's value with reserved characters escaped."""
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 

@@ -166,7 +166,7 @@ def refuse(output: Output) -> None:
 
 
 def line(entry: dict[str, Any], hide: Callable[[str], str]) -> list[Any]:
-    """Return what of an entry is shown."""
+    """Return the shown part of an entry."""
     return [
         int(entry.get("__REALTIME_TIMESTAMP") or 0),
         number(entry.get("_PID")),
@@ -211,7 +211,7 @@ def ids() -> list[str]:
 
 
 def rank(unit: str) -> int:
-    """Return the rank of this node, as the unit has it."""
+    """Return this node's rank from the unit."""
     if not re.fullmatch(r"[\w.-]+", unit):
         raise CannotRead("absent", detail=unit)
     return int(stages.stage(unit)["rank"])
@@ -240,7 +240,7 @@ def clocks(stage: str) -> dict[str, float]:
 
 
 def unit_text(unit: str) -> str:
-    """Return a unit's file and what was added to it; "" if neither can be read."""
+    """Return a unit's file and its drop-ins; "" if neither can be read."""
     paths = [stages.UNITS + "/" + unit]
     for folder in (stages.UNITS, "/run/systemd/system"):
         names = read(linux_facts.names, "%s/%s.d" % (folder, unit))
@@ -269,7 +269,7 @@ def secret(path: str) -> str:
 
 
 def secret_redactor(known: dict[str, str]) -> Callable[[str], str]:
-    """Return what replaces secrets in a text by their names."""
+    """Return a function that replaces secrets in a text by their names."""
 
     def hide(text: str) -> str:
         for content, name in known.items():

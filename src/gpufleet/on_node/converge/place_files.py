@@ -95,7 +95,7 @@ def remove_leftovers() -> None:
 
 
 def remove(path: str) -> None:
-    """Remove a file or link, if it is there."""
+    """Remove a file or link, if it exists."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         os.unlink(path)
 

@@ -151,7 +151,7 @@ def accounts(names: List[str]) -> List[str]:
 
 
 def look(wanted: Dict[str, Any]) -> Found:
-    """Return what is there."""
+    """Return the existing parts."""
     marks = wanted["marks"]
     if marks and not any(glob.glob(each) for each in marks):
         return {"units": [], "packages": [], "tables": [], "paths": [], "accounts": []}

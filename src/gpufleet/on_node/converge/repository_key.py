@@ -76,7 +76,7 @@ def main(asked: dict[str, Any]) -> str:
 
 
 def fetch(url: str) -> bytes:
-    """Return what is at an address."""
+    """Download an address."""
     try:
         with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as answer:
             found: bytes = answer.read(MOST_BYTES + 1)
@@ -177,7 +177,7 @@ def packets(data: bytes) -> Iterator[Tuple[int, bytes]]:
 
 
 def new_length(data: bytes, at: int) -> Tuple[int, int]:
-    """Return a new packet's length and how many bytes say it (RFC 4880, 4.2.2)."""
+    """Return a new packet's length and the size of the length field (RFC 4880, 4.2.2)."""
     first = data[at]
     if first < 192:
         return first, 1

@@ -183,7 +183,9 @@ def is_like(name: str, pattern: str) -> bool:
 
 
 def is_ours(name: str) -> bool:
-    """Return whether we wrote a unit, or a drop-in of it. Raise OSError if that cannot be read."""
+    """
+    Return whether gpufleet wrote a unit, or a drop-in of it. Raise OSError if that cannot be read.
+    """
     path = os.path.join(UNIT_DIRECTORY, name)
     if any(has_marker(part) for part in [path, *sorted(drop_ins(os.path.join(path + ".d", "")))]):
         return True

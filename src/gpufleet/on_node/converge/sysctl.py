@@ -52,7 +52,7 @@ def later_override(name: str, file: str, root: str) -> dict[str, Any] | None:
 
 
 def read_after(file: str, root: str) -> list[str]:
-    """Return the files that are read after ours, in their order."""
+    """Return the files that are read after gpufleet's, in order."""
     by_name: dict[str, str] = {}
     for directory in DIRECTORIES:
         try:
@@ -96,7 +96,7 @@ def apply(name: str, value: int, root: str) -> str:
 
 
 def main() -> None:
-    """Read, set if asked, read again, print."""
+    """Read the values, set them on request, read again, and print."""
     root, file = PARAMETERS.get("sysroot", ""), PARAMETERS["file"]
     found = {name: read_setting(name, file, root) for name in PARAMETERS["wanted"]}
     for name, (value, least) in PARAMETERS["wanted"].items():

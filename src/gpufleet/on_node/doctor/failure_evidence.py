@@ -116,7 +116,7 @@ def stage_lines(stage: str) -> List[List[Any]]:
 
 
 def unit_properties(name: str) -> dict[str, str]:
-    """Return what systemd reports about a unit's files."""
+    """Return systemd's properties of a unit's files."""
     wanted = "--property=DropInPaths,NeedDaemonReload"
     return properties(run("systemctl", "show", wanted, "--", name, seconds=10).out)
 
@@ -170,7 +170,7 @@ def kernel_lines() -> List[List[Any]]:
 
 
 def changes() -> List[List[Any]]:
-    """Return what was changed, oldest first."""
+    """Return the changes, oldest first."""
     found = sorted([*deploys(), *packages()])
     return [[at, what] for at, what in found if at >= since()][-MOST_CHANGES:]
 

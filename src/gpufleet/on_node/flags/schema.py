@@ -46,7 +46,7 @@ class _NoPackages:
 
     @staticmethod
     def find_spec(name: str, _path: Any = None, _target: Any = None) -> None:
-        """Refuse what is neither the standard library's nor this program's."""
+        """Refuse imports from outside the standard library and this program."""
         if name.partition(".")[0] not in {*sys.stdlib_module_names, "gpufleet"}:
             raise ImportError("%s is not imported here" % name)
 

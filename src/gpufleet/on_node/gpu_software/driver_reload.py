@@ -187,7 +187,7 @@ def refuse_others(found: list[dict[str, Any]], ours: Sequence[str], so: str) -> 
 
 
 def loaded_modules() -> list[str]:
-    """Return the driver's modules that are loaded, in the order in which they go."""
+    """Return the driver's loaded modules in the order of unloading."""
     loaded = system.modules()
     return [name for name in PARAMETERS["order"]["unload"] if name in loaded]
 
@@ -213,7 +213,7 @@ def wait_for_release(ours: Sequence[str]) -> None:
 
 def refuse_busy(loaded: Sequence[str]) -> None:
     """
-    Raise `FailedError` if a module is used by more than the modules that go before it.
+    Raise `FailedError` if a module has other users than the modules unloaded before it.
 
     Checked before the first unload: new modules on disk do not match loaded ones that would stay.
     """
@@ -276,7 +276,7 @@ def reboot() -> dict[str, Any]:
 
 
 def clear_unchecked() -> dict[str, Any]:
-    """Remove the mark, and start what waited for that."""
+    """Remove the mark, and start the waiting units."""
     stages_down = blocked_stages()
     keep(stages_down, [])
     remove(MARK)

@@ -71,7 +71,7 @@ def is_up(about: dict[str, str]) -> bool:
 
 
 def blocked_stages() -> list[str]:
-    """Return the enabled stages that the guard of unchecked nodes keeps down."""
+    """Return the enabled stages that the unchecked mark keeps from starting."""
     return [
         unit
         for unit, about in unit_properties(stages()).items()
@@ -144,7 +144,7 @@ def stopped_units() -> dict[str, list[str]]:
 
 
 def keep(units: Sequence[str], modules: Sequence[str]) -> dict[str, list[str]]:
-    """Add to what has to run again, on disk when this returns."""
+    """Add units to the record of what to start again; it is on disk on return."""
     before = stopped_units()
     now = {
         "units": sorted({*before["units"], *units}),

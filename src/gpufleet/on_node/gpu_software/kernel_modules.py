@@ -37,7 +37,7 @@ MOKUTIL_SECONDS = 10
 
 
 def look() -> dict[str, Any]:
-    """Return what every kernel has."""
+    """Return every kernel's module."""
     found = read(driver_files.kernels)
     return {
         "kernels": found if is_missing(found) else found["kernels"],

@@ -148,7 +148,7 @@ class Group:
                 child.kill()
 
     def _step(self) -> bool:
-        """Wait for the next event and handle it; return whether the controller is there."""
+        """Wait for the next event and handle it; return whether the controller is connected."""
         poll = select.poll()
         of: Dict[int, Child] = {}
         poll.register(0, select.POLLIN)

@@ -128,7 +128,7 @@ class TokenPool:
 
 
 def id_unit(value: int) -> bytes:
-    """Return a token's id as a list of JSON has it."""
+    """Return a token's id as an element of a JSON list."""
     return b"%d," % value
 
 
@@ -197,7 +197,7 @@ class TokenRequests:
         return self._turn(talk)
 
     def replayed(self, count: int, output: int, blocks: Sequence[int]) -> Prepared:
-        """Return a trace's request; `blocks` name what its prompt shares with others."""
+        """Return a trace's request; `blocks` are the parts that its prompt shares with others."""
         if not blocks:
             return self._prepared(self._own(count), count, output)
         parts = []

@@ -314,7 +314,7 @@ def keep(name: str, content: Dict[str, Any]) -> None:
 
 
 def samples() -> Iterator[Sample]:
-    """Ask for every part and yield all samples."""
+    """Query every part and yield all samples."""
     began_at = time.time()
     declared = read(declaration)
     failed = {"declared": is_missing(declared)}
@@ -340,7 +340,7 @@ def samples() -> Iterator[Sample]:
 
 
 def declaration() -> Dict[str, Any]:
-    """Return what the deploy wrote."""
+    """Return the deploy's file."""
     found = json.loads(line(DECLARED))
     if not isinstance(found, dict) or found.get("schema") != 1:
         raise CannotRead("version", detail=DECLARED)

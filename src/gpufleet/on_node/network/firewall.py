@@ -86,7 +86,7 @@ def canonical(wanted: str) -> str:
 
 
 def users(wanted: str) -> bool:
-    """Return whether the users that a table names are there."""
+    """Return whether the users in a table exist."""
     for name in re.findall(r'skuid != "([^"]+)"', wanted):
         try:
             pwd.getpwnam(name)

@@ -190,7 +190,7 @@ def hold_lock() -> "Iterator[None]":
 
 
 def read_drained() -> "set[str]":
-    """Return the servers that are kept drained."""
+    """Return the servers stored as drained."""
     try:
         with open(os.path.join(STATE, "drained.json"), encoding="utf-8") as file:
             return set(json.load(file)["drained"])

@@ -65,7 +65,7 @@ class Apt:
         return steps.ask("dpkg-query", *where, "-W", *arguments, status=(0, 1))
 
     def unfinished(self) -> List[str]:
-        """Return what an interrupted dpkg has left half done."""
+        """Return the packages that an interrupted dpkg left incomplete."""
         with contextlib.suppress(FileNotFoundError):
             if any(name.isdigit() for name in os.listdir(self.root + "/var/lib/dpkg/updates")):
                 return ["an interrupted dpkg"]
@@ -134,7 +134,9 @@ class Apt:
                 os.symlink(path, os.path.join(ours, name))
 
     def _is_vendors(self, path: str) -> bool:
-        """A source that is also ours would be there twice, maybe by another key: apt refuses."""
+        """
+        apt refuses a source that is configured twice with different keys, here and by gpufleet.
+        """
         with open(path, encoding="utf-8", errors="replace") as file:
             text = file.read()
         return any(source["url"] in text for source in self.asked["sources"])
@@ -213,7 +215,10 @@ class Apt:
     # --- what would happen
 
     def foretell(self) -> List[Change]:
-        """Return what apt would do; raise `RefusedError` with its reasons when it cannot."""
+        """
+        Return apt's simulated changes; raise `RefusedError` with its reasons if there is no
+        solution.
+        """
         output = self.run("simulate")
         if output.status:
             why = [*reasons(output.text), *self._holds(output.text)]
@@ -266,7 +271,7 @@ class Apt:
         return self.run("install")
 
     def restore(self, changes: List[Change]) -> Output:
-        """Go back to the versions before."""
+        """Restore the previous versions."""
         with open(self.root + HOME + "/preferences", "w"):
             pass  # our pins are for the way forth
         words = ["%s=%s" % (c.name, c.before) if c.before else c.name + "-" for c in changes]

@@ -51,7 +51,7 @@ class Dnf:
     # --- what is there
 
     def installed(self) -> Dict[str, Installed]:
-        """Return what rpm has, by name and by name:architecture."""
+        """Return rpm's packages, by name and by name:architecture."""
         held = locked_names(self.root)
         found = {}
         for name, architecture, version in self._rows():
@@ -82,7 +82,7 @@ class Dnf:
         return (other, one) in self.down
 
     def finish(self) -> Output:
-        """Remove what an interrupted run has left twice."""
+        """Remove duplicates that an interrupted run has left."""
         return self.run("finish")
 
     def repair(self) -> None:
@@ -126,7 +126,10 @@ class Dnf:
     # --- what would happen
 
     def foretell(self) -> List[Change]:
-        """Return what dnf would do; raise `RefusedError` with its reasons when it cannot."""
+        """
+        Return dnf's simulated changes; raise `RefusedError` with its reasons if there is no
+        solution.
+        """
         text = self.run("simulate").text
         wrong = [line for line in errors(text) if "Operation aborted" not in line]
         if wrong:
@@ -144,7 +147,7 @@ class Dnf:
         return [change for change in changes if change.before != change.after]
 
     def needs(self, changes: List[Change]) -> Dict[str, int]:
-        """Return {folder: bytes} that the changes take, as dnf sums them up."""
+        """Return {folder: bytes} that the changes need, from dnf's summary."""
         if not any(change.after for change in changes):
             return {}
         download = self._size("Total download size")
@@ -165,7 +168,7 @@ class Dnf:
         return self.run("install")
 
     def restore(self, changes: List[Change]) -> Output:
-        """Go back to the versions before."""
+        """Restore the previous versions."""
         lines = ["remove %s" % one.name for one in changes if not one.before]
         lines += ["install %s-%s" % (one.name, one.before) for one in changes if one.before]
         return self.run("restore", "\n".join([*lines, "run", ""]))

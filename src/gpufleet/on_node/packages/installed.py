@@ -122,7 +122,7 @@ def with_version(name: str, version: str) -> str:
 
 
 def locked_names(root: str = "") -> List[str]:
-    """Return the names that dnf's versionlock holds."""
+    """Return the names in dnf's versionlock."""
     try:
         with open(root + LOCKS) as file:
             lines = [line.strip() for line in file]

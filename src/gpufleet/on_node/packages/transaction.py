@@ -219,7 +219,7 @@ def restore(manager: Manager, changes: List[Change], output: Output, held: List[
 
 
 def verify(manager: Manager, asked: Dict[str, Any]) -> None:
-    """Read from the database that all is as asked."""
+    """Verify the result in the package database."""
     found = manager.installed()
     wrong = []
     for name, version in asked["install"]:

@@ -65,7 +65,7 @@ def affinity(function: str, words: int) -> Ask:
 
 
 def processes(kind: str) -> Ask:
-    """Return a question for who uses the GPU; `usedGpuMemory` in bytes, or null."""
+    """Return a question for the GPU's processes; `usedGpuMemory` in bytes, or null."""
     question = first_of(get(kind + "RunningProcesses_v3"), get(kind + "RunningProcesses_v2"))
 
     def ask(nvml: Any, gpu: Any) -> list[dict[str, Any]]:

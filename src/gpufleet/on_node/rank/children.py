@@ -56,7 +56,7 @@ class Children:
         return started.pid
 
     def ended(self) -> list[tuple[str, int]]:
-        """Return the programs that ended since, with their status as `Popen` has it."""
+        """Return the programs that have ended since, with `Popen`'s exit status."""
         found: list[tuple[str, int]] = []
         while True:
             try:
@@ -86,7 +86,7 @@ class Children:
                 os.kill(each, signal.SIGCONT)
 
     def kill(self) -> None:
-        """Kill whatever descends from us."""
+        """Kill all descendants."""
         for pid in list(self.running):
             with contextlib.suppress(OSError):
                 os.killpg(pid, signal.SIGKILL)

@@ -60,7 +60,7 @@ class Head(Rank):
 
     @property
     def workers(self) -> list[int]:
-        """All ranks but ours."""
+        """All other ranks."""
         return list(range(1, len(self.nodes)))
 
     # Who is here

@@ -91,7 +91,7 @@ class State:
         self.document["why"] = why
 
     def begin_incarnation(self, incarnation: dict[str, Any]) -> None:
-        """Note the incarnation that we are part of now."""
+        """Record the present incarnation."""
         self.document["incarnation"] = {**incarnation, "since": int(time.time())}
         self.document["counter"] = incarnation["counter"]
 

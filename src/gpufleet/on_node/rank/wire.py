@@ -217,7 +217,7 @@ class Link:
         return True
 
     def _mac(self, direction: int, body: bytes) -> bytes:
-        """Return the HMAC of the next frame; 0: that we send, 1: that we receive."""
+        """Return the HMAC of the next frame; 0: outgoing, 1: incoming."""
         assert self._keys is not None
         counter = COUNTER.pack(self._counters[direction])
         self._counters[direction] += 1

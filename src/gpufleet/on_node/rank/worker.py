@@ -44,7 +44,7 @@ class Worker(Rank):
         return 0 if link in self.links else None
 
     def _silent(self, now: float, seconds: float) -> list[int]:
-        """Return the other workers that have not answered us for so long."""
+        """Return the other workers without an answer for that long."""
         answered = self.mesh.answered if self.mesh else {}
         return [
             rank

@@ -148,7 +148,7 @@ def route(peer: str, address: str) -> str:
 
 
 def release(directory: str) -> Dict[str, Any]:
-    """Return what is installed in a release's directory."""
+    """Return a release's installed versions."""
     versions: Dict[str, str] = {}
     for name in names(directory + "/lib"):
         for entry in names("%s/lib/%s/site-packages" % (directory, name)):
@@ -170,7 +170,7 @@ def names(directory: str) -> List[str]:
 
 
 def port_users(ports: List[int], tables: Tuple[str, ...]) -> Dict[str, Any]:
-    """Return who has ports: by /proc, as root also of other accounts."""
+    """Return the processes that use ports, from /proc; as root also other accounts'."""
     if not ports:
         return {}
     sockets = port_sockets(set(ports), tables)
@@ -200,7 +200,7 @@ def port_sockets(ports: Any, tables: Tuple[str, ...]) -> Dict[str, int]:
 
 
 def process(pid: str) -> Dict[str, Any]:
-    """Return what a process is called, and the unit that it belongs to."""
+    """Return a process' name and unit."""
     unit = ""
     with contextlib.suppress(OSError), open("/proc/%s/cgroup" % pid, encoding="utf-8") as file:
         units = UNIT.findall(file.read())

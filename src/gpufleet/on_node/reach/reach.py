@@ -86,7 +86,7 @@ class Peer:
 
     @property
     def done(self) -> bool:
-        """Return whether we have all that we need of it."""
+        """Return whether everything needed from it has arrived."""
         connected = not any(self.connected.values())
         return connected and (self.udp is None or self.bytes >= self.full)
 
@@ -238,7 +238,7 @@ class Exchange:
     # -- connecting
 
     def connect(self, peer: Peer, port: int) -> None:
-        """Begin to connect from our address to one port of a peer."""
+        """Begin to connect from this node's address to one port of a peer."""
         connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self.pending[peer.node, port] = time.monotonic()
         try:

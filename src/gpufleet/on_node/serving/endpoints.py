@@ -255,7 +255,7 @@ def adapters(asked: dict[str, Any], key: str | None, listed: Iterable[str]) -> I
 
 
 def metrics(asked: dict[str, Any], unit: dict[str, str] | None) -> dict[str, Any]:
-    """Return which of the wanted metric families an exporter serves, and to whom."""
+    """Return which wanted metric families an exporter serves, and to which clients."""
     seen: dict[str, Any] = {"unit": unit}
     answer = exporter_answer(asked, asked.get("password"))
     seen["status"] = answer.get("status")

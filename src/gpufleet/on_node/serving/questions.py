@@ -159,7 +159,7 @@ def accepts_images(words: Sequence[str]) -> bool:
 
 
 def has_chat_template(folder: str) -> bool:
-    """Return whether a model's files say how a chat is written."""
+    """Return whether a model's files contain a chat template."""
     for name in ("chat_template.jinja", "chat_template.json"):
         if os.path.exists(linux_facts.ROOT + folder + "/" + name):
             return True
@@ -255,7 +255,7 @@ def picture() -> bytes:
 
 
 def multipart_body(fields: "dict[str, str]", file_name: str, content: bytes) -> bytes:
-    """Return the body of a form with a file, as RFC 7578 has it."""
+    """Return the body of a form with a file (RFC 7578)."""
     parts = [
         '--%s\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n' % (BOUNDARY, name, value)
         for name, value in fields.items()

@@ -225,7 +225,7 @@ def only_completion(said: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def metrics(url: str) -> dict[str, Any]:
-    """Return the lines of a server's /metrics that were asked for."""
+    """Return the requested lines of a server's /metrics."""
     said = endpoints.request(url + "/metrics", METRICS_SECONDS)
     if said.get("status") != 200:
         return {"error": said.get("error") or "HTTP %s" % said.get("status")}

@@ -296,7 +296,7 @@ def events(unit: str) -> list[dict[str, Any]]:
 
 
 def read_event(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry of systemd's: `at` in seconds, `life` is one run of the unit."""
+    """Return one of systemd's journal entries: `at` in seconds, `life` is one run of the unit."""
     return {
         "at": int(entry.get("__REALTIME_TIMESTAMP") or 0) / 1e6,
         "boot": entry.get("_BOOT_ID"),

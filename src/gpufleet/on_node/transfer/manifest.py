@@ -73,7 +73,7 @@ class Tree:
         return min(self.piece, self.bytes - number * self.piece)
 
     def parts(self, number: int) -> Iterator[Part]:
-        """Yield what a piece consists of, in order."""
+        """Yield a piece's parts, in order."""
         position, left = number * self.piece, self.size(number)
         at = bisect.bisect_right(self._starts, position) - 1
         while left:
@@ -127,7 +127,7 @@ def describe_tree(
 
 
 def blocks(file: int, part: Part, size: int = 1 << 20) -> Iterator[bytes]:
-    """Yield what a part has, read from its open file. Raises `RefusedError` if there is less."""
+    """Yield a part's content, read from its open file. Raises `RefusedError` if there is less."""
     at, end = part.offset, part.offset + part.length
     while at < end:
         block = os.pread(file, min(size, end - at), at)

@@ -43,7 +43,7 @@ class Files:
         return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.folder)
 
     def holds(self, number: int) -> bool:
-        """Return whether a piece is on the disk as the manifest has it."""
+        """Return whether a piece on disk matches the manifest."""
         found = hashlib.sha256()
         try:
             for part in self.tree.parts(number):

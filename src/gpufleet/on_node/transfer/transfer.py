@@ -309,7 +309,7 @@ class Fetching:
 
     def _give_up(self, why: str) -> None:
         """
-        Record why a source could not be used. Raises `RefusedError` when that goes on for long.
+        Record why a source could not be used. Raises `RefusedError` if that lasts too long.
         """
         with self._lock:
             if why not in self.remarks:
@@ -331,7 +331,7 @@ class Progress:
             self._tell(done, total)
 
     def follow(self, read: Any) -> None:
-        """Print what `read` returns, every `TELL_SECONDS`, from a thread."""
+        """Print `read`'s result every `TELL_SECONDS`, from a thread."""
 
         def tell() -> None:
             while True:

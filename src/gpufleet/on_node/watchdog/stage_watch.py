@@ -245,7 +245,7 @@ class Stage:
     # Every second
 
     def turn(self, now: float) -> None:
-        """Look, judge, and do the next step."""
+        """Observe, judge, and take the next step."""
         if self._fork is not None:
             self._fork.advance(now)
         if self.stalled and now - self._turned > verdict.PAUSE_SECONDS:

@@ -1,8 +1,8 @@
 """RUNS ON THE NODE: does a vLLM server get on with its work?  Pure: values in, values out.
 
 A server that is frozen still answers `/health` with 200, and one that has far too much to do may
-not answer it in time. What tells them apart is whether anything moves: tokens, iterations, blocks
-of KV cache, requests. `observe` is called every second with what is new and says how it stands.
+not answer it in time. The difference is progress of any kind: tokens, iterations, blocks of KV
+cache, requests. `observe` is called every second with new observations, and returns the state.
 
 Three things are a stall, each after `seconds` in which nothing of that engine moved:
   work       an engine has requests that run, or wait for room
@@ -10,8 +10,8 @@ Three things are a stall, each after `seconds` in which nothing of that engine m
              while it was idle, for then its numbers are old and say that there is no work
   silence    /metrics has not answered, of a server that has been ready: its front is frozen
 
-What moves is alive, however long its queue. Without a look for some time (we were stopped, the
-machine was suspended) nothing is known of that time, and counting restarts.
+An engine with progress is alive, however long its queue. After a gap (the watchdog was stopped, the
+machine suspended) that time is unknown, and counting restarts.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def observe(
     """
     Return the new state and its verdict.
 
-    `pinned`: a canary goes to the engine that it was meant for. Where the release divides requests
-    as it likes, one without an answer says something only if no engine moves.
+    `pinned`: a canary reaches its intended engine. If the release chooses engines itself, an
+    unanswered request is significant only if no engine has progress.
     """
     if not sample.life:
         return State(seen=now), Verdict("down")
@@ -171,7 +171,7 @@ def canaries(
 
 
 def judge(state: State, now: float, seconds: float, *, pinned: bool) -> Verdict:
-    """Return how it stands."""
+    """Return its state."""
     if not state.ready:
         return Verdict("starting")
     silence = now - state.answered
@@ -213,7 +213,7 @@ def engines_to_ask(state: State, now: float, idle_seconds: float) -> Tuple[str, 
 
 def engines(text: str) -> Mapping[str, Engine]:
     """
-    Return what /metrics says, by engine; empty for a server that tells nothing of them.
+    Parse /metrics by engine; empty for a server without engines' metrics.
 
     Releases before 0.8 have no label `engine`: theirs is "".
     """

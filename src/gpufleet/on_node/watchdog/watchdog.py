@@ -15,8 +15,8 @@ The configuration (roles/watchdog.py) is {"schema": 1, "listen": null or {"addre
   pins          whether its release honours X-data-parallel-rank
   py_spy        where a py-spy may be
 
-What it saw is in /var/lib/gpufleet/textfile/watchdog.prom, for the node exporter; what it has to
-remember in its state directory. Both are written as a whole, or not at all.
+Its metrics are in /var/lib/gpufleet/textfile/watchdog.prom, for the node exporter; its state is in
+its state directory. Both are written atomically.
 
 Python 3.8, standard library; one thread; nothing in its loop blocks. Its own pauses it notices.
 """
@@ -156,7 +156,7 @@ class Watchdog:
 
 
 def samples(stages: list[Stage], now: float) -> Iterator[textfile.Sample]:
-    """Yield what node exporter is to serve (metric_families.py says what each is)."""
+    """Yield the samples for the node exporter (described in metric_families.py)."""
     yield PREFIX + "timestamp_seconds", {}, int(now)
     for each in stages:
         labels = {"stage": each.name}
@@ -170,7 +170,7 @@ def samples(stages: list[Stage], now: float) -> Iterator[textfile.Sample]:
 
 
 def replace(path: str, text: str) -> None:
-    """Write a file of root's own as a whole: who reads it sees the old one or the new one."""
+    """Write a root-only file atomically: readers see the old one or the new one."""
     temporary = path + ".tmp"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(temporary)

@@ -97,7 +97,7 @@ def _balancing_problems(stage: Stage, served: Served) -> Iterator[str]:
 
 
 def _rank_differences(stage: Stage, settings: Mapping[str, NodeSettings]) -> Iterator[str]:
-    """Yield what ranks would refuse each other for, however often they are deployed."""
+    """Yield differences for which ranks would always refuse each other."""
     (first, reference), *others = settings.items()
     one = reference.vllm
     for node, wanted in others:

@@ -361,7 +361,7 @@ def _entry_problems(
 
 
 def _nixl_problems(key: str, vllm: Vllm, lock: str) -> Iterator[str]:
-    """Yield what a lock lacks of NIXL."""
+    """Yield NIXL's packages missing in a lock."""
     least = _least_nixl(numbers(vllm.version))
     there = pinned(lock.encode(), "nixl")
     if there is None:
@@ -385,7 +385,7 @@ def _nixl_problems(key: str, vllm: Vllm, lock: str) -> Iterator[str]:
 
 
 def _transfer_flag_problems(key: str, flags: Mapping[str, Argument]) -> Iterator[str]:
-    """Yield what an operator cannot add to the connector's settings."""
+    """Yield the connector's settings that an operator must not add."""
     if dotted := [name for name in flags if name.startswith(f"{FLAG}.")]:
         yield (
             f"{key}.flags: {join_names(dotted)}, which would replace what `prefill` sets: write a "

@@ -1,4 +1,4 @@
-"""Refuse replicas whose ports between nodes are open to all.  Pure.
+"""Refuse replicas whose internal ports are open to all clients.  Pure.
 
 What vLLM, torch, Ray and NIXL say to each other between nodes is not authenticated, and some of it
 is pickles: anyone who reaches those ports may run code as vLLM's user. gpufleet's firewall keeps

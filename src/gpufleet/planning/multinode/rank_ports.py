@@ -90,7 +90,7 @@ def assign_rank_ports(
 
 
 def running_ports(running: Iterable[Running]) -> dict[str, Ports]:
-    """Return the ports of what runs, by the replica's id, as its units have them."""
+    """Return the ports of running replicas by id, from their units."""
     ports: dict[str, Ports] = {}
     for each in running:
         known = ports.get(each.id, Ports())

@@ -421,7 +421,7 @@ def ernie(config: Mapping[str, Any]) -> Architecture:
     """
     Return ERNIE 4.5; where numbers of experts are lists, the second is of experts for images.
 
-    These lie beside those for text in each layer of their own range, with a router and its
+    In each layer of their own range they are beside those for text, with their own router and its
     correction, and the same shared experts. Source: Ernie4_5_VLMoeMoE in ernie45_vl_moe.py.
     """
     name = "Ernie4_5_MoeForCausalLM"

@@ -157,7 +157,7 @@ def check_expert_size(case: LaunchCase, tensor: int, expert: bool) -> Iterator[F
 
 
 def ranks_flag(case: LaunchCase, tensor: int, ranks: int) -> str:
-    """Return the flags that make a number of ranks, in their usual form."""
+    """Return the flags that produce a number of ranks, in their usual form."""
     if ranks == tensor:
         return f"--tensor-parallel-size {tensor}"
     return f"--tensor-parallel-size {tensor} times --data-parallel-size {case.choice.data}"

@@ -118,7 +118,7 @@ def write_down(root: Path, wanted: Iterable[Edit]) -> None:
     """
     Write lines, each file whole or not at all; a line that is as wanted already stays.
 
-    Raises `FleetError`, and writes nothing, where a line is not what it was.
+    Raises `FleetError`, and writes nothing, if a line was changed meanwhile.
     """
     texts: dict[Path, list[str]] = {}
     problems = []

@@ -1,7 +1,7 @@
 """Live progress of an upgrade: one line per step, for terminals and logs.
 
-Takes the journal's entries as they are written. A line says how long it has been going on, which
-wave, which group, what, and how many groups are left:
+Takes the journal's entries as they are written. A line has the elapsed time, the wave, the group,
+the step, and the number of groups left:
 
     4 min 12 s  wave 2 of 3  tiny-1: drained in 3.2 s, 0 requests left  (2 of 4 groups to go)
 """

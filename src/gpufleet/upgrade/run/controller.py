@@ -230,7 +230,7 @@ class UpgradeRun:
         self.journal.append("stopped", why=why)
 
     def _put_back(self) -> None:
-        """Write lines of group_vars back, if nothing in the fleet became what they say."""
+        """Restore lines of group_vars, if no node runs their new version."""
         state = self.journal.state
         if not state.declared or any(each.phase == "done" for each in state.groups.values()):
             return

@@ -105,7 +105,7 @@ class Entry:
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Entry:
         """
-        Return what `as_json` has written.
+        Parse `as_json`'s output.
 
         Raises `FleetError` for an event that this release does not know, `ValueError` and the like
         for anything else.
