@@ -17,7 +17,7 @@ from gpufleet.sizing.fit import size
 from gpufleet.sizing.options import Options, Sizing
 from gpufleet.sizing.rank_weights import Sharding
 from gpufleet.sizing.startup_memory import batch_defaults
-from gpufleet.sizing.weights import Weighed, layer_ranges, weight_bytes
+from gpufleet.sizing.weights import StageWeights, layer_ranges, weight_bytes
 from tests.support.checkout import ROOT
 
 GIB = 1 << 30
@@ -276,7 +276,7 @@ def _with_drafts(log: Log) -> Architecture:
 
 
 @once
-def weighed(log: Log) -> tuple[Weighed, ...]:
+def weighed(log: Log) -> tuple[StageWeights, ...]:
     """Return what each pipeline stage's largest rank weighs."""
     quantization = log.description.quantization
     if quantization is None and "quantization" in log.flags:

@@ -27,7 +27,7 @@ SYNC_SECONDS = 1.0
 _TICK_SECONDS = 0.5
 
 
-class Asks(Protocol):
+class RequestSender(Protocol):
     """A sender of requests: `asking.Asker`."""
 
     def ask(self, path: str, body: bytes) -> Reply:
@@ -58,7 +58,7 @@ class BatchRun:
 
     def __init__(
         self,
-        asks: Asks,
+        asks: RequestSender,
         lines: Iterator[Line],
         output: BatchOutput,
         look: Callable[[Callable[[], int]], Allowance],

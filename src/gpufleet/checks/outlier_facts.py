@@ -24,7 +24,7 @@ UP = "up"  # operstate of a net device with a link
 INFO, WARN, BLOCK = Severity.INFO, Severity.WARN, Severity.BLOCK
 
 
-class Against(Enum):
+class Reference(Enum):
     """The reference of a value; the first one that applies decides."""
 
     MATES = "the node's other GPUs of its model"
@@ -68,7 +68,7 @@ class Fact:
     path: str
     words: str
     read: Callable[[Any], Any]
-    against: tuple[Against, ...]
+    against: tuple[Reference, ...]
     source: str
     low: tuple[Step, ...] = ()
     high: tuple[Step, ...] = ()
@@ -137,8 +137,8 @@ def _mib(value: Any) -> str:
     return f"{value / 1024:.1f} GiB"
 
 
-_MATES, _SLOT, _TWINS = (Against.MATES,), (Against.SLOT,), (Against.TWINS,)
-_MATES_AND_TWINS = (Against.MATES, Against.TWINS)
+_MATES, _SLOT, _TWINS = (Reference.MATES,), (Reference.SLOT,), (Reference.TWINS,)
+_MATES_AND_TWINS = (Reference.MATES, Reference.TWINS)
 _LESS = (Step(WARN),)
 _OTHER = (Step(INFO),)
 _EXACT = "it is the same of one product; no tolerance"
@@ -152,7 +152,7 @@ _HEAT = "ours: no published figure"
 JUDGED_OF_GPU: tuple[Fact, ...] = (
     Fact(
         "gpus.*.memory.total", "{} of memory", _told("memory", "total"),
-        (*_MATES_AND_TWINS, Against.CATALOGUE), _MEMORY,
+        (*_MATES_AND_TWINS, Reference.CATALOGUE), _MEMORY,
         low=(Step(WARN, 0.02), Step(BLOCK, 0.10)), high=(Step(INFO, 0.02),),
         show=_memory, among=_ecc, asked_by="gpu-answers",
     ),
@@ -163,11 +163,11 @@ JUDGED_OF_GPU: tuple[Fact, ...] = (
     ),
     Fact(
         "gpus.*.pcie_generation_max", "PCIe generation {} at most", _above_0("pcie_generation_max"),
-        (Against.MATES, Against.SLOT), _EXACT, low=_LESS, asked_by="pcie-generation",
+        (Reference.MATES, Reference.SLOT), _EXACT, low=_LESS, asked_by="pcie-generation",
     ),
     Fact(
         "gpus.*.pcie_width_max", "{} PCIe lanes at most", _above_0("pcie_width_max"),
-        (Against.MATES, Against.SLOT), _EXACT, low=_LESS,
+        (Reference.MATES, Reference.SLOT), _EXACT, low=_LESS,
     ),
     Fact(
         "gpus.*.temperature_celsius", "{} while it idles", _told("temperature_celsius"), _MATES,
@@ -349,7 +349,7 @@ JUDGED_OF_NODE: tuple[Fact, ...] = (
     ),
     Fact(
         "system.clock.max_error_us", "a clock that may be wrong by {}", _clock_error,
-        (Against.LIMIT,),
+        (Reference.LIMIT,),
         # The kernel lets it grow by 500 ppm (MAXFREQ, linux/timex.h) from one correction to the
         # next; systemd-timesyncd waits for up to 2048 s, which is 1.02 s.
         "500 ppm in the 2048 s that systemd-timesyncd waits at most; four times that: no answer",

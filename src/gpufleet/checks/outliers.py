@@ -19,8 +19,8 @@ from gpufleet.checks.outlier_facts import (
     GIB,
     JUDGED_OF_GPU,
     JUDGED_OF_NODE,
-    Against,
     Fact,
+    Reference,
 )
 from gpufleet.checks.outlier_facts import Step as Tolerance
 from gpufleet.checks.probe_facts import DoesNotApply, GpuReading, Reading, cached_answer
@@ -57,7 +57,7 @@ def gpu_outlier(gpu: GpuReading) -> Iterator[Problem]:
         for against in fact.against:
             others = _others_of(fact, gpu, against)
             outlier, done = _compared(fact, "", _gpu_value(fact, gpu), others, against)
-            compared = compared or (done and against is not Against.CATALOGUE)
+            compared = compared or (done and against is not Reference.CATALOGUE)
             if outlier:
                 found.append(outlier)
                 break
@@ -77,7 +77,7 @@ def node_outlier(node: Reading) -> Iterator[Problem]:
     compared = False
     for fact in JUDGED_OF_NODE:
         here = _node_values(node)[fact.path]
-        limited = Against.LIMIT in fact.against
+        limited = Reference.LIMIT in fact.against
         there = [] if limited else [_node_values(twin)[fact.path] for twin in _same_machines(node)]
         for key in here if limited else _usual_keys(there):
             others = [0] if limited else [values.get(key) for values in there]
@@ -179,12 +179,12 @@ def _gpu_value(fact: Fact, gpu: GpuReading) -> Any:
     return _gpu_values(gpu)[fact.path][0]
 
 
-def _others_of(fact: Fact, gpu: GpuReading, against: Against) -> list[Any]:
+def _others_of(fact: Fact, gpu: GpuReading, against: Reference) -> list[Any]:
     """Return the values of the GPUs to compare one with; None where a GPU has none."""
     among = _gpu_values(gpu)[fact.path][1]
     if among is None:
         return []
-    if against is Against.MATES:
+    if against is Reference.MATES:
         return [
             value
             for other in gpu.node.gpus
@@ -192,10 +192,10 @@ def _others_of(fact: Fact, gpu: GpuReading, against: Against) -> list[Any]:
             for value, its in [_gpu_values(other)[fact.path]]
             if its == among
         ]
-    if against is Against.CATALOGUE:
+    if against is Reference.CATALOGUE:
         card = product_card(str(gpu.known("name")))
         return [] if card is None else [card.memory_gib * GIB * WITH_ECC]
-    if against is Against.SLOT:
+    if against is Reference.SLOT:
         place = gpu.known("pci", "bus_id")
         found = (_by_slot(twin).get(str(place)) for twin in gpu.node.twins)
         pairs = [_gpu_values(other)[fact.path] for other in found if other is not None]
@@ -248,7 +248,7 @@ def _usual_keys(there: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _compared(
-    fact: Fact, key: str, value: Any, others: Sequence[Any], against: Against
+    fact: Fact, key: str, value: Any, others: Sequence[Any], against: Reference
 ) -> tuple[Outlier | None, bool]:
     """Return the problem, if there is one, and whether a comparison was possible."""
     told = [other for other in others if other is not None]
@@ -267,9 +267,9 @@ def _compared(
     if found is None:
         return None, True
     severity, usual = found
-    source = fact.source if against is Against.LIMIT else _counted(against, told, usual, fact)
+    source = fact.source if against is Reference.LIMIT else _counted(against, told, usual, fact)
     expected = _said(fact, key, usual)
-    if against is Against.LIMIT:
+    if against is Reference.LIMIT:
         expected = f"at most {fact.show(fact.high[0].least)}"
     return Outlier(severity, _said(fact, key, value), expected, source), True
 
@@ -287,9 +287,9 @@ def _said(fact: Fact, key: str, value: Any) -> str:
     return f"{key}: {said}" if key else said
 
 
-def _counted(against: Against, told: Sequence[Any], usual: Any, fact: Fact) -> str:
+def _counted(against: Reference, told: Sequence[Any], usual: Any, fact: Fact) -> str:
     with_whom: str = against.value
-    if against in {Against.MATES, Against.CATALOGUE}:
+    if against in {Reference.MATES, Reference.CATALOGUE}:
         return with_whom
     alike = sum(1 for other in told if fact.names or other == usual)
     return f"{alike or len(told)} {with_whom}"
@@ -317,7 +317,7 @@ def _measured(fact: Fact, value: float, told: Sequence[float]) -> tuple[Severity
     severity = _reached(steps, value, usual, nearest)
     if severity is None:
         return None
-    if len(near) < CERTAIN and len(told) < CERTAIN and Against.LIMIT not in fact.against:
+    if len(near) < CERTAIN and len(told) < CERTAIN and Reference.LIMIT not in fact.against:
         other_side = fact.high if value < usual else fact.low
         if other_side and other_side[0].severity > steps[0].severity:
             return None  # the other one is the worse, and says so

@@ -81,9 +81,9 @@ def batch(inventory_file: str, requests: Path, *, as_json: bool, **given: Any) -
     Exit status: 0 all lines are answered, 1 some have failed or are left, 2 refused.
     """
     use_gevent()
-    from gpufleet.cli.batch_session import Session, Wanted
+    from gpufleet.cli.batch_session import BatchOptions, Session
 
-    found = Session(inventory_file, Wanted(input=requests, **given)).run()
+    found = Session(inventory_file, BatchOptions(input=requests, **given)).run()
     if as_json:
         print_json(found.as_json())
     else:

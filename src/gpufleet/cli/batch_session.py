@@ -27,7 +27,7 @@ from gpufleet.errors import FleetError
 from gpufleet.inventory.loader import read
 from gpufleet.load_test import guest, load_target
 from gpufleet.load_test.level_runs import read_key
-from gpufleet.load_test.load_target import Declared, Target
+from gpufleet.load_test.load_target import Target, TargetDeclaration
 from gpufleet.progress import Count, Pace
 from gpufleet.settings.base import LOOPBACK
 from gpufleet.settings.gateway_settings import Gateway
@@ -46,7 +46,7 @@ MOST_AT_ONCE = 512
 
 
 @dataclass(frozen=True)
-class Wanted:
+class BatchOptions:
     """The parsed command line."""
 
     model: str
@@ -104,7 +104,7 @@ class Summary:
 class Session:
     """An inventory while a file of requests is asked. Raises `FleetError` for what is not there."""
 
-    def __init__(self, inventory_file: str, wanted: Wanted) -> None:
+    def __init__(self, inventory_file: str, wanted: BatchOptions) -> None:
         self._inventory, self._wanted = inventory_file, wanted
         self._project = read(inventory_file)
         declared = declared_fleet(self._project)
@@ -193,7 +193,7 @@ class Session:
         return found.queue_seconds + found.request_seconds if found else REPLICA_SECONDS
 
 
-def _gateway(wanted: Wanted, declared: Declared) -> Gateway | None:
+def _gateway(wanted: BatchOptions, declared: TargetDeclaration) -> Gateway | None:
     """Return the settings of the gateway that lines go through; None: they go to a replica."""
     if wanted.replica is not None or (wanted.gateway is None and not declared.gateways):
         return None
@@ -239,7 +239,7 @@ class GuestLook:
     """
 
     def __init__(
-        self, fleet: ServedFleet, model: str, wanted: Wanted, gateway: Gateway | None
+        self, fleet: ServedFleet, model: str, wanted: BatchOptions, gateway: Gateway | None
     ) -> None:
         self._fleet, self._model, self._wanted = fleet, model, wanted
         self._per_server = gateway.per_server if gateway else None

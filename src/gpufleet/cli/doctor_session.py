@@ -17,11 +17,11 @@ from pathlib import Path
 from gpufleet.artifacts.model_files import checkpoint
 from gpufleet.artifacts.operator_files import read as read_file
 from gpufleet.cli.bounded_questions import Questions, ask_bounded
-from gpufleet.cli.preflight_requests import Late, Refused, run_bounded
+from gpufleet.cli.preflight_requests import RefusedWork, UnfinishedWork, run_bounded
 from gpufleet.doctor import fleet_problems, journal_causes, planned_memory, replica_speed
 from gpufleet.doctor.fleet_diagnosis import Diagnosis
 from gpufleet.doctor.node_evidence import NodeEvidence, node_evidence
-from gpufleet.doctor.sights import Alert, Sights
+from gpufleet.doctor.sights import Alert, FleetObservations
 from gpufleet.doctor.support_bundle import bundle_files
 from gpufleet.errors import FleetError
 from gpufleet.fleet import assessment
@@ -70,7 +70,7 @@ class FleetLook:
 
     inventory: str
     declared: Fleet
-    sights: Sights
+    sights: FleetObservations
     now: float
     """Seconds since 1970."""
 
@@ -150,7 +150,7 @@ def look(inventory_file: str, seconds: float) -> FleetLook:
         **journal_causes.gateway_causes(evidence, inventory_file),
     }
     sizes, unsized = _sizes(answers.probes, declared, planned_memory.short_of_memory(status, logs))
-    sights = Sights(
+    sights = FleetObservations(
         status,
         report,
         answers.gateways,
@@ -198,7 +198,7 @@ def _sizes(
     found = run_bounded(
         PLAN_SECONDS, "the plan", lambda: assessment.plan_fleet(known, there, unfit_stops=False)
     )
-    if isinstance(found, Late | Refused):
+    if isinstance(found, UnfinishedWork | RefusedWork):
         return {}, (f"what the plan counts for {join_names(sorted(models))}: {found}",)
     return planned_memory.planned_sizes(found.plan, models), ()
 

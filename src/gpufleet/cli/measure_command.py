@@ -22,7 +22,7 @@ from gpufleet.sanitize import printable
 
 if TYPE_CHECKING:
     from gpufleet.cli.measure_session import Session
-    from gpufleet.cli.measure_wanted import Wanted
+    from gpufleet.cli.measure_wanted import MeasureOptions
 
 PRESETS = ("chat", "rag", "code", "batch", "documents", "queries", "candidates")
 """Of `load_test.workloads` and `load_test.pooled_work`."""
@@ -149,10 +149,10 @@ def measure(inventory_file: str, *, compare: tuple[Path, Path] | None, **given: 
     use_gevent()
     from gpufleet.cli.measure_output import print_result, write_result
     from gpufleet.cli.measure_session import Session
-    from gpufleet.cli.measure_wanted import Wanted
+    from gpufleet.cli.measure_wanted import MeasureOptions
     from gpufleet.load_test.subjects import measurements_folder
 
-    wanted = Wanted(**given)
+    wanted = MeasureOptions(**given)
     with Session(inventory_file, wanted) as session:
         if wanted.tune:
             return _tune(session, wanted)
@@ -165,7 +165,7 @@ def measure(inventory_file: str, *, compare: tuple[Path, Path] | None, **given: 
     return int(found.found.kept is None or found.found.status not in _FOUND)
 
 
-def _tune(session: Session, wanted: Wanted) -> int:
+def _tune(session: Session, wanted: MeasureOptions) -> int:
     from gpufleet.cli.measure_output import print_tuning
     from gpufleet.cli.tune_session import TuneSession
 

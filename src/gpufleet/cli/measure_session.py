@@ -15,7 +15,7 @@ from typing import Any
 import gevent
 
 from gpufleet.cli.measure_output import Progress, say, say_level, served_by
-from gpufleet.cli.measure_wanted import GuestWatch, Wanted, trace_work, work_json
+from gpufleet.cli.measure_wanted import GuestWatch, MeasureOptions, trace_work, work_json
 from gpufleet.cli.served_fleet import NodeAnswers, ServedFleet
 from gpufleet.errors import FleetError
 from gpufleet.flags.normalize import human_readable
@@ -36,9 +36,9 @@ from gpufleet.load_test.level_runs import (
     read_key,
     single_level,
 )
-from gpufleet.load_test.load_target import Declared, Target
+from gpufleet.load_test.load_target import Target, TargetDeclaration
 from gpufleet.load_test.rate_search import RateSearch
-from gpufleet.load_test.result import Found, Measurement
+from gpufleet.load_test.result import Measurement, RateBracket
 from gpufleet.load_test.subjects import subject_of
 from gpufleet.load_test.verdicts import fewest_seconds
 from gpufleet.remote.session import COMMAND
@@ -60,7 +60,7 @@ SMALLEST_VOCABULARY = 32000
 class Session:
     """The nodes of an inventory while one of its models is measured."""
 
-    def __init__(self, inventory_file: str, wanted: Wanted) -> None:
+    def __init__(self, inventory_file: str, wanted: MeasureOptions) -> None:
         self.inventory = inventory_file
         self.wanted = wanted
         self.project = read(inventory_file)
@@ -128,7 +128,7 @@ class Session:
             finally:
                 watching.kill()
         if problem := self._changed(target, fleet.declared):
-            what = what[0], Found(None, None, "not known", problem)
+            what = what[0], RateBracket(None, None, "not known", problem)
         return self._measurement(began, fleet, runs, client, what=what, notes=notes)
 
     def _check_place(self) -> None:
@@ -140,7 +140,7 @@ class Session:
             )
 
     @contextmanager
-    def _clients(self, declared: Declared) -> Iterator[ClientPlace]:
+    def _clients(self, declared: TargetDeclaration) -> Iterator[ClientPlace]:
         """Yield where load clients run; no client is left there afterwards."""
         node = self.wanted.from_node
         if node is None:
@@ -160,7 +160,7 @@ class Session:
             raise FleetError(*problems)
         return found
 
-    def _changed(self, target: Target, declared: Declared) -> str:
+    def _changed(self, target: Target, declared: TargetDeclaration) -> str:
         """Return why the serving replicas changed during the run; "": they did not."""
         _, gateway, node = target.name.rpartition("gateway ")
         if not gateway:
@@ -225,7 +225,7 @@ class Session:
             )
         return rate
 
-    def _find(self, runs: LevelRuns, most: float) -> tuple[tuple[LevelSummary, ...], Found]:
+    def _find(self, runs: LevelRuns, most: float) -> tuple[tuple[LevelSummary, ...], RateBracket]:
         """Run levels until the answer is known; none has more than `most` arrivals per second."""
         wanted = self.wanted
         closed = wanted.concurrency is not None
@@ -245,7 +245,7 @@ class Session:
                 return tuple(levels), interrupted_search(levels, runs.stopped)
             search.add(level)
         found = search.result()
-        return tuple(levels), Found(
+        return tuple(levels), RateBracket(
             found.kept.load if found.kept else None,
             found.missed.load if found.missed else None,
             found.status,
@@ -265,7 +265,7 @@ class Session:
         runs: LevelRuns,
         client: Ceiling,
         *,
-        what: tuple[tuple[LevelSummary, ...], Found],
+        what: tuple[tuple[LevelSummary, ...], RateBracket],
         notes: tuple[str, ...],
     ) -> Measurement:
         levels, found = what

@@ -22,7 +22,7 @@ GUEST_LOOK_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
-class Wanted:
+class MeasureOptions:
     """The parsed command line."""
 
     model: str | None

@@ -65,10 +65,12 @@ def preflight(
     Exit status: 0 all OK or WARN, 1 a FAIL, 2 something UNKNOWN and no FAIL, or error.
     """
     use_gevent()
-    from gpufleet.cli.preflight_session import Session, Wanted
+    from gpufleet.cli.preflight_session import PreflightOptions, Session
 
     interactive = sys.stdin.isatty() and sys.stderr.isatty()
-    found = Session(inventory_file, Wanted(key_file, ca_file, test_alert, interactive)).look()
+    found = Session(
+        inventory_file, PreflightOptions(key_file, ca_file, test_alert, interactive)
+    ).look()
     if output is not None:
         from gpufleet.paths import write_whole
         from gpufleet.preflight.preflight_page import preflight_page

@@ -37,7 +37,7 @@ BODY_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Late:
+class UnfinishedWork:
     """Work that had not ended in its time."""
 
     why: str
@@ -47,7 +47,7 @@ class Late:
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedWork:
     """Work that ended in a `FleetError`."""
 
     problems: tuple[str, ...]
@@ -56,15 +56,17 @@ class Refused:
         return "; ".join(self.problems)
 
 
-def run_bounded(seconds: float, what: str, work: Callable[[], T]) -> T | Late | Refused:
+def run_bounded(
+    seconds: float, what: str, work: Callable[[], T]
+) -> T | UnfinishedWork | RefusedWork:
     """Return the result of `work` within a limit in seconds, or why there is none."""
     try:
         with gevent.Timeout(seconds):
             return work()
     except gevent.Timeout:
-        return Late(f"{what} took over {seconds:.0f} s")
+        return UnfinishedWork(f"{what} took over {seconds:.0f} s")
     except FleetError as error:
-        return Refused(error.problems)
+        return RefusedWork(error.problems)
 
 
 def ask_gateways(

@@ -20,8 +20,8 @@ import gevent
 from gpufleet.cli.bounded_questions import Timed, ask_bounded
 from gpufleet.cli.common_options import operator_name
 from gpufleet.cli.preflight_requests import (
-    Late,
-    Refused,
+    RefusedWork,
+    UnfinishedWork,
     ask_gateways,
     git_state,
     read_questions,
@@ -76,7 +76,7 @@ SILENT = "the node did not answer: see its line of node-checks"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PreflightOptions:
     """The parsed command line."""
 
     key_file: str | None = None
@@ -89,7 +89,7 @@ class Wanted:
 class Session:
     """One observation of a fleet."""
 
-    def __init__(self, inventory_file: str, wanted: Wanted) -> None:
+    def __init__(self, inventory_file: str, wanted: PreflightOptions) -> None:
         self.inventory, self.wanted = inventory_file, wanted
         self._end = time.monotonic() + WHOLE_SECONDS
         self.fleet = read(inventory_file)
@@ -171,9 +171,9 @@ class Session:
                 self.answers, self.fleet.gpu_nodes, inventory=self.inventory
             ),
         )
-        if isinstance(found, Late):
+        if isinstance(found, UnfinishedWork):
             self.no_plan = found.why
-        elif isinstance(found, Refused):
+        elif isinstance(found, RefusedWork):
             self.plan_problems = found.problems
         else:
             self.planned = found.plan.stages

@@ -21,8 +21,8 @@ from gpufleet.artifacts.operator_files import release_of
 from gpufleet.cli.bounded_questions import ask_bounded
 from gpufleet.cli.doctor_session import FleetLook, look
 from gpufleet.cli.preflight_requests import (
-    Late,
-    Refused,
+    RefusedWork,
+    UnfinishedWork,
     git_state,
     read_texts,
     run_bounded,
@@ -191,9 +191,9 @@ class _Reading:
                 self.answers, self.fleet.gpu_nodes, inventory=self.inventory
             ),
         )
-        if isinstance(found, Late):
+        if isinstance(found, UnfinishedWork):
             return Plan(unknown=(found.why,))
-        return Plan(refused=found.problems) if isinstance(found, Refused) else found
+        return Plan(refused=found.problems) if isinstance(found, RefusedWork) else found
 
     def _rates(self, plan: Assessment | Plan) -> tuple[ModelRate, ...]:
         """Return the measured rates of planned replicas; without a plan, of running ones."""

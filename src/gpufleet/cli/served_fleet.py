@@ -14,7 +14,7 @@ from gpufleet.fleet import fleet_plan
 from gpufleet.fleet.upgrade_lock import lock_problems
 from gpufleet.inventory.loader import Fleet
 from gpufleet.load_test import guest, load_target
-from gpufleet.load_test.load_target import Declared, Target
+from gpufleet.load_test.load_target import Target, TargetDeclaration
 from gpufleet.node.marks import deploy_problems
 from gpufleet.node.topology import Node, node_from_probe
 from gpufleet.upgrade.run import observe
@@ -28,7 +28,7 @@ from gpufleet.upgrade.run.traffic import Frontends
 class NodeAnswers:
     """The nodes' answers."""
 
-    declared: Declared
+    declared: TargetDeclaration
     nodes: Mapping[str, Node]
     documents: Mapping[str, Mapping[str, Any]]
     looks: Mapping[str, NodeLook]
@@ -62,7 +62,7 @@ class ServedFleet:
     def target(
         self,
         model: str,
-        declared: Declared,
+        declared: TargetDeclaration,
         *,
         replica: str | None,
         gateway: str | None,
@@ -86,7 +86,7 @@ class ServedFleet:
         target = replace(target, unknown=rotation.unknown)
         return target, (*rotation.lines(), *rotation.remarks)
 
-    def rotation(self, model: str, gateway: str, declared: Declared) -> Rotation:
+    def rotation(self, model: str, gateway: str, declared: TargetDeclaration) -> Rotation:
         """Ask a gateway which replicas of a model get requests."""
         state = Frontends(self.nodes, self.project).state(gateway)
         if not state.runs:
@@ -125,9 +125,9 @@ class ServedFleet:
         ]
 
 
-def declared_fleet(project: Fleet) -> Declared:
+def declared_fleet(project: Fleet) -> TargetDeclaration:
     """Return an inventory's declaration before any node is queried: no running replicas in it."""
-    return Declared(
+    return TargetDeclaration(
         {name: each.address for name, each in project.nodes.items()},
         {name: each.settings for name, each in project.gpu_nodes.items()},
         {name: each.settings for name, each in project.nodes.items() if each.settings.gateway},

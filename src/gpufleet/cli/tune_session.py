@@ -13,7 +13,7 @@ from gpufleet.cli.common_options import operator_name
 from gpufleet.cli.drain_session import NodeDrains
 from gpufleet.cli.measure_output import say, write_result
 from gpufleet.cli.measure_session import Session
-from gpufleet.cli.measure_wanted import Wanted
+from gpufleet.cli.measure_wanted import MeasureOptions
 from gpufleet.errors import FleetError
 from gpufleet.fleet.trial_plans import TrialPlans
 from gpufleet.formatting import count_of, join_names
@@ -32,7 +32,7 @@ DEPLOY_SECONDS = 900
 class TuneSession:
     """The replica whose settings are tried."""
 
-    def __init__(self, session: Session, wanted: Wanted) -> None:
+    def __init__(self, session: Session, wanted: MeasureOptions) -> None:
         self.session, self.project = session, session.project
         self.folder = wanted.output or measurements_folder(session.inventory)
         self.drains = NodeDrains(self.project, session.nodes)

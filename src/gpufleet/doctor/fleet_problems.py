@@ -18,7 +18,7 @@ from gpufleet.doctor.gateway_problems import certificate_problems, gateway_probl
 from gpufleet.doctor.journal_causes import is_killed_for_memory
 from gpufleet.doctor.node_problems import failed_checks, kernel_subject, marks_of, node_problems
 from gpufleet.doctor.planned_memory import RULES, size_sentence
-from gpufleet.doctor.sights import LogCause, Sights
+from gpufleet.doctor.sights import FleetObservations, LogCause
 from gpufleet.doctor.slow_replicas import slow_problems, unknown_speeds
 from gpufleet.errors import FleetError
 from gpufleet.formatting import count_of, format_duration, join_names, suggestion
@@ -40,7 +40,7 @@ MOST_SENTENCES = 4
 """Sentences per replica: one for each of eight ranks adds nothing."""
 
 
-def diagnose(sights: Sights, now: float, inventory: str = "INVENTORY") -> Diagnosis:
+def diagnose(sights: FleetObservations, now: float, inventory: str = "INVENTORY") -> Diagnosis:
     """Return the fleet's problems, worst first. `now` is in seconds since 1970."""
     problems = [
         *_replicas(sights, now, inventory),
@@ -106,13 +106,15 @@ def journals_to_read(status: FleetStatus, now: float) -> dict[str, tuple[str, ..
 # -- replicas
 
 
-def _replicas(sights: Sights, now: float, inventory: str) -> Iterator[Problem]:
+def _replicas(sights: FleetObservations, now: float, inventory: str) -> Iterator[Problem]:
     for replica in sights.status.replicas:
         if replica.health is not Health.SERVES or _restarted(replica, now):
             yield _replica(sights, replica, now, inventory)
 
 
-def _replica(sights: Sights, replica: ReplicaStatus, now: float, inventory: str) -> Problem:
+def _replica(
+    sights: FleetObservations, replica: ReplicaStatus, now: float, inventory: str
+) -> Problem:
     serves = replica.health is Health.SERVES
     drained = all(sights.status.out.drains(replica.id, rank.node) for rank in replica.ranks)
     nodes = tuple(dict.fromkeys(rank.node for rank in replica.ranks))
@@ -163,7 +165,7 @@ def _replica(sights: Sights, replica: ReplicaStatus, now: float, inventory: str)
 
 
 def _because(
-    sights: Sights, replica: ReplicaStatus, log: LogCause | None, began: float | None
+    sights: FleetObservations, replica: ReplicaStatus, log: LogCause | None, began: float | None
 ) -> str:
     """
     Return the subject of the node problem that certainly stopped a replica; "": none.
@@ -202,7 +204,7 @@ def _is_of_another_unit(line: str, replica: str) -> bool:
     return line.startswith("oom-kill:") and not is_killed_for_memory(line, replica)
 
 
-def _differs(sights: Sights, replica: str, nodes: Iterable[str]) -> Iterator[str]:
+def _differs(sights: FleetObservations, replica: str, nodes: Iterable[str]) -> Iterator[str]:
     """Yield the parts of a replica's unit that gpufleet did not write."""
     for node in nodes:
         known = sights.evidence.get(node)
@@ -215,7 +217,7 @@ def _differs(sights: Sights, replica: str, nodes: Iterable[str]) -> Iterator[str
 
 
 def _damaged(
-    sights: Sights, replica: str, nodes: Iterable[str], inventory: str
+    sights: FleetObservations, replica: str, nodes: Iterable[str], inventory: str
 ) -> Iterator[tuple[str, str]]:
     """Yield a model's files that differ from what a deploy placed, and the command that helps."""
     for node in nodes:
@@ -278,7 +280,7 @@ def _restarted(replica: ReplicaStatus, now: float) -> bool:
     )
 
 
-def _changes(sights: Sights, nodes: Iterable[str], began: float | None) -> Iterator[str]:
+def _changes(sights: FleetObservations, nodes: Iterable[str], began: float | None) -> Iterator[str]:
     """Yield the last changes on nodes before a moment."""
     if began is None:
         return
@@ -288,7 +290,7 @@ def _changes(sights: Sights, nodes: Iterable[str], began: float | None) -> Itera
             yield f"{node}: {format_duration(began - last[0])} before: {last[1]}"
 
 
-def _missing(sights: Sights, inventory: str) -> Iterator[Problem]:
+def _missing(sights: FleetObservations, inventory: str) -> Iterator[Problem]:
     serving = {each.model for each in sights.status.replicas if each.health is Health.SERVES}
     for sentence in sights.status.missing:
         model = sentence.partition(":")[0]
@@ -304,7 +306,7 @@ def _missing(sights: Sights, inventory: str) -> Iterator[Problem]:
         )
 
 
-def _alerts(sights: Sights, named: Collection[str]) -> Iterator[Problem]:
+def _alerts(sights: FleetObservations, named: Collection[str]) -> Iterator[Problem]:
     """Yield alerts that no other problem covers."""
     for each in sights.alerts:
         if each.subject not in named:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 
 from gpufleet.doctor.fleet_diagnosis import Impact, Problem
-from gpufleet.doctor.sights import Sights
+from gpufleet.doctor.sights import FleetObservations
 from gpufleet.formatting import format_duration
 from gpufleet.network.haproxy import ServerState
 from gpufleet.serving.rank_status import Health, iso
@@ -18,7 +18,7 @@ _UP = ("UP", "no check")
 """HAProxy's words for a server that gets requests."""
 
 
-def gateway_problems(sights: Sights, inventory: str) -> Iterator[Problem]:
+def gateway_problems(sights: FleetObservations, inventory: str) -> Iterator[Problem]:
     """Yield the problems of each gateway."""
     alone = len(sights.gateways) == 1
     well = {
@@ -85,7 +85,7 @@ def gateway_problems(sights: Sights, inventory: str) -> Iterator[Problem]:
                 )
 
 
-def certificate_problems(sights: Sights, now: float) -> Iterator[Problem]:
+def certificate_problems(sights: FleetObservations, now: float) -> Iterator[Problem]:
     """Yield certificates on nodes that have ended, or soon do."""
     for node, evidence in sorted(sights.evidence.items()):
         for each in evidence.certificates:

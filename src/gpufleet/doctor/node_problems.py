@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 
 from gpufleet.checks.finding import Finding, Severity
 from gpufleet.doctor.fleet_diagnosis import Impact, Problem
-from gpufleet.doctor.sights import Sights
+from gpufleet.doctor.sights import FleetObservations
 from gpufleet.formatting import format_duration, node_ranges
 
 MOST_EXAMPLES = 4
 """Examples per check: more nodes or GPUs add nothing."""
 
 
-def node_problems(sights: Sights, inventory: str) -> list[Problem]:
+def node_problems(sights: FleetObservations, inventory: str) -> list[Problem]:
     """Return the nodes' problems except marks. Causes of replicas' failures are elsewhere."""
     return [
         *_silent(sights),
@@ -23,7 +23,7 @@ def node_problems(sights: Sights, inventory: str) -> list[Problem]:
     ]
 
 
-def _silent(sights: Sights) -> Iterator[Problem]:
+def _silent(sights: FleetObservations) -> Iterator[Problem]:
     for node, why in sorted(sights.status.silent.items()):
         yield Problem(
             node,
@@ -35,7 +35,7 @@ def _silent(sights: Sights) -> Iterator[Problem]:
         )
 
 
-def failed_checks(sights: Sights) -> list[tuple[str, list[Finding]]]:
+def failed_checks(sights: FleetObservations) -> list[tuple[str, list[Finding]]]:
     """Return the findings of one check and verdict together, each with its subject."""
     alike: dict[tuple[str, Severity], list[Finding]] = defaultdict(list)
     for each in sights.report.findings:
@@ -76,7 +76,7 @@ def kernel_subject(node: str) -> str:
     return f"kernel of {node}"
 
 
-def _kernels(sights: Sights) -> Iterator[Problem]:
+def _kernels(sights: FleetObservations) -> Iterator[Problem]:
     """Yield the hosts' problems in kernel logs; GPUs are the node check's."""
     for node, causes in sorted(sights.kernels.items()):
         for each in causes:
@@ -92,7 +92,7 @@ def _kernels(sights: Sights) -> Iterator[Problem]:
             )
 
 
-def marks_of(sights: Sights, now: float, inventory: str) -> Iterator[Problem]:
+def marks_of(sights: FleetObservations, now: float, inventory: str) -> Iterator[Problem]:
     """Yield cordons, and upgrades that have not ended."""
     for node, mark in sights.status.out.cordoned:
         yield Problem(

@@ -52,7 +52,7 @@ class Alert:
 
 
 @dataclass(frozen=True)
-class Sights:
+class FleetObservations:
     """Everything that was looked at."""
 
     status: FleetStatus

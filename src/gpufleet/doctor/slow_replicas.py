@@ -12,7 +12,7 @@ from gpufleet.checks.finding import Finding
 from gpufleet.doctor.fleet_diagnosis import Impact, Problem
 from gpufleet.doctor.node_problems import failed_checks
 from gpufleet.doctor.replica_speed import ReplicaSpeed
-from gpufleet.doctor.sights import Sights
+from gpufleet.doctor.sights import FleetObservations
 from gpufleet.serving.rank_status import Health, RankStatus
 from gpufleet.serving.status import ReplicaStatus
 
@@ -36,7 +36,7 @@ OF_SPEED = frozenset(
 """Checks of what makes a GPU slower, and ends nothing."""
 
 
-def slow_problems(sights: Sights, inventory: str) -> Iterator[Problem]:
+def slow_problems(sights: FleetObservations, inventory: str) -> Iterator[Problem]:
     """Yield replicas that serve and are slower than promised, or than their siblings."""
     serving = [each for each in sights.status.replicas if each.health is Health.SERVES]
     siblings: dict[str, list[tuple[str, ReplicaSpeed]]] = defaultdict(list)
@@ -55,7 +55,7 @@ def slow_problems(sights: Sights, inventory: str) -> Iterator[Problem]:
             yield _problem(sights, each, _Slowness(speed, missed, behind), inventory)
 
 
-def unknown_speeds(sights: Sights) -> Iterator[str]:
+def unknown_speeds(sights: FleetObservations) -> Iterator[str]:
     """Yield a sentence for each replica with an objective whose speed could not be read."""
     for each in sights.status.replicas:
         objectives = sights.objectives.get(each.model)
@@ -72,7 +72,7 @@ def unknown_speeds(sights: Sights) -> Iterator[str]:
             )
 
 
-def _missed(sights: Sights, model: str, speed: ReplicaSpeed) -> Iterator[str]:
+def _missed(sights: FleetObservations, model: str, speed: ReplicaSpeed) -> Iterator[str]:
     """Yield a sentence for each objective that is missed at present."""
     objectives = sights.objectives.get(model)
     if objectives is None:
@@ -115,7 +115,9 @@ class _Slowness:
     """Its siblings; "": it is not."""
 
 
-def _problem(sights: Sights, replica: ReplicaStatus, slow: _Slowness, inventory: str) -> Problem:
+def _problem(
+    sights: FleetObservations, replica: ReplicaStatus, slow: _Slowness, inventory: str
+) -> Problem:
     speed, missed, behind = slow.speed, slow.missed, slow.behind
     nodes = tuple(dict.fromkeys(rank.node for rank in replica.ranks))
     because = _because(sights, replica)
@@ -171,7 +173,7 @@ def _load_causes(model: str, speed: ReplicaSpeed) -> Iterator[tuple[str, str]]:
         )
 
 
-def _because(sights: Sights, replica: ReplicaStatus) -> str:
+def _because(sights: FleetObservations, replica: ReplicaStatus) -> str:
     """Return the subject of the check that explains its slow GPUs; "": none does."""
     for subject, findings in failed_checks(sights):
         if any(_slows(rank, each) for each in findings for rank in replica.ranks):

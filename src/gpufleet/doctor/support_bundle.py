@@ -10,7 +10,7 @@ from typing import Any
 from gpufleet.doctor.fleet_diagnosis import Diagnosis
 from gpufleet.doctor.fleet_text import diagnosis_lines
 from gpufleet.doctor.node_evidence import JournalLine
-from gpufleet.doctor.sights import Sights
+from gpufleet.doctor.sights import FleetObservations
 from gpufleet.redact import hide_secrets
 from gpufleet.serving.rank_status import iso
 
@@ -21,7 +21,7 @@ README = "README.txt"
 
 def bundle_files(
     found: Diagnosis,
-    sights: Sights,
+    sights: FleetObservations,
     settings: Mapping[str, Any],
     secrets: Iterable[str],
     now: float,

@@ -1,10 +1,9 @@
 """Judges the arguments and variables of a server by the release that will run it.  Pure.
 
 Contract: `check` never raises for an operator's mistakes, and names for every problem what refuses
-it: the release's parser, the start of the server, or only gpufleet (`problem.By`). The release's
-own parser accepts the arguments exactly if there is no problem `By.PARSER`, except for abbreviated
-names, which argparse accepts and gpufleet never does.
-"""
+it: the release's parser, the start of the server, or only gpufleet (`problem.RefusedBy`). The
+release's own parser accepts the arguments exactly if there is no problem `RefusedBy.PARSER`, except
+for abbreviated names, which argparse accepts and gpufleet never does."""
 
 from __future__ import annotations
 
@@ -14,11 +13,11 @@ from typing import Any
 
 from gpufleet.flags import changes, environment, values
 from gpufleet.flags.changes import Change, ChangeKind
-from gpufleet.flags.command_line import CommandLine, GivenFlag, Trouble, Unparsed, parse
+from gpufleet.flags.command_line import CommandLine, GivenFlag, Unparsed, UnparsedReason, parse
 from gpufleet.flags.conflict_rule import Conflict, Settings
 from gpufleet.flags.conflicts import conflicts
 from gpufleet.flags.json_values import field_faults, type_faults
-from gpufleet.flags.problem import By, Kind, Problem, Severity
+from gpufleet.flags.problem import Kind, Problem, RefusedBy, Severity
 from gpufleet.flags.schema import Field, Flag, Limits, Schema, sort_key
 
 _YAML = (".yaml", ".yml")
@@ -35,15 +34,15 @@ _LISTED: Mapping[str, tuple[str, str | None]] = {
     "--attention-backend": ("attention_backend", None),
 }
 
-_PLAIN: Mapping[Trouble, Kind] = {
-    Trouble.UNKNOWN: Kind.UNKNOWN,
-    Trouble.PREFIX: Kind.PREFIX,
-    Trouble.AMBIGUOUS: Kind.AMBIGUOUS,
-    Trouble.NO_VALUE: Kind.VALUE,
-    Trouble.SURPLUS_VALUE: Kind.FORM,
-    Trouble.STRAY: Kind.STRAY,
-    Trouble.MODEL: Kind.MODEL,
-    Trouble.HELP: Kind.HELP,
+_PLAIN: Mapping[UnparsedReason, Kind] = {
+    UnparsedReason.UNKNOWN: Kind.UNKNOWN,
+    UnparsedReason.PREFIX: Kind.PREFIX,
+    UnparsedReason.AMBIGUOUS: Kind.AMBIGUOUS,
+    UnparsedReason.NO_VALUE: Kind.VALUE,
+    UnparsedReason.SURPLUS_VALUE: Kind.FORM,
+    UnparsedReason.STRAY: Kind.STRAY,
+    UnparsedReason.MODEL: Kind.MODEL,
+    UnparsedReason.HELP: Kind.HELP,
 }
 
 # JSON that vLLM takes as it is and makes a config class of when it starts.
@@ -75,7 +74,7 @@ class Verdict:
     @property
     def parser_accepts(self) -> bool:
         """Return whether the release's own parser accepts it, not counting abbreviated names."""
-        return not any(problem.by is By.PARSER for problem in self.problems)
+        return not any(problem.by is RefusedBy.PARSER for problem in self.problems)
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
@@ -139,29 +138,29 @@ def check(
 
 def _troubles(line: CommandLine) -> Iterator[Unparsed]:
     """Yield the arguments that could not be parsed; for a refused `--model` only that."""
-    models = {one.at[0] for one in line.unparsed if one.trouble is Trouble.MODEL and one.at}
+    models = {one.at[0] for one in line.unparsed if one.trouble is UnparsedReason.MODEL and one.at}
     for one in line.unparsed:
-        if one.trouble is Trouble.MODEL or not one.at or one.at[0] not in models:
+        if one.trouble is UnparsedReason.MODEL or not one.at or one.at[0] not in models:
             yield one
 
 
 def _unparsed(schema: Schema, line: CommandLine, one: Unparsed) -> Iterator[Problem]:
     match one.trouble:
-        case Trouble.UNKNOWN | Trouble.PREFIX | Trouble.AMBIGUOUS:
+        case UnparsedReason.UNKNOWN | UnparsedReason.PREFIX | UnparsedReason.AMBIGUOUS:
             from gpufleet.flags.unknown import (
                 unknown_option,  # only where there is a problem: it is slow
             )
 
             yield unknown_option(schema, line, one)
-        case Trouble.SURPLUS_VALUE:
+        case UnparsedReason.SURPLUS_VALUE:
             yield _surplus(line, one)
-        case Trouble.STRAY:
+        case UnparsedReason.STRAY:
             yield _stray(line, one)
-        case Trouble.HELP:
+        case UnparsedReason.HELP:
             yield _refused(line, one, Kind.HELP, rewritten=())
-        case Trouble.MODEL:
+        case UnparsedReason.MODEL:
             yield _refused_model(line, one)
-        case Trouble.NO_VALUE:
+        case UnparsedReason.NO_VALUE:
             yield _refused(line, one, Kind.VALUE)
 
 
@@ -171,7 +170,7 @@ def _refused(
     return Problem(
         kind,
         Severity.REFUSE,
-        By.PARSER,
+        RefusedBy.PARSER,
         _written(line, one.at),
         one.found,
         rewritten=rewritten,
@@ -221,7 +220,7 @@ def _stray(line: CommandLine, one: Unparsed) -> Problem:
     return Problem(
         Kind.FORM,
         Severity.REFUSE,
-        By.PARSER,
+        RefusedBy.PARSER,
         _written(line, (*before.at, *one.at)),
         f"`{before.option}` takes no value, so `{one.argument}` has no option",
         rewritten=rewritten,
@@ -243,7 +242,7 @@ def _fault(schema: Schema, line: CommandLine, given: GivenFlag, fault: values.Fa
     return Problem(
         Kind(fault.kind),
         Severity.REFUSE,
-        By.PARSER,
+        RefusedBy.PARSER,
         _written(line, given.at),
         fault.found + (f": {change.why}" if change else ""),
         since=since,
@@ -318,7 +317,7 @@ def _misspelt(schema: Schema, line: CommandLine, given: GivenFlag, value: str) -
         yield Problem(
             Kind.CHOICE,
             Severity.WARN,
-            By.ADVICE,
+            RefusedBy.ADVICE,
             _written(line, given.at),
             f"`{value}` is not a built-in value of vLLM {schema.version} "
             f"({', '.join(given.flag.suggested)}): vLLM fails to start without a plug-in that "
@@ -368,7 +367,7 @@ def _at_start(
     found: str,
     severity: Severity = Severity.REFUSE,
 ) -> Problem:
-    return Problem(kind, severity, By.START, _written(line, given.at), found, at=given.at)
+    return Problem(kind, severity, RefusedBy.START, _written(line, given.at), found, at=given.at)
 
 
 # -- what is known of a flag -----------------------------------------------------------------------
@@ -417,7 +416,7 @@ def _changed(
     return Problem(
         kind,
         severity,
-        By.START if kind is Kind.CHOICE else By.ADVICE,
+        RefusedBy.START if kind is Kind.CHOICE else RefusedBy.ADVICE,
         _written(line, given.at),
         found,
         since=change.since,
@@ -431,7 +430,7 @@ def _mark(line: CommandLine, given: GivenFlag, found: str) -> Problem:
     return Problem(
         Kind.DEPRECATED,
         Severity.WARN,
-        By.ADVICE,
+        RefusedBy.ADVICE,
         _written(line, given.at),
         found,
         at=given.at,
@@ -455,7 +454,7 @@ def _conflicts(settings: Settings, found: Sequence[Problem]) -> Iterator[Problem
         yield Problem(
             Kind.CONFLICT,
             Severity.REFUSE,
-            By.START,
+            RefusedBy.START,
             _written(line, at),
             rule.sentence,
             since=rule.since,
@@ -481,7 +480,7 @@ def _repeated(line: CommandLine) -> Iterator[Problem]:
             yield Problem(
                 Kind.REPEATED,
                 Severity.WARN,
-                By.ADVICE,
+                RefusedBy.ADVICE,
                 _written(line, earlier.at),
                 f"`{name}` is given {len(uses)} times, and only the last one counts: `{kept}`",
                 rewritten=(),
@@ -504,7 +503,7 @@ def _model(schema: Schema, line: CommandLine) -> Iterator[Problem]:
             yield _of_model(line, found, Severity.REFUSE, None)
         return
     if any(name in line.by_name for name in ("--config", "--model")) or any(
-        one.trouble is Trouble.MODEL for one in line.unparsed
+        one.trouble is UnparsedReason.MODEL for one in line.unparsed
     ):
         return
     for given in line.given:
@@ -513,7 +512,7 @@ def _model(schema: Schema, line: CommandLine) -> Iterator[Problem]:
             yield Problem(
                 Kind.MODEL,
                 Severity.REFUSE,
-                By.ADVICE,
+                RefusedBy.ADVICE,
                 _written(line, given.at),
                 f"`{given.option}` takes every word up to the next flag, including "
                 f"`{swallowed}`: put the model first",
@@ -521,12 +520,14 @@ def _model(schema: Schema, line: CommandLine) -> Iterator[Problem]:
             )
             return
     found = "no model is given, and vLLM would serve its default"
-    yield Problem(Kind.MODEL, Severity.WARN, By.ADVICE, "vllm serve", found)
+    yield Problem(Kind.MODEL, Severity.WARN, RefusedBy.ADVICE, "vllm serve", found)
 
 
 def _of_model(line: CommandLine, found: str, severity: Severity, since: str | None) -> Problem:
     at = line.model_at
-    return Problem(Kind.MODEL, severity, By.ADVICE, _written(line, at), found, since=since, at=at)
+    return Problem(
+        Kind.MODEL, severity, RefusedBy.ADVICE, _written(line, at), found, since=since, at=at
+    )
 
 
 def _config(line: CommandLine) -> Iterator[Problem]:
@@ -535,14 +536,14 @@ def _config(line: CommandLine) -> Iterator[Problem]:
     if given is None:
         return
     uses = line.by_name["--config"]
-    severity, by, found = Severity.WARN, By.ADVICE, "what it says was not checked"
+    severity, by, found = Severity.WARN, RefusedBy.ADVICE, "what it says was not checked"
     if "=" in line.argv[given.at[0]]:
         found = "vLLM reads the file only from `--config FILE` with a space, and ignores this"
         severity = Severity.REFUSE
     elif len(uses) > 1:
-        severity, by, found = Severity.REFUSE, By.PARSER, "there can be only one file"
+        severity, by, found = Severity.REFUSE, RefusedBy.PARSER, "there can be only one file"
     elif not given.values[-1].endswith(_YAML):
-        severity, by = Severity.REFUSE, By.PARSER
+        severity, by = Severity.REFUSE, RefusedBy.PARSER
         found = f"`{given.values[-1]}` must end in .yaml or .yml"
     yield Problem(Kind.VALUE, severity, by, _written(line, given.at), found, at=given.at)
 
@@ -553,7 +554,12 @@ def _no_key(line: CommandLine) -> Iterator[Problem]:
     if given is not None and not any(given.values):
         found = "the key is empty, and vLLM then serves clients without a key"
         yield Problem(
-            Kind.VALUE, Severity.WARN, By.ADVICE, _written(line, given.at), found, at=given.at
+            Kind.VALUE,
+            Severity.WARN,
+            RefusedBy.ADVICE,
+            _written(line, given.at),
+            found,
+            at=given.at,
         )
 
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 
-from gpufleet.flags.normalize import Dotted, Trouble, Unparsed, Word, rewrite
+from gpufleet.flags.normalize import ArgvWord, Dotted, Unparsed, UnparsedReason, rewrite
 from gpufleet.flags.schema import Flag, Schema
 
-__all__ = ["CommandLine", "Dotted", "GivenFlag", "Trouble", "Unparsed", "parse"]
+__all__ = ["CommandLine", "Dotted", "GivenFlag", "Unparsed", "UnparsedReason", "parse"]
 
 # What argparse takes for a value although it starts with a dash.
 _NEGATIVE = re.compile(r"-\d+$|-\d*\.\d+$")
@@ -105,8 +105,8 @@ _LONG_DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
 class _Parser:
     """Walks over the words as argparse's `_parse_known_args` does."""
 
-    def __init__(self, schema: Schema, argv: tuple[str, ...], words: Sequence[Word]) -> None:
-        self.model: Word | None = None
+    def __init__(self, schema: Schema, argv: tuple[str, ...], words: Sequence[ArgvWord]) -> None:
+        self.model: ArgvWord | None = None
         self.given: list[GivenFlag] = []
         self.unparsed: list[Unparsed] = []
         self._schema = schema
@@ -131,9 +131,9 @@ class _Parser:
         positional = self._schema.positional
         if positional is not None and positional.nargs is None and self.model is None:
             found = "no model is given; this release takes it as the first argument"
-            self._cannot(Trouble.MODEL, Word("", ()), found)
+            self._cannot(UnparsedReason.MODEL, ArgvWord("", ()), found)
 
-    def _option(self, word: Word) -> _Option | None:
+    def _option(self, word: ArgvWord) -> _Option | None:
         """Return the option that a word starts, None for a value (argparse._parse_optional)."""
         text, known = word.text, self._schema.by_option
         if not text.startswith("-") or text == "-":
@@ -157,7 +157,7 @@ class _Parser:
             return False
         return self.model is None or (at > 0 and self.model is self._words[at - 1])
 
-    def _take_word(self, word: Word) -> None:
+    def _take_word(self, word: ArgvWord) -> None:
         if self._schema.positional is not None and self.model is None:
             self.model = word
             return
@@ -168,7 +168,7 @@ class _Parser:
             found = f"`{word.text}` belongs to no option"
             if self.model is not None:
                 found += f": the model is `{self.model.text}` already"
-        self._cannot(Trouble.STRAY, word, found)
+        self._cannot(UnparsedReason.STRAY, word, found)
 
     def _meant_by_long_dash(self, text: str) -> str | None:
         """Return the option that a word with typographic dashes stands for."""
@@ -183,7 +183,7 @@ class _Parser:
         """Parse the option at a place with its values, and return the place after them."""
         word = self._words[at]
         if option.name in _HELP:
-            self._cannot(Trouble.HELP, word, f"`{option.name}` prints vLLM's help and exits")
+            self._cannot(UnparsedReason.HELP, word, f"`{option.name}` prints vLLM's help and exits")
             return at + 1
         if option.flag is None:
             return self._refuse(at, option)
@@ -194,40 +194,42 @@ class _Parser:
         flag = option.flag
         if len(values) < _least(flag):
             found = f"`{self._written(word)}` has no value"
-            self._cannot(Trouble.NO_VALUE, word, found, flag=flag)
+            self._cannot(UnparsedReason.NO_VALUE, word, found, flag=flag)
         else:
             self._give(flag, option.name, word, values)
         return at + 1 + len(values)
 
-    def _take_explicit(self, word: Word, flag: Flag, option: _Option) -> None:
+    def _take_explicit(self, word: ArgvWord, flag: Flag, option: _Option) -> None:
         if not flag.takes_value:
             found = f"`{option.name}` takes no value, but has `{option.explicit}`"
-            self._cannot(Trouble.SURPLUS_VALUE, word, found, (str(option.explicit),), flag=flag)
+            self._cannot(
+                UnparsedReason.SURPLUS_VALUE, word, found, (str(option.explicit),), flag=flag
+            )
         elif isinstance(flag.nargs, int) and flag.nargs > 1:
             found = f"`{option.name}` takes {flag.nargs} values"
-            self._cannot(Trouble.NO_VALUE, word, found, flag=flag)
+            self._cannot(UnparsedReason.NO_VALUE, word, found, flag=flag)
         else:
-            self._give(flag, option.name, word, [Word(str(option.explicit), ())])
+            self._give(flag, option.name, word, [ArgvWord(str(option.explicit), ())])
 
     def _refuse(self, at: int, option: _Option) -> int:
         """Report an unknown option, and skip its values."""
         word = self._words[at]
         written = self._written(word)
         if not option.candidates:
-            trouble, found = Trouble.UNKNOWN, f"this release has no option `{written}`"
+            trouble, found = UnparsedReason.UNKNOWN, f"this release has no option `{written}`"
             values = list(self._run_of_values(at + 1))
         elif len(option.candidates) == 1:
             (only,) = option.candidates
-            trouble = Trouble.PREFIX
+            trouble = UnparsedReason.PREFIX
             found = f"`{written}` is an abbreviation of `{only}`: write the full name"
             values = self._values(at + 1, self._schema.by_option[only])
         else:
-            trouble = Trouble.AMBIGUOUS
+            trouble = UnparsedReason.AMBIGUOUS
             found = f"`{written}` is an ambiguous abbreviation of {_listed(option.candidates)}"
             values = list(self._run_of_values(at + 1))
         if option.explicit is not None:
             values = []
-        elif trouble is not Trouble.PREFIX and self.model is None and len(values) > 1:
+        elif trouble is not UnparsedReason.PREFIX and self.model is None and len(values) > 1:
             values.pop()  # the model, more likely than a second value
         texts = tuple(value.text for value in values)
         if option.explicit is not None:
@@ -236,25 +238,25 @@ class _Parser:
         self._cannot(trouble, word, found, texts, candidates=option.candidates, more=places)
         return at + 1 + len(values)
 
-    def _values(self, start: int, flag: Flag) -> list[Word]:
+    def _values(self, start: int, flag: Flag) -> list[ArgvWord]:
         return list(islice(self._run_of_values(start), _most(flag)))
 
-    def _run_of_values(self, start: int) -> Iterator[Word]:
+    def _run_of_values(self, start: int) -> Iterator[ArgvWord]:
         """Yield the words from a place on, up to the next option."""
         for at in range(start, len(self._words)):
             if self._options[at] is not None or at == self._separator:
                 return
             yield self._words[at]
 
-    def _give(self, flag: Flag, option: str, word: Word, values: Sequence[Word]) -> None:
+    def _give(self, flag: Flag, option: str, word: ArgvWord, values: Sequence[ArgvWord]) -> None:
         places = dict.fromkeys((*word.at, *(place for value in values for place in value.at)))
         texts = tuple(value.text for value in values)
         self.given.append(GivenFlag(flag, option, texts, tuple(places), word.dotted))
 
     def _cannot(
         self,
-        trouble: Trouble,
-        word: Word,
+        trouble: UnparsedReason,
+        word: ArgvWord,
         found: str,
         values: tuple[str, ...] = (),
         *,
@@ -267,7 +269,7 @@ class _Parser:
             Unparsed(trouble, self._written(word), at, found, values, candidates, flag)
         )
 
-    def _written(self, word: Word) -> str:
+    def _written(self, word: ArgvWord) -> str:
         """Return a word as the operator wrote it."""
         return self._argv[word.at[0]] if word.at else word.text
 

@@ -33,7 +33,7 @@ _REPLACED = {
 }
 
 
-class Gone(NamedTuple):
+class RemovedKey(NamedTuple):
     """A key that a release no longer has."""
 
     last: str
@@ -44,7 +44,7 @@ class Gone(NamedTuple):
     """The replacement, in words."""
 
 
-def removal_of(json_class: str, key: str, version: str) -> Gone | None:
+def removal_of(json_class: str, key: str, version: str) -> RemovedKey | None:
     """Return when a key was removed, and its replacement; None: no older release has it."""
     at = sort_key(version)
     last, since = None, None
@@ -59,7 +59,7 @@ def removal_of(json_class: str, key: str, version: str) -> Gone | None:
             since = release
     if last is None or since is None:
         return None
-    return Gone(last, since, _REPLACED.get((json_class, key)))
+    return RemovedKey(last, since, _REPLACED.get((json_class, key)))
 
 
 def replacements() -> tuple[tuple[str, str, str], ...]:

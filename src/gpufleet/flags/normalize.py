@@ -26,7 +26,7 @@ _SUFFIXED = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 
-class Trouble(StrEnum):
+class UnparsedReason(StrEnum):
     """Why an argument could not be parsed."""
 
     UNKNOWN = "unknown"  # an option that the release does not have
@@ -49,7 +49,7 @@ class Unparsed:
     is a sentence without a full stop.
     """
 
-    trouble: Trouble
+    trouble: UnparsedReason
     argument: str
     at: tuple[int, ...]
     found: str
@@ -68,7 +68,7 @@ class Dotted:
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class ArgvWord:
     """One argument for argparse, and its places in the original argv."""
 
     text: str
@@ -80,13 +80,13 @@ class Word:
 class Rewritten:
     """The words for argparse, and the release's earlier refusals."""
 
-    words: tuple[Word, ...]
+    words: tuple[ArgvWord, ...]
     unparsed: tuple[Unparsed, ...]
 
 
 def rewrite(argv: Sequence[str], syntax: Syntax) -> Rewritten:
     """Return `argv`, the arguments of `vllm serve`, as argparse sees it."""
-    words = [Word(text, (at,)) for at, text in enumerate(argv)]
+    words = [ArgvWord(text, (at,)) for at, text in enumerate(argv)]
     unparsed: list[Unparsed] = []
     words = _with_model_in_front(words, syntax, unparsed)
     words = list(_with_dashes(words, syntax))
@@ -95,7 +95,9 @@ def rewrite(argv: Sequence[str], syntax: Syntax) -> Rewritten:
     return Rewritten(tuple(words), tuple(unparsed))
 
 
-def _with_model_in_front(words: list[Word], syntax: Syntax, unparsed: list[Unparsed]) -> list[Word]:
+def _with_model_in_front(
+    words: list[ArgvWord], syntax: Syntax, unparsed: list[Unparsed]
+) -> list[ArgvWord]:
     """
     Use the first `--model` like the release; older releases refuse it beside a positional.
     """
@@ -110,7 +112,7 @@ def _with_model_in_front(words: list[Word], syntax: Syntax, unparsed: list[Unpar
         if how == "refused":
             unparsed.append(
                 Unparsed(
-                    Trouble.MODEL,
+                    UnparsedReason.MODEL,
                     word.text,
                     word.at,
                     "this release takes the model as the first argument and refuses `--model`",
@@ -122,13 +124,13 @@ def _with_model_in_front(words: list[Word], syntax: Syntax, unparsed: list[Unpar
             rest = words[index + 1 :]
             _, given, model = word.text.partition("=")
             if given:
-                words = [Word(model, word.at), *words[:index], *rest]
+                words = [ArgvWord(model, word.at), *words[:index], *rest]
             elif rest:
-                moved = Word(rest[0].text, word.at + rest[0].at)
+                moved = ArgvWord(rest[0].text, word.at + rest[0].at)
                 words = [moved, *words[:index], *rest[1:]]
             else:
                 unparsed.append(
-                    Unparsed(Trouble.NO_VALUE, word.text, word.at, "`--model` has no value")
+                    Unparsed(UnparsedReason.NO_VALUE, word.text, word.at, "`--model` has no value")
                 )
                 words = words[:index]
             break
@@ -138,7 +140,7 @@ def _with_model_in_front(words: list[Word], syntax: Syntax, unparsed: list[Unpar
         if named and not config:
             unparsed.append(
                 Unparsed(
-                    Trouble.MODEL,
+                    UnparsedReason.MODEL,
                     named.text,
                     named.at,
                     "this release refuses `--served-model-name` unless the model comes first",
@@ -147,7 +149,7 @@ def _with_model_in_front(words: list[Word], syntax: Syntax, unparsed: list[Unpar
     return words
 
 
-def _with_dashes(words: list[Word], syntax: Syntax) -> Iterable[Word]:
+def _with_dashes(words: list[ArgvWord], syntax: Syntax) -> Iterable[ArgvWord]:
     """Turn the underscores of options into dashes, and -O3 into what it stands for."""
     level = syntax.optimization
     for index, word in enumerate(words):
@@ -157,28 +159,28 @@ def _with_dashes(words: list[Word], syntax: Syntax) -> Iterable[Word]:
         if text.startswith("--") and syntax.underscores:
             name, equals, value = text.partition("=")
             name = _NAME.sub(lambda match: match[0].replace("_", "-"), name, count=1)
-            yield Word(name + equals + value, word.at)
+            yield ArgvWord(name + equals + value, word.at)
         elif short and text == "-O" and following in _LEVELS:
-            yield Word(str(level), word.at)
+            yield ArgvWord(str(level), word.at)
         elif short and text != "-O" and not (level == "-O.level" and text[2] == "."):
             value = text[3:] if text[2] == "=" else text[2:]
             if level == "-O.level":
-                yield Word(f"-O.level={value}", word.at)
+                yield ArgvWord(f"-O.level={value}", word.at)
             else:
-                yield Word(str(level), word.at)
-                yield Word(value, word.at)
+                yield ArgvWord(str(level), word.at)
+                yield ArgvWord(value, word.at)
         else:
             yield word
 
 
-def _gathered(words: list[Word], syntax: Syntax, unparsed: list[Unparsed]) -> list[Word]:
+def _gathered(words: list[ArgvWord], syntax: Syntax, unparsed: list[Unparsed]) -> list[ArgvWord]:
     """
     Move the dotted options to the end, as one option with JSON for each name.
 
     vLLM takes everything for a dotted option that starts with a dash and has a dot before any
     equals sign, a negative number such as -0.5 included.
     """
-    kept: list[Word] = []
+    kept: list[ArgvWord] = []
     gathered: dict[str, tuple[dict[str, Any], list[Dotted]]] = {}
     left = iter(words)
     for word in left:
@@ -192,7 +194,7 @@ def _gathered(words: list[Word], syntax: Syntax, unparsed: list[Unparsed]) -> li
             value_word = next(left, None)
             if value_word is None:
                 found = f"`{word.text}` has no value"
-                unparsed.append(Unparsed(Trouble.NO_VALUE, word.text, at, found))
+                unparsed.append(Unparsed(UnparsedReason.NO_VALUE, word.text, at, found))
                 break
             text, at = value_word.text, at + value_word.at
         several = syntax.dotted_lists and name.endswith("+")
@@ -200,14 +202,14 @@ def _gathered(words: list[Word], syntax: Syntax, unparsed: list[Unparsed]) -> li
         option, *path = name.removesuffix("+" if several else "").split(".")
         if len(path) > _DEEP:
             found = f"`{option}` has {len(path)} nested keys"
-            unparsed.append(Unparsed(Trouble.NO_VALUE, name, at, found))
+            unparsed.append(Unparsed(UnparsedReason.NO_VALUE, name, at, found))
             continue
         whole, parts = gathered.setdefault(option, ({}, []))
         _merge(whole, _nested(path, value))
         parts.append(Dotted(tuple(path), value, at))
     for option, (whole, parts) in gathered.items():
         places = tuple(place for part in parts for place in part.at)
-        kept += [Word(option, places, tuple(parts)), Word(json.dumps(whole), places)]
+        kept += [ArgvWord(option, places, tuple(parts)), ArgvWord(json.dumps(whole), places)]
     return kept
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpufleet.flags.check import Verdict
 from gpufleet.flags.from_settings import ServerFlags
-from gpufleet.flags.problem import By, Problem
+from gpufleet.flags.problem import Problem, RefusedBy
 
 if TYPE_CHECKING:
     # It reads settings, which takes longer than a verdict does.
@@ -22,9 +22,9 @@ _LONGEST = 200  # characters of an argument; JSON can be as long as it likes
 _QUOTED = re.compile(f"`([^`]{{{_LONGEST + 1},}})`")
 
 _REFUSED_BY = {
-    By.PARSER: "the parser refuses it",
-    By.START: "vLLM ends while it starts",
-    By.ADVICE: "vLLM starts, but the flag has no effect",
+    RefusedBy.PARSER: "the parser refuses it",
+    RefusedBy.START: "vLLM ends while it starts",
+    RefusedBy.ADVICE: "vLLM starts, but the flag has no effect",
 }
 
 
@@ -54,7 +54,7 @@ def _lines(problem: Problem, width: int) -> Iterator[str]:
     if problem.since:
         sentence += f" (since {problem.since})"
     yield from _wrapped(sentence + ".", width)
-    if problem.refuses and problem.by is not By.PARSER:
+    if problem.refuses and problem.by is not RefusedBy.PARSER:
         yield from _wrapped(_REFUSED_BY[problem.by] + ".", width)
     if problem.replacement:
         yield from _wrapped(f"instead: {problem.replacement}", width)

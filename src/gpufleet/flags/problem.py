@@ -37,7 +37,7 @@ class Severity(StrEnum):
     WARN = "warn"
 
 
-class By(StrEnum):
+class RefusedBy(StrEnum):
     """The part of vLLM that refuses it; `ADVICE`: none does."""
 
     PARSER = "parser"  # vLLM's parser refuses it: the process ends at once with status 2
@@ -59,7 +59,7 @@ class Problem:
 
     kind: Kind
     severity: Severity
-    by: By
+    by: RefusedBy
     argument: str
     found: str
     since: str | None = None

@@ -20,7 +20,7 @@ from typing import Any
 
 from gpufleet.flags import changes, check, command_line, explain, history
 from gpufleet.flags.changes import Change, ChangeKind
-from gpufleet.flags.command_line import GivenFlag, Trouble, Unparsed
+from gpufleet.flags.command_line import GivenFlag, Unparsed, UnparsedReason
 from gpufleet.flags.from_settings import ServerFlags
 from gpufleet.flags.schema import Flag, Schema
 
@@ -410,7 +410,7 @@ def _unparsed_differences(
     """Yield the arguments that neither release parses; those that the new one parses are fine."""
     option = unparsed.argument.partition("=")[0]
     argument = " ".join(argv[place] for place in unparsed.at) or unparsed.argument
-    if unparsed.trouble is Trouble.UNKNOWN:
+    if unparsed.trouble is UnparsedReason.UNKNOWN:
         if new.flag(option) is not None:
             return
         known = changes.removal_reason(option, new.version)
@@ -426,7 +426,7 @@ def _unparsed_differences(
             then=known.then if known else None,
             at=unparsed.at,
         )
-    elif unparsed.trouble is Trouble.PREFIX:
+    elif unparsed.trouble is UnparsedReason.PREFIX:
         after = tuple(sorted(one for one in new.by_option if one.startswith(option)))
         if after != tuple(sorted(unparsed.candidates)):
             takes = " or ".join(unparsed.candidates)

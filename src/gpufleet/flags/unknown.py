@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from gpufleet.flags import changes, history, values
 from gpufleet.flags.changes import Change, ChangeKind
-from gpufleet.flags.command_line import CommandLine, GivenFlag, Trouble, Unparsed
-from gpufleet.flags.problem import By, Kind, Problem, Severity
+from gpufleet.flags.command_line import CommandLine, GivenFlag, Unparsed, UnparsedReason
+from gpufleet.flags.problem import Kind, Problem, RefusedBy, Severity
 from gpufleet.flags.schema import Flag, Schema, sort_key
 
 _KINDS = {
@@ -36,12 +36,12 @@ def unknown_option(schema: Schema, line: CommandLine, one: Unparsed) -> Problem:
         or _other_form(schema, line, one, name)
         or _elsewhere(schema, line, one, name)
     )
-    return replace(problem, by=By.ADVICE) if _is_taken(schema, one) else problem
+    return replace(problem, by=RefusedBy.ADVICE) if _is_taken(schema, one) else problem
 
 
 def _is_taken(schema: Schema, one: Unparsed) -> bool:
     """Return whether argparse takes the beginning of a name, with what follows it, for the name."""
-    if one.trouble is not Trouble.PREFIX:
+    if one.trouble is not UnparsedReason.PREFIX:
         return False
     (only,) = one.candidates
     flag = schema.by_option[only]
@@ -66,7 +66,7 @@ def _problem(
     return Problem(
         kind,
         Severity.REFUSE,
-        By.PARSER,
+        RefusedBy.PARSER,
         " ".join(line.argv[place] for place in one.at),
         found,
         since=since,
@@ -104,7 +104,7 @@ def _of_change(one: Unparsed, change: Change) -> str:
         ChangeKind.RENAMED: "is gone under this name",
     }.get(change.kind, "is no longer written like this")
     taken = ""
-    if one.trouble is Trouble.PREFIX:
+    if one.trouble is UnparsedReason.PREFIX:
         taken = f" (and argparse takes it for `{one.candidates[0]}`)"
     return f"`{one.argument}` {what}{taken}: {change.why}"
 
@@ -183,11 +183,11 @@ def _stems(name: str) -> Iterator[tuple[str, bool]]:
 
 def _prefix(line: CommandLine, one: Unparsed) -> Problem | None:
     """Name the option that argparse would take, or those between which it cannot decide."""
-    if one.trouble is Trouble.PREFIX:
+    if one.trouble is UnparsedReason.PREFIX:
         (only,) = one.candidates
         kind, rewritten = Kind.PREFIX, (only, *one.values)
         return _problem(line, one, kind, one.found, replacement=only, rewritten=rewritten)
-    if one.trouble is Trouble.AMBIGUOUS:
+    if one.trouble is UnparsedReason.AMBIGUOUS:
         return _problem(line, one, Kind.AMBIGUOUS, one.found)
     return None
 

@@ -32,7 +32,7 @@ _LORA_3D = "0.22.0"  # LoRAModulePath.is_3d_lora_weight, entrypoints/openai/mode
 _SHOWN = 12  # choices; more of them do not help who reads the sentence
 
 
-class Unfit(Exception):  # noqa: N818 - it is an answer, not an error
+class InvalidValue(Exception):  # noqa: N818 - it is an answer, not an error
     """
     A text is not a value of its type; carries the sentence, and the right text if it is plain.
     """
@@ -70,7 +70,7 @@ def read(schema: Schema, given: GivenFlag) -> tuple[Any, tuple[Fault, ...]]:
     for text in given.values:
         try:
             value, more = _one(schema, flag, text)
-        except Unfit as unfit:
+        except InvalidValue as unfit:
             better = _replaced(given.values, text, unfit.better)
             faults.append(Fault(unfit.kind, unfit.found, better))
         else:
@@ -93,7 +93,7 @@ def _one(schema: Schema, flag: Flag, text: str) -> tuple[Any, list[Fault]]:
     ):  # a flag of old releases whose value is the word true or false
         if text.lower() in {"true", "false"}:
             return text.lower() == "true", []
-        raise Unfit(Kind.VALUE, f"`{text}` is neither true nor false")
+        raise InvalidValue(Kind.VALUE, f"`{text}` is neither true nor false")
     kind = flag.type
     value: Any = text
     if kind is not None:
@@ -110,11 +110,11 @@ def _one(schema: Schema, flag: Flag, text: str) -> tuple[Any, list[Fault]]:
         else:
             value = _READERS.get(kind.base, _any)(text)
     if flag.choices is not None and value not in flag.choices:
-        raise Unfit(Kind.CHOICE, *_not_among(text, value, flag.choices))
+        raise InvalidValue(Kind.CHOICE, *_not_among(text, value, flag.choices))
     if flag.action == "LoRAParserAction" and value:
         _lora(schema, text)
     if flag.action == "PromptAdapterParserAction" and "=" not in text:
-        raise Unfit(Kind.VALUE, f"`{text}` is not NAME=PATH")
+        raise InvalidValue(Kind.VALUE, f"`{text}` is not NAME=PATH")
     return value, []
 
 
@@ -151,22 +151,24 @@ def _integer(text: str) -> int:
         number = human_readable(text)
         found = f"`{text}` is no whole number"
         if number is not None:
-            raise Unfit(Kind.VALUE, f"{found}: this flag reads no suffix", str(number)) from None
-        raise Unfit(Kind.VALUE, found) from None
+            raise InvalidValue(
+                Kind.VALUE, f"{found}: this flag reads no suffix", str(number)
+            ) from None
+        raise InvalidValue(Kind.VALUE, found) from None
 
 
 def _float(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise Unfit(Kind.VALUE, f"`{text}` is no number") from None
+        raise InvalidValue(Kind.VALUE, f"`{text}` is no number") from None
 
 
 def _human(text: str) -> int:
     number = human_readable(text)
     if number is None:
         found = f"`{text}` is not a whole number, with or without one of k m g t (thousands)"
-        raise Unfit(Kind.VALUE, f"{found} or K M G T (1024s, no decimals)")
+        raise InvalidValue(Kind.VALUE, f"{found} or K M G T (1024s, no decimals)")
     return number
 
 
@@ -178,13 +180,13 @@ def _json(text: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise Unfit(
+        raise InvalidValue(
             Kind.JSON, f"`{text}` is not JSON: {json_fault(error)}", _mended(text)
         ) from None
     except ValueError:
-        raise Unfit(Kind.JSON, f"`{text}` has a number with too many digits") from None
+        raise InvalidValue(Kind.JSON, f"`{text}` has a number with too many digits") from None
     except RecursionError:
-        raise Unfit(Kind.JSON, f"`{text}` is nested too deeply") from None
+        raise InvalidValue(Kind.JSON, f"`{text}` is nested too deeply") from None
 
 
 def _json_or_text(text: str) -> Any:
@@ -201,9 +203,9 @@ def _pairs(text: str) -> dict[str, int]:
     for pair in text.split(","):
         key, equals, number = pair.strip().lower().partition("=")
         if not equals or not number.isdigit():
-            raise Unfit(Kind.VALUE, f"`{text}` is not KEY=NUMBER,KEY=NUMBER")
+            raise InvalidValue(Kind.VALUE, f"`{text}` is not KEY=NUMBER,KEY=NUMBER")
         if key in found:
-            raise Unfit(Kind.VALUE, f"`{text}` names `{key}` twice")
+            raise InvalidValue(Kind.VALUE, f"`{text}` names `{key}` twice")
         found[key] = int(number)
     return found
 
@@ -227,7 +229,7 @@ def _level_or_literal(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         found = f"`{text}` is neither a level nor a Python dictionary"
-        raise Unfit(Kind.VALUE, found) from None
+        raise InvalidValue(Kind.VALUE, found) from None
 
 
 def _any(text: str) -> str:
@@ -284,13 +286,13 @@ def _lora(schema: Schema, text: str) -> None:
         return
     value = _json(text)
     if not isinstance(value, dict):
-        raise Unfit(Kind.JSON, f"`{text}` is neither NAME=PATH nor a JSON object")
+        raise InvalidValue(Kind.JSON, f"`{text}` is neither NAME=PATH nor a JSON object")
     if missing := [key for key in ("name", "path") if key not in value]:
-        raise Unfit(Kind.JSON, f"`{text}` lacks {' and '.join(missing)}")
+        raise InvalidValue(Kind.JSON, f"`{text}` lacks {' and '.join(missing)}")
     known = {"name", "path", "base_model_name"}
     if sort_key(schema.version) >= sort_key(_LORA_3D):
         known.add("is_3d_lora_weight")
     if unknown := sorted(set(value) - known):
-        raise Unfit(
+        raise InvalidValue(
             Kind.JSON, f"`{text}` has {', '.join(unknown)}, which are not keys of a LoRA module"
         )

@@ -20,7 +20,7 @@ from gpufleet.inventory.loader import Fleet
 from gpufleet.load_test import result
 from gpufleet.load_test.load_target import contract_from
 from gpufleet.load_test.outcomes import Contract
-from gpufleet.load_test.result import MeasuredRate, Measurement, Stored
+from gpufleet.load_test.result import MeasuredRate, Measurement, StoredMeasurements
 from gpufleet.load_test.subjects import measurements_folder, subject_of
 from gpufleet.monitoring.rules.capacity_rules import MeasuredReplica
 from gpufleet.node.topology import Node, node_from_probe
@@ -107,7 +107,7 @@ class ModelRate:
         }
 
 
-def stored_results(inventory_file: str) -> Stored:
+def stored_results(inventory_file: str) -> StoredMeasurements:
     """Return the stored results beside an inventory file."""
     return result.read_measurements(measurements_folder(inventory_file))
 

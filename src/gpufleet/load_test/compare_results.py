@@ -27,7 +27,7 @@ from gpufleet.errors import FleetError
 from gpufleet.load_test.foreign_values import ForeignResult
 from gpufleet.load_test.intervals import wilson
 from gpufleet.load_test.level import LevelSummary
-from gpufleet.load_test.result import Found, Measurement, unequal_contract
+from gpufleet.load_test.result import Measurement, RateBracket, unequal_contract
 
 NOTHING = "no difference that this data can show"
 
@@ -198,12 +198,12 @@ def _unequal_counts(a: Measurement, b: Measurement) -> Iterator[str]:
     yield f"{a.served_by} served, now {b.served_by}: {why}"
 
 
-def _a_replica(of: Measurement) -> Found:
+def _a_replica(of: Measurement) -> RateBracket:
     """Return a result per replica."""
     return _part(of, of.replicas)
 
 
-def _part(of: Measurement, parts: int) -> Found:
+def _part(of: Measurement, parts: int) -> RateBracket:
     """Return the found loads, divided into equal parts."""
     kept, missed = of.found.kept, of.found.missed
     return replace(
@@ -256,7 +256,7 @@ def _equal_load(level: LevelSummary, result: ForeignResult) -> bool:
 # -- differences
 
 
-def _rates(a: Found, b: Found, unit: str) -> str | None:
+def _rates(a: RateBracket, b: RateBracket, unit: str) -> str | None:
     """Return in which direction the found loads differ; None: not beyond the intervals."""
     for low, high, word in ((a, b, "more"), (b, a, "less")):
         if low.missed is not None and high.kept is not None and low.missed <= high.kept:
@@ -268,7 +268,7 @@ def _rates(a: Found, b: Found, unit: str) -> str | None:
     return None
 
 
-def _interval(found: Found) -> str:
+def _interval(found: RateBracket) -> str:
     low = "0" if found.kept is None else f"{found.kept:.3g}"
     return f"{low} or more" if found.missed is None else f"{low} to {found.missed:.3g}"
 

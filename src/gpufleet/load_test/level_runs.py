@@ -22,7 +22,7 @@ from gpufleet.load_test.level import Level, LevelSummary
 from gpufleet.load_test.load_target import Target
 from gpufleet.load_test.outcomes import Contract, Outcome
 from gpufleet.load_test.pooled_work import PRESETS, PooledWork
-from gpufleet.load_test.result import Found
+from gpufleet.load_test.result import RateBracket
 from gpufleet.load_test.workloads import TokenRange, Workload, fixed_length, text_work
 from gpufleet.load_test.written_prompts import WrittenPrompts
 from gpufleet.on_node.load.failure_reasons import WRONG
@@ -255,15 +255,15 @@ def describe_work(work: Work) -> str:
     return f"{work.name}: {count_of(len(work), 'prompt')}"
 
 
-def single_level(level: LevelSummary) -> Found:
+def single_level(level: LevelSummary) -> RateBracket:
     """Return the result of a single level."""
     kept = level.load if level.verdict == "kept" else None
     missed = level.load if level.verdict == "missed" else None
     status = {"kept": "ceiling", "missed": "not even one", "not known": "not known"}[level.verdict]
-    return Found(kept, missed, status, level.why, level.mean_concurrency)
+    return RateBracket(kept, missed, status, level.why, level.mean_concurrency)
 
 
-def interrupted_search(levels: Sequence[LevelSummary], why: str) -> Found:
+def interrupted_search(levels: Sequence[LevelSummary], why: str) -> RateBracket:
     """Return the levels' result after an interrupted search."""
     kept = [each.rate for each in levels if each.verdict == "kept" and each.rate is not None]
-    return Found(max(kept, default=None), None, "ceiling" if kept else "not known", why)
+    return RateBracket(max(kept, default=None), None, "ceiling" if kept else "not known", why)

@@ -46,7 +46,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Declared:
+class TargetDeclaration:
     """The declaration that a target is chosen from."""
 
     addresses: Mapping[str, str]
@@ -60,7 +60,7 @@ class Declared:
     """Replicas that get no requests, and why."""
 
 
-def choose_model(declared: Declared, wanted: str | None) -> str:
+def choose_model(declared: TargetDeclaration, wanted: str | None) -> str:
     """Return the entry of `serving` to measure: the one that is named, or the only one."""
     known = sorted({name for each in declared.settings.values() for name in each.serving})
     if wanted is None:
@@ -76,7 +76,7 @@ def choose_model(declared: Declared, wanted: str | None) -> str:
     return wanted
 
 
-def kind_of(model: str, declared: Declared) -> ModelKind:
+def kind_of(model: str, declared: TargetDeclaration) -> ModelKind:
     """
     Return the kind of requests to a model. Raises `FleetError` if no load test supports it.
     """
@@ -90,7 +90,7 @@ def kind_of(model: str, declared: Declared) -> ModelKind:
     return kind
 
 
-def contract_of(model: str, declared: Declared, share: float) -> Contract:
+def contract_of(model: str, declared: TargetDeclaration, share: float) -> Contract:
     """Return a model's objectives. Raises `FleetError` where nothing was."""
     objectives = served_as(model, declared).objectives
     kind = kind_of(model, declared)
@@ -116,12 +116,12 @@ def contract_from(objectives: Objectives, share: float) -> Contract:
     )
 
 
-def served_as(model: str, declared: Declared) -> Served:
+def served_as(model: str, declared: TargetDeclaration) -> Served:
     """Return a model's settings, from the first node that has it."""
     return next(each.serving[model] for each in declared.settings.values() if model in each.serving)
 
 
-def with_drained(declared: Declared, replica: str | None) -> Declared:
+def with_drained(declared: TargetDeclaration, replica: str | None) -> TargetDeclaration:
     """
     Return it with one replica that may be drained: a load test has that one for itself.
 
@@ -132,7 +132,7 @@ def with_drained(declared: Declared, replica: str | None) -> Declared:
 
 
 def replica_target(
-    model: str, wanted: str | None, declared: Declared, place: str | None = None
+    model: str, wanted: str | None, declared: TargetDeclaration, place: str | None = None
 ) -> Target:
     """
     Return one replica's own server: the one that is named, or the model's first that serves.
@@ -169,7 +169,7 @@ def replica_target(
     )
 
 
-def choose_gateway(node: str | None, declared: Declared) -> str:
+def choose_gateway(node: str | None, declared: TargetDeclaration) -> str:
     """Return the node of a gateway: the one that is named, or the only one there is."""
     known = sorted(declared.gateways)
     if node is None and len(known) > 1:
@@ -188,7 +188,7 @@ def gateway_target(
     chosen: str,
     key_file: str | None,
     certificate: str | None,
-    declared: Declared,
+    declared: TargetDeclaration,
     *,
     place: str | None = None,
 ) -> Target:
@@ -230,14 +230,14 @@ def gateway_target(
     )
 
 
-def _count_planned(model: str, declared: Declared) -> int:
+def _count_planned(model: str, declared: TargetDeclaration) -> int:
     """Return the planned number of replicas: as declared, or as nodes have units for."""
     wanted = served_as(model, declared).replicas
     found = {each.id for each in declared.running if each.model == model}
     return max(len(found), 0 if wanted == "fit" else wanted)
 
 
-def place_remarks(place: str, target: Target, declared: Declared) -> tuple[str, ...]:
+def place_remarks(place: str, target: Target, declared: TargetDeclaration) -> tuple[str, ...]:
     """Return remarks about load that comes from this node of the fleet."""
     here = sorted({each.id for each in declared.running if each.node == place})
     measured = [each for each in here if each in target.replicas]
@@ -261,7 +261,7 @@ def place_remarks(place: str, target: Target, declared: Declared) -> tuple[str, 
     return tuple(remarks)
 
 
-def key_problem(target: Target, key: str, rate: float, declared: Declared) -> str:
+def key_problem(target: Target, key: str, rate: float, declared: TargetDeclaration) -> str:
     """
     Return why a gateway refuses this key's requests, or their rate; "": it accepts them.
 
@@ -295,12 +295,12 @@ def key_problem(target: Target, key: str, rate: float, declared: Declared) -> st
     return ""
 
 
-def served_name(model: str, declared: Declared) -> str:
+def served_name(model: str, declared: TargetDeclaration) -> str:
     """Return a model's name in requests."""
     return served_as(model, declared).served_name or model
 
 
-def _ready(model: str, declared: Declared) -> list[servers.Server]:
+def _ready(model: str, declared: TargetDeclaration) -> list[servers.Server]:
     """Return a model's servers that get requests, by replica."""
     every = [each for each in servers.running_servers(declared.running) if each.model == model]
     found = [each for each in every if each.stage not in declared.out]

@@ -37,7 +37,7 @@ REPORT_ENDING = ".report.json"
 
 
 @dataclass(frozen=True)
-class Found:
+class RateBracket:
     """Between which loads the contract begins to be missed."""
 
     kept: float | None
@@ -88,7 +88,7 @@ class Measurement:
     loop: Literal["open", "closed"]
     levels: tuple[LevelSummary, ...]
     """In the order in which they were measured."""
-    found: Found
+    found: RateBracket
     client: Client
     subject: Subject
     notes: tuple[str, ...] = field(default=())
@@ -146,7 +146,7 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredMeasurements:
     """The contents of a directory of measurements."""
 
     measurements: tuple[Measurement, ...]
@@ -213,7 +213,7 @@ def read(file: Path) -> Measurement:
         raise FleetError(f"{file}: cannot be read: {file_fault(error)}") from None
 
 
-def read_measurements(directory: Path) -> Stored:
+def read_measurements(directory: Path) -> StoredMeasurements:
     """Return a directory's measurements; none if it does not exist."""
     found: list[Measurement] = []
     problems: list[str] = []
@@ -224,7 +224,7 @@ def read_measurements(directory: Path) -> Stored:
             found.append(read(file))
         except FleetError as error:
             problems += error.problems
-    return Stored(tuple(sorted(found, key=lambda each: each.when)), tuple(problems))
+    return StoredMeasurements(tuple(sorted(found, key=lambda each: each.when)), tuple(problems))
 
 
 def measured_rate(

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from gpufleet.errors import FleetError
 from gpufleet.formatting import join_names, suggestion
 from gpufleet.load_test.compare_results import carries_more
-from gpufleet.load_test.load_target import Declared
+from gpufleet.load_test.load_target import TargetDeclaration
 from gpufleet.load_test.result import Measurement
 from gpufleet.node.marks import Mark
 from gpufleet.planning.stage import Running
@@ -256,7 +256,7 @@ def usual_values(
 def choose_replica(
     model: str,
     wanted: str | None,
-    declared: Declared,
+    declared: TargetDeclaration,
     marks: Mapping[str, Mark],
 ) -> tuple[Running, Mark | None]:
     """
@@ -298,7 +298,7 @@ def choose_replica(
     return found[0], left.get(chosen)
 
 
-def _ranks(model: str, declared: Declared) -> Iterator[Running]:
+def _ranks(model: str, declared: TargetDeclaration) -> Iterator[Running]:
     return (each for each in declared.running if each.model == model)
 
 

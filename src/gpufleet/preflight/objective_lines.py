@@ -9,7 +9,7 @@ from gpufleet.formatting import join_names
 from gpufleet.load_test import result
 from gpufleet.load_test.load_target import contract_from
 from gpufleet.load_test.outcomes import Contract
-from gpufleet.load_test.result import MeasuredRate, Stored
+from gpufleet.load_test.result import MeasuredRate, StoredMeasurements
 from gpufleet.load_test.subjects import subject_of
 from gpufleet.node.topology import Node
 from gpufleet.planning.stage import Running
@@ -48,7 +48,7 @@ def measured_lines(
     running: Sequence[Running] | None,
     nodes: Mapping[str, Node],
     *,
-    stored: Stored,
+    stored: StoredMeasurements,
     now: dt.datetime,
     inventory: str,
 ) -> Iterator[Line]:
@@ -75,7 +75,7 @@ def _measured(
     running: Sequence[Running],
     served: Served,
     nodes: Mapping[str, Node],
-    stored: Stored,
+    stored: StoredMeasurements,
     *,
     now: dt.datetime,
     remedy: str,

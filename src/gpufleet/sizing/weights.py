@@ -17,7 +17,7 @@ from gpufleet.sizing.architectures.components import (
     Layer,
     Part,
     Split,
-    Where,
+    StagePlacement,
 )
 from gpufleet.sizing.architectures.description import Stored
 from gpufleet.sizing.architectures.quantization_scheme import Quantization, Scheme
@@ -26,7 +26,7 @@ from gpufleet.sizing.stored_weights import stored_factors
 
 
 @dataclass(frozen=True)
-class Weighed:
+class StageWeights:
     """The largest rank of one pipeline stage."""
 
     bytes: int
@@ -45,7 +45,7 @@ def weight_bytes(
     vllm: tuple[int, ...],
     partition: Sequence[int] | None = None,
     compute_capability: tuple[int, int] | None = None,
-) -> tuple[Weighed, ...]:
+) -> tuple[StageWeights, ...]:
     """
     Return the weights' bytes on the largest rank of each pipeline stage.
 
@@ -73,7 +73,7 @@ def weight_bytes(
         for part, size in zip(architecture.parts, sizes_of_parts, strict=True):
             if _is_on(part, vllm, first=first, last=last, tied=architecture.tied):
                 total += size
-        weighed.append(Weighed(total, layers, in_layers))
+        weighed.append(StageWeights(total, layers, in_layers))
     return tuple(weighed)
 
 
@@ -120,11 +120,11 @@ def _is_on(part: Part, vllm: tuple[int, ...], *, first: bool, last: bool, tied: 
     if part.everywhere and (part.everywhere_until is None or vllm < part.everywhere_until):
         return True
     match part.where:
-        case Where.EVERY:
+        case StagePlacement.EVERY:
             return True
-        case Where.LAST:
+        case StagePlacement.LAST:
             return last
-        case Where.FIRST:
+        case StagePlacement.FIRST:
             # The last stage needs the embedding too where it is the head.
             return first or (last and tied and _is_embedding(part))
 

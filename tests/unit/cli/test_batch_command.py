@@ -13,7 +13,7 @@ from gpufleet.batch.batch_input import CheckedInput, Line
 from gpufleet.batch.batch_output import BatchOutput
 from gpufleet.batch.replies import Reply, Totals, judge, output_line
 from gpufleet.cli.batch_command import summary_lines
-from gpufleet.cli.batch_session import Session, Summary, Wanted
+from gpufleet.cli.batch_session import BatchOptions, Session, Summary
 from gpufleet.errors import FleetError
 from tests.support import warm_command
 
@@ -118,7 +118,9 @@ def test_no_more_requests_are_under_way_than_a_gateway_takes_of_one_address(
 ) -> None:
     file = project / "group_vars/gateway.yml"
     file.write_text(file.read_text().replace("max_body_mib: 1", f"max_body_mib: 1{settings}"))
-    wanted = Wanted("llama", Path("i"), Path("o"), None, None, None, None, 0.5, typed, 9, False)
+    wanted = BatchOptions(
+        "llama", Path("i"), Path("o"), None, None, None, None, 0.5, typed, 9, False
+    )
 
     assert Session(str(project / "inventories/prod.py"), wanted)._most == most
 
@@ -135,4 +137,4 @@ def test_a_gateway_that_listens_on_its_own_node_only_is_refused(project: Path) -
 
 def test_a_replica_and_a_gateway_exclude_each_other() -> None:
     with pytest.raises(FleetError, match="--replica and --gateway exclude each other"):
-        Wanted("a", Path("i"), Path("o"), "a-0", "lb", None, None, 0.5, None, 9, False)
+        BatchOptions("a", Path("i"), Path("o"), "a-0", "lb", None, None, 0.5, None, 9, False)

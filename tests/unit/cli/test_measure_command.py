@@ -11,10 +11,10 @@ from click.testing import CliRunner
 
 from gpufleet.cli.measure_command import measure
 from gpufleet.cli.measure_output import answer, write_result
-from gpufleet.cli.measure_wanted import Wanted
+from gpufleet.cli.measure_wanted import MeasureOptions
 from gpufleet.errors import FleetError
 from gpufleet.load_test import result
-from gpufleet.load_test.result import Found
+from gpufleet.load_test.result import RateBracket
 from tests.support import warm_command
 from tests.unit.load_test.sample_results import measurement
 
@@ -44,7 +44,9 @@ TYPED = {
 
 def test_all_that_exclude_each_other_are_named_at_once() -> None:
     with pytest.raises(FleetError) as refused:
-        Wanted(**{**TYPED, "replica": "a-0", "gateway": "lb", "rate": 1.0, "concurrency": 4})
+        MeasureOptions(
+            **{**TYPED, "replica": "a-0", "gateway": "lb", "rate": 1.0, "concurrency": 4}
+        )
 
     assert refused.value.problems == (
         "--replica and --gateway exclude each other: remove one",
@@ -55,26 +57,26 @@ def test_all_that_exclude_each_other_are_named_at_once() -> None:
 def test_what_a_search_on_one_replica_has_not_is_refused_beside_tune() -> None:
     given: dict[str, Any] = {"tune": True, "gateway": "lb", "rate": 1.0, "trace": "t", "guest": 0.3}
     with pytest.raises(FleetError) as refused:
-        Wanted(**{**TYPED, **given})
+        MeasureOptions(**{**TYPED, **given})
 
     assert refused.value.problems == tuple(
         f"--tune and {option} exclude each other: remove one"
         for option in ("--gateway", "--rate", "--trace", "--guest")
     )
     with pytest.raises(FleetError, match="--try names values for --tune"):
-        Wanted(**{**TYPED, "tries": ("max-num-seqs=8",)})
+        MeasureOptions(**{**TYPED, "tries": ("max-num-seqs=8",)})
 
 
 @pytest.mark.parametrize(
     ("lengths", "most"), [("1000,200", 1200), ("256-1024,10", 1034), (None, 200 + 4 * 1536)]
 )
 def test_lengths_stand_in_place_of_the_preset(lengths: str | None, most: int) -> None:
-    assert Wanted(**{**TYPED, "lengths": lengths}).work("generate").most_tokens == most
+    assert MeasureOptions(**{**TYPED, "lengths": lengths}).work("generate").most_tokens == most
 
 
 def test_lengths_without_an_answer_are_refused_with_what_to_write() -> None:
     with pytest.raises(FleetError, match=r"--lengths 1000: write tokens .* as 1000,200"):
-        Wanted(**{**TYPED, "lengths": "1000"}).work("generate")
+        MeasureOptions(**{**TYPED, "lengths": "1000"}).work("generate")
 
 
 def test_two_results_are_compared_without_an_inventory(
@@ -104,7 +106,7 @@ def test_a_file_that_is_no_result_is_named(tmp_path: Path) -> None:
 
 def test_the_answer_says_which_part_of_the_replicas_served_and_what_one_of_them_carries() -> None:
     left = measurement(
-        target="gateway lb", replicas=2, replicas_of=3, found=Found(9.0, 10.0, "found", "why")
+        target="gateway lb", replicas=2, replicas_of=3, found=RateBracket(9.0, 10.0, "found", "why")
     )
 
     assert answer(left) == (

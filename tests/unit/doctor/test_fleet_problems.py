@@ -16,7 +16,7 @@ from gpufleet.doctor.node_evidence import (
     UnitDifference,
 )
 from gpufleet.doctor.planned_memory import RULES, planned_sizes, short_of_memory, size_sentence
-from gpufleet.doctor.sights import Alert, LogCause, Sights
+from gpufleet.doctor.sights import Alert, FleetObservations, LogCause
 from gpufleet.errors import FleetError
 from gpufleet.failures.rule_file import rules
 from gpufleet.fleet.assessment import plan_fleet
@@ -69,7 +69,9 @@ def status(*replicas, **more):
 def sights(*replicas, findings=(), **more):
     nodes = ("gpu-01", "gpu-02")
     of_status = {key: more.pop(key) for key in ("silent", "missing", "out") if key in more}
-    return Sights(status(*replicas, **of_status), Report(tuple(findings), {}, nodes), **more)
+    return FleetObservations(
+        status(*replicas, **of_status), Report(tuple(findings), {}, nodes), **more
+    )
 
 
 def found(seen):

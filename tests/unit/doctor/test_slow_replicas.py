@@ -10,7 +10,7 @@ from gpufleet.checks.finding import Finding, GpuId, Report, Severity
 from gpufleet.doctor.fleet_diagnosis import Impact
 from gpufleet.doctor.fleet_problems import diagnose
 from gpufleet.doctor.replica_speed import FAMILIES, replica_speeds
-from gpufleet.doctor.sights import Sights
+from gpufleet.doctor.sights import FleetObservations
 from gpufleet.serving.rank_status import Health, RankStatus
 from gpufleet.serving.status import FleetStatus, ReplicaStatus
 from gpufleet.settings.monitoring_settings import Objectives
@@ -72,7 +72,7 @@ def problems(known, findings=(), objectives=PROMISED):
         )
         for name in names
     )
-    sights = Sights(
+    sights = FleetObservations(
         FleetStatus(replicas, {}),
         Report(tuple(findings), {}, ("gpu-01", "gpu-02", "gpu-03")),
         speeds=known,

@@ -10,7 +10,7 @@ from gpufleet.checks.finding import Report
 from gpufleet.doctor import support_bundle
 from gpufleet.doctor.fleet_diagnosis import Diagnosis, Impact, Problem
 from gpufleet.doctor.node_evidence import JournalLine, NodeEvidence
-from gpufleet.doctor.sights import Sights
+from gpufleet.doctor.sights import FleetObservations
 from gpufleet.doctor.support_bundle import README, bundle_files
 from gpufleet.serving.status import FleetStatus
 
@@ -24,7 +24,7 @@ def files(lines=("one", "two"), **settings):
     evidence = {"gpu-01": NodeEvidence("gpu-01", stages={"llama-0": journal}, kernel=journal)}
     report = Report((), {"gpu-01": {"hostname": "gpu-01"}}, ("gpu-01",))
     found = Diagnosis((Problem("llama-0", "llama-0 down", Impact.OUTAGE, (f"key {KEY}",)),))
-    seen = Sights(FleetStatus((), {}), report, evidence=evidence)
+    seen = FleetObservations(FleetStatus((), {}), report, evidence=evidence)
     return bundle_files(found, seen, {"gpu-01": settings}, [KEY], AT)
 
 

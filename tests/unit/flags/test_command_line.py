@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufleet.flags import schema
-from gpufleet.flags.command_line import CommandLine, Trouble, parse
+from gpufleet.flags.command_line import CommandLine, UnparsedReason, parse
 from gpufleet.flags.normalize import human_readable
 from tests.support.rows import each_row
 
@@ -30,7 +30,9 @@ def got(line: str, version: str = "0.32.0") -> dict[str, tuple[str, ...]]:
     return {name: uses[-1].values for name, uses in found.by_name.items()}
 
 
-def troubles(line: str, version: str = "0.32.0") -> list[tuple[Trouble, str, tuple[str, ...]]]:
+def troubles(
+    line: str, version: str = "0.32.0"
+) -> list[tuple[UnparsedReason, str, tuple[str, ...]]]:
     return [(one.trouble, one.argument, one.values) for one in parsed(line, version).unparsed]
 
 
@@ -98,32 +100,35 @@ def test_no_model_is_no_trouble_where_vllm_has_a_default_one():
 @each_row(
     ("line", "expected"),
     [
-        ("M --bogus", [(Trouble.UNKNOWN, "--bogus", ())]),
-        ("M --bogus 1 --port 1", [(Trouble.UNKNOWN, "--bogus", ("1",))]),
-        ("M --bogus=1", [(Trouble.UNKNOWN, "--bogus=1", ("1",))]),
-        ("M --bogus=1 x", [(Trouble.UNKNOWN, "--bogus=1", ("1",)), (Trouble.STRAY, "x", ())]),
-        ("M --bo_gus 1", [(Trouble.UNKNOWN, "--bo_gus", ("1",))]),
-        ("--bogus 1 M", [(Trouble.UNKNOWN, "--bogus", ("1",))]),
-        ("M -x", [(Trouble.UNKNOWN, "-x", ())]),
-        ("M -tp2", [(Trouble.UNKNOWN, "-tp2", ())]),
-        ("M --port", [(Trouble.NO_VALUE, "--port", ())]),
-        ("M --port --host h", [(Trouble.NO_VALUE, "--port", ())]),
-        ("M --port 1 --", [(Trouble.STRAY, "--", ())]),
-        ("M --port 1 -- x", [(Trouble.STRAY, "--", ()), (Trouble.STRAY, "x", ())]),
-        ("M -- x", [(Trouble.STRAY, "x", ())]),
-        ("M --served-model-name", [(Trouble.NO_VALUE, "--served-model-name", ())]),
-        ("M --enforce-eager=1", [(Trouble.SURPLUS_VALUE, "--enforce-eager=1", ("1",))]),
-        ("M --enforce-eager true", [(Trouble.STRAY, "true", ())]),
-        ("M N", [(Trouble.STRAY, "N", ())]),
-        ("M --port 1 2", [(Trouble.STRAY, "2", ())]),
-        ("M --model N", [(Trouble.STRAY, "M", ())]),
-        ("M --model", [(Trouble.NO_VALUE, "--model", ())]),
-        ("M -cc.mode", [(Trouble.NO_VALUE, "-cc.mode", ())]),
-        ("M --bogus.key 1", [(Trouble.UNKNOWN, "--bogus.key", ('{"key": 1}',))]),
-        ("--served-model-name x M", [(Trouble.MODEL, "--served-model-name", ())]),
-        ("M --help", [(Trouble.HELP, "--help", ())]),
-        ("M --help=all", [(Trouble.HELP, "--help=all", ())]),
-        ("M -h", [(Trouble.HELP, "-h", ())]),
+        ("M --bogus", [(UnparsedReason.UNKNOWN, "--bogus", ())]),
+        ("M --bogus 1 --port 1", [(UnparsedReason.UNKNOWN, "--bogus", ("1",))]),
+        ("M --bogus=1", [(UnparsedReason.UNKNOWN, "--bogus=1", ("1",))]),
+        (
+            "M --bogus=1 x",
+            [(UnparsedReason.UNKNOWN, "--bogus=1", ("1",)), (UnparsedReason.STRAY, "x", ())],
+        ),
+        ("M --bo_gus 1", [(UnparsedReason.UNKNOWN, "--bo_gus", ("1",))]),
+        ("--bogus 1 M", [(UnparsedReason.UNKNOWN, "--bogus", ("1",))]),
+        ("M -x", [(UnparsedReason.UNKNOWN, "-x", ())]),
+        ("M -tp2", [(UnparsedReason.UNKNOWN, "-tp2", ())]),
+        ("M --port", [(UnparsedReason.NO_VALUE, "--port", ())]),
+        ("M --port --host h", [(UnparsedReason.NO_VALUE, "--port", ())]),
+        ("M --port 1 --", [(UnparsedReason.STRAY, "--", ())]),
+        ("M --port 1 -- x", [(UnparsedReason.STRAY, "--", ()), (UnparsedReason.STRAY, "x", ())]),
+        ("M -- x", [(UnparsedReason.STRAY, "x", ())]),
+        ("M --served-model-name", [(UnparsedReason.NO_VALUE, "--served-model-name", ())]),
+        ("M --enforce-eager=1", [(UnparsedReason.SURPLUS_VALUE, "--enforce-eager=1", ("1",))]),
+        ("M --enforce-eager true", [(UnparsedReason.STRAY, "true", ())]),
+        ("M N", [(UnparsedReason.STRAY, "N", ())]),
+        ("M --port 1 2", [(UnparsedReason.STRAY, "2", ())]),
+        ("M --model N", [(UnparsedReason.STRAY, "M", ())]),
+        ("M --model", [(UnparsedReason.NO_VALUE, "--model", ())]),
+        ("M -cc.mode", [(UnparsedReason.NO_VALUE, "-cc.mode", ())]),
+        ("M --bogus.key 1", [(UnparsedReason.UNKNOWN, "--bogus.key", ('{"key": 1}',))]),
+        ("--served-model-name x M", [(UnparsedReason.MODEL, "--served-model-name", ())]),
+        ("M --help", [(UnparsedReason.HELP, "--help", ())]),
+        ("M --help=all", [(UnparsedReason.HELP, "--help=all", ())]),
+        ("M -h", [(UnparsedReason.HELP, "-h", ())]),
     ],
 )
 def test_what_the_parser_refuses_is_told_with_its_argument(line, expected):
@@ -133,12 +138,16 @@ def test_what_the_parser_refuses_is_told_with_its_argument(line, expected):
 @each_row(
     ("line", "trouble", "candidates"),
     [
-        ("M --max-model 5", Trouble.PREFIX, {"--max-model-len"}),
-        ("M --max-model=5", Trouble.PREFIX, {"--max-model-len"}),
-        ("M --tool-call 5", Trouble.PREFIX, {"--tool-call-parser"}),
-        ("M --spec 5", Trouble.AMBIGUOUS, {"--spec-method", "--spec-model", "--spec-tokens"}),
-        ("M -t 5", Trouble.PREFIX, {"-tp"}),
-        ("M -d 5", Trouble.AMBIGUOUS, {"-dp", "-dcp"}),
+        ("M --max-model 5", UnparsedReason.PREFIX, {"--max-model-len"}),
+        ("M --max-model=5", UnparsedReason.PREFIX, {"--max-model-len"}),
+        ("M --tool-call 5", UnparsedReason.PREFIX, {"--tool-call-parser"}),
+        (
+            "M --spec 5",
+            UnparsedReason.AMBIGUOUS,
+            {"--spec-method", "--spec-model", "--spec-tokens"},
+        ),
+        ("M -t 5", UnparsedReason.PREFIX, {"-tp"}),
+        ("M -d 5", UnparsedReason.AMBIGUOUS, {"-dp", "-dcp"}),
     ],
 )
 def test_a_prefix_does_not_count_and_its_candidates_are_named(line, trouble, candidates):
@@ -188,7 +197,7 @@ def test_dotted_values_are_read_as_vllm_reads_them(line, value):
 def test_a_negative_fraction_is_a_trap():
     """vLLM takes -0.5 for a dotted option of the name -0, and then refuses that."""
     assert parsed("M --uds -1").unparsed == ()
-    assert Trouble.UNKNOWN in {one[0] for one in troubles("M --uds -0.5 --port 1")}
+    assert UnparsedReason.UNKNOWN in {one[0] for one in troubles("M --uds -0.5 --port 1")}
     assert got("M --uds=-0.5") == {"--uds": ("-0.5",)}
 
 
@@ -209,15 +218,15 @@ def test_negations_know_that_they_negate():
 
 def test_each_release_has_its_own_rules():
     assert troubles("M --compilation-config.level 3", "0.8.5") == [
-        (Trouble.UNKNOWN, "--compilation-config.level", ("3",))
+        (UnparsedReason.UNKNOWN, "--compilation-config.level", ("3",))
     ]
     assert got("M -O3", "0.8.5") == {"--compilation-config": ("3",)}
     assert got("M -O3", "0.10.2") == {"--compilation-config": ('{"level": 3}',)}
     assert got("M -O.level=3", "0.10.2") == {"--compilation-config": ('{"level": 3}',)}
-    assert troubles("--model M", "0.10.2") == [(Trouble.MODEL, "--model", ("M",))]
+    assert troubles("--model M", "0.10.2") == [(UnparsedReason.MODEL, "--model", ("M",))]
     assert got("M --model N", "0.6.3") == {"--model": ("N",)}
-    assert troubles("--port 1", "0.6.3")[0][0] is Trouble.MODEL
-    assert troubles("--model_name x", "0.4.2") == [(Trouble.UNKNOWN, "--model_name", ("x",))]
+    assert troubles("--port 1", "0.6.3")[0][0] is UnparsedReason.MODEL
+    assert troubles("--model_name x", "0.4.2") == [(UnparsedReason.UNKNOWN, "--model_name", ("x",))]
     assert parsed("M --tensor_parallel_size 2", "0.4.2").unparsed != ()
     assert got("--model M --port 1", "0.4.2") == {"--model": ("M",), "--port": ("1",)}
 
@@ -257,7 +266,7 @@ def test_nothing_that_an_operator_types_raises(argv, version):
     places = {*found.model_at}
     for one in (*found.given, *found.unparsed):
         places.update(one.at)
-    if not any(one.trouble is Trouble.MODEL or one.trouble is Trouble.NO_VALUE
+    if not any(one.trouble is UnparsedReason.MODEL or one.trouble is UnparsedReason.NO_VALUE
                for one in found.unparsed):  # fmt: skip
         assert {at for at, word in enumerate(argv) if word != "--"} <= places
     assert places <= set(range(len(argv)))

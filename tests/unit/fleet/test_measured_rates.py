@@ -21,7 +21,7 @@ from gpufleet.fleet.measured_rates import ModelRate, as_units, rates_for_rules, 
 from gpufleet.inventory.loader import Fleet, read
 from gpufleet.load_test import result
 from gpufleet.load_test.outcomes import Contract
-from gpufleet.load_test.result import Found, MeasuredRate
+from gpufleet.load_test.result import MeasuredRate, RateBracket
 from gpufleet.load_test.subjects import measurements_folder, subject_of
 from gpufleet.monitoring.render import prometheus
 from gpufleet.node.topology import node_from_probe
@@ -108,7 +108,7 @@ class MeasuredFleet:
             when=when,
             target="replica qwen-0",
             contract=Contract(),
-            found=Found(rate, rate * 1.1, "budget"),
+            found=RateBracket(rate, rate * 1.1, "budget"),
             subject=subject_of(running, model, topology, running),
         )
         return result.write(found, measurements_folder(self.inventory))

@@ -10,7 +10,7 @@ from typing import Any
 from gpufleet.load_test.fingerprint import Subject
 from gpufleet.load_test.level import LevelSummary, Verdict
 from gpufleet.load_test.outcomes import Contract
-from gpufleet.load_test.result import Client, Found, Measurement
+from gpufleet.load_test.result import Client, Measurement, RateBracket
 
 WHEN = dt.datetime(2026, 11, 20, 12, 30, 5, tzinfo=dt.UTC)
 
@@ -97,7 +97,7 @@ def measurement(**changed: Any) -> Measurement:
         workload=WORKLOAD,
         loop="open",
         levels=LEVELS,
-        found=Found(4.0, 8.0, "budget", "between 4 and 8 requests/s", 6.4),
+        found=RateBracket(4.0, 8.0, "budget", "between 4 and 8 requests/s", 6.4),
         client=Client(2, 900.0, 0.0011, 0.0012, "controller"),
         subject=SUBJECT,
     )

@@ -20,7 +20,7 @@ from gpufleet.load_test.foreign_results import read_foreign
 from gpufleet.load_test.foreign_values import ForeignResult
 from gpufleet.load_test.intervals import percentiles, wilson
 from gpufleet.load_test.level import LevelSummary
-from gpufleet.load_test.result import Client, Found, Measurement
+from gpufleet.load_test.result import Client, Measurement, RateBracket
 from tests.support.checkout import ROOT
 from tests.support.rows import each_row
 from tests.unit.load_test.sample_results import (
@@ -36,11 +36,11 @@ from tests.unit.load_test.sample_results import (
 
 def rates(kept: float | None, missed: float | None) -> Measurement:
     """Return a measurement that found these, and has no level."""
-    return measurement(levels=(), found=Found(kept, missed, "found"))
+    return measurement(levels=(), found=RateBracket(kept, missed, "found"))
 
 
 def one_level(found: LevelSummary) -> Measurement:
-    return measurement(levels=(found,), found=Found(None, None, "one rate"))
+    return measurement(levels=(found,), found=RateBracket(None, None, "one rate"))
 
 
 def test_a_measurement_does_not_differ_from_itself() -> None:
@@ -108,7 +108,7 @@ def test_levels_of_unequal_load_are_never_compared() -> None:
 def test_of_a_level_that_was_measured_twice_the_last_counts() -> None:
     bad = level(4.0, 100, 400, (0.2, 0.3), "missed")
     good = level(4.0, 400, 400, (0.98, 1.0), "kept")
-    twice = measurement(levels=(bad, good), found=Found(None, None, ""))
+    twice = measurement(levels=(bad, good), found=RateBracket(None, None, ""))
     assert compare(twice, one_level(good)).differences == ()
 
 
@@ -279,10 +279,10 @@ def test_another_tools_rate_below_a_bound_on_concurrency_is_another_load() -> No
 def test_results_of_unequal_numbers_of_replicas_are_not_like_with_like() -> None:
     """Three carry 12, two of them 8: together that is less, of one it is nothing."""
     whole = measurement(
-        target="gateway gw-1", replicas=3, replicas_of=3, found=Found(12.0, 15.0, "found")
+        target="gateway gw-1", replicas=3, replicas_of=3, found=RateBracket(12.0, 15.0, "found")
     )
     left = measurement(
-        target="gateway gw-1", replicas=2, replicas_of=3, found=Found(8.0, 10.0, "found")
+        target="gateway gw-1", replicas=2, replicas_of=3, found=RateBracket(8.0, 10.0, "found")
     )
 
     found = compare(whole, left)
@@ -296,8 +296,8 @@ def test_results_of_unequal_numbers_of_replicas_are_not_like_with_like() -> None
 
 
 def test_one_replica_that_carries_less_beside_fewer_is_a_difference() -> None:
-    whole = measurement(replicas=3, replicas_of=3, found=Found(12.0, 15.0, "found"))
-    left = measurement(replicas=2, replicas_of=3, found=Found(4.0, 6.0, "found"))
+    whole = measurement(replicas=3, replicas_of=3, found=RateBracket(12.0, 15.0, "found"))
+    left = measurement(replicas=2, replicas_of=3, found=RateBracket(4.0, 6.0, "found"))
 
     assert any(
         each.startswith("of one replica: it carries less: 4 to 5 requests/s a replica, now 2 to 3")

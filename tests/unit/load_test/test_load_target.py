@@ -9,7 +9,7 @@ import pytest
 
 from gpufleet.errors import FleetError
 from gpufleet.load_test.load_target import (
-    Declared,
+    TargetDeclaration,
     choose_gateway,
     choose_model,
     contract_of,
@@ -41,7 +41,7 @@ def front(**more) -> NodeSettings:
     return NodeSettings.model_validate({"gpu_node": False, "gateway": {**GATEWAY, **more}})
 
 
-FLEET = Declared(
+FLEET = TargetDeclaration(
     addresses={"a": "10.0.0.1", "b": "10.0.0.2", "lb": "10.0.0.9"},
     settings={"a": node({"ttft_p99_seconds": 2.5}), "b": node({"ttft_p99_seconds": 2.5})},
     gateways={"lb": front()},
@@ -50,7 +50,7 @@ FLEET = Declared(
 )
 
 
-def changed(**more) -> Declared:
+def changed(**more) -> TargetDeclaration:
     return dataclasses.replace(FLEET, **more)
 
 

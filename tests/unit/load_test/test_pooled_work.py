@@ -11,7 +11,7 @@ from statistics import mean
 import pytest
 
 from gpufleet.cli.measure_command import PRESETS as NAMES
-from gpufleet.cli.measure_wanted import Wanted, trace_work, work_json
+from gpufleet.cli.measure_wanted import MeasureOptions, trace_work, work_json
 from gpufleet.errors import FleetError
 from gpufleet.load_test import pooled_work, workloads
 from gpufleet.load_test.arrivals import Trace, TraceEntry
@@ -44,8 +44,8 @@ ASKED = {"model": None, "replica": None, "gateway": None, "from_node": None, "ke
          "guest": None, "processes": None, "seed": 1, "output": None, "as_json": False}  # fmt: skip
 
 
-def wanted(**more: object) -> Wanted:
-    return Wanted(**{**ASKED, **more})  # type: ignore[arg-type]
+def wanted(**more: object) -> MeasureOptions:
+    return MeasureOptions(**{**ASKED, **more})  # type: ignore[arg-type]
 
 
 def drawn(work: PooledWork, count: int, process: int = 0, processes: int = 1) -> list[dict]:

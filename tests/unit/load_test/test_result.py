@@ -17,9 +17,9 @@ from gpufleet.errors import FleetError
 from gpufleet.load_test.fingerprint import Subject
 from gpufleet.load_test.outcomes import Contract
 from gpufleet.load_test.result import (
-    Found,
     MeasuredRate,
     Measurement,
+    RateBracket,
     measured_rate,
     read,
     read_measurements,
@@ -48,7 +48,7 @@ def changed(document: dict[str, Any], path: str, value: object) -> dict[str, Any
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     found = measurement(notes=("another client was there",))
     assert read(write(found, tmp_path)) == found
-    nothing = measurement(levels=(), found=Found(None, None, "cut off"))
+    nothing = measurement(levels=(), found=RateBracket(None, None, "cut off"))
     assert read(write(nothing, tmp_path)) == nothing
 
 
@@ -240,7 +240,7 @@ def test_replicas_behind_a_gateway_share_its_rate_and_one_replica_alone_is_prefe
     gateway = measurement(
         target="gateway gw-1",
         replicas=3,
-        found=Found(10.5, 12.0, "found"),
+        found=RateBracket(10.5, 12.0, "found"),
         when=WHEN + dt.timedelta(days=1),
     )
     shared = rate(gateway)
@@ -255,7 +255,7 @@ def test_replicas_behind_a_gateway_share_its_rate_and_one_replica_alone_is_prefe
 def test_what_is_left_in_a_wave_is_divided_by_the_replicas_that_served() -> None:
     """Two of three carried 9: each of them 4.5, not 3, whatever else is declared."""
     left = measurement(
-        target="gateway gw-1", replicas=2, replicas_of=3, found=Found(9.0, 10.0, "found")
+        target="gateway gw-1", replicas=2, replicas_of=3, found=RateBracket(9.0, 10.0, "found")
     )
 
     found = rate(left)
@@ -274,12 +274,14 @@ def test_a_result_without_the_number_of_planned_replicas_is_read() -> None:
 
 def test_the_newest_result_counts_unless_it_says_nothing() -> None:
     later = WHEN + dt.timedelta(days=1)
-    newer = measurement(when=later, found=Found(3.0, 3.5, "found"))
-    silent = measurement(when=later + dt.timedelta(days=1), found=Found(None, None, "cut off"))
+    newer = measurement(when=later, found=RateBracket(3.0, 3.5, "found"))
+    silent = measurement(
+        when=later + dt.timedelta(days=1), found=RateBracket(None, None, "cut off")
+    )
     found = rate(silent, newer, measurement())
     assert isinstance(found, MeasuredRate)
     assert (found.requests_per_second, found.when) == (3.0, later)
-    missed = measurement(when=later, found=Found(None, 0.5, "none", "0.5 requests/s miss it"))
+    missed = measurement(when=later, found=RateBracket(None, 0.5, "none", "0.5 requests/s miss it"))
     assert rate(measurement(), missed) == (
         "llama misses its contract at the lowest rate that was measured: 0.5 requests/s miss it"
     )
@@ -309,7 +311,7 @@ def test_a_result_for_another_contract_or_of_a_closed_loop_or_model_is_never_use
     for found in (measurement(loop="closed"), measurement(model="qwen")):
         assert "run `gpufleet measure`" in str(rate(found))
     assert "run `gpufleet measure`" in str(rate())
-    silent = measurement(found=Found(None, None, "cut off", "it was stopped"))
+    silent = measurement(found=RateBracket(None, None, "cut off", "it was stopped"))
     assert "found no rate: it was stopped" in str(rate(silent))
 
 

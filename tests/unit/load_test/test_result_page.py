@@ -14,7 +14,7 @@ import pytest
 
 from gpufleet.load_test.level_charts import Chart, Point, Series, draw, value_text
 from gpufleet.load_test.outcomes import Contract
-from gpufleet.load_test.result import Client, Found
+from gpufleet.load_test.result import Client, RateBracket
 from gpufleet.load_test.result_page import result_page
 from tests.support.rows import each_row
 from tests.unit.load_test.sample_results import LEVELS, SUBJECT, WORKLOAD, measurement
@@ -79,8 +79,8 @@ def found(**changes: Any) -> str:
     [
         {},
         CLOSED,
-        {"levels": (), "found": Found(None, None, "cut off")},
-        {"levels": LEVELS[:1], "found": Found(2.0, None, "most")},
+        {"levels": (), "found": RateBracket(None, None, "cut off")},
+        {"levels": LEVELS[:1], "found": RateBracket(2.0, None, "most")},
         {"levels": (replace(LEVELS[0], requests=0, kept=0, ttft={}, itl={}, e2e={}),)},
         {"subject": replace(SUBJECT, gpus={}, driver=None, release="", nodes=(), arguments=())},
         {"notes": ("another client was there",), "target": "gateway gw-1", "replicas": 3},
@@ -114,7 +114,7 @@ def test_what_others_wrote_is_text() -> None:
         version=HOSTILE,
         workload={HOSTILE: HOSTILE, "inner": {HOSTILE: [HOSTILE]}},
         levels=(replace(LEVELS[0], why=HOSTILE, errors={HOSTILE: 3}, verdict="not known"),),
-        found=Found(1.0, 2.0, HOSTILE, HOSTILE),
+        found=RateBracket(1.0, 2.0, HOSTILE, HOSTILE),
         client=Client(1, 9.0, 0.1, 0.1, HOSTILE),
         subject=replace(
             SUBJECT, weights=HOSTILE, revision=HOSTILE, release=HOSTILE, driver=HOSTILE,
@@ -136,16 +136,19 @@ def test_what_others_wrote_is_text() -> None:
 @each_row(
     "of, words",
     [
-        (Found(4.0, 8.0, "found", concurrency=6.4),
+        (RateBracket(4.0, 8.0, "found", concurrency=6.4),
          "keeps the contract at 4 requests/s (6.4 requests in the system on average), and misses "
          "it at 8."),
-        (Found(4.0, None, "most"), "no load was seen to miss it"),
-        (Found(None, 0.5, "none"), "No measured load keeps the contract: 0.5 requests/s misses it"),
-        (Found(None, None, "budget"), "Its capacity is unknown (budget)."),
+        (RateBracket(4.0, None, "most"), "no load was seen to miss it"),
+        (
+            RateBracket(None, 0.5, "none"),
+            "No measured load keeps the contract: 0.5 requests/s misses it",
+        ),
+        (RateBracket(None, None, "budget"), "Its capacity is unknown (budget)."),
     ],
     ids=str,
 )  # fmt: skip
-def test_the_answer_is_one_sentence_above_all_else(of: Found, words: str) -> None:
+def test_the_answer_is_one_sentence_above_all_else(of: RateBracket, words: str) -> None:
     (answer,) = Page(found(found=of)).of("strong")
     assert words in answer
 
@@ -314,7 +317,7 @@ def test_the_band_lies_between_what_kept_and_what_missed() -> None:
     left = float(band.get("x", ""))
     assert left == pytest.approx(places["4"], abs=0.1)
     assert left + float(band.get("width", "")) == pytest.approx(places["8"], abs=0.1)
-    alone = charts(found(found=Found(4.0, None, "most")))[1]
+    alone = charts(found(found=RateBracket(4.0, None, "most")))[1]
     assert alone.find("rect") is None
 
 

@@ -12,8 +12,8 @@ import pytest
 from gpufleet.cli.measure_output import proposal_lines
 from gpufleet.errors import FleetError
 from gpufleet.load_test.compare_results import carries_more
-from gpufleet.load_test.load_target import Declared
-from gpufleet.load_test.result import Found, Measurement
+from gpufleet.load_test.load_target import TargetDeclaration
+from gpufleet.load_test.result import Measurement, RateBracket
 from gpufleet.load_test.tuning import (
     WHY,
     Trial,
@@ -34,7 +34,7 @@ from tests.unit.upgrade.fleets import runs
 
 def carried(kept: float | None, missed: float | None, gpus: int = 1) -> Measurement:
     subject = dataclasses.replace(SUBJECT, gpus={"NVIDIA H100 80GB HBM3": gpus})
-    return measurement(levels=(), found=Found(kept, missed, "found", "why"), subject=subject)
+    return measurement(levels=(), found=RateBracket(kept, missed, "found", "why"), subject=subject)
 
 
 def trials(
@@ -306,7 +306,7 @@ def test_settings_are_deployed_and_planned_alike() -> None:
 
 # -- on which replica
 
-FLEET = Declared(
+FLEET = TargetDeclaration(
     addresses={},
     settings={},
     gateways={},

@@ -11,7 +11,7 @@ from gpufleet.checks.evaluate import evaluate
 from gpufleet.fleet.drift import drift_from_probes
 from gpufleet.fleet.inventory_check import Validation
 from gpufleet.load_test.level_runs import Contract
-from gpufleet.load_test.result import Stored
+from gpufleet.load_test.result import StoredMeasurements
 from gpufleet.preflight import (
     gateway_lines,
     line,
@@ -397,7 +397,12 @@ def measured(days: float = 1, *, changed: bool = False, kept: bool = True) -> St
     if changed:
         now_runs = tuple(replace(each, release="0.33.0-ab") for each in runs)
     lines = objective_lines.measured_lines(
-        {"qwen": model}, now_runs, {}, stored=Stored((found,), ()), now=NOW, inventory=INVENTORY
+        {"qwen": model},
+        now_runs,
+        {},
+        stored=StoredMeasurements((found,), ()),
+        now=NOW,
+        inventory=INVENTORY,
     )
     return next(iter(lines)).status
 

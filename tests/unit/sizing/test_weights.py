@@ -12,8 +12,8 @@ from gpufleet.sizing.architectures.components import (
     Layer,
     Part,
     Split,
+    StagePlacement,
     Weight,
-    Where,
 )
 from gpufleet.sizing.architectures.quantization import online_quantization, quantization
 from gpufleet.sizing.architectures.quantization_scheme import Quantization, Scheme
@@ -112,7 +112,9 @@ def test_a_rank_has_at_least_one_whole_kv_head(tensor, heads):
 
 
 def test_vocabularies_are_padded_to_64_before_they_are_divided():
-    part = Part("embedding", (Weight("e", 1000, 128, Split.VOCABULARY, linear=False),), Where.FIRST)
+    part = Part(
+        "embedding", (Weight("e", 1000, 128, Split.VOCABULARY, linear=False),), StagePlacement.FIRST
+    )
 
     assert held(tiny(parts=[part]), Sharding(2)) == [1024 // 2 * 128 * 2]
 
@@ -136,7 +138,9 @@ def test_data_parallelism_alone_divides_nothing_of_a_dense_model():
 
 
 def test_a_tied_head_is_the_embedding_once_on_one_stage_and_twice_on_two():
-    part = Part("embedding", (Weight("e", 1024, 128, Split.VOCABULARY, linear=False),), Where.FIRST)
+    part = Part(
+        "embedding", (Weight("e", 1024, 128, Split.VOCABULARY, linear=False),), StagePlacement.FIRST
+    )
     layer = Weight("up", 512, 128, Split.ROWS)
     whole = tiny(layer, layers=2, tied=True, parts=[part])
 
@@ -384,7 +388,7 @@ def test_narrow_experts_get_a_finer_group(tensor, group):
 @pytest.mark.parametrize(("method", "size"), [("gptq", 2), ("awq", 2), ("fp8", 1)])
 def test_a_tower_is_packed_only_where_the_method_packs_more_than_text(method, size):
     """AWQ's and GPTQ's tools leave towers as they are, and do not say so."""
-    tower = Part("tower", (Weight("visual.fc1", 512, 128, Split.ROWS),), Where.FIRST)
+    tower = Part("tower", (Weight("visual.fc1", 512, 128, Split.ROWS),), StagePlacement.FIRST)
     said = Quantization(method, Scheme(8, "fp8", group=-1, scale_bytes=0))
 
     (stage,) = weight_bytes(tiny(parts=[tower]), said, Sharding(), vllm=V)
@@ -396,7 +400,7 @@ def test_a_tower_is_on_the_first_stage_alone_from_0_33():
     tower = Part(
         "tower",
         (Weight("visual.fc1", 512, 128, Split.ROWS),),
-        Where.FIRST,
+        StagePlacement.FIRST,
         everywhere=True,
         everywhere_until=(0, 33),
     )

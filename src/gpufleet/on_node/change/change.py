@@ -62,7 +62,7 @@ def kept_upgrades() -> Any:
     """Return the ids of kept upgrades, oldest first."""
     manifests = [
         change_files.document("%s/%s/%s" % (change_files.KEPT, name, change_files.MANIFEST))
-        for name in change_files.names(change_files.KEPT)
+        for name in change_files.directory_names(change_files.KEPT)
     ]
     found = [
         {"id": each["id"], "at": each["at"], "units": each["units"]} for each in manifests if each

@@ -48,7 +48,9 @@ class KeptUnits(NamedTuple):
 def releases() -> List[Release]:
     """Return the releases on disk by name, with their users."""
     used = release_users()
-    return [release(name, sorted(used.get(name, ()))) for name in change_files.names(RELEASES)]
+    return [
+        release(name, sorted(used.get(name, ()))) for name in change_files.directory_names(RELEASES)
+    ]
 
 
 def release(name: str, used: List[str]) -> Release:
@@ -80,19 +82,19 @@ def texts() -> Iterator["tuple[str, str]"]:
         yield unit, stages.UNITS + "/" + unit
     for unit in services(change_files.NEXT):
         yield "next/" + unit, change_files.NEXT + "/" + unit
-    for upgrade in change_files.names(change_files.KEPT):
+    for upgrade in change_files.directory_names(change_files.KEPT):
         for unit in services(change_files.KEPT + "/" + upgrade):
             yield "kept/%s/%s" % (upgrade, unit), "%s/%s/%s" % (change_files.KEPT, upgrade, unit)
 
 
 def services(folder: str) -> List[str]:
     """Return the names of the units in a directory."""
-    return [name for name in change_files.names(folder) if name.endswith(".service")]
+    return [name for name in change_files.directory_names(folder) if name.endswith(".service")]
 
 
 def processes() -> Iterator["tuple[int, Set[str]]"]:
     """Yield (pid, names of releases with mapped files)."""
-    for name in change_files.names("/proc"):
+    for name in change_files.directory_names("/proc"):
         if not name.isdigit():
             continue
         with contextlib.suppress(OSError):  # it ended, or is the kernel's
@@ -105,7 +107,7 @@ def processes() -> Iterator["tuple[int, Set[str]]"]:
 def kept_sets() -> List[KeptUnits]:
     """Return the kept units of upgrades, oldest first."""
     found = []
-    for upgrade in change_files.names(change_files.KEPT):
+    for upgrade in change_files.directory_names(change_files.KEPT):
         folder = change_files.KEPT + "/" + upgrade
         about = change_files.document(folder + "/" + change_files.MANIFEST)
         # Without one, its keeping was interrupted before anything was changed.

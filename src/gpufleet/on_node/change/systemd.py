@@ -44,7 +44,7 @@ def unit_names() -> List[str]:
     """Return the names of gpufleet's units with a file here."""
     return [
         name
-        for name in change_files.names(stages.UNITS)
+        for name in change_files.directory_names(stages.UNITS)
         if name.startswith("vllm-") and name.endswith(".service") and fingerprint(text(name))
     ]
 

@@ -136,7 +136,7 @@ def remove_directory(path: str) -> None:
 
 def remove_leftovers(folder: str) -> None:
     """Remove the leftovers of a killed `remove_directory`."""
-    for name in names(folder, hidden=True):
+    for name in directory_names(folder, hidden=True):
         if name.startswith(TEMPORARY + "gone-"):
             shutil.rmtree(linux_facts.ROOT + folder + "/" + name)
 
@@ -146,7 +146,7 @@ def make_directory(path: str) -> None:
     os.makedirs(linux_facts.ROOT + path, mode=0o700, exist_ok=True)
 
 
-def names(folder: str, *, hidden: bool = False) -> List[str]:
+def directory_names(folder: str, *, hidden: bool = False) -> List[str]:
     """Return the sorted names in a directory; empty if it does not exist."""
     try:
         found = sorted(os.listdir(linux_facts.ROOT + folder))

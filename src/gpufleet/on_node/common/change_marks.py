@@ -124,7 +124,9 @@ def marks() -> Dict[str, Any]:
 def drain_marks() -> Dict[str, Any]:
     """Return the marks of replicas."""
     found: List[str] = [
-        each for each in change_files.names(change_files.DRAINED) if each.endswith(".json")
+        each
+        for each in change_files.directory_names(change_files.DRAINED)
+        if each.endswith(".json")
     ]
     return {
         name[: -len(".json")]: change_files.document(change_files.DRAINED + "/" + name)

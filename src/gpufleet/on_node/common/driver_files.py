@@ -9,7 +9,7 @@ from typing import Any
 from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.common.answers import REASONS, CannotRead, is_missing, missing, read
 from gpufleet.on_node.common.commands import Output, refusal_of, run
-from gpufleet.on_node.common.linux_facts import line, names
+from gpufleet.on_node.common.linux_facts import directory_names, line
 
 SECONDS = 5  # for one kernel: modinfo unpacks the module, tens of MB
 
@@ -19,7 +19,7 @@ LIBRARY = "libnvidia-ml.so.1"
 def kernels() -> dict[str, Any]:
     """Return `kernels`, all that are installed, and `disk`, the module for the running one."""
     running = line("/proc/sys/kernel/osrelease")
-    installed = sorted(filter(is_installed, names("/lib/modules")), key=version_key)
+    installed = sorted(filter(is_installed, directory_names("/lib/modules")), key=version_key)
     asked = {kernel: read(module, kernel) for kernel in {*installed, running}}
     return {
         "disk": asked[running],

@@ -44,7 +44,7 @@ def number(path: str) -> int:
     return int(line(path))
 
 
-def names(directory: str) -> list[str]:
+def directory_names(directory: str) -> list[str]:
     """Return the sorted names in a directory."""
     return sorted(os.listdir(ROOT + directory))
 
@@ -89,7 +89,7 @@ def format_ranges(numbers: Iterable[int]) -> str:
 def pci_functions() -> list[dict[str, Any]]:
     """Return NVIDIA's GPUs and NVSwitches on the PCI bus, with or without driver."""
     found = []
-    for bus_id in names("/sys/bus/pci/devices"):
+    for bus_id in directory_names("/sys/bus/pci/devices"):
         at = "/sys/bus/pci/devices/" + bus_id
         # 0x03....: display, 3D controller; 0x0680..: bridge, which NVSwitches are.
         if read(line, at + "/vendor") == "0x10de" and str(read(line, at + "/class")).startswith(
@@ -118,9 +118,11 @@ def real_path(path: str) -> str:
 def nics() -> dict[str, Any]:
     """Return the network: InfiniBand and RoCE devices, net devices with their addresses."""
     return {
-        "infiniband": read(lambda: [infiniband(name) for name in names("/sys/class/infiniband")]),
+        "infiniband": read(
+            lambda: [infiniband(name) for name in directory_names("/sys/class/infiniband")]
+        ),
         "net": read(
-            lambda: [net(name) for name in names("/sys/class/net") if name != "lo"],
+            lambda: [net(name) for name in directory_names("/sys/class/net") if name != "lo"],
         ),
         "default_route": read(default_route),
     }
@@ -142,7 +144,7 @@ def infiniband(name: str) -> dict[str, Any]:
                         for key in ("state", "phys_state", "rate", "link_layer")
                     },
                 }
-                for port in names(at + "/ports")
+                for port in directory_names(at + "/ports")
             ]
         ),
     }
@@ -183,12 +185,14 @@ def net(name: str) -> dict[str, Any]:
         "ipv4": read(ipv4, name),
         "ipv6": read(ipv6, name),
         "networks": read(networks, name),
-        "kind": read(kind, at),
-        "lower": read(lambda: [each[6:] for each in names(at) if each.startswith("lower_")]),
+        "kind": read(device_kind, at),
+        "lower": read(
+            lambda: [each[6:] for each in directory_names(at) if each.startswith("lower_")]
+        ),
     }
 
 
-def kind(at: str) -> str:
+def device_kind(at: str) -> str:
     """Return "bridge", "bond", "vlan", "wireguard", ..., as drivers name their devices' type."""
     if os.path.exists(ROOT + at + "/tun_flags"):
         return "tun"
@@ -308,8 +312,8 @@ HOST_FACTS: tuple[tuple[str, Callable[[], Any]], ...] = (
 MODULE_FACTS: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("module", lambda: line("/sys/module/nvidia/version")),
     ("proc", lambda: line("/proc/driver/nvidia/version").splitlines()[0]),
-    ("proc_gpus", lambda: names("/proc/driver/nvidia/gpus")),
-    ("devices", lambda: [name for name in names("/dev") if name.startswith("nvidia")]),
+    ("proc_gpus", lambda: directory_names("/proc/driver/nvidia/gpus")),
+    ("devices", lambda: [name for name in directory_names("/dev") if name.startswith("nvidia")]),
 )
 
 

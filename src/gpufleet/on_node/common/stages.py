@@ -32,7 +32,7 @@ def stages() -> list[dict[str, Any]]:
         return []
     return [
         read(stage, name)
-        for name in linux_facts.names(UNITS)
+        for name in linux_facts.directory_names(UNITS)
         if name.startswith("vllm-") and name.endswith(".service")
     ]
 

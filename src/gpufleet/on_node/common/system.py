@@ -16,7 +16,7 @@ from typing import Any, Callable, Iterator
 from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.common.answers import CannotRead, read
 from gpufleet.on_node.common.commands import path_of, refusal_of, run
-from gpufleet.on_node.common.linux_facts import line, names
+from gpufleet.on_node.common.linux_facts import directory_names, line
 from gpufleet.on_node.common.systemctl import show_each
 
 UNITS_SECONDS = 10
@@ -81,7 +81,7 @@ def secure_boot() -> bool:
 
 def iommu() -> dict[str, Any]:
     """Return the number of IOMMU groups of each type."""
-    groups = names("/sys/kernel/iommu_groups")
+    groups = directory_names("/sys/kernel/iommu_groups")
     types = Counter(str(read_type(group)) for group in groups)
     return {"groups": len(groups), "types": dict(sorted(types.items()))}
 
@@ -161,7 +161,7 @@ def memory_errors() -> dict[str, int]:
 
     Linux' Documentation/admin-guide/ras.rst: ce_count is corrected, ue_count uncorrected errors.
     """
-    controllers = [name for name in names(EDAC) if re.fullmatch(r"mc\d+", name)]
+    controllers = [name for name in directory_names(EDAC) if re.fullmatch(r"mc\d+", name)]
     if not controllers:
         raise FileNotFoundError(errno.ENOENT, "no memory controller is watched")
     return {
@@ -186,7 +186,7 @@ def releases() -> list[str]:
     """Return the names of the vLLM releases that are whole."""
     return [
         name
-        for name in linux_facts.names(RELEASES)
+        for name in linux_facts.directory_names(RELEASES)
         if os.path.exists("%s%s/%s/.complete" % (linux_facts.ROOT, RELEASES, name))
     ]
 

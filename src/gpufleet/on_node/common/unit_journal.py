@@ -243,7 +243,7 @@ def unit_text(unit: str) -> str:
     """Return a unit's file and its drop-ins; "" if neither can be read."""
     paths = [stages.UNITS + "/" + unit]
     for folder in (stages.UNITS, "/run/systemd/system"):
-        names = read(linux_facts.names, "%s/%s.d" % (folder, unit))
+        names = read(linux_facts.directory_names, "%s/%s.d" % (folder, unit))
         if not is_missing(names):
             paths += ["%s/%s.d/%s" % (folder, unit, name) for name in sorted(names)]
     texts = [read(linux_facts.line, path) for path in paths]

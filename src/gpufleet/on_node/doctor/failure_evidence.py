@@ -72,9 +72,9 @@ def main() -> None:
         "clock": time.time(),
         "boot": read(boot),
         "stages": {each: read(stage_lines, each) for each in wanted},
-        "units": {each: read(unit, each) for each in wanted},
+        "units": {each: read(unit_state, each) for each in wanted},
         "models": {
-            str(each): read(model, str(folder))
+            str(each): read(model_state, str(folder))
             for each, folder in PARAMETERS.get("models", {}).items()
         },
         "kernel": read(kernel_lines),
@@ -121,7 +121,7 @@ def unit_properties(name: str) -> dict[str, str]:
     return properties(run("systemctl", "show", wanted, "--", name, seconds=10).out)
 
 
-def unit(stage: str) -> dict[str, Any]:
+def unit_state(stage: str) -> dict[str, Any]:
     """Return a stage's unit's differences from what gpufleet wrote, and how it last ended."""
     name = unit_of(stage)
     known = unit_properties(name)
@@ -139,7 +139,7 @@ def unit(stage: str) -> dict[str, Any]:
     }
 
 
-def model(directory: str) -> dict[str, Any]:
+def model_state(directory: str) -> dict[str, Any]:
     """Return whether a model's files are as a deploy has placed them."""
     folder = linux_facts.ROOT + directory
     there = [name for name, _ in model_folder.sizes(folder)]

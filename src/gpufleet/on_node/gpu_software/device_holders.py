@@ -24,7 +24,7 @@ MAPS_BYTES = 16 << 20
 def holders() -> list[dict[str, Any]]:
     """Return {"pid", "name", "unit", "devices"} of each, by PID; `unit` null: it is in none."""
     found = []
-    for pid in sorted(int(name) for name in linux_facts.names("/proc") if name.isdigit()):
+    for pid in sorted(int(name) for name in linux_facts.directory_names("/proc") if name.isdigit()):
         devices = sorted({*open_devices(pid), *mapped_devices(pid)})
         if devices and pid != os.getpid():
             name, within = read(line, "/proc/%d/comm" % pid), read(unit, pid)

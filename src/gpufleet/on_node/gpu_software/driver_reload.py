@@ -43,7 +43,7 @@ from typing import Any, Iterator, List, Sequence
 
 from gpufleet.on_node.common import driver_files, file_lock, linux_facts, system
 from gpufleet.on_node.common.answers import is_missing, read, to_json
-from gpufleet.on_node.common.linux_facts import line, names
+from gpufleet.on_node.common.linux_facts import directory_names, line
 from gpufleet.on_node.gpu_software.device_holders import holders
 from gpufleet.on_node.gpu_software.driver_units import (
     SERVICE_SECONDS,
@@ -111,7 +111,7 @@ def look() -> dict[str, Any]:
 
 def used_by() -> list[str]:
     """Return the modules that use nvidia's."""
-    found = read(names, "/sys/module/nvidia/holders")
+    found = read(directory_names, "/sys/module/nvidia/holders")
     return [] if is_missing(found) else list(found)
 
 
@@ -219,7 +219,7 @@ def refuse_busy(loaded: Sequence[str]) -> None:
     """
     for module in loaded:
         count = text_of("/sys/module/%s/refcnt" % module)
-        users = read(names, "/sys/module/%s/holders" % module)
+        users = read(directory_names, "/sys/module/%s/holders" % module)
         if count and not is_missing(users) and int(count) > len(users):
             raise FailedError(
                 "module %s is used %d times beside the %d modules above it, and by no process: a "

@@ -16,7 +16,7 @@ from typing import Any, Sequence
 from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.common.answers import CannotRead, is_missing, read
 from gpufleet.on_node.common.commands import ENVIRONMENT, path_of
-from gpufleet.on_node.common.linux_facts import line, names
+from gpufleet.on_node.common.linux_facts import directory_names, line
 from gpufleet.on_node.common.systemctl import show_each
 
 KEPT = "/var/lib/gpufleet/driver-reload.json"
@@ -93,7 +93,7 @@ def unit_properties(units: Sequence[str]) -> dict[str, dict[str, str]]:
 
 def stages() -> list[str]:
     """Return the units of gpufleet's stages, without others such as vllm-router.service."""
-    found = read(names, UNITS)
+    found = read(directory_names, UNITS)
     if is_missing(found):
         return []
     return [

@@ -23,7 +23,7 @@ from typing import Any, Iterator, Optional, Tuple
 from gpufleet.on_node.common import driver_files, linux_facts, system
 from gpufleet.on_node.common.answers import CannotRead, is_missing, read, to_json
 from gpufleet.on_node.common.commands import run
-from gpufleet.on_node.common.linux_facts import line, names
+from gpufleet.on_node.common.linux_facts import directory_names, line
 
 PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 
@@ -95,7 +95,7 @@ def newest_source(version: str) -> Optional[Tuple[str, str]]:
 
 def sources() -> Iterator[Tuple[str, str]]:
     """Yield name and version of each of NVIDIA's modules that DKMS may build."""
-    for folder in names(SOURCES):
+    for folder in directory_names(SOURCES):
         text = read(line, "%s/%s/dkms.conf" % (SOURCES, folder))
         if folder.startswith("nvidia") and not is_missing(text):
             pairs = dict(re.findall(r'^PACKAGE_(NAME|VERSION)="?([\w.-]+)"?', text, re.MULTILINE))

@@ -41,7 +41,7 @@ from gpufleet.on_node.common import (
 from gpufleet.on_node.common.answers import CannotRead, is_missing, missing, read
 from gpufleet.on_node.common.commands import refusal_of, run
 from gpufleet.on_node.common.forked import Watch
-from gpufleet.on_node.common.linux_facts import line, names
+from gpufleet.on_node.common.linux_facts import directory_names, line
 from gpufleet.on_node.common.systemctl import show_each
 from gpufleet.on_node.common.textfile import Labels, Number
 from gpufleet.on_node.monitoring import (
@@ -83,7 +83,7 @@ Sample = Tuple[str, Labels, Number]
 def host() -> Dict[str, Any]:
     """Return facts from plain files: kernel, loaded driver, the mark, deploys, a pending reboot."""
     running = line("/proc/sys/kernel/osrelease")
-    kernels = read(names, "/lib/modules")
+    kernels = read(directory_names, "/lib/modules")
     installed = [] if is_missing(kernels) else filter(driver_files.is_installed, kernels)
     newest = max(installed, key=driver_files.version_key, default=running)
     return {
@@ -98,7 +98,7 @@ def host() -> Dict[str, Any]:
 
 def deploys() -> List[str]:
     """Return the deploys that have finished on this node before."""
-    found = read(names, DEPLOYS)
+    found = read(directory_names, DEPLOYS)
     return [] if is_missing(found) else [each for each in found if re.fullmatch(r"[a-z]+", each)]
 
 
@@ -185,7 +185,7 @@ def gpus_on_bus(known: Any) -> Dict[str, Any]:
     The driver keeps its entry of a GPU that fell off the bus; only the bus shows that it no longer
     answers. Its UUID is then the earlier one: the driver no longer has it.
     """
-    found = read(names, "/proc/driver/nvidia/gpus")
+    found = read(directory_names, "/proc/driver/nvidia/gpus")
     if is_missing(found):
         if found["missing"] == "absent":
             return {}

@@ -39,7 +39,7 @@ def main(argv: List[str]) -> int:
     """Run as a rank until its group ends; return the exit status."""
     options, programs = arguments(argv)
     try:
-        secret = key(options.key_file)
+        secret = read_key(options.key_file)
     except (OSError, ValueError) as error:
         print("vllm-rank: the cluster key: %s" % error, file=sys.stderr)
         return WRONG
@@ -144,7 +144,7 @@ def positive_seconds(text: str) -> float:
     return seconds
 
 
-def key(path: str) -> bytes:
+def read_key(path: str) -> bytes:
     """Return the cluster key. Raises `OSError` and `ValueError`."""
     with open(path, "rb") as file:
         found = file.read(1 << 16).strip()

@@ -125,7 +125,7 @@ def units() -> list[str]:
         return []
     return [
         name
-        for name in linux_facts.names(stages.UNITS)
+        for name in linux_facts.directory_names(stages.UNITS)
         if name.startswith("vllm-") and name.endswith(".service")
     ]
 

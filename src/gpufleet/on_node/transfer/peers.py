@@ -85,7 +85,7 @@ class Bucket:
         time.sleep(max(0.0, wait))
 
 
-class Holding:
+class ReceivedPieces:
     """The pieces that have arrived; an arrival wakes those that wait for it."""
 
     def __init__(self, tree: Tree, manifest: bytes, files: Files, *, whole: bool) -> None:
@@ -124,7 +124,12 @@ class Server:
     """Serves a node's pieces to clients that know the token."""
 
     def __init__(
-        self, holding: Holding, token: str, address: str, port: int, rate_mbit: Optional[float]
+        self,
+        holding: ReceivedPieces,
+        token: str,
+        address: str,
+        port: int,
+        rate_mbit: Optional[float],
     ) -> None:
         """Listen. Raises `OSError` when the port is taken."""
         self.holding = holding

@@ -17,8 +17,8 @@ from gpufleet.sizing.architectures.components import (
     Layer,
     Part,
     Split,
+    StagePlacement,
     Weight,
-    Where,
     WindowCache,
 )
 from gpufleet.sizing.architectures.config_fields import Fields
@@ -123,7 +123,7 @@ def norm(name: str, size: int, *, bias: bool = False) -> tuple[Weight, ...]:
 def embedding(vocab: int, hidden: int, name: str = "model.embed_tokens") -> Part:
     """Return the tokens' embedding: VocabParallelEmbedding, on the first stage."""
     weight = Weight(name, vocab, hidden, Split.VOCABULARY, linear=False)
-    return Part("embedding", (weight,), Where.FIRST)
+    return Part("embedding", (weight,), StagePlacement.FIRST)
 
 
 def head(vocab: int, hidden: int, name: str = "lm_head", *, bias: bool = False) -> Part:
@@ -135,12 +135,12 @@ def head(vocab: int, hidden: int, name: str = "lm_head", *, bias: bool = False) 
     weights = [Weight(name, vocab, hidden, Split.VOCABULARY)]
     if bias:
         weights.append(Weight(f"{name}.bias", vocab, split=Split.VOCABULARY, linear=False))
-    return Part("head", tuple(weights), Where.LAST)
+    return Part("head", tuple(weights), StagePlacement.LAST)
 
 
 def final_norm(hidden: int, name: str = "model.norm", *, bias: bool = False) -> Part:
     """Return the norm after the last layer."""
-    return Part("norm", norm(name, hidden, bias=bias), Where.LAST)
+    return Part("norm", norm(name, hidden, bias=bias), StagePlacement.LAST)
 
 
 def rotary(
@@ -167,7 +167,7 @@ def rotary(
         count=tables,
         until=until,
     )
-    return Part("rotary", (table,), Where.EVERY)
+    return Part("rotary", (table,), StagePlacement.EVERY)
 
 
 def default_dtype(fields: Fields) -> str:

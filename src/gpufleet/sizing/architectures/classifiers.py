@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from gpufleet.sizing.architectures.components import Architecture, Part, Weight, Where
+from gpufleet.sizing.architectures.components import Architecture, Part, StagePlacement, Weight
 from gpufleet.sizing.architectures.config_fields import Fields
 from gpufleet.sizing.architectures.registry import build_architecture
 
@@ -30,7 +30,9 @@ def _classifier(config: Mapping[str, Any], decoder: str) -> Architecture:
     fields = Fields(config, decoder)
     names = fields.value("id2label")
     labels = len(names) if isinstance(names, Mapping) else fields.whole("num_labels", default=2)
-    score = Part("score", (Weight("score", labels, read.hidden_size, linear=False),), Where.LAST)
+    score = Part(
+        "score", (Weight("score", labels, read.hidden_size, linear=False),), StagePlacement.LAST
+    )
     parts = (*(part for part in read.parts if part.name != "head"), score)
     return replace(read, parts=parts, pooling=True)
 

@@ -156,7 +156,7 @@ class Layer:
         return (() if self.cache is None else (self.cache,)) + self.more
 
 
-class Where(StrEnum):
+class StagePlacement(StrEnum):
     """The pipeline stages that hold a part."""
 
     FIRST = "first"
@@ -170,7 +170,7 @@ class Part:
 
     name: str
     weights: tuple[Weight, ...]
-    where: Where
+    where: StagePlacement
     everywhere: bool = False
     """Whether other stages make it too, though they do not use it ..."""
     everywhere_until: tuple[int, ...] | None = None

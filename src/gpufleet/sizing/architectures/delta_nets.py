@@ -28,9 +28,9 @@ from gpufleet.sizing.architectures.components import (
     Layer,
     Part,
     Split,
+    StagePlacement,
     StateCache,
     Weight,
-    Where,
 )
 from gpufleet.sizing.architectures.config_fields import Fields
 from gpufleet.sizing.architectures.mla import latent_attention
@@ -387,7 +387,7 @@ def alice(config: Mapping[str, Any]) -> Architecture:
         notes=("the states that its layers keep during a step are not counted",),
         further=(
             *rotary_tables(fields, head_dim),
-            Part("mixing", _alice_mixing("model.attnres_final.res", hidden), Where.LAST),
+            Part("mixing", _alice_mixing("model.attnres_final.res", hidden), StagePlacement.LAST),
         ),
     )
 

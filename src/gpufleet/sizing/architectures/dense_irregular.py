@@ -30,8 +30,8 @@ from gpufleet.sizing.architectures.components import (
     FullCache,
     Layer,
     Part,
+    StagePlacement,
     Weight,
-    Where,
 )
 from gpufleet.sizing.architectures.config_fields import Fields
 
@@ -72,7 +72,7 @@ def _gpt(config: Mapping[str, Any], name: str) -> Architecture:
         intermediate=intermediate,
         tied=fields.flag("tie_word_embeddings", default=True),
         final=final_norm(hidden, "transformer.ln_f", bias=True),
-        parts=(Part("positions", (learnt,), Where.EVERY),),
+        parts=(Part("positions", (learnt,), StagePlacement.EVERY),),
         embedding_name="transformer.wte",
         prefix="transformer.h.",
     )
@@ -230,7 +230,7 @@ def _bloom(config: Mapping[str, Any], name: str) -> Architecture:
     first = Part(
         "embedding norm",
         norm("transformer.word_embeddings_layernorm", hidden, bias=True),
-        Where.EVERY,
+        StagePlacement.EVERY,
     )
     return wrap_layers(
         fields,
@@ -273,7 +273,7 @@ def _opt(config: Mapping[str, Any], name: str) -> Architecture:
         + norm("final_layer_norm", hidden, bias=True)
     )
     learnt = Weight("model.decoder.embed_positions", positions + 2, hidden, linear=False)
-    parts = [Part("positions", (learnt,), Where.EVERY)]
+    parts = [Part("positions", (learnt,), StagePlacement.EVERY)]
     if width != hidden:
         parts.append(
             Part(
@@ -282,7 +282,7 @@ def _opt(config: Mapping[str, Any], name: str) -> Architecture:
                     Weight("model.decoder.project_in", hidden, width),
                     Weight("model.decoder.project_out", width, hidden),
                 ),
-                Where.EVERY,
+                StagePlacement.EVERY,
             )
         )
     normed = fields.flag("do_layer_norm_before", default=True) and not fields.flag(

@@ -26,8 +26,8 @@ from gpufleet.sizing.architectures.components import (
     Layer,
     Part,
     Split,
+    StagePlacement,
     Weight,
-    Where,
 )
 from gpufleet.sizing.architectures.config_fields import Fields
 from gpufleet.sizing.architectures.max_length import max_model_len
@@ -59,9 +59,9 @@ def _bert(config: Mapping[str, Any], name: str, *, scores: bool, offset: bool) -
         )
     )
     normed = norm("embeddings.LayerNorm", hidden, bias=True)
-    parts = [Part("embedding", (*tables, *normed), Where.FIRST)]
+    parts = [Part("embedding", (*tables, *normed), StagePlacement.FIRST)]
     if scores:
-        parts.append(Part("score", _score(fields, hidden), Where.LAST))
+        parts.append(Part("score", _score(fields, hidden), StagePlacement.LAST))
     length = max_model_len(config)
     if offset:
         length -= fields.whole("pad_token_id", default=1) + 1
@@ -110,7 +110,10 @@ def _rotary_embedding(fields: Fields, hidden: int, head_dim: int, positions: int
             Weight("token_type_embeddings", types, hidden, Split.VOCABULARY, linear=False)
         )
     normed = norm("LayerNorm", hidden, bias=True)
-    return [Part("embedding", (*tables, *normed), Where.FIRST), rotary(positions, head_dim)]
+    return [
+        Part("embedding", (*tables, *normed), StagePlacement.FIRST),
+        rotary(positions, head_dim),
+    ]
 
 
 def _norms(hidden: int) -> tuple[Weight, ...]:
@@ -131,7 +134,7 @@ def _gte(config: Mapping[str, Any], name: str, *, scores: bool) -> Architecture:
     length = max_model_len(config)
     parts = _rotary_embedding(fields, hidden, head_dim, length)
     if scores:
-        parts.append(Part("score", _score(fields, hidden), Where.LAST))
+        parts.append(Part("score", _score(fields, hidden), StagePlacement.LAST))
     layers = (weights,) * fields.whole("num_hidden_layers")
     return _encoder(fields, layers, parts, hidden=hidden, heads=heads, inner=inner, length=length)
 
@@ -194,8 +197,8 @@ def _modern_bert(config: Mapping[str, Any], name: str, *, scores: bool) -> Archi
                    linear=False)  # fmt: skip
     length = max_model_len(config)
     parts = [
-        Part("embedding", (words, *norm("norm", hidden, bias=normed)), Where.FIRST),
-        Part("norm", norm("final_norm", hidden, bias=normed), Where.LAST),
+        Part("embedding", (words, *norm("norm", hidden, bias=normed)), StagePlacement.FIRST),
+        Part("norm", norm("final_norm", hidden, bias=normed), StagePlacement.LAST),
         rotary(length, head_dim, tables=2),  # of all tokens, and of a window's
     ]
     if scores:
@@ -207,7 +210,7 @@ def _modern_bert(config: Mapping[str, Any], name: str, *, scores: bool) -> Archi
             Weight("classifier", labels, hidden, linear=False),
             vector("classifier.bias", labels),
         )
-        parts.append(Part("score", head, Where.LAST))
+        parts.append(Part("score", head, StagePlacement.LAST))
     layers = (weights, *(following,) * (fields.whole("num_hidden_layers") - 1))
     return _encoder(fields, layers, parts, hidden=hidden, heads=heads, inner=inner, length=length)
 

@@ -27,8 +27,8 @@ from gpufleet.sizing.architectures.components import (
     Layer,
     Part,
     Split,
+    StagePlacement,
     Weight,
-    Where,
     WindowCache,
 )
 from gpufleet.sizing.architectures.config_fields import Fields
@@ -209,7 +209,7 @@ def gemma3n(config: Mapping[str, Any]) -> Architecture:
         tied=True,
         further=(
             *_layer_inputs(fields, hidden, each * count, each),
-            Part("altup", mixing, Where.FIRST),
+            Part("altup", mixing, StagePlacement.FIRST),
             *rotary_tables(fields, head_dim),
         ),
         pipeline=False,
@@ -307,7 +307,7 @@ def _layer_inputs(fields: Fields, hidden: int, size: int, each: int) -> tuple[Pa
         Weight("model.per_layer_model_projection", size, hidden, Split.ROWS),
         *norm("model.per_layer_projection_norm", each),
     )
-    return (Part("embedding of each layer", weights, Where.FIRST),)
+    return (Part("embedding of each layer", weights, StagePlacement.FIRST),)
 
 
 def _without_keys(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:

@@ -30,8 +30,8 @@ from gpufleet.sizing.architectures.components import (
     Layer,
     Part,
     Split,
+    StagePlacement,
     Weight,
-    Where,
 )
 from gpufleet.sizing.architectures.config_fields import Fields
 from gpufleet.sizing.architectures.moe_common import (
@@ -240,7 +240,7 @@ def _ngrams(fields: Fields, hidden: int) -> tuple[Part, ...]:
         Weight(f"{block}embedders", rows, size, Split.VOCABULARY, linear=False),
         Weight(f"{block}post_projs", tables * size, hidden, linear=False),
     )
-    return (Part("embedding of several tokens", weights, Where.FIRST),)
+    return (Part("embedding of several tokens", weights, StagePlacement.FIRST),)
 
 
 def minicpm3(config: Mapping[str, Any]) -> Architecture:
@@ -357,7 +357,7 @@ def deepseek_v4(config: Mapping[str, Any]) -> Architecture:
         prefix="layers.",
         further=(
             rotary(positions, fields.whole("qk_rope_head_dim"), dtype="float32", tables=2),
-            Part("mixing", (head,), Where.LAST),
+            Part("mixing", (head,), StagePlacement.LAST),
         ),
         draft_layers=layers[count:],
     )

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from gpufleet.errors import FleetError
-from gpufleet.sizing.architectures.components import Architecture, Part, Where
+from gpufleet.sizing.architectures.components import Architecture, Part, StagePlacement
 from gpufleet.sizing.architectures.config_fields import Fields
 from gpufleet.sizing.architectures.registry import build_architecture, builders
 from gpufleet.sizing.architectures.towers import (
@@ -266,7 +266,7 @@ def _build(config: Mapping[str, Any], name: str, wrapper: _Wrapper) -> Architect
         raise _unknown_text_error(name, path, class_name or "of no stated class", "architectures")
     read = build_architecture(class_name, {**text, "architectures": [class_name]})
     weights, note = wrapper.tower(fields, Fields(text, name, path))
-    tower = Part("tower", weights, Where.FIRST, everywhere=True, everywhere_until=(0, 33))
+    tower = Part("tower", weights, StagePlacement.FIRST, everywhere=True, everywhere_until=(0, 33))
     return replace(
         read,
         name=name,

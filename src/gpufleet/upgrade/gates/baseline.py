@@ -156,7 +156,7 @@ class Alerts(JsonValue):
 
 
 @dataclass(frozen=True, order=True)
-class Stop:
+class BlockingFinding:
     """One finding of the node check that keeps work away."""
 
     node: str
@@ -179,7 +179,7 @@ class Findings(JsonValue):
 
     nodes: tuple[str, ...] = ()
     """That were checked."""
-    stops: tuple[Stop, ...] = ()
+    stops: tuple[BlockingFinding, ...] = ()
 
     @classmethod
     def unaccepted(cls, report: Report) -> Findings:
@@ -188,7 +188,7 @@ class Findings(JsonValue):
             report.nodes,
             tuple(
                 sorted(
-                    Stop(
+                    BlockingFinding(
                         each.node,
                         each.check,
                         (each.gpu.uuid or each.gpu.name) if each.gpu else "",

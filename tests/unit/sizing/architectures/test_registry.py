@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from gpufleet.errors import FleetError
-from gpufleet.sizing.architectures.components import FullCache, Split, Where, WindowCache
+from gpufleet.sizing.architectures.components import FullCache, Split, StagePlacement, WindowCache
 from gpufleet.sizing.architectures.quantization import quantization
 from gpufleet.sizing.architectures.registry import FAMILIES, architecture, builders
 from gpufleet.sizing.rank_weights import Sharding
@@ -62,7 +62,7 @@ def test_a_tied_head_has_no_weight_of_its_own():
 
     assert tied.tied
     assert tied.parameters == architecture(LLAMA).parameters - 1000 * 512
-    assert all(part.where is not Where.LAST or part.name != "head" for part in tied.parts)
+    assert all(part.where is not StagePlacement.LAST or part.name != "head" for part in tied.parts)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_a_wrapper_has_its_text_part_and_a_tower():
     tower = next(part for part in model.parts if part.name == "tower")
 
     assert model.parameters == 8_767_123_696
-    assert tower.where is Where.FIRST
+    assert tower.where is StagePlacement.FIRST
     assert (tower.everywhere, tower.everywhere_until) == (True, (0, 33))
     assert sum(each.parameters for each in tower.weights) == 576_388_336
     assert model.multimodal
