@@ -53,7 +53,7 @@ class Alert:
 
 @dataclass(frozen=True)
 class FleetObservations:
-    """Everything that was looked at."""
+    """Everything observed in a fleet."""
 
     status: FleetStatus
     report: Report

@@ -1,9 +1,10 @@
-"""Judges the arguments and variables of a server by the release that will run it.  Pure.
+"""Judges the arguments and variables of a server by the release that will run it. Pure.
 
 Contract: `check` never raises for an operator's mistakes, and names for every problem what refuses
 it: the release's parser, the start of the server, or only gpufleet (`problem.RefusedBy`). The
 release's own parser accepts the arguments exactly if there is no problem `RefusedBy.PARSER`, except
-for abbreviated names, which argparse accepts and gpufleet never does."""
+for abbreviated names, which argparse accepts and gpufleet never does.
+"""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ WATCHED = {
 @dataclass(frozen=True)
 class Deviation:
     """
-    One thing that is not as declared.
+    One deviation from the declaration.
 
     Attributes:
         source: who says so: "deploys/vllm.py: DCGM | packages", "check: reboot-kernel", "gpu_lock".
@@ -90,7 +90,7 @@ class Deviation:
 
 @dataclass(frozen=True)
 class Unread:
-    """One thing that could not be compared, and why."""
+    """One comparison that was impossible, with the reason."""
 
     source: str
     why: str

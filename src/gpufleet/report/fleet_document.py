@@ -219,7 +219,7 @@ class Finding(Form):
 
 
 class Moved(Form):
-    """One thing of a node that is not as declared."""
+    """One deviation of a node from its declaration."""
 
     matters: str
     what: str

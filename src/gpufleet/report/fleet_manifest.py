@@ -109,7 +109,7 @@ def manifest_of(document: Document) -> Manifest:
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that differs between two manifests."""
+    """One difference between two manifests."""
 
     about: str
     """`gpufleet`, `settings`, `file PATH`, `nodes`, `gpu-[01-03]`, `model NAME`."""

@@ -54,7 +54,7 @@ class NodeVars:
     One node as its variables describe it.
 
     `groups` from least to most specific, without `all`; `variables` has every key with its value
-    and the place that set it; `settings` is the checked meaning of those keys that are ours.
+    and the place that set it; `settings` is the checked meaning of the keys that are settings.
     """
 
     name: str

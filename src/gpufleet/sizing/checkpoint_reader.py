@@ -217,7 +217,7 @@ def _file_source(
     model: str, revision: str | None, hub: Hub, required: str
 ) -> Callable[[str], Path | None]:
     """
-    Return what fetches a file of `model` by its name; None: the model has no such file.
+    Return a function that fetches a file of `model` by name; None: the model has no such file.
 
     It raises `FleetError` where the Hub cannot be asked, for files that are not cached only if they
     are `required`.

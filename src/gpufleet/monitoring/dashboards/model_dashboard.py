@@ -243,7 +243,7 @@ THROUGHPUT = Row(
                     "{{stage}}",
                 ),
             ),
-            "Nothing with requests running is a hang, where text is completed: the watchdog's page.",
+            "No tokens while requests run is a hang, for models that complete text: see the watchdog's page.",
             width=6,
             stacked=True,
         ),

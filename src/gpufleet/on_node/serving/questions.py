@@ -12,8 +12,8 @@
 
 The kind is from the unit's file, so that a running server gets the right request; the default is
 `generate`. Answers are compared with the model's files on the node; what these do not state is not
-judged. Whether a reranker puts the better document first is not judged either: that is for golden
-prompts, since weights may be random. Python 3.8, standard library.
+judged. A reranker's order is not judged here but by golden prompts, because weights may be random.
+Python 3.8, standard library.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Program:
         return self.status is not None
 
     def close(self) -> None:
-        """Give up, if it runs."""
+        """Kill it, if it runs."""
         if self.status is None:
             self.advance(float("inf"))
 

@@ -157,7 +157,7 @@ class Alerts(JsonValue):
 
 @dataclass(frozen=True, order=True)
 class BlockingFinding:
-    """One finding of the node check that keeps work away."""
+    """One finding of the node check that blocks work."""
 
     node: str
     check: str
@@ -221,7 +221,7 @@ def program(
     node: str, questions: Iterable[Question], alertmanager: str | None = None
 ) -> payload.Payload | None:
     """
-    Return what looks at the replicas of a node, and at the Alertmanager on it; None: nothing to do.
+    Return the query for a node's replicas and its Alertmanager; None: nothing to query.
 
     `alertmanager` is its address there: `http://127.0.0.1:9093`. The program goes to
     `fleet.live.connect(...)` with the deadline that `seconds` returns.
@@ -287,11 +287,11 @@ def read_answers(
     ours: Collection[str] = (),
 ) -> Observation:
     """
-    Return what nodes said to `program`: `said` as `fleet.live.connect` returns it.
+    Parse nodes' answers to `program`; `said` is the result of `fleet.live.connect`.
 
     `homes` are the nodes whose Alertmanager was to be asked; `ours` the ids of the silences that
-    the upgrade has opened itself, which hide no alert from it. Whatever a node prints, nothing is
-    raised: what makes no sense is not known, in words.
+    the upgrade has opened itself, which hide no alert from it. No node's output raises an
+    exception: an invalid answer is unknown, with the reason.
     """
     answers: dict[str, Answers] = {}
     readings: dict[str, Reading] = {}
@@ -313,8 +313,8 @@ def traffic_between(first: Reading | None, last: Reading) -> Traffic:
     """
     Return what happened between two readings; without the first one, since each server's start.
 
-    A server that was started in between counted from 0: what it has is what it did. One that is in
-    the second reading alone has been started since, too.
+    A server started in between counted from 0: its value is the difference. One that is only in the
+    second reading has also been started since.
     """
     latencies: dict[str, dict[float, float]] = {}
     finished: dict[str, float] | None = None
@@ -355,7 +355,7 @@ def counters(text: str) -> Counters:
     """
     Return what a server's /metrics says; raises `ValueError` for a text without anything of vLLM's.
 
-    Engines and models of one server are added up: it is one place to ask.
+    Engines and models of one server are added up.
     """
     from prometheus_client.parser import text_string_to_metric_families
 

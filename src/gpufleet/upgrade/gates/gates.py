@@ -2,7 +2,7 @@
 
 Each gate compares two looks (`baseline.py`) and gives a `Verdict`. An unknown result is not a pass;
 only a person can accept it. What could not be judged for a reason outside the change (too few
-requests) passes, and is said.
+requests) passes, and is reported.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def combine(verdicts: Iterable[Verdict]) -> Verdict:
     """
     Return the worst of several verdicts; a failure counts before an unknown.
 
-    Numbers of one name are those of the last one that has it.
+    If a name occurs several times, the last value counts.
     """
     found = tuple(verdicts)
     said = {each.passed for each in found}
@@ -92,9 +92,9 @@ def golden(before: Answers, after: Answers, same: float, cosine: float = 0.999) 
     Return whether prompts are answered as before, in at least the share `same` of the tokens.
 
     Vectors have to have the `cosine` with those of before; labels, places in a reranker's order and
-    words heard have to be the same. Of a prompt that was answered in several ways before already,
-    the result is unknown: it is reported, and the others judge. If there is no other one, nothing
-    is known; with `same` 0 (`cosine` for vectors) an answer is enough.
+    words heard have to be the same. A prompt with several different answers before the change gives
+    an unknown result, which is reported; the other prompts decide. If there is no other one,
+    nothing is known; with `same` 0 (`cosine` for vectors) an answer is enough.
     """
     case = _Case()
     if not before and not after:
@@ -140,7 +140,7 @@ def _answers_at_all(case: _Case, name: str, was: Sequence[Answer], now: Sequence
 
 
 def _unfit(was: Sequence[Answer], same: float) -> str:
-    """Return why answers of before are no measure; "" if they are one."""
+    """Return why the baseline answers cannot be compared; "": they can."""
     if not was:
         return "it was not queried before the change"
     if failed := sorted({each.error for each in was if each.error}):
@@ -202,7 +202,9 @@ def _cosine(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def _other_kind(was: Sequence[Answer], now: Sequence[Answer]) -> str:
-    """Return why answers of different kinds of models are no measure; "" if they are of one."""
+    """
+    Return why answers of different kinds of models cannot be compared; "": the kinds are equal.
+    """
     before, after = ({each.kind for each in answers} for answers in (was, now))
     if before == after and len(after) == 1:
         return ""
@@ -261,10 +263,10 @@ def traffic(before: Traffic, after: Traffic, gates: Gates) -> Verdict:
     """
     Return whether requests are answered as quickly, and as well, as before.
 
-    A p99 is as exact as the histogram's buckets. One that is in the bucket of before, or in the
-    next, may be the same time, and never fails; nor does one slow request alone. Of few requests no
-    p99 is judged, which is said; nor of a replica without anything before it (`Traffic` with empty
-    counters): its errors are.
+    A p99 is as exact as the histogram's buckets. A percentile in the previous bucket, or the next
+    one, may be the same time, and never fails; nor does a single slow request. p99 is not judged
+    for few requests, which is reported, nor for a replica without a baseline (`Traffic` with empty
+    counters); errors still are.
     """
     case = _Case()
     is_new = not before.latencies and before.finished == before.answered == {} and not before.unread
@@ -409,7 +411,7 @@ def findings(before: Findings, after: Findings) -> Verdict:
     """
     Return whether the node check finds no problem that it did not find before the change.
 
-    What it had before stays allowed. A check that could not be made and could before is not known.
+    Earlier findings stay allowed. A check that worked before and now could not run is unknown.
     """
     case = _Case()
     known = {each.key for each in before.stops}
@@ -440,8 +442,8 @@ def alerts(
     """
     Return whether nothing fires about `nodes` that did not fire before.
 
-    `holds` has for names of alerts how many seconds their reason has held when they fire. One whose
-    reason is older than the first look was pending then: the change has not brought it.
+    `holds` has for names of alerts how many seconds their reason has held when they fire. An alert
+    whose condition began before the first reading was pending then: the change did not cause it.
 
     Without a monitoring node there is nothing to query; an Alertmanager that is declared and does
     not answer, before or after, is not known.

@@ -1,8 +1,8 @@
 """Check whether waves fit the present load; if not, say what to write.  Pure.
 
-A wave takes replicas away while it is changed. Of each model at least `Need.needed` have to serve
-all the time: as many as carry its load (`upgrade.headroom`), and `upgrade.keep`. What cannot be
-held is refused. Two things can be accepted by name: that a model is out (`--accept-outage`),
+A wave removes capacity while it is changed. At least `Need.needed` replicas of each model must
+always serve: enough for its load (`upgrade.headroom`), and `upgrade.keep`. Waves without enough
+capacity are refused. Two things can be accepted by name: that a model is out (`--accept-outage`),
 and that its load is unknown (`--accept-unknown-load`; its replicas then count as full).
 """
 
@@ -90,7 +90,7 @@ def remaining_capacity(
     settings: Upgrade,
     accepted: Collection[str] = (),
 ) -> tuple[RemainingCapacity, ...]:
-    """Return what each wave leaves of each model that it takes something of."""
+    """Return the remaining replicas of each affected model, for each wave."""
     needs = required_replicas(loads, settings.headroom, settings.keep)
     serve = serving(loads)
     count = Counter(map(model_of, serve))
@@ -160,8 +160,8 @@ def recheck(
     """
     Return whether a wave may begin under the load of this moment.
 
-    `loads` are fresh ones, of all replicas of its models. It waits where the load is too high, and
-    where it is not known: both pass.
+    `loads` are fresh ones, of all replicas of its models. It waits while the load is too high or
+    unknown, because both are temporary.
     """
     needs = required_replicas(loads, settings.headroom, settings.keep)
     most = _most([wave], loads)
@@ -267,9 +267,9 @@ class _Request:
 
     def _smaller(self, need: Need) -> str:
         """
-        Return the setting that leaves the model what it needs; "": no size does.
+        Return the setting that leaves the model enough replicas; "": no size does.
 
-        Tried with the groups of this model alone, as if others left no room to mix.
+        It is tried with this model's groups alone.
         """
         model = need.model
         groups = [each for wave in self.waves for each in wave.groups if model in each.models]

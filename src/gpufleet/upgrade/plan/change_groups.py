@@ -4,8 +4,8 @@ What belongs into one group:
 
 1. A replica, on all of its nodes, those of before and those of after.
 2. Replicas of which one gets a GPU or port that the other frees: they must change together.
-3. Of what lies below vLLM (a driver) whole nodes, with every replica that is on them; a replica
-   over nodes joins its nodes.
+3. For software below vLLM (a driver): whole nodes, with every replica on them; a multi-node replica
+   joins its nodes.
 
 Nothing else: groups are as small as that allows, and waves put them together.
 """
@@ -84,7 +84,7 @@ def without_cordoned(
     Return groups to change, groups left as they are, and a sentence for each of the latter.
 
     `cordoned` is {node: why} of nodes that a person has cordoned. An operator works there, or does
-    not trust the node: nothing is stopped or started on it, and what is behind is said.
+    not trust the node: nothing is stopped or started on it, and its outdated replicas are reported.
     """
     on, off, sentences = [], [], []
     for group in found:

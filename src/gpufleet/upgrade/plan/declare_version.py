@@ -1,8 +1,8 @@
 """`--vllm VERSION`: write the version and its lock where they are declared.
 
 What is declared and what the fleet runs never contradict each other, so a version given on a
-command line is written into group_vars first, at the lines that set it now. Only lines are changed
-of which there is no doubt; for any other the operator is told what to write.
+command line is written into group_vars first, at the lines that set it now. Only unambiguous lines
+are changed; for others the operator gets the line to write.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Estimate each wave's duration from earlier measurements.  Pure.
 
-Of what was never seen nothing is said: a group takes as long as it took in the last upgrade that
-brought it to its end; one that is new as long as others of the same models and kind did, the median
-of them. Where no upgrade says anything, a start that was seen is a part that is known: what is
-said then is "at least".
+Unknown durations are not estimated: a group takes as long as in its last finished upgrade; a new
+group as long as the median of others with the same models and kind. Without a recorded upgrade a
+known start time is a lower bound, shown as "at least".
 
 A wave's groups go at the same time: it takes as long as the longest of them.
 """
@@ -156,7 +155,7 @@ def _likeness(group: Group) -> tuple[object, ...]:
 
 
 def _by_starts(group: Group, starts: Mapping[str, float], soak_seconds: float) -> float | None:
-    """Return how long a group takes at least; None: of one of its replicas nothing was seen."""
+    """Return a group's minimum duration; None: one of its replicas has no record."""
     if group.kind == "node":
         return None
     loaded = [0.0]

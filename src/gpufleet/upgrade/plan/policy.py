@@ -1,7 +1,7 @@
 """Resolve the fleet's `upgrade` settings.  Pure.
 
-How a fleet is changed is a matter of the fleet: canary, waves and capacity are counted over all
-of its nodes. Nodes that say different things about it are refused, with the places that say them.
+How a fleet is changed is a matter of the fleet: canary, waves and capacity are counted over all of
+its nodes. Nodes that declare it differently are refused, with the places of the declarations.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def fleet_policy(declared: Mapping[str, NodeVars]) -> Upgrade:
     """
     Return the `upgrade` settings of an upgrade's nodes, by name.
 
-    Raises `FleetError` with a sentence for each key of which they say different things.
+    Raises `FleetError` with a sentence for each key that they declare differently.
     """
     if not declared:
         return Upgrade()
@@ -57,7 +57,7 @@ def _leaves(settings: BaseModel, above: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _places(key: str, nodes: list[str], declared: Mapping[str, NodeVars]) -> str:
-    """Return where nodes have it from; a value that is not written is a default."""
+    """Return the places that set it; an unwritten value is a default."""
     origins = (declared[node].origins.get(KEY) for node in nodes)
     places = dict.fromkeys(
         str(origin.place_of(*key.split("."))) if origin else "default" for origin in origins

@@ -93,8 +93,7 @@ class ReplicaLoad:
         The share of one replica that its requests take: 1 is full, more is a queue. None: unknown.
 
         The fullest of its slots for requests, its KV cache, and the requests a second that it was
-        measured to carry. Where its slots are not known, it is full where requests wait: they would
-        not, with room.
+        measured to carry. If its slots are unknown, waiting requests show that it is full.
         """
         if not self.serves:
             return 0.0
@@ -159,10 +158,10 @@ def loads(
 
     `pages` has for each server, by node and port (`Running.servers`), its /metrics again and again
     over some seconds, all servers in the same rhythm; or a sentence that says why there are none.
-    Of the moments the one counts at which the model was busiest. `nodes` and `settings` tell what
-    vLLM's defaults are on a node. `out` is {replica's id: why} of those that get no requests:
-    drained by a person, failed, still starting. `carries` is {replica's id: requests a second that
-    it was measured to carry}, `seconds` the time from the first to the last page.
+    The moment of the model's highest load counts. `nodes` and `settings` tell what vLLM's defaults
+    are on a node. `out` is {replica's id: why} of those that get no requests: drained by a person,
+    failed, still starting. `carries` is {replica's id: requests a second that it was measured to
+    carry}, `seconds` the time from the first to the last page.
     """
     replicas: dict[tuple[str, int], list[Running]] = {}
     for each in sorted(running, key=lambda each: (each.model, each.replica, each.rank, each.node)):
@@ -198,7 +197,7 @@ def most_running(
     """
     Return how many requests all engines of a replica take at once, and whether that is a default.
 
-    None: unknown. Its units do not say what they start, or not which release, or on what.
+    None: unknown. Its units do not show their command, release or hardware.
     """
     first = stages[0]
     flags = {
@@ -273,7 +272,7 @@ def remarks(found: Iterable[ReplicaLoad]) -> tuple[str, ...]:
 def _samples(
     stages: Sequence[Running], pages: Mapping[tuple[str, int], tuple[str, ...] | str]
 ) -> list[Sample] | str:
-    """Return what all servers of a replica said together, moment by moment."""
+    """Return the sums over all servers of a replica, for each moment."""
     servers = [(each.node, port) for each in stages for port in each.servers]
     if not servers:
         return "its units do not name its port"

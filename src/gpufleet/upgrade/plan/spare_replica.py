@@ -2,8 +2,8 @@
 A model with a single replica is unavailable while that loads: for how long, and how to avoid it.
 Pure.
 
-Whether there is room for one more the planner says itself, with the fleet as it is: only if all
-that runs keeps its place is one more worth its load.
+The planner decides whether there is room for one more, in the present fleet: it counts only if all
+running replicas keep their places.
 """
 
 from __future__ import annotations

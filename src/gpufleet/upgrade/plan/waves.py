@@ -8,8 +8,8 @@ Which comes first:
 
 - Of the canary, what tells most and costs least: a group whose replicas serve and stay, so that
   they can be judged by what they did before; of those the one with the fewest replicas, then of the
-  model with the most of them, on the fewest nodes, by name. Not by how busy it is now: a plan that
-  was looked at should be the one that is carried out.
+  model with the most of them, on the fewest nodes, by name. The present load is not used, so that
+  the confirmed plan is the one that is carried out.
 - Of the others, models that have the most waves before them, so that the end is not one model
   alone, which no wave can mix.
 """
@@ -80,7 +80,7 @@ def spare(need: Need, serve: int, most: int, *, accepted: bool) -> int:
 
 
 def _sizes(settings: Upgrade, groups: int) -> Iterator[tuple[int, bool]]:
-    """Yield sizes for ever, and whether it is the canary's."""
+    """Yield wave sizes endlessly, with whether it is the canary's."""
     if settings.canary:
         yield settings.canary, True
     for size in settings.waves:

@@ -5,7 +5,7 @@ Pure: entries in, a `Report` out, which is JSON; `upgrade/report/text.py` and
 so far.
 
 A replica is *away* from the moment at which gateways are told to send it nothing more until they
-are told to send again. Of that it drains, loads, and is judged; what is left is the tool's own.
+are told to send again. This includes drain, load and judgement; the rest is the tool's overhead.
 """
 
 from __future__ import annotations
@@ -339,7 +339,7 @@ def _group(group: Group, entries: Sequence[Entry], state: State, ended: float) -
 
 
 def _spans(own: Sequence[Entry], ended: float) -> tuple[Span, ...]:
-    """Return a group's time in parts; a word that names no phase belongs to the one before it."""
+    """Return a group's time by phase; an event that is no phase belongs to the previous one."""
     found: list[Span] = []
     at: tuple[str, float] | None = None
     for entry in own:
@@ -353,7 +353,7 @@ def _spans(own: Sequence[Entry], ended: float) -> tuple[Span, ...]:
 
 
 def _away_seconds(own: Sequence[Entry], ended: float) -> float:
-    """Return for how long gateways sent it nothing, as far as this upgrade is why."""
+    """Return how long gateways sent it nothing because of this upgrade."""
     total = 0.0
     since: float | None = None
     for entry in own:

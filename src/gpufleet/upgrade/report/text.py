@@ -115,7 +115,7 @@ def _replicas(found: Report) -> Table:
 
 
 def cells(each: ReplicaReport) -> list[str]:
-    """Return a replica's line: what it did before, and what it did when it was changed."""
+    """Return a replica's line: its values before and after the change."""
     return [
         each.replica,
         _both(each, lambda served: f"{served.requests:g}"),
@@ -161,7 +161,7 @@ def _lines(found: Report) -> Iterator[str]:
 
 def seconds(value: float) -> str:
     """
-    Write a short duration with what is worth knowing of it.
+    Format a short duration with remarks.
 
     >>> seconds(0.84), seconds(41.26), seconds(754)
     ('0.8 s', '41.3 s', '12 min 34 s')

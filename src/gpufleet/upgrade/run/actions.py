@@ -1,8 +1,8 @@
 """Makes the steps of an upgrade on real nodes: `state_machine.Actions`.  Border.
 
-Between the drain of a replica and its start nothing slow happens: everything was prepared before
-the first wave, connections are open, and a switch is one program that a node runs by itself. Every
-question has a deadline, and a node that has gone is waited for: it may be rebooting.
+Nothing slow happens between a replica's drain and its start: everything was prepared before the
+first wave, connections are open, and a switch is one program on the node. Every question has a
+deadline, and a node that has gone is waited for: it may be rebooting.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class FleetActions:
     # -- before the waves
 
     def record_baseline(self) -> None:
-        """See what every replica does before anything is changed, and write that down."""
+        """Record every replica's baseline before anything is changed."""
         state = self.journal.state
         replicas = {
             replica: self._nodes_of(replica, each.group)
@@ -188,8 +188,8 @@ class FleetActions:
         """
         Return which groups do not answer any more although they had passed.
 
-        What a person has taken out of service meanwhile is theirs, and of a node that does not
-        answer nothing is known: whether the rest carries the load without it is asked elsewhere.
+        Replicas that a person has taken out of service, and nodes without an answer, are not
+        judged: capacity without them is checked elsewhere.
         """
         nodes = {name for each in groups for name in each.nodes}
         looks = {
@@ -298,7 +298,7 @@ class FleetActions:
             self._marks({name: uncordon for name, replica in marked if not replica}, patience)
 
     def change(self, group: Group) -> Mapping[str, Any]:
-        """Stop everything on the nodes, and bring what is below vLLM to what is declared."""
+        """Stop everything on the nodes, and converge the software below vLLM."""
         looks = self._look(group, GONE_SECONDS)
         asked = {
             name: node_questions.stop(look.units, stop_seconds=self._stop_seconds(group))
@@ -312,14 +312,14 @@ class FleetActions:
         return {"log": str(log)}
 
     def switch(self, group: Group) -> Mapping[str, Any]:
-        """Switch the units to what was prepared; of a rollback, to what was kept."""
+        """Switch the units to the prepared state; in a rollback, to the kept one."""
         looks = self._known_looks(group)
         if self.back_to:
             return self._restore(group, self.back_to, looks)
         return self._switch(group, looks)
 
     def restore(self, group: Group) -> Mapping[str, Any]:
-        """Switch the units back to what they ran; of a rollback, to what was prepared."""
+        """Switch the units back to their previous state; in a rollback, to the prepared one."""
         looks = self._look(group, GONE_SECONDS)
         if self.back_to:
             return self._switch(group, looks)

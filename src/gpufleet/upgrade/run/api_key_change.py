@@ -3,7 +3,7 @@ Would servers that an upgrade has changed want another API key than the one they
 
 While waves go on, servers of before and of after serve side by side, each with the one key that it
 was started with, and a client of a model sends one key to all of them: a gateway, or clients where
-there is none. So a key is not changed in waves. `problems` is pure; `asked` asks.
+there is none. Therefore a key cannot be changed in waves. `problems` is pure; `asked` asks.
 """
 
 from __future__ import annotations

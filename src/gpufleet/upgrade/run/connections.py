@@ -95,7 +95,7 @@ class Nodes:
         seconds: float,
     ) -> dict[str, T]:
         """
-        Query each node, and again those without an answer, for at most `seconds` more.
+        Query each node, and retry those without an answer for at most `seconds` more.
 
         Raises `FleetError` naming those that gave no answer, `LostError` where no node of the whole
         inventory does.

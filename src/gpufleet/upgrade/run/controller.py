@@ -1,7 +1,7 @@
 """Run an upgrade from its lock to its end: `gpufleet upgrade` and `rollback`.
 
-Border. Everything before the first wave may be broken off without a trace but the journal's; from
-there on `state_machine` knows what is left to do, whichever process continues.
+Border. Before the first wave an interruption leaves only the journal; afterwards `state_machine`
+knows the remaining steps, whichever process continues.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class UpgradeRun:
             self._close(other)
 
     def _adopt(self, other: str) -> None:
-        """Lift the marks of an upgrade that was taken over: what it left is now ours to judge."""
+        """Remove the marks of an upgrade that was taken over: this run now judges its leftovers."""
         looks = observe.look(self.nodes, self.nodes.names)
         front = Frontends(self.nodes, self.wanted.declared)
         replicas = {
@@ -349,7 +349,10 @@ class UpgradeRun:
         }
 
     def _collect(self) -> None:
-        """Remove unused releases. What cannot be removed costs disk, and is reported."""
+        """
+        Remove unused releases. Leftovers that cannot be removed only cost disk space, and are
+        reported.
+        """
         asked = {
             name: node_questions.collect(vllm.keep_releases, vllm.keep_days)
             for name, each in self.wanted.declared.gpu_nodes.items()
@@ -388,7 +391,7 @@ class UpgradeRun:
 
 
 def run_parallel(walks: Sequence[Iterator[Step]]) -> None:
-    """Run several groups' steps in parallel; an exception in one ends them all."""
+    """Run several groups' steps in parallel; an exception in one ends all of them."""
     problems: list[BaseException] = []
 
     def walk(steps: Iterator[Step]) -> None:

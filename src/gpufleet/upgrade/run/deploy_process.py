@@ -60,7 +60,7 @@ class Deploy:
 
         `data` has values in place of declared ones, by their dotted names.
 
-        Raises `FleetError` with what it said last where it fails, or takes longer than `seconds`.
+        Raises `FleetError` with its last output if it fails, or takes longer than `seconds`.
         """
         path = self.logs / f"{name or Path(file).stem}.log"
         limits = [word for node in nodes for word in ("--limit", node)]
@@ -97,10 +97,10 @@ class Deploy:
 @dataclass
 class SharedDeploy:
     """
-    A deploy that several groups of a wave want: one at a time, and one for all who waited for it.
+    A deploy shared by several groups of a wave: one at a time, and one for all that wait.
 
-    What it reads of the fleet it reads after it has begun: one that began before the request
-    may not know what they had done by then.
+    A deploy reads the fleet after its start: one started before the request may not see the groups'
+    earlier steps.
     """
 
     run: Callable[[], object]

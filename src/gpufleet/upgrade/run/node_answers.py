@@ -80,7 +80,7 @@ class NextUnits:
 
 @dataclass(frozen=True)
 class KeptUnits:
-    """Units as they were before an upgrade switched them."""
+    """Units' state before an upgrade switched them."""
 
     id: str
     at: float
@@ -154,7 +154,7 @@ class NodeLook:
 
 @dataclass(frozen=True)
 class LockAnswer:
-    """A node's lock after it was asked for, or given back."""
+    """A node's lock after locking or unlocking."""
 
     lock: Lock | None
     """The present lock."""
@@ -182,7 +182,7 @@ class LockAnswer:
 
 @dataclass(frozen=True)
 class Marks:
-    """A node's marks after they were made or taken away."""
+    """A node's marks after a change."""
 
     cordon: Mark | None
     drained: Mapping[str, Mark]
@@ -217,12 +217,12 @@ class RequestsLeft:
 
     @property
     def total(self) -> int:
-        """All that are left, of those servers that said so."""
+        """The sum over the servers that reported a number."""
         return sum(each or 0 for each in self.left.values())
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """Servers that run and did not say how many they have."""
+        """Running servers that reported no number."""
         return tuple(sorted(url for url, count in self.left.items() if count is None))
 
     @property

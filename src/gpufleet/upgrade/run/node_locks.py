@@ -1,7 +1,7 @@
 """One change of a fleet at a time: the lock that lies on every node of it.  Pure.
 
-It is taken node by node in the order of their names, so that of two who begin together one gets the
-first node, and the other one nothing. Where another one has a node, what was taken is given back.
+Nodes are locked in name order, so that of two concurrent upgrades one gets the first node, and the
+other one none. If another one holds a node, the locks taken so far are released.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ name that `fleet.live.connect` takes. What it answers is read by the class that 
     switched = {node: SwitchAnswer.read(node, answer) for node, answer in answers.items()}
 
 `read` raises `FleetError`, which names the node, where there was no answer: what happened there is
-not known then, and `look` says it. What was asked and could not be done is no exception: it is the
-answer's `problem`, a sentence. Every question may be asked again: what is done already stays so.
+not known then, and `look` says it. A failed action is not an exception: the answer's `problem` has
+a sentence. Every question may be repeated: finished actions are not repeated.
 `on_node/change/change.py` is the program, and says what lies where.
 """
 
@@ -60,8 +60,8 @@ def lock(
     Lock the node for an upgrade, unless another upgrade or a deploy holds it: `LockAnswer`.
 
     `owner` is who (`ann@laptop`), `origin` from where (a directory, a host), `what` what for, in
-    words. Taken by the same upgrade again it stays as it is. `steal` takes it from another one, and
-    the answer says from whom. `look` only asks who has it.
+    words. Locking again by the same upgrade changes nothing. `steal` takes it over from another
+    upgrade, and the answer names that one. `look` only asks who has it.
     """
     return _question(
         "lock",
@@ -85,8 +85,8 @@ def cordon(by: str, why: str, *, upgrade: str | None = None) -> NodeQuestion:
     """
     Mark the node: nothing new is placed there. `Marks`.
 
-    `by` is `user@host`. `upgrade` None: a person does. A mark that is there stays as it is,
-    whatever its owner; only a person's takes the place of an upgrade's, which can then not lift it.
+    `by` is `user@host`. `upgrade` None: a person does. An existing mark stays unchanged, whatever
+    its owner; only a person's mark replaces an upgrade's, which the upgrade then cannot remove.
     """
     return _question("cordon", SHORT_SECONDS, "the cordon", by=by, why=why, upgrade=upgrade)
 
@@ -95,7 +95,8 @@ def uncordon(*, upgrade: str | None = None, force: bool = False) -> NodeQuestion
     """
     Remove the cordon: `Marks`, with a `problem` if another owner set it.
 
-    An upgrade lifts its own only. A person (None) lifts a person's, and an upgrade's with `force`.
+    An upgrade removes only its own. A person (None) removes people's marks, and an upgrade's with
+    `force`.
     """
     return _question("uncordon", SHORT_SECONDS, "the cordon", upgrade=upgrade, force=force)
 
@@ -163,10 +164,10 @@ def switch(
     """
     Switch units to what `deploys/prepare.py` has put into `next/`: `SwitchAnswer`.
 
-    What they were is kept as `upgrade`'s, once: switching again, after a kill too, records nothing
-    again. `units` None: all of `next/`, and those that it lists for removal. One that already runs
-    with its fingerprint of `next/` is left alone. `stop_seconds`: the longest TimeoutStopSec= of
-    what runs now, `units.stop_seconds`.
+    Their previous state is kept once as `upgrade`'s: switching again, also after a kill, does not
+    overwrite it. `units` None: all of `next/`, and those that it lists for removal. One that
+    already runs with its fingerprint of `next/` is left alone. `stop_seconds`: the longest
+    TimeoutStopSec= of what runs now, `units.stop_seconds`.
     """
     return _question(
         "switch",
@@ -184,8 +185,8 @@ def restore(
     """
     Switch units back to what they ran before `switch`: `SwitchAnswer`. Needs no network.
 
-    `units` None: all that are kept as `upgrade`'s. What is not kept, for its switch never began, is
-    as it was: `unchanged`.
+    `units` None: all that are kept as `upgrade`'s. Units that were not kept because their switch
+    never began are `unchanged`.
     """
     return _question(
         "restore",
@@ -201,8 +202,8 @@ def wait_ready(units: Iterable[str], seconds: float) -> NodeQuestion:
     """
     Wait until each unit's server completes a prompt, at most `seconds`: `ReadyAnswer`.
 
-    Returns at once when a unit has died. One without a server (a rank that has none) is ready when
-    it runs with what its file says.
+    Returns at once when a unit has died. A rank without a server is ready when it runs with its
+    file's configuration.
     """
     return _question(
         "ready",
@@ -218,8 +219,8 @@ def collect(keep: int, days: float) -> NodeQuestion:
     """
     Remove releases and kept units that nothing needs: `CollectAnswer`.
 
-    Never one that a unit, a kept set or `next/` names. Of the others the `keep` newest stay, and
-    those younger than `days`.
+    Releases named by a unit, a kept set or `next/` are never removed. Of the others, the `keep`
+    newest and those younger than `days` stay.
     """
     return _question(
         "collect", COLLECT_SECONDS, "the removal of old releases", keep=keep, days=days

@@ -1,6 +1,6 @@
 """Observe a fleet and its plan as groups, loads and servers: before and between waves.
 
-Border: it asks the nodes; what their answers mean, `groups`, `load` and `assessment` say.
+Border: it queries the nodes; `groups`, `load` and `assessment` evaluate the answers.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def view_fleet(
     below: Mapping[str, str] | None = None,
 ) -> FleetView:
     """
-    Ask all nodes what they are, and plan.
+    Probe all nodes, and plan.
 
     `below` is what differs below vLLM, by node. Raises `FleetError` for nodes that give no answer,
     and whatever `assessment.plan_fleet` refuses.
@@ -304,7 +304,7 @@ def without_requests(running: Iterable[Running], looks: Mapping[str, NodeLook]) 
 
 
 def without_drain(look: NodeLook, replica: str | None) -> NodeLook:
-    """Return what was seen on a node, without the drain mark of one replica."""
+    """Return a node's observation without the drain mark of one replica."""
     return replace(look, drained={n: mark for n, mark in look.drained.items() if n != replica})
 
 
@@ -330,7 +330,7 @@ def observe_replicas(
     now: float,
     ours: Collection[str] = (),
 ) -> baseline.Observation:
-    """Ask replicas what they answer and have counted, and the Alertmanagers what fires."""
+    """Query replicas for answers and counters, and Alertmanagers for alerts."""
     seconds = baseline.seconds(asked)
     programs = {
         name: text

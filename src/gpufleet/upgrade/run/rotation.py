@@ -40,8 +40,8 @@ def read_rotation(
     """
     Return which replicas of a model the gateway on a node sends requests to.
 
-    What HAProxy says counts, not marks on nodes: `marked` has replicas that should get none, and
-    why, which explains what HAProxy says.
+    HAProxy's answer counts, not marks on nodes: `marked` has replicas that should get no requests,
+    with reasons, to explain HAProxy's answer.
     """
     running = tuple(running)
     states = {each.name: each for each in state.servers}

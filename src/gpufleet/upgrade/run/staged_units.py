@@ -1,8 +1,8 @@
 """Stage a node's new units beside the running ones: `next/` of a change.  Pure.
 
-The units of the plan as they will be, what these read when they start (keys, the launcher, the
-ranks' program), and a manifest that says where all of it belongs. It comes last, so that whatever
-was interrupted is found not to be whole. `on_node/change/units.py` reads it.
+It contains the planned units, the files that these read at start (keys, the launcher, the ranks'
+program), and a manifest with their destinations. It is written last, so that an interrupted run
+leaves an incomplete directory. `on_node/change/units.py` reads it.
 """
 
 from __future__ import annotations

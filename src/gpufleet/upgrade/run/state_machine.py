@@ -1,7 +1,7 @@
 """Decide an upgrade's next step from its journal.  Pure: only `Actions` change the fleet.
 
-One machine, for a first run and for one that goes on after a `kill -9`: nothing is remembered but
-what the journal has, and each step may be made twice. A group goes
+The same state machine serves a first run and a resumed one after `kill -9`: its only memory is the
+journal, and each step may be repeated. A group goes
 
     waiting - drain - switch - ready - golden answers - undrain - soak - judged - done
 
@@ -9,12 +9,11 @@ and, as soon as something of that fails, back:
 
     failed - drain - restore - ready - undrain - returned
 
-What lies below vLLM is changed between drain and switch (`change`), and has no way back: such a
-group that fails stays drained with its reason, as does one that cannot be brought back: stuck.
+Software below vLLM is changed between drain and switch (`change`), and cannot be rolled back: such
+a group that fails stays drained with its reason (stuck), as does one whose rollback fails.
 
-Past the failures that are allowed the wave goes back with all its groups, and the upgrade stops. A
-group that passed its gates and does not serve any more when the next wave is to begin, or the end
-is near, has failed, too.
+Beyond the allowed failures the whole wave is rolled back, and the upgrade stops. A group that
+passed its gates and no longer serves before the next wave or the end has also failed.
 """
 
 from __future__ import annotations
@@ -64,8 +63,8 @@ class Actions(Protocol):
     """
     The interface that changes the fleet. Each call may be repeated, also after an interruption.
 
-    They return what the journal is to have of it, and raise `FleetError` with why it cannot be
-    done, `LostError` when no node answers.
+    They return the data for the journal, and raise `FleetError` with the reason for a failure,
+    `LostError` when no node answers.
     """
 
     def check_load(self, wave: Wave) -> tuple[tuple[str, ...], Mapping[str, Any]]:
@@ -220,7 +219,10 @@ def _step_back(each: GroupState) -> Do | None:
 
 
 def _has_begun(each: GroupState, state: State) -> bool:
-    """Tell whether a group's wave was begun; one of an earlier wave may still be stuck or back."""
+    """
+    Return whether a group's wave was begun; one of an earlier wave may still be stuck or rolled
+    back.
+    """
     return each.wave <= state.wave
 
 
@@ -295,13 +297,13 @@ class Driver:
                     return following
 
     def steps(self, name: str) -> Iterator[Step]:
-        """Make a group's steps one after the other; yields each before it is made."""
+        """Execute a group's steps in order; yield each before it is executed."""
         while following := next_step(self.journal.state, name):
             yield following
             self.make(following)
 
     def make(self, wanted: Step) -> None:
-        """Make one step: its word before, the step, its word after."""
+        """Execute one step, with journal entries before and after."""
         if wanted.do == "stick":
             self._write(wanted, "stuck", why=wanted.why)
             return
@@ -375,7 +377,7 @@ class Driver:
             self.journal.append("paused", why=[f"wave {wave.number} is not confirmed yet"])
 
     def _begin(self, wave: Wave) -> None:
-        """Begin a wave, unless the load has grown so that it cannot be carried meanwhile."""
+        """Begin a wave, unless the load has become too high for the remaining replicas."""
         why, said = self.actions.check_load(wave)
         # Asked after the load, which takes a while, and may be too high for just this reason.
         if self._record_fallen():
@@ -386,7 +388,7 @@ class Driver:
             self.journal.append("wave", wave=wave.number, **said)
 
     def _record_fallen(self) -> bool:
-        """Write down which groups are done and do not serve any more; tell whether any is so."""
+        """Record finished groups that no longer serve; return whether there are any."""
         done = [each for each in self.journal.state.groups.values() if each.phase == "done"]
         fell = self.actions.find_fallen([each.group for each in done]) if done else {}
         for each in done:
