@@ -242,7 +242,7 @@ OF_LINKS = (
         {"nvlink-links": BLOCK}, linked_beyond_a_pair, change=links_gone,
     ),
     Fault(
-        "nvlink-errors", "a link repeats what it sends, again and again",
+        "nvlink-errors", "a link retransmits packets, again and again",
         {"nvlink-errors": WARN}, linked, change=link_errors,
     ),
     Fault(

@@ -74,7 +74,7 @@ FAULTS = (
     Broken("EccUncorrected", "the same, as its counter", HGX, "", 2, ends=False),
     Broken("RowRemapPending", "a row is pending until a reset", HGX, "remap-pending", 3),
     Broken("RowRemapFailed", "a row could not be remapped", HGX, "remap-failed", 4),
-    Broken("NvlinkErrors", "a link repeats what it sends", HGX, "nvlink-errors", 5),
+    Broken("NvlinkErrors", "a link retransmits packets", HGX, "nvlink-errors", 5),
     Broken("GpuHardwareSlowdown", "too hot: the clocks halve", HGX, "throttle-hw-thermal", 6),
     Broken("GpuHot", "hotter than where it slows down", HGX, "hot", 7),
     Broken("RebootPending", "the next kernel has no module", HGX, "kernel-without-module"),

@@ -575,7 +575,7 @@ def _unlimited(settings: Settings) -> Iterator[Problem]:
         at = line.by_name["--limit-mm-per-prompt"][-1].at
         known = ", ".join(sorted(_ITEMS))
         found = f"{', '.join(map(repr, unknown))} limits nothing: known are {known}"
-        yield Problem(Kind.VALUE, Severity.WARN, By.ADVICE, _written(line, at), found, at=at)
+        yield Problem(Kind.VALUE, Severity.WARN, RefusedBy.ADVICE, _written(line, at), found, at=at)
 
 
 def _written(line: CommandLine, at: Sequence[int]) -> str:

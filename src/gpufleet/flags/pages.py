@@ -120,7 +120,7 @@ def diff_page(
 
 
 def overview_page(old: str, new: str, found: Overview, width: int) -> str:
-    """Return the counts between two releases, and what is notable."""
+    """Format the counts of changes between two releases, and the notable ones."""
     counts = "\n".join(f"  {number:5}  {what}" for what, number in found.counts.items() if number)
     blocks = [f"vLLM {old} to {new}" + (f"\n{counts}" if counts else ": nothing changes")]
     lines = []

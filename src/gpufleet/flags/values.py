@@ -222,7 +222,7 @@ def _may_be_pairs(schema: Schema, flag: Flag) -> bool:
 
 
 def _level_or_literal(text: str) -> Any:
-    """Read -O of releases before 0.9: a level, or a dictionary as Python writes it."""
+    """Parse -O of releases before 0.9: a level, or a Python dictionary."""
     if text in {"0", "1", "2", "3"}:
         return int(text)
     try:

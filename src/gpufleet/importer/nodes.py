@@ -27,7 +27,7 @@ class Topology:
             found.served["span_nodes"] = True
             found.say(
                 f"`{by}` runs one replica over several nodes: `span_nodes: true` lets the plan do "
-                "so, and the ports between them want `firewall` "
+                "so, and the ports between them need `firewall` "
                 "(or `vllm.allow_unguarded_ports: true`)",
                 at=LAST,
             )

@@ -297,7 +297,7 @@ def _fault(error: ValidationError) -> str:
 
 
 def _unknown(document: object, known: object, at: str = "") -> Iterator[str]:
-    """Yield the keys of a document that reading it has dropped."""
+    """Yield the keys of a document that parsing ignored."""
     if isinstance(document, Mapping) and isinstance(known, Mapping):
         for key, value in document.items():
             place = f"{at}.{key}" if at else str(key)

@@ -199,8 +199,8 @@ def password_hash(password: str, username: str, node: str) -> str:
     """
     Return the bcrypt hash of a password, always the same one for a user on a node.
 
-    The salt comes from both names, and from nothing secret: it is part of the hash and readable by
-    read, and one that came from the password would let guesses be tried without bcrypt's cost.
+    The salt is derived from both names and nothing secret: it is readable in the hash, and a salt
+    from the password would allow guesses without bcrypt's cost.
     """
     names = f"gpufleet exporters\0{node}\0{username}".encode()
     digest = hashlib.sha256(names).digest()[:16]

@@ -150,5 +150,5 @@ def _error(seen: dict[str, Any]) -> str:
 
 
 def firewall_problems(text: str) -> list[str]:
-    """Return what keeps the current node from having these rules, in words."""
+    """Return why the current node cannot have these rules."""
     return list(problems(_ask("look", text)))

@@ -646,7 +646,7 @@ def _group_by_nodes(stages: Sequence[Running]) -> list[tuple[Running, ...]]:
 
 
 def unused_gpus(node: Node) -> str:
-    """Return which GPUs of a node serve nothing, and why."""
+    """Return a node's unused GPUs, with reasons."""
     return "; ".join(f"GPU {index} is not used ({why})" for index, why in node.unfit.items())
 
 

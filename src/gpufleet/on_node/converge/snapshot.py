@@ -164,7 +164,7 @@ def user_state(name: str) -> dict[str, Any] | None:
 
 
 def group_state(name: str) -> int | None:
-    """Return a group's number, None when there is none."""
+    """Return a group's id, None when it does not exist."""
     try:
         return grp.getgrnam(name).gr_gid
     except KeyError:

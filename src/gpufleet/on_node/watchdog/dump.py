@@ -147,13 +147,13 @@ def state(place: str) -> str:
 
 
 def command(pid: int) -> str:
-    """Return a process' command line, without what looks like a secret."""
+    """Return a process' command line, with secrets removed."""
     return without_secrets(text_of("/proc/%d/cmdline" % pid).split("\0"))
 
 
 def without_secrets(words: List[str]) -> str:
     """
-    Return the words of a command line, with no secret.
+    Return a command line's arguments without secrets.
 
     >>> without_secrets(["vllm", "serve", "--api-key", "abc", "--token=abc", "--port", "1"])
     'vllm serve --api-key <hidden> --token=<hidden> --port 1'

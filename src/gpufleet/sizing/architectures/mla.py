@@ -47,7 +47,7 @@ from gpufleet.sizing.architectures.moe_common import (
 
 @dataclass(frozen=True)
 class Family:
-    """In what a family differs from DeepSeek V3."""
+    """A family's differences from DeepSeek V3."""
 
     router_dtype: str | None = None
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")

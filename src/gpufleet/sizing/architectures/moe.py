@@ -1,9 +1,9 @@
 """
 Decoders with a mixture of experts: a router and many small MLPs in most layers.  Pure.
 
-A family is data: in what its layers differ from the usual ones. Shapes and names are those of its
-checkpoints; which rank holds what, those of its class in vLLM's model_executor/models (0.33.0, and
-for families dropped since, the last release that had them).
+A family is data: the differences of its layers from the usual ones. Shapes and names are those of
+its checkpoints; which rank holds what, those of its class in vLLM's model_executor/models (0.33.0,
+and for families dropped since, the last release that had them).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from gpufleet.sizing.architectures.unread_keys import with_values
 
 @dataclass(frozen=True)
 class Family:
-    """In what a family of decoders with experts differs from the usual one, Qwen3's."""
+    """The differences of a family of decoders with experts from the usual one, Qwen3's."""
 
     experts: tuple[str, ...] = ("num_experts",)
     """Keys of the number of routed experts, ..."""

@@ -127,7 +127,7 @@ def assemble(
 
 def draft_weights(hidden: int) -> tuple[Weight, ...]:
     """
-    Return what a layer that predicts further tokens has besides a decoder layer's weights.
+    Return the additional weights of a multi-token prediction layer.
 
     Source: the ...MultiTokenPredictorLayer of deepseek_mtp.py and glm4_moe_mtp.py; embedding and
     head are the model's.

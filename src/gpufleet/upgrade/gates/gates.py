@@ -327,7 +327,7 @@ def quantile(q: float, histogram: Histogram) -> float:
     Return what Prometheus' `histogram_quantile(q, ...)` gives for these buckets, NaN for none.
 
     It is taken to grow evenly within a bucket; beyond the last finite bound it is that bound.
-    Source: prometheus.io/docs, "histogram_quantile"; held to promtool by a test.
+    Source: prometheus.io/docs, "histogram_quantile"; verified against promtool by a test.
     """
     bounds = sorted(histogram)
     counts = _rising([histogram[at] for at in bounds])

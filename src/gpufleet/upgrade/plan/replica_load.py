@@ -1,8 +1,8 @@
 """The load of each replica, from vLLM's /metrics.  Pure.
 
 The names are those of `monitoring/metrics/vllm_metrics.py`, the same in all releases since 0.18. A
-server with several engines has a series of each: their requests are added, of their KV caches the
-mean counts, for they are equally large.
+server with several engines has one series for each: their requests are added, and their equally
+large KV caches averaged.
 
 How many requests a replica takes at once is `--max-num-seqs`, of each engine. vLLM does not serve
 that number as a metric: it is read from the unit's arguments, or worked out as vLLM does where

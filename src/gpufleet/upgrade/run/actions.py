@@ -561,7 +561,7 @@ class FleetActions:
         return tuple(sorted(found)) or group.nodes
 
     def _replicas_after(self, group: Group) -> dict[str, tuple[str, ...]]:
-        """Return the replicas that are there after the change, with their nodes."""
+        """Return the replicas after the change, with their nodes."""
         planned: dict[str, set[str]] = {}
         for stage in self.found.plan.stages:
             planned.setdefault(stage.id, set()).add(stage.node)

@@ -20,7 +20,7 @@ def units_on(group: Group, looks: Mapping[str, NodeLook]) -> dict[str, list[str]
 def expected_units(
     group: Group, looks: Mapping[str, NodeLook], kept: str, *, old: bool
 ) -> dict[str, list[str]]:
-    """Return the group's units that have to run on each of its nodes now."""
+    """Return the group's units that must run now, by node."""
     found = {}
     for name, each in looks.items():
         if old:

@@ -7,7 +7,7 @@ of it what the fleet is left in; what is done next is `state_machine`'s.
 
 A line that was being written when the machine went down has no end and announces nothing: its step
 was not made. There is one writer at a time, held by `flock`, which dies with its process. No secret
-is written: what nodes say is made harmless for a terminal first, and shortened.
+is written: nodes' output is escaped for terminals and shortened first.
 """
 
 from __future__ import annotations
