@@ -7,7 +7,7 @@ Whole searches (default 20 of each row, each with its own seed): the search, its
 and the load client's own code over real HTTP to tests/support/queue_server.py, in virtual time
 (virtual_time.py). The true rate comes from another route (queues.py). A search is right if its
 bracket encloses the true rate, where an end that is not known excludes nothing; wrong if a level
-was called kept above it or missed below it. Goals: with 900 s a level none is wrong and all are
+was judged as kept above it or missed below it. Goals: with 900 s a level none is wrong and all are
 within 10 %; with budgets that are too small none is wrong. `--simulated` leaves client and HTTP
 out (simulated.py): only search and verdicts, some ten times as fast.
 """

@@ -186,7 +186,7 @@ def describe_action(what: str, verb: str, share: Share, node: str) -> str:
 
 def format_bytes(count: float) -> str:
     """
-    Return bytes for people.
+    Format a number of bytes for display.
 
     >>> format_bytes(5.3 * 2**30)
     '5.3 GiB'

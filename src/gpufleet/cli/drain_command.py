@@ -138,7 +138,7 @@ def undrain(inventory_file: str, name: str, *, force: bool, as_json: bool) -> in
 
 @contextmanager
 def _node_drains(inventory_file: str, name: str) -> Iterator[NodeDrains]:
-    """Yield what drains a node, with connections that stay open."""
+    """Yield a node's drain session, with open connections."""
     declared = _load_inventory(inventory_file, (name,))
     from gpufleet.cli.drain_session import NodeDrains
     from gpufleet.upgrade.run.connections import open_nodes

@@ -207,7 +207,7 @@ def _length(found: Measurement, level: LevelSummary, side: Literal["input", "out
     """
     Return a sequence length: its distribution if the format has a name for it, else its mean.
 
-    A prompt with a shared prefix or earlier turns is longer than what was drawn for it.
+    A prompt with a shared prefix or earlier turns is longer than its drawn length.
     """
     of = found.workload
     drawn, answers = _lengths(of.get("input")), _lengths(of.get("output"))

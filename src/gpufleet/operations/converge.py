@@ -64,7 +64,7 @@ Commands = Generator[StringCommand | FunctionCommand]
 
 class Converge:
     """
-    One role's wishes for the node that is being worked on.
+    One role's desired state of the current node.
 
     `watch` are paths that nothing wants but that the role decides by (`snapshot().file(path)`).
     `probed=False`: these files, accounts and units are none that a probe looks at, so that what it

@@ -67,7 +67,7 @@ def known_hosts_line(host: Host, key: paramiko.PKey) -> str:
 
 
 def known_hosts_text(lines: Mapping[str, str]) -> str:
-    """Return the file of all hosts."""
+    """Return the text of `known_hosts` for all hosts."""
     return "".join(lines.values())
 
 

@@ -99,8 +99,8 @@ def test_a_file_that_is_no_output_is_not_written_to(tmp_path: Path, state: bytes
     ("text", "words"),
     [
         (b"{}\n", "line 2: was not written by `gpufleet batch`"),
-        (b"[]\n", "line 2: is no line"),
-        (b'{"custom_id": "b", "error": null, "response": null}\n', "line 2: is no line"),
+        (b"[]\n", "line 2: was not written by"),
+        (b'{"custom_id": "b", "error": null, "response": null}\n', "line 2: was not written by"),
         (None, "line 2: this `custom_id` was answered before"),
     ],
 )

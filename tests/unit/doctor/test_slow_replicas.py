@@ -90,7 +90,7 @@ def test_a_replica_within_its_objectives_is_no_problem():
     [
         (text(SLOW_ITL, preempted=3, waiting=2), "KV cache is too small", "max-num-seqs"),
         (text(SLOW_ITL, kv=0.97, waiting=2), "KV cache is too small", "serving.tiny.context"),
-        (text(SLOW_ITL, waiting=40), "more requests come", "serving.tiny.replicas"),
+        (text(SLOW_ITL, waiting=40), "more requests arrive", "serving.tiny.replicas"),
         (text(SLOW_ITL, prompts=(40, 50)), "20% of the prompts", "max-num-batched-tokens"),
         (text(ttft=(0, 0, 0, 0), waiting=40), "", ""),
         (text(ttft=(0, 0, 0, 50), waiting=40), "", ""),

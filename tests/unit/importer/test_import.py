@@ -297,7 +297,7 @@ def test_a_script_is_read_as_a_shell_would() -> None:
         },
         "environment": {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "NCCL_DEBUG": "WARN"},
     }
-    assert "`$@` stands for arguments" in told(imported(SCRIPT))
+    assert "`$@` is replaced by" in told(imported(SCRIPT))
 
 
 def test_a_container_s_paths_and_port_become_the_node_s() -> None:

@@ -288,7 +288,7 @@ def active_since(unit: str) -> float:
 
 
 def events(unit: str) -> list[dict[str, Any]]:
-    """Return the last starts and ends of a unit, as systemd wrote them down, oldest first."""
+    """Return the last starts and ends of a unit, from systemd's journal, oldest first."""
     matches = ["_PID=1", "UNIT=" + unit, *("MESSAGE_ID=" + each for each in WHAT)]
     fields = "MESSAGE_ID,INVOCATION_ID,%s" % ",".join(DETAILS)
     entries = unit_journal.journal("--lines=%d" % EVENTS, *matches, fields=fields)

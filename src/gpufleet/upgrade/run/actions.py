@@ -466,7 +466,7 @@ class FleetActions:
             self._tell_gateways()
 
     def _adapters(self, group: Group) -> tuple[set[str], set[str]]:
-        """Return the adapters that the group's replicas load, by name: before, and after."""
+        """Return the adapters that the group's replicas load before and after, by name."""
         runs, planned = (
             {name for each in stages if each.id in group.replicas for name in each.adapters}
             for stages in (self.found.running, self.found.plan.stages)
