@@ -211,7 +211,7 @@ def _check_paths(asker: Asker, checked: CheckedInput, target: Target) -> None:
     """
     Refuse a rejected key, and routes that the model does not have, before the first request.
 
-    No server computes an empty request: it answers 400. No answer tells nothing.
+    No server computes an empty request: it answers 400. A missing answer is ignored.
     """
     problems = []
     for path in checked.paths:

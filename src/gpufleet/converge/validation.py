@@ -10,7 +10,7 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def must_match(pattern: re.Pattern[str], value: str, what: str) -> None:
-    """Raise `FleetError` unless all of a value matches; `what` it is said not to be."""
+    """Raise `FleetError` (VALUE is not WHAT) unless all of a value matches."""
     if not pattern.fullmatch(value):
         raise FleetError(f"{value!r} is not {what}: it must match {pattern.pattern}")
 

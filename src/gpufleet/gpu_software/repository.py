@@ -1,7 +1,7 @@
 """Choose NVIDIA's repository for a system, and verify it by its key. Pure.
 
-A table and nothing derived: the key of one distribution's repository is not the other's, and its
-file is not named by a rule. Not known stays None: its user reports that instead of guessing.
+It is a table because nothing can be derived: each distribution's repository has its own key, under
+an irregular file name. Not known stays None: its user reports that instead of guessing.
 """
 
 from __future__ import annotations

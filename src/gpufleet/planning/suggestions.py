@@ -118,7 +118,7 @@ def _single_changes(served: Served, judged: tuple[Candidate, ...]) -> Iterator[d
 
 
 def _apply_changes(served: Served, changes: Mapping[str, Any]) -> Served:
-    """Format settings, and flags for keys that begin with dashes."""
+    """Return `served` with these settings changed; a key `flags.NAME` changes a flag."""
     flags = {
         key.removeprefix("flags."): value
         for key, value in changes.items()

@@ -128,8 +128,8 @@ def mark_unchecked(reason: str) -> dict[str, Any]:
     return {}
 
 
-def failed_check(reason: str) -> dict[str, Any]:
-    """Return why the node did not pass its check."""
+def record_failed_check(reason: str) -> dict[str, Any]:
+    """Record in the mark why the node did not pass its check."""
     write(MARK, reason)
     return {}
 
@@ -287,7 +287,7 @@ def clear_unchecked() -> dict[str, Any]:
 ACTIONS = {
     "look": look,
     "mark": lambda: mark_unchecked(PARAMETERS["reason"]),
-    "fail": lambda: failed_check(PARAMETERS["reason"]),
+    "fail": lambda: record_failed_check(PARAMETERS["reason"]),
     "reload": reload_driver,
     "start": start_services,
     "reboot": reboot,

@@ -135,7 +135,8 @@ class Apt:
 
     def _is_vendors(self, path: str) -> bool:
         """
-        apt refuses a source that is configured twice with different keys, here and by gpufleet.
+        Return whether a file has one of gpufleet's sources, which apt would refuse twice with
+        different keys.
         """
         with open(path, encoding="utf-8", errors="replace") as file:
             text = file.read()

@@ -74,7 +74,7 @@ def _own_experts(
     found: Quantization, config: Mapping[str, Any], said: Mapping[str, Any]
 ) -> Quantization:
     """
-    Return fp8 with the routed experts as some families keep them, of four bits.
+    Return fp8 with four-bit routed experts, as some families have them.
 
     Source: _configure_ling_fp8_quant_config in bailing_moe_v3.py for Ling 3.
     """

@@ -75,7 +75,7 @@ class Quantization:
 
     @property
     def kinds(self) -> frozenset[str]:
-        """Return every kind of number that weights are kept in: fp8, nvfp4, mxfp4, int, ..."""
+        """Return every number format of the weights: fp8, nvfp4, mxfp4, int, ..."""
         schemes = (self.scheme, *(scheme for _, scheme in self.groups))
         return frozenset(scheme.kind for scheme in schemes if scheme)
 

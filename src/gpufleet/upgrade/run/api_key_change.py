@@ -34,7 +34,7 @@ HOW = "docs/upgrade/upgrades.md, Another API key, has the order of steps"
 
 @dataclass(frozen=True)
 class WantedKey:
-    """The key with which the servers of a model are started again, and where."""
+    """The API key with which a model's servers will be restarted, and on which nodes."""
 
     model: str
     nodes: tuple[str, ...]
