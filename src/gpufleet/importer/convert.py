@@ -7,11 +7,14 @@ or token is in either.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from gpufleet.flags.schema import Schema
 from gpufleet.importer.findings import Findings
@@ -26,6 +29,7 @@ from gpufleet.importer.placed import LAST, Placed, placed
 from gpufleet.importer.proxy_names import proxy_settings
 from gpufleet.importer.secret_arguments import without_secrets
 from gpufleet.importer.server import Launch, Note, ProxyName
+from gpufleet.settings.adapter_settings import Adapter, AdapterName
 from gpufleet.settings.server_sandbox import flag_mistakes
 
 _MODEL = re.compile(r"/\S+|[\w.-]+/[\w.-]+")
@@ -139,6 +143,7 @@ def _server(launch: Launch, schema: Schema, key: str) -> Findings:
     model, line = _on_the_node(model, line, launch, found)
     FlagSettings(schema, found, launch.port).take(line)
     _kind(found, line.words)
+    _adapters(found)
     _left_behind(launch, schema, found)
     _model(found, model, written)
     if found.flags:
@@ -174,6 +179,55 @@ def _kind(found: Findings, words: Sequence[str]) -> None:
             decide=True,
             at=LAST,
         )
+
+
+def _adapters(found: Findings) -> None:
+    """Move `lora-modules` to `adapters`, if all of them can be one and nothing else loads any."""
+    modules = found.flags.get("lora-modules")
+    if not isinstance(modules, list) or "default-mm-loras" in found.flags:
+        return
+    named = dict(map(_module, modules))
+    if len(named) < len(modules):
+        return
+    try:
+        for name, path in named.items():
+            TypeAdapter(AdapterName).validate_python(name)
+            pinned = {} if path.startswith("/") else {"revision": "0" * 40}
+            Adapter.model_validate({"source": path, **pinned})
+    except ValidationError:
+        return
+    found.served["adapters"] = {
+        name: {"source": path} if path.startswith("/") else {"source": path, "revision": None}
+        for name, path in sorted(named.items())
+    }
+    for flag in ("lora-modules", "enable-lora"):
+        found.flags.pop(flag, None)
+    found.say(
+        "`--enable-lora` and `--lora-modules` are `adapters`: their memory is counted, and a "
+        "gateway knows their names",
+        at=LAST,
+    )
+    for name, path in named.items():
+        if not path.startswith("/"):
+            found.say(
+                f"`adapters.{name}.revision` must be the commit of {path}, so that every replica "
+                f"serves the same files: `git ls-remote https://huggingface.co/{path} HEAD` prints "
+                "today's",
+                decide=True,
+                at=LAST,
+            )
+
+
+def _module(word: Any) -> tuple[str, str]:
+    """Return name and path of a word of `--lora-modules`; empty where it says more than these."""
+    if isinstance(word, str) and word.startswith("{"):
+        word = json.loads(word)
+    if isinstance(word, Mapping):
+        if word.keys() != {"name", "path"}:
+            return "", ""
+        return str(word["name"]), str(word["path"])
+    name, _, path = str(word).partition("=")
+    return name, path
 
 
 def _left_behind(launch: Launch, schema: Schema, found: Findings) -> None:

@@ -36,6 +36,7 @@ _ORDER = (
     "span_nodes",
     "port",
     "drain_seconds",
+    "adapters",
     "flags",
     "environment",
     "environment_files",

@@ -23,6 +23,7 @@ from typing import Any
 from gpufleet import node_paths
 from gpufleet.monitoring import prometheus
 from gpufleet.monitoring.exporters import file_of_node
+from gpufleet.planning.adapter_flags import MODULES, module_names
 from gpufleet.serving.servers import Server
 from gpufleet.settings.gateway_settings import Client, Gateway
 from gpufleet.settings.node_variables import NodeVars
@@ -211,7 +212,10 @@ def backends(
             if node.settings.vllm and node.settings.vllm.api_key_file:
                 key_of.setdefault(entry, (keys or {}).get(node.settings.vllm.api_key_file, ""))
     found: dict[str, list[Target]] = {entry: [] for entry in declared}
-    adapters = {entry: {*model.adapters} for entry, model in declared.items()}
+    adapters = {
+        entry: {*model.adapters, *module_names(model.flags.get(MODULES))}
+        for entry, model in declared.items()
+    }
     for each in servers:
         if each.model in adapters:
             adapters[each.model] &= {*each.adapters}

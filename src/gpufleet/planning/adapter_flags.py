@@ -67,9 +67,15 @@ def derive(
 
 
 def module_names(modules: object) -> tuple[str, ...]:
-    """Return the names in the words of `--lora-modules`, as `derive` has them."""
+    """Return the names in the words of `--lora-modules`: NAME=PATH, or objects with a `name`."""
     words = modules if isinstance(modules, list) else []
-    return tuple(sorted(str(each).partition("=")[0] for each in words))
+    return tuple(
+        sorted(
+            str(each["name"]) if isinstance(each, Mapping) else str(each).partition("=")[0]
+            for each in words
+            if not isinstance(each, Mapping) or "name" in each
+        )
+    )
 
 
 def remarks(

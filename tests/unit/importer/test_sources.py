@@ -196,9 +196,9 @@ def test_vllm_s_own_file_is_its_command_line() -> None:
             "model": {
                 "model": "Qwen/Qwen3-32B", "revision": COMMIT, "served_name": "chat",
                 "context": 32_000, "tensor_parallel": 4, "expert_parallel": True, "port": 8001,
+                "adapters": {"a": {"source": "/a"}, "b": {"source": "/b"}},
                 "flags": {
                     "compilation-config": {"cudagraph_mode": "FULL"}, "enable-eplb": True,
-                    "enable-lora": True, "lora-modules": ["a=/a", "b=/b"],
                     "trust-remote-code": False, "uvicorn-log-level": "info",
                 },
             }

@@ -303,7 +303,10 @@ def test_options_of_docker_are_named_as_they_were_typed() -> None:
             '--speculative-config \'{"model":"org/d","num_speculative_tokens":3}\'',
             "org/d is a name",
         ),
-        ("--enable-lora --lora-modules a=org/b", "or list it under `adapters`"),
+        (
+            "--enable-lora --lora-modules a=org/b",
+            "`adapters.a.revision` must be the commit of org/b",
+        ),
         ("--chat-template ./t.jinja", "'./t.jinja' is not an absolute path"),
     ],
 )

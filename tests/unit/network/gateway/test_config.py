@@ -112,6 +112,18 @@ def test_an_adapter_is_known_once_every_server_of_its_model_loads_it() -> None:
     assert known() == ("chat", "sql")
 
 
+def test_an_adapter_of_the_operators_own_flag_is_known_too() -> None:
+    """Otherwise a gateway of several models answers 404 for a name that its servers know."""
+    modules = ["sql=/srv/sql", {"name": "chat", "path": "/srv/chat"}]
+    own = MODEL | {"flags": {"enable-lora": True, "lora-modules": modules}}
+    nodes = fleet(GATEWAY, ("gpu-01", "192.0.2.11", {"vllm": VLLM, "serving": {"tiny": own}}))
+    servers = [Server("gpu-01", "tiny-0", 0, "tiny", 8000, ("chat", "sql"))]
+
+    (found,) = backends(nodes, servers, "gw-01")
+
+    assert found.adapters == ("chat", "sql")
+
+
 def test_a_client_is_given_models_and_an_adapter_is_its_models() -> None:
     gateway = OPEN | {"clients": [CLIENT | {"models": ["sql"]}], "allow_unauthenticated": False}
     nodes = fleet(
