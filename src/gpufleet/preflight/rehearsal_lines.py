@@ -91,10 +91,10 @@ def backup_line(found: GitState, folder: str) -> Line:
     add = f"git -C {folder} init, add, commit; then a remote"
     if found.problem:
         proof = f"{folder}: {found.problem}"
-        return Line("backup", "project", Verdict(Status.WARN, "are not in git", proof, add))
+        return Line("backup", "project", Verdict(Status.WARN, "is not in git", proof, add))
     if not found.commit:
         proof = f"{folder} has no commit"
-        return Line("backup", "project", Verdict(Status.WARN, "are not committed", proof, add))
+        return Line("backup", "project", Verdict(Status.WARN, "is not committed", proof, add))
     wrong, remedy = [], []
     if found.changed:
         wrong.append(f"not committed: {join_names(found.changed)}")
@@ -108,8 +108,11 @@ def backup_line(found: GitState, folder: str) -> Line:
     at = f"commit {found.commit}"
     if wrong:
         verdict = Verdict(
-            Status.WARN, "are not safe", f"{'; '.join(wrong)}; {at}", "; ".join(remedy)
+            Status.WARN,
+            "has no whole copy elsewhere",
+            f"{'; '.join(wrong)}; {at}",
+            "; ".join(remedy),
         )
         return Line("backup", "project", verdict)
     proof = f"{at}, on {join_names(found.remotes)}; nothing is uncommitted"
-    return Line("backup", "project", Verdict(Status.OK, "are committed", proof))
+    return Line("backup", "project", Verdict(Status.OK, "is committed", proof))
