@@ -56,7 +56,8 @@ def doctor(logs: tuple[str, ...], *, bundle: Path | None, seconds: float, as_jso
     gpufleet doctor rank0.log rank1.log kernel.log --json
     journalctl -u vllm-llama-0 -o short-iso | gpufleet doctor -
 
-    Exit status: 0 nothing found but notices, 1 failures found, 2 something cannot be read.
+    Exit status: 0 nothing found but notices, 1 failures found, 2 something cannot be read, or no
+    rule explains a failure in a log.
     """
     logs = logs or (default_inventory(),)
     if logs[0].endswith(".py"):
@@ -74,7 +75,7 @@ def doctor(logs: tuple[str, ...], *, bundle: Path | None, seconds: float, as_jso
     else:
         for line in text_lines(findings):
             click.echo(line)
-    return 0 if findings.healthy else 1
+    return 2 if findings.unknown else 0 if findings.healthy else 1
 
 
 def _of_fleet(names: tuple[str, ...], bundle: Path | None, seconds: float, *, as_json: bool) -> int:

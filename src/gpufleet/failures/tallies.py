@@ -34,12 +34,14 @@ STARTED = "Application startup complete"
 _SKIPPED = ("Received request ", '" 200 OK', "Avg prompt throughput: ")
 
 _TRACEBACK = "Traceback (most recent call last)"
-# What a line has that is looked at more closely: a level, a start, a traceback.
-_TAKEN_APART = ("ERROR", "CRITICAL", "[E", STARTED, _TRACEBACK)
+# What a line has that is looked at more closely: a level, a start, a traceback, an exception.
+_TAKEN_APART = ("ERROR", "CRITICAL", "[E", STARTED, _TRACEBACK, "Error: ", "Exception: ")
 _CLOCK = re.compile(r"\d\d:\d\d:\d\d")
 _PREFIX_LENGTH = 120
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_][\w.]{2,120}(?:Error|Exception|Interrupt|Exit|Warning)\b)")
 _SERIOUS = frozenset({"ERROR", "CRITICAL"})
+# An exception without traceback and level, as the end of a log that was cut or filtered.
+_BARE = re.compile(r"[A-Za-z_][\w.]{2,120}(?:Error|Exception): ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class Seen:
     lines: dict[str, int] = field(default_factory=dict)
     """Lines of each log."""
     first_error: Place | None = None
-    """The first line of level ERROR or CRITICAL, or the first traceback."""
+    """The first line of level ERROR or CRITICAL, the first traceback, or an exception alone."""
     first_exception: Place | None = None
     """The end of the first traceback."""
     started: dict[str, Place] = field(default_factory=dict)
@@ -189,7 +191,8 @@ class _Counter:
             self._tracebacks.clear()
             return
         begins = _TRACEBACK in prefix.text
-        if seen.first_error is None and (begins or prefix.level in _SERIOUS):
+        serious = prefix.level in _SERIOUS or (not prefix.level and _BARE.match(place.text))
+        if seen.first_error is None and (begins or serious):
             seen.first_error = place
         if begins:
             if len(self._tracebacks) < MOST_OPEN:

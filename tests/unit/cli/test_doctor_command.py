@@ -42,6 +42,13 @@ def test_a_healthy_log_is_status_0(tmp_path: Path) -> None:
     assert run(log) == (0, f"nothing found in {log} (1 line)\n")
 
 
+def test_an_exception_that_no_rule_explains_is_status_2() -> None:
+    status, text = run("-", given="(APIServer pid=1) ValueError: something new.\n")
+    assert status == 2
+    assert text.startswith("unknown: something failed, and no rule explains it\n")
+    assert "ValueError: something new." in text
+
+
 def test_stdin_and_files_are_joined(tmp_path: Path) -> None:
     log = tmp_path / "kernel.log"
     log.write_text("2025-11-20T10:00:00+00:00 n kernel: Out of memory: Killed process 1 (VLLM)\n")

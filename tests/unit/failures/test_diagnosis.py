@@ -191,6 +191,37 @@ def test_an_error_that_no_rule_has_is_unknown_and_not_nothing() -> None:
     assert not found.healthy
 
 
+@each_row(
+    "line",
+    [
+        "ValueError: something new",
+        "(APIServer pid=1) ValueError: something new",
+        "2025-11-20T10:00:00+00:00 gpu-01 vllm[7]: (EngineCore pid=2) my.own.FooException: new",
+        "[rank1]: torch.AcceleratorError: CUDA error: something new",
+    ],
+)
+def test_an_exception_without_level_and_traceback_is_unknown(line: str) -> None:
+    found = explain(log("(APIServer pid=1) starting", line))
+    assert found.unknown
+    assert found.unknown.first_error
+    assert found.unknown.first_error.number == 2
+
+
+@each_row(
+    "line",
+    [
+        "(APIServer pid=1) INFO 11-20 10:00:00 [a.py:1] ValueError: of a client, answered with 400",
+        "(APIServer pid=1) WARNING 11-20 10:00:00 [a.py:1] ImportError: no module, not needed",
+        "/opt/x.py:12: UserWarning: KeyError: 'a' is ignored",
+        "DeprecationWarning: ValueError: will be raised",
+        "gpu-01 kernel: ACPI Error: AE_NOT_FOUND",
+        "the client wrote ValueError: x",
+    ],
+)
+def test_an_exceptions_name_inside_a_healthy_line_is_no_failure(line: str) -> None:
+    assert explain(log(line)).healthy
+
+
 def test_a_wait_that_ended_is_no_finding() -> None:
     wait = (
         "(EngineCore pid=2) INFO 11-20 10:00:00 [shm.py:1] No available shared memory broadcast "
