@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
@@ -69,7 +69,10 @@ def doctor(logs: tuple[str, ...], *, bundle: Path | None, seconds: float, as_jso
     from gpufleet.failures.diagnosis_text import text_lines
 
     _check_names(logs)
-    findings = explain(_lines(logs))
+    with_lines: set[str] = set()
+    findings = explain(_lines(logs, with_lines))
+    if findings.healthy:
+        _refuse_empty(logs, with_lines)
     if as_json:
         print_json(in_json(findings))
     else:
@@ -123,15 +126,37 @@ def _not_a_file(path: Path) -> str | None:
     return None
 
 
-def _lines(logs: tuple[str, ...]) -> Iterator[LogLine]:
-    from gpufleet.failures.log_reader import read_log
+def _refuse_empty(logs: tuple[str, ...], with_lines: set[str]) -> None:
+    """Refuse logs without a line: that nothing was read does not show that nothing is wrong."""
+    empty = [name for name in logs if name not in with_lines]
+    if empty:
+        raise FleetError(
+            *(
+                f"{'stdin' if name == STDIN else name}: has no log line, so it is not known "
+                "whether anything failed: correct the name of the unit or file, or the time; "
+                "`systemctl list-units --all 'vllm-*'` prints the units, and "
+                "`journalctl -u UNIT -o short-iso` as root prints all lines of one"
+                for name in empty
+            )
+        )
+
+
+def _lines(logs: tuple[str, ...], with_lines: set[str]) -> Iterator[LogLine]:
+    """Yield the lines of logs, and add the name of each log that has any to `with_lines`."""
+    from gpufleet.failures.log_reader import is_log_line, read_log
+
+    def lines_of(stream: BinaryIO, name: str, source: str) -> Iterator[LogLine]:
+        for line in read_log(stream, source):
+            if name not in with_lines and is_log_line(line.raw):
+                with_lines.add(name)
+            yield line
 
     for name in logs:
         if name == STDIN:
-            yield from read_log(sys.stdin.buffer, "stdin")
+            yield from lines_of(sys.stdin.buffer, name, "stdin")
             continue
         try:
             with Path(name).open("rb") as stream:
-                yield from read_log(stream, name)
+                yield from lines_of(stream, name, name)
         except (OSError, ValueError) as error:
             raise FleetError(f"{name}: cannot be read: {file_fault(error)}") from None

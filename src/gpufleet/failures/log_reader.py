@@ -22,6 +22,8 @@ _FORMS = {
     b"PK\x03\x04": "a zip archive: unpack it, and name the logs in it",
 }
 _UTF16 = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
+_CONTROLS = bytes({*range(32), 127} - set(b"\t\n\r\f\b\x1b"))
+"""Bytes that texts do not have, whatever their encoding; a tenth of random bytes are such."""
 
 
 class LogLine(NamedTuple):
@@ -34,6 +36,13 @@ class LogLine(NamedTuple):
     def split(self) -> Prefix:
         """Return the prefix and the message."""
         return split_prefix(self.raw)
+
+
+def is_log_line(raw: str) -> bool:
+    """Return whether a line is a program's: not blank, and no remark of journalctl."""
+    text = raw.strip()
+    # `-- No entries --`, `-- Boot ... --`, `-- Logs begin at ... --`
+    return bool(text) and not (text.startswith("-- ") and text.endswith(" --"))
 
 
 def read_log(stream: BinaryIO, source: str) -> Iterator[LogLine]:
@@ -96,6 +105,6 @@ def _encoding(head: bytes, source: str) -> str:
             raise FleetError(f"{source}: is {form}")
     if head[:2] in _UTF16:
         return _UTF16[head[:2]]
-    if head.count(b"\0") > len(head) // 20:
+    if len(head) - len(head.translate(None, _CONTROLS)) > len(head) // 20:
         raise FleetError(f"{source}: is not a text: give a log as `journalctl` or Docker print it")
     return "utf-8"

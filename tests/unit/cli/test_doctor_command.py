@@ -49,6 +49,25 @@ def test_an_exception_that_no_rule_explains_is_status_2() -> None:
     assert "ValueError: something new." in text
 
 
+@each_row("given", ["", "\n \n", "-- No entries --\n", "-- Boot 1f --\n-- No entries --\n"])
+def test_a_log_without_a_line_is_not_healthy(given: str) -> None:
+    with pytest.raises(FleetError, match="stdin: has no log line, so it is not known"):
+        run("-", given=given)
+
+
+def test_of_several_logs_the_empty_one_is_named_unless_another_has_the_cause(
+    tmp_path: Path,
+) -> None:
+    empty, full = tmp_path / "empty.log", tmp_path / "full.log"
+    empty.write_text("")
+    full.write_text("(APIServer pid=1) INFO:     Application startup complete.\n")
+    with pytest.raises(FleetError) as error:
+        run(full, empty)
+    assert [each.partition(":")[0] for each in error.value.problems] == [str(empty)]
+    full.write_text(f"{OOM}\n")
+    assert run(full, empty)[0] == 1
+
+
 def test_stdin_and_files_are_joined(tmp_path: Path) -> None:
     log = tmp_path / "kernel.log"
     log.write_text("2025-11-20T10:00:00+00:00 n kernel: Out of memory: Killed process 1 (VLLM)\n")

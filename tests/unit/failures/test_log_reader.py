@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -97,3 +98,13 @@ def test_what_a_pattern_costs_on_hostile_text_is_bounded() -> None:
             hostile = (pattern.needle * 100_000)[:100_000]
             assert pattern.matches(hostile) in {True, False}
     assert MOST_STEPS <= 20_000
+
+
+@each_row("seed", range(5))
+def test_random_bytes_are_refused(seed: int) -> None:
+    with pytest.raises(FleetError, match="is not a text: give a log as `journalctl` or Docker"):
+        read(random.Random(seed).randbytes(20_000))
+
+
+def test_a_coloured_text_in_an_old_encoding_is_read() -> None:
+    assert read("\x1b[31mné à côté\x1b[0m\tb\n".encode("latin-1"))
