@@ -31,7 +31,8 @@ def text_lines(findings: Findings) -> Iterator[str]:
                 yield f"    {_quoted(place)}"
         yield "  looked at: " + _read(findings)
         yield "  what to do: read these lines; give the logs of all ranks, and the kernel log"
-        yield "    (`journalctl -k -o short-iso`), which may have the cause"
+        yield "    (`journalctl -k -o short-iso`), which may have the cause. For a vendor,"
+        yield "    `gpufleet doctor INVENTORY --bundle FILE` writes an archive of all evidence"
         yield ""
     if findings.consequences:
         yield "followed:"

@@ -189,6 +189,7 @@ def test_an_error_that_no_rule_has_is_unknown_and_not_nothing() -> None:
     found = explain(log("(APIServer pid=1) ERROR 11-20 10:00:00 [a.py:1] something new"))
     assert found.unknown
     assert not found.healthy
+    assert "`gpufleet doctor INVENTORY --bundle FILE` writes" in "\n".join(text_lines(found))
 
 
 @each_row(
