@@ -16,12 +16,13 @@ from gpufleet.remote.answer_forms import refuse_malformed
 from gpufleet.serving.rank_status import reason
 
 ITL, TTFT = "vllm:inter_token_latency_seconds", "vllm:time_to_first_token_seconds"
+E2E = "vllm:e2e_request_latency_seconds"
 PROMPTS = "vllm:request_prompt_tokens"
 PREEMPTED = "vllm:num_preemptions_total"
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 KV_USE = "vllm:kv_cache_usage_perc"
 """A share from 0 to 1, despite its name."""
-_BUCKETS = tuple(f"{each}_bucket" for each in (ITL, TTFT, PROMPTS))
+_BUCKETS = tuple(f"{each}_bucket" for each in (ITL, TTFT, PROMPTS, E2E))
 # With a brace: a longer name, as `..._by_reason`, is another metric.
 FAMILIES = tuple(f"{each}{{" for each in (*_BUCKETS, PREEMPTED, RUNNING, WAITING, KV_USE))
 
@@ -79,6 +80,8 @@ class ReplicaSpeed:
     """From 0 to 1, of the fullest engine."""
     missing: tuple[str, ...] = field(default=())
     """Metrics that this release does not have."""
+    e2e: Histogram = field(default_factory=lambda: Histogram({}))
+    """Whole requests: all that a model without text has."""
 
 
 def replica_speeds(answers: Mapping[str, Mapping[str, Any] | str]) -> dict[str, ReplicaSpeed | str]:
@@ -145,6 +148,7 @@ def _speed(pairs: list[Any]) -> ReplicaSpeed | str:
         sum(now(WAITING)),
         max(now(KV_USE), default=0.0),
         tuple(each for each in wanted if each not in names),
+        grown(_BUCKETS[3]),
     )
 
 

@@ -59,7 +59,9 @@ def unknown_speeds(sights: FleetObservations) -> Iterator[str]:
     """Yield a sentence for each replica with an objective whose speed could not be read."""
     for each in sights.status.replicas:
         objectives = sights.objectives.get(each.model)
-        promised = objectives and (objectives.itl_p99_seconds or objectives.ttft_p99_seconds)
+        promised = objectives and (
+            objectives.itl_p99_seconds or objectives.ttft_p99_seconds or objectives.e2e_p99_seconds
+        )
         speed = sights.speeds.get(each.id, "its node did not answer in time")
         if each.health is not Health.SERVES or not promised:
             continue
@@ -80,6 +82,7 @@ def _missed(sights: FleetObservations, model: str, speed: ReplicaSpeed) -> Itera
     for name, histogram, promised, least in (
         ("ITL", speed.itl, objectives.itl_p99_seconds, LEAST_TOKENS),
         ("TTFT", speed.ttft, objectives.ttft_p99_seconds, LEAST_REQUESTS),
+        ("e2e latency", speed.e2e, objectives.e2e_p99_seconds, LEAST_REQUESTS),
     ):
         if promised is None or histogram.total < least:
             continue

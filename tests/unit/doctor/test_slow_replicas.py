@@ -25,13 +25,14 @@ SLOW_ITL = (0, 0, 900, 1000)
 FAST_ITL = (1000, 1000, 1000, 1000)
 
 
-def text(itl=FAST_ITL, ttft=(50, 50, 50, 50), prompts=(50, 50), **gauges):
+def text(itl=FAST_ITL, ttft=(50, 50, 50, 50), prompts=(50, 50), *, e2e=(0, 0, 0, 0), **gauges):
     """What one look at /metrics has."""
     values = {"running": 8, "waiting": 0, "kv": 0.5, "preempted": 0, **gauges}
     rows = [
         *_buckets("vllm:inter_token_latency_seconds", BOUNDS, itl),
         *_buckets("vllm:time_to_first_token_seconds", BOUNDS, ttft),
         *_buckets("vllm:request_prompt_tokens", (8000.0,), prompts),
+        *_buckets("vllm:e2e_request_latency_seconds", BOUNDS, e2e),
         f'vllm:num_preemptions_total{{engine="0"}} {values["preempted"]}',
         f'vllm:num_requests_running{{engine="0"}} {values["running"]}',
         f'vllm:num_requests_waiting{{engine="0"}} {values["waiting"]}',
@@ -116,6 +117,18 @@ def test_a_time_to_first_token_above_the_last_bound_is_missed():
     )
     (one,) = problems(speeds(tiny_0=look)).problems
     assert "p99 TTFT is above 1.0 s, the objective is 1.0 s" in one.evidence
+
+
+def test_an_embedder_that_misses_its_only_objective_is_named():
+    promised = Objectives(e2e_p99_seconds=0.1)
+    look = text((0, 0, 0, 0), (0, 0, 0, 0), e2e=(0, 0, 10, 50), waiting=9)
+    (one,) = problems(speeds(tiny_0=look), objectives=promised).problems
+    assert "p99 e2e latency is above 100 ms, the objective is 100 ms" in one.evidence
+    assert "serving.tiny.replicas" in one.do
+    few = text((0, 0, 0, 0), (0, 0, 0, 0), e2e=(0, 0, 0, 19))
+    assert problems(speeds(tiny_0=few), objectives=promised).problems == ()
+    (unseen,) = problems({"tiny-0": "timeout"}, objectives=promised).unseen
+    assert unseen.startswith("tiny-0: whether it is slow is not known: ")
 
 
 def test_several_causes_are_all_named():
