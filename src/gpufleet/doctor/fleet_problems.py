@@ -51,6 +51,7 @@ def diagnose(sights: FleetObservations, now: float, inventory: str = "INVENTORY"
         *slow_problems(sights, inventory),
     ]
     causes = {each.because for each in problems if each.impact >= Impact.DEGRADED}
+    causes |= {node for nodes in sights.status.may_have.values() for node in nodes}
     problems += [
         replace(each, impact=Impact.DEGRADED) if each.subject in causes else each
         for each in node_problems(sights, inventory)
@@ -294,15 +295,17 @@ def _missing(sights: FleetObservations, inventory: str) -> Iterator[Problem]:
     serving = {each.model for each in sights.status.replicas if each.health is Health.SERVES}
     for sentence in sights.status.missing:
         model = sentence.partition(":")[0]
+        nodes = sights.status.may_have.get(model, ())
         yield Problem(
             f"{model} (replicas)",
             sentence,
             Impact.DEGRADED if model in serving else Impact.OUTAGE,
+            (f"without an answer, and declared to serve it: {join_names(nodes)}",) * bool(nodes),
             do=f"`gpufleet deploy vllm {inventory} --dry` says where they would run, or why not",
             page="docs/alerts/vllm-down.md",
-            names=(model,),
+            names=(model, *nodes),
             # They may be there: the sentence says so.
-            because=min(sights.status.silent, default=""),
+            because=next(iter(nodes), ""),
         )
 
 

@@ -76,6 +76,8 @@ class FleetStatus:
     """A sentence for each model that has fewer replicas than are declared."""
     remarks: tuple[str, ...] = ()
     out: OutOfService = field(default_factory=OutOfService)
+    may_have: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """{model with missing replicas: nodes without an answer that are declared to serve it}."""
 
     def adapters(self) -> dict[tuple[str, ...], list[str]]:
         """Group replicas by the names of the adapters that their servers load."""
@@ -162,7 +164,8 @@ def fleet_status(
     out, unread = out_of_service(answers)
     adapters = _adapter_remarks(replicas, declared)
     said = (*remarks, *undeclared, *adapters, *unread)
-    return FleetStatus(replicas, silent, missing, said, out)
+    lacking = {sentence.partition(":")[0] for sentence in missing}
+    return FleetStatus(replicas, silent, missing, said, out, _may_have(lacking, declared, silent))
 
 
 def _stages(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -265,6 +268,22 @@ def _compared(
         if model not in wanted
     )
     return missing, undeclared
+
+
+def _may_have(
+    models: Iterable[str], declared: Mapping[str, NodeVars], silent: Iterable[str]
+) -> dict[str, tuple[str, ...]]:
+    """Return the nodes without an answer that are declared to serve each model."""
+    return {
+        model: tuple(
+            node
+            for node in sorted(silent)
+            if node in declared
+            and declared[node].settings.vllm is not None
+            and model in declared[node].settings.serving
+        )
+        for model in models
+    }
 
 
 def declared_adapters(declared: Mapping[str, NodeVars]) -> dict[str, tuple[str, ...]]:

@@ -68,7 +68,8 @@ def status(*replicas, **more):
 
 def sights(*replicas, findings=(), **more):
     nodes = ("gpu-01", "gpu-02")
-    of_status = {key: more.pop(key) for key in ("silent", "missing", "out") if key in more}
+    keys = ("silent", "missing", "out", "may_have")
+    of_status = {key: more.pop(key) for key in keys if key in more}
     return FleetObservations(
         status(*replicas, **of_status), Report(tuple(findings), {}, nodes), **more
     )
@@ -231,11 +232,38 @@ def test_a_node_that_does_not_answer_is_named_before_its_replica():
 
 def test_a_silent_node_is_the_cause_of_replicas_that_are_missing():
     missing = ("llama: 2 replicas declared, none found",)
-    said = found(sights(silent={"gpu-01": "no answer"}, missing=missing)).problems
+    may_have = {"llama": ("gpu-01",)}
+    seen = sights(silent={"gpu-01": "no answer"}, missing=missing, may_have=may_have)
+    said = found(seen).problems
     assert [(each.subject, each.because) for each in said] == [
         ("gpu-01", ""),
         ("llama (replicas)", "gpu-01"),
     ]
+
+
+def test_of_two_silent_nodes_each_is_the_cause_of_the_models_that_it_is_declared_to_serve():
+    silent = {"gpu-01": "no answer", "gpu-02": "no answer", "gpu-03": "no answer"}
+    models = ("llama", "phi", "qwen")
+    missing = tuple(f"{model}: 1 replica declared, none found" for model in models)
+    may_have = {"llama": ("gpu-02",), "phi": (), "qwen": ("gpu-01", "gpu-02")}
+    said = {
+        each.subject: each
+        for each in found(sights(silent=silent, missing=missing, may_have=may_have)).problems
+    }
+    because = {name: each.because for name, each in said.items()}
+    assert because == {
+        "gpu-01": "",
+        "gpu-02": "",
+        "gpu-03": "",
+        "llama (replicas)": "gpu-02",
+        "phi (replicas)": "",
+        "qwen (replicas)": "gpu-01",
+    }
+    impacts = [said[node].impact for node in silent]
+    assert impacts == [Impact.DEGRADED, Impact.DEGRADED, Impact.RISK]
+    assert said["qwen (replicas)"].evidence == (
+        "without an answer, and declared to serve it: gpu-01, gpu-02",
+    )
 
 
 def test_a_replica_that_people_drained_is_no_loss():

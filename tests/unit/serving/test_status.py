@@ -619,6 +619,19 @@ def test_what_is_declared_and_not_there_does_not_serve(wanted, missing):
     assert fleet.serves == (not missing)
 
 
+def test_nodes_without_an_answer_may_have_the_missing_replicas_that_they_are_to_serve():
+    answers = {"gpu-01": answer(stage()), "gpu-02": "timeout", "gpu-03": "timeout", "x": "timeout"}
+    fleet = fleet_status(
+        answers,
+        {
+            "gpu-01": declared(llama=1),
+            "gpu-02": declared(qwen=1, llama=1),
+            "gpu-03": declared(phi=1, qwen=1),
+        },
+    )
+    assert fleet.may_have == {"phi": ("gpu-03",), "qwen": ("gpu-02", "gpu-03")}
+
+
 def with_adapters(*names):
     adapters = {name: {"source": f"/srv/{name}"} for name in names}
     served = Served.model_validate({"model": "/m", "replicas": 1, "adapters": adapters})
