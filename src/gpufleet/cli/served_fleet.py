@@ -84,7 +84,8 @@ class ServedFleet:
             model, chosen, key_file, ca_file, replace(declared, out=rotation.out), place=place
         )
         target = replace(target, unknown=rotation.unknown)
-        return target, (*rotation.lines(), *rotation.remarks)
+        affinity = load_target.affinity_remarks(chosen, declared)
+        return target, (*rotation.lines(), *rotation.remarks, *affinity)
 
     def rotation(self, model: str, gateway: str, declared: TargetDeclaration) -> Rotation:
         """Ask a gateway which replicas of a model get requests."""

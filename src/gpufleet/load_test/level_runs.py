@@ -135,11 +135,14 @@ class LevelRuns:
     def _spec(self, work: Work, arrivals: Arrivals, seconds: float, give_up: float) -> LoadSpec:
         self._levels += 1
         name = self.target.served_name
-        requests = (
-            work.requests(name, self.ids, secrets.token_hex(8))
-            if isinstance(work, Workload | PooledWork)
-            else work.requests(name)
-        )
+        if isinstance(work, Workload):
+            header = self.target.session_header
+            salt = secrets.token_hex(8)
+            requests = work.requests(name, self.ids, salt, session_header=header)
+        elif isinstance(work, PooledWork):
+            requests = work.requests(name, self.ids, secrets.token_hex(8))
+        else:
+            requests = work.requests(name)
         return LoadSpec(
             self.target.url,
             work.path,

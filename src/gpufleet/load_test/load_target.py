@@ -43,6 +43,8 @@ class Target:
     """That have those replicas."""
     unknown: tuple[str, ...] = ()
     """Servers that the gateway sends requests to, and of which no node that answered has one."""
+    session_header: str = ""
+    """Header by which the gateway keeps a conversation on one replica; "": it does not."""
 
 
 @dataclass(frozen=True)
@@ -227,6 +229,7 @@ def gateway_target(
         certificate_file=certificate
         or (declared_certificate and declared_certificate.replace("{node}", chosen)),
         nodes=tuple(sorted({each.node for each in declared.running if each.model == model})),
+        session_header=gateway.affinity.header if gateway.affinity.by == "session" else "",
     )
 
 
@@ -235,6 +238,18 @@ def _count_planned(model: str, declared: TargetDeclaration) -> int:
     wanted = served_as(model, declared).replicas
     found = {each.id for each in declared.running if each.model == model}
     return max(len(found), 0 if wanted == "fit" else wanted)
+
+
+def affinity_remarks(chosen: str, declared: TargetDeclaration) -> tuple[str, ...]:
+    """Return remarks about a gateway that would send all load of one client to one replica."""
+    gateway = declared.gateways[chosen].gateway
+    if gateway is None or gateway.affinity.by != "client":
+        return ()
+    return (
+        f"{chosen} sends a client's requests to one replica until it has "
+        f"{gateway.affinity.most_percent} % of the mean load (`gateway.affinity`), and the load "
+        "test is one client: many clients may spread better, so their rate may be higher",
+    )
 
 
 def place_remarks(place: str, target: Target, declared: TargetDeclaration) -> tuple[str, ...]:

@@ -134,6 +134,23 @@ def test_the_largest_request_is_tried_first(server: QueueServer, key: str) -> No
     assert len(seen.prompt) + seen.tokens == measured.work.most_tokens
 
 
+def test_the_turns_of_a_conversation_share_the_header_of_the_gateways_affinity(
+    server: QueueServer, key: str
+) -> None:
+    measured = runs(server, EASY, key)
+    measured.target = dataclasses.replace(measured.target, session_header="x-talk")
+    measured.work = dataclasses.replace(WORK, turns=4)
+
+    measured.run(2, 5.0, closed=True)
+
+    first: dict[str, list[int]] = {}
+    for each in server.record:
+        first.setdefault(each.headers["x-talk"], []).append(len(each.prompt))
+    assert len(first) > 5
+    assert any(len(lengths) > 1 for lengths in first.values())
+    assert all(lengths == sorted(set(lengths)) for lengths in first.values())
+
+
 def test_a_reason_from_outside_ends_a_level_without_a_verdict(
     server: QueueServer, key: str
 ) -> None:

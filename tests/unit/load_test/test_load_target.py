@@ -10,6 +10,7 @@ import pytest
 from gpufleet.errors import FleetError
 from gpufleet.load_test.load_target import (
     TargetDeclaration,
+    affinity_remarks,
     choose_gateway,
     choose_model,
     contract_of,
@@ -68,6 +69,25 @@ def test_a_model_is_measured_behind_its_gateway_over_tls_with_a_clients_key() ->
     assert (found.url, found.key_file) == ("https://10.0.0.9:8443", "bench-key")
     assert found.certificate_file == "tls/lb.pem"
     assert (found.name, found.replicas) == ("gateway lb", ("tiny-0", "tiny-1"))
+
+
+def test_conversations_get_the_header_of_the_gateways_affinity() -> None:
+    for affinity, header in (
+        ({}, ""),
+        ({"by": "client"}, ""),
+        ({"by": "session"}, "x-session-id"),
+        ({"by": "session", "header": "x-talk"}, "x-talk"),
+    ):
+        fleet = changed(gateways={"lb": front(affinity=affinity)})
+        assert gateway_target("tiny", "lb", "k", None, fleet).session_header == header
+    assert replica_target("tiny", "tiny-0", FLEET).session_header == ""
+
+
+def test_behind_affinity_by_client_the_load_is_noted_to_be_one_client() -> None:
+    fleet = changed(gateways={"lb": front(affinity={"by": "client", "most_percent": 200})})
+    (said,) = affinity_remarks("lb", fleet)
+    assert said.startswith("lb sends a client's requests to one replica until it has 200 % of")
+    assert affinity_remarks("lb", changed(gateways={"lb": front(affinity={"by": "session"})})) == ()
 
 
 def test_clients_use_the_address_that_gateways_share() -> None:
