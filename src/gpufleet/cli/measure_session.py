@@ -46,7 +46,7 @@ from gpufleet.sizing.architectures.description import Description
 from gpufleet.upgrade.run.connections import Nodes, open_nodes
 
 START_RATE = 0.5
-"""Arrivals per second of the first level."""
+"""Arrivals per second of the first level; lower ones are tried if it is missed."""
 MOST_LEVELS = 20
 """
 Of a search. Doubling from 0.5 to 2,048 and bisecting to a tenth takes 16, and a level without a
@@ -235,7 +235,10 @@ class Session:
             level = runs.run(load, max(seconds, float(wanted.seconds)), closed=closed)
             say_level(level)
             return (level,), single_level(level)
-        search = RateSearch(min(START_RATE, most), most, budget_levels=MOST_LEVELS)
+        start = min(START_RATE, most)
+        # At this rate one request of the largest size is in the server on average.
+        alone = 1 / self._request_seconds if self._request_seconds else start
+        search = RateSearch(start, most, budget_levels=MOST_LEVELS, least=alone)
         levels: list[LevelSummary] = []
         while (rate := search.next()) is not None:
             level = runs.run(rate, self._seconds(runs, rate) * search.budget_factor)

@@ -1,5 +1,7 @@
 """Find the highest load that keeps a contract: double until one misses, then bisect.  Pure.
 
+If the first level already misses, it is halved, at most down to one request at a time.
+
 Only levels with a verdict bound the result. A level that is "not known" is tried once more, with
 twice the budget. If it is still unknown, the limit is close: levels below and above it are tried,
 as far away as the tolerance allows, because they reach a verdict sooner. If these do not enclose it
@@ -22,6 +24,8 @@ Status = Literal["found", "not known", "not even one", "ceiling", "budget"]
 MOST_UNKNOWN = 5
 """Unresolved levels between kept and missed after which the search ends: each takes three times a
 level's budget. Those below the first miss do not count: few requests come at a low rate."""
+MOST_HALVINGS = 4
+"""Levels below a first one that is missed: each takes twice the time of the one before."""
 FEWEST_FOR_KNEE = 5
 """Levels: two lines through fewer points fit anything; guidellm has the same."""
 KNEE_SLOPE = 0.5
@@ -71,10 +75,13 @@ class RateSearch:
         budget_levels: int = 20,
         *,
         whole: bool = False,
+        least: float | None = None,
     ) -> None:
         """
-        Set the smallest and the largest load to try.
+        Set the first and the largest load to try.
 
+        If the first load is missed, it is halved down to `least`, one request at a time, at most
+        `MOST_HALVINGS` times. None: the first load is the smallest.
         The search ends when missed - kept <= `tolerance` x kept, or after `budget_levels` levels,
         second tries counted. `whole`: only whole numbers, as concurrency is.
         """
@@ -84,6 +91,7 @@ class RateSearch:
             )
         self._start, self._most, self._tolerance = start, most, tolerance
         self._levels_left, self._whole = budget_levels, whole
+        self._least = start if least is None or whole else min(start, least)
         self._asked: float | None = None
         self._second_try = False
         self._kept: tuple[float, LevelSummary] | None = None
@@ -145,6 +153,8 @@ class RateSearch:
                 return self._start
             if tried < self._most:
                 return min(2 * tried, self._most)
+        if self._kept is None and self._missed is not None:
+            return self._below_start(min([self._missed[0], *between]))
         if self._kept is None or (self._missed is None and not between):
             return None
         if len(between) >= MOST_UNKNOWN:
@@ -156,6 +166,13 @@ class RateSearch:
         if not between:
             return self._rounded((kept + missed) / 2, kept, missed)
         return self._beside(_Bracket(kept, between[0], between[-1], missed))
+
+    def _below_start(self, lowest: float) -> float | None:
+        """Return the next load below the first one while that is missed; None: done."""
+        floor = max(self._least, self._start / 2.0**MOST_HALVINGS)
+        if self._missed is None or self._missed[0] > self._start or lowest <= floor:
+            return None
+        return max(lowest / 2, floor)
 
     def _beside(self, bracket: _Bracket) -> float | None:
         """Return a load below or above unresolved ones, the wider gap first; None: both closed."""
@@ -198,8 +215,9 @@ class RateSearch:
         between = self._between()
         kept = self._kept[0] if self._kept else None
         missed = self._missed[0] if self._missed else None
-        if kept is None and missed == self._start and self._missed:
-            return "not even one", f"the smallest load, {missed:g}, misses: {self._missed[1].why}"
+        if kept is None and missed is not None and self._missed and missed <= self._least:
+            what = "the smallest load" if missed == self._start else "even one request at a time"
+            return "not even one", f"{what}, {missed:g}, misses: {self._missed[1].why}"
         if kept == self._most:
             return "ceiling", f"{kept:g}, the most that was to be tried, is kept"
         close = kept is not None and missed is not None and missed <= kept * (1 + self._tolerance)

@@ -11,6 +11,7 @@ import pytest
 from gpufleet.load_test.level import LevelSummary
 from gpufleet.load_test.outcomes import Contract
 from gpufleet.load_test.rate_search import (
+    MOST_HALVINGS,
     MOST_UNKNOWN,
     RateSearch,
     SearchResult,
@@ -193,6 +194,52 @@ def test_not_even_the_smallest_load_is_kept_and_its_numbers_are_told() -> None:
     found = search.result()
     assert (found.status, loads(found)) == ("not even one", (None, 0.5))
     assert "its numbers" in found.why
+
+
+@each_row("limit", [0.3, 0.13, 0.06])
+def test_below_a_first_load_that_is_missed_a_limit_is_found(limit: float) -> None:
+    search = RateSearch(0.5, 100, least=1 / 60)
+    search_on(search, lambda load, _: "kept" if load <= limit else "missed")
+    found = search.result()
+    kept, missed = loads(found)
+    assert found.status == "found"
+    assert kept is not None
+    assert missed is not None
+    assert kept <= limit < missed <= 1.1 * kept
+
+
+def test_only_a_miss_of_one_request_at_a_time_is_not_even_one() -> None:
+    search = RateSearch(0.5, 100, least=0.1)
+    assert search_on(search, lambda *_: "missed") == [0.5, 0.25, 0.125, 0.1]
+    found = search.result()
+    assert found.status == "not even one"
+    assert found.why == "even one request at a time, 0.1, misses: its numbers"
+    search = RateSearch(0.5, 100, least=0.001)
+    asked = search_on(search, lambda *_: "missed")
+    assert asked == [0.5 / 2**n for n in range(MOST_HALVINGS + 1)]
+    assert search.result().status == "budget"
+    assert "0.03125 to be missed" in search.result().why
+
+
+def test_a_first_load_below_one_request_at_a_time_is_the_smallest() -> None:
+    search = RateSearch(0.5, 100, least=4.0)
+    assert search_on(search, lambda *_: "missed") == [0.5]
+    assert search.result().status == "not even one"
+
+
+def test_a_level_below_the_first_without_a_verdict_is_passed() -> None:
+    search = RateSearch(0.5, 100, least=0.01)
+    search_on(
+        search,
+        lambda load, _: "not known" if 0.2 < load < 0.3 else "kept" if load <= 0.2 else "missed",
+    )
+    found = search.result()
+    kept, missed = loads(found)
+    assert found.status == "not known"
+    assert kept is not None
+    assert missed is not None
+    assert kept <= 0.2
+    assert 0.3 <= missed < 0.5
 
 
 def test_the_most_that_may_be_tried_is_a_ceiling_and_is_never_exceeded() -> None:
