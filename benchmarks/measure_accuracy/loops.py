@@ -1,5 +1,5 @@
 """
-Show what a closed loop hides that an open one shows: the table of docs/operate/measure.md.
+Show what a closed loop hides that an open one shows: a table of docs/measured/measure-client.md.
 
     python -m benchmarks.measure_accuracy.loops [SECONDS]
 
