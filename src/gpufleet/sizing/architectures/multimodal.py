@@ -41,6 +41,7 @@ from gpufleet.sizing.architectures.towers import (
     qwen3_vl,
     whisper_tower,
 )
+from gpufleet.sizing.architectures.unread_keys import SIZE_KEYS
 
 _TEXT_KEYS = ("text_config", "llm_config", "language_config", "text_model")
 
@@ -290,7 +291,7 @@ def _text_part(fields: Fields, wrapper: _Wrapper) -> tuple[dict[str, Any], str]:
         raise fields.missing_error(*_TEXT_KEYS[:3])
     shared = ("torch_dtype", "dtype", "tie_word_embeddings")
     base: Mapping[str, Any] = (
-        fields.config
+        {key: value for key, value in fields.config.items() if key not in SIZE_KEYS["towers"]}
         if not inner
         else {key: fields.config[key] for key in shared if fields.config.get(key) is not None}
     )

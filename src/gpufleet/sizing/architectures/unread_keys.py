@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -31,8 +32,25 @@ SIZE_KEYS: dict[str, tuple[str, ...]] = {
         "shared_expert_intermediate_size",
         "shared_intermediate_size",
     ),
+    "layers with experts": (
+        "mlp_layer_types",
+        "moe_layers_enum",
+        "expert_layer_period",
+        "use_mixed_mlp_moe",
+    ),
+    "latent experts": ("moe_latent_size", "routed_expert_hidden_size"),
     "latent attention": ("kv_lora_rank",),
     "latent queries": ("q_lora_rank",),
+    "rotary part of a latent cache": ("qk_rope_head_dim",),
+    "width of values": ("v_head_dim", "swa_v_head_dim"),
+    "heads of a window": (
+        "swa_head_dim",
+        "swa_num_key_value_heads",
+        "swa_num_attention_heads",
+        "num_sliding_attention_heads",
+    ),
+    "heads of layers without a window": ("global_head_dim", "num_global_key_value_heads"),
+    "heads by the layer": ("num_attention_heads_per_layer",),
     "index of sparse attention": ("index_head_dim", "index_n_heads"),
     "compressed attention": ("compress_ratios",),
     "window": (
@@ -52,26 +70,54 @@ SIZE_KEYS: dict[str, tuple[str, ...]] = {
         "block_configs",
         "linear_attn_config",
     ),
+    "kinds of layers by their numbers": (
+        "attn_type_list",
+        "attn_layer_period",
+        "full_attention_interval",
+        "full_attn_idxs",
+        "layer_group_size",
+        "decoder_attention_types",
+    ),
+    "parts with their own settings": ("attn_config", "ffn_config", "sparse_attention_config"),
     "state of linear attention": (
         "linear_num_value_heads",
         "linear_num_key_heads",
         "linear_attn_config",
+        "kda_layers",
     ),
     "state of Mamba": (
         "mamba_d_state",
         "mamba_num_heads",
         "mamba_n_heads",
+        "n_mamba_heads",
         "ssm_state_size",
         "state_size",
     ),
     "state of convolution": ("conv_L_cache",),
     "layers that share a cache": ("num_kv_shared_layers", "cla_share_factor"),
     "embeddings of each layer": ("hidden_size_per_layer_input",),
+    "embeddings of several tokens": ("ngram_vocab_size_ratio", "emb_neighbor_num"),
     "further inputs": ("altup_num_inputs", "laurel_rank"),
+    "streams of hidden states": ("hc_mult",),
+    "layers that are passed again": ("loop_num", "num_mem_blocks"),
+    "layers that predict further tokens": ("num_nextn_predict_layers", "mtp_num_hidden_layers"),
+    "towers": ("vision_config", "audio_config"),
 }
 """Keys of a config.json that change weights or cache, each group several names of one thing: a
-class that reads one name needs no other."""
+class that reads one name needs no other. Those that a builder of this package reads are listed in
+test_unread_keys.py, which fails for one that is in no group there."""
 
+_NAMED: dict[str, re.Pattern[str]] = {
+    "routed experts": re.compile(
+        r"(?!.*shared)(?:.*_)?n(?:um)?_(?:.*_)?experts?(?!.*(?:per|top|group))"
+    ),
+    "parts with experts": re.compile(r".*(?:expert|moe).*(?:config|cfg)"),
+    "low ranks": re.compile(r".*lora_rank"),
+    "state of Mamba": re.compile(r".*(?:mamba|ssm).*"),
+}
+"""What keys are called that mean what the group means, under a name that no builder reads."""
+
+_ROUTED = "routed experts"
 _OF_EXPERTS = ("width of an expert", "shared experts")
 """Groups that say something only where there are routed experts."""
 
@@ -83,10 +129,41 @@ _WITHOUT_EFFECT = {
     # longcat_flash.py makes none.
     ("LongcatFlashForCausalLM", "n_shared_experts"),
     ("LongcatFlashNgramForCausalLM", "n_shared_experts"),
+    # All of its layers have full attention, and the list says so (minimax_m2.py).
+    ("MiniMaxM2ForCausalLM", "attn_type_list"),
+    # `layer_types` says the same of each layer (transformers' Qwen3_5TextConfig, Qwen3NextConfig).
+    ("Qwen3_5ForCausalLM", "full_attention_interval"),
+    ("Qwen3_5MoeForCausalLM", "full_attention_interval"),
+    ("Qwen3NextForCausalLM", "full_attention_interval"),
+} | {
+    # vLLM makes another model of these layers for `--speculative-config` (hf_config_override in
+    # config/speculative.py); the served one does not load them.
+    (name, "num_nextn_predict_layers")
+    for name in (
+        "BailingMoeV2_5ForCausalLM",
+        "BailingMoeV3ForCausalLM",
+        "Ernie4_5_MoeForCausalLM",
+        "Exaone4ForCausalLM",
+        "ExaoneMoEForCausalLM",
+        "ExaoneMoeForCausalLM",
+        "Glm4ForCausalLM",
+        "HYV3ForCausalLM",
+        "KimiLinearForCausalLM",
+        "LongcatFlashForCausalLM",
+        "LongcatFlashNgramForCausalLM",
+        "MiMoForCausalLM",
+        "MiMoV2FlashForCausalLM",
+        "MiMoV2ForCausalLM",
+        "Step3p5ForCausalLM",
+    )
 }
 """(class, key): vLLM's class does not read it either."""
 
-_OFF = {"layer_types": {"full_attention", "attention"}}
+_OFF = {
+    "layer_types": {"full_attention", "attention"},
+    "mlp_layer_types": {"dense"},
+    "attn_type_list": {"1"},
+}
 """Values of lists that change nothing."""
 
 
@@ -125,14 +202,25 @@ def with_values(config: Mapping[str, Any], values: Mapping[str, Any]) -> Mapping
 def unread_size_keys(config: Mapping[str, Any], read: set[str], name: str) -> list[str]:
     """Return the keys with which `config` changes the model's size, and that class `name` left."""
     found = []
-    experts = any(_says_something(key, config) for key in SIZE_KEYS["routed experts"])
-    for group, names in SIZE_KEYS.items():
+    experts = any(_says_something(key, config) for key in _names(_ROUTED, config))
+    for group in dict.fromkeys((*SIZE_KEYS, *_NAMED)):
         if group in _OF_EXPERTS and not experts:
             continue
-        stated = [key for key in names if _says_something(key, config)]
+        stated = [key for key in _names(group, config) if _says_something(key, config)]
         if not read.intersection(stated):
             found += [key for key in stated if (name, key) not in _WITHOUT_EFFECT]
     return list(dict.fromkeys(found))
+
+
+def _names(group: str, config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of a group's thing: the known ones, then those of `config` that mean it."""
+    known = SIZE_KEYS.get(group, ())
+    yield from known
+    if pattern := _NAMED.get(group):
+        for key in config:
+            value = config[key] if key not in known and pattern.fullmatch(str(key)) else None
+            if isinstance(value, int | float | Mapping) and not isinstance(value, bool):
+                yield key
 
 
 def refuse_unread(config: Mapping[str, Any], read: set[str], name: str) -> None:
@@ -156,6 +244,8 @@ def _says_something(key: str, config: Mapping[str, Any]) -> bool:
         return False
     if key in _OFF and isinstance(value, list):
         return not set(map(str, value)) <= _OFF[key]
+    if key in SIZE_KEYS["width of values"]:
+        return bool(value != config.get("head_dim"))
     if key == "cla_share_factor":
         return bool(config.get("use_cla")) and value != 1
-    return not (key in SIZE_KEYS["routed experts"] and value == 1)
+    return not (key in _names(_ROUTED, config) and value == 1)

@@ -1,10 +1,12 @@
 """A key that changes a model's size, and that its class does not read, is refused by its name."""
 
 import json
+import re
 
 import pytest
 
 from gpufleet.errors import FleetError
+from gpufleet.sizing.architectures import registry, unread_keys
 from gpufleet.sizing.architectures.registry import architecture, builders
 from tests.support.checkout import ROOT
 from tests.support.rows import each_row
@@ -157,8 +159,40 @@ def test_all_keys_are_named_at_once(keys, named):
 
 
 @each_row(
+    ("key", "value"),
+    [
+        ("num_moe_experts", 64),
+        ("n_expert", 64),
+        ("mlp_layer_types", ["sparse"] * 6),
+        ("moe_config", {"experts": 8}),
+        ("swa_head_dim", 32),
+        ("global_head_dim", 512),
+        ("num_global_key_value_heads", 2),
+        ("v_head_dim", 32),
+        ("qk_rope_head_dim", 64),
+        ("o_lora_rank", 64),
+        ("num_nextn_predict_layers", 1),
+        ("mtp_num_hidden_layers", 1),
+        ("ssm_cfg", {"d_state": 64}),
+        ("mamba_anything", 64),
+        ("full_attention_interval", 4),
+        ("vision_config", VISION),
+    ],
+)
+def test_a_plain_model_has_no_key_that_another_builder_reads(key, value):
+    with pytest.raises(FleetError, match=f"`{key}`"):
+        architecture({**LLAMA, key: value, "architectures": ["LlamaForCausalLM"]})
+
+
+@each_row(
     "keys",
     [
+        {"mlp_layer_types": ["dense"] * 6},
+        {"v_head_dim": 64, "head_dim": 64},
+        {"num_experts_per_tok": 2, "moe_aux_loss": 0.1},
+        {"num_moe_experts": 1},
+        {"ssm_cfg": None, "use_mamba_kernels": True},
+        {"num_nextn_predict_layers": 0},
         {"num_experts": 0, "n_shared_experts": 2},
         {"num_local_experts": 1},
         {"kv_lora_rank": None},
@@ -171,3 +205,41 @@ def test_a_key_that_says_nothing_is_no_reason_to_refuse(keys):
     qwen = {**LLAMA, "architectures": ["Qwen2ForCausalLM"]}
 
     assert architecture({**qwen, **keys}) == architecture(qwen)
+
+
+def test_layers_that_only_a_draft_uses_refuse_no_known_model():
+    """vLLM loads MiMo's further layers with `--speculative-config` alone."""
+    config = CONFIGS["MiMoForCausalLM"]
+    bare = {key: config[key] for key in config if key != "num_nextn_predict_layers"}
+
+    assert config["num_nextn_predict_layers"]
+    assert architecture(config) == architecture(bare)
+
+
+def test_every_width_and_count_that_a_builder_reads_is_in_a_group(monkeypatch):
+    """Without a group a key that one builder reads is passed over in every other class."""
+    found: set[str] = set()
+    monkeypatch.setattr(registry, "refuse_unread", lambda _config, read, _name: found.update(read))
+    for config in CONFIGS.values():
+        architecture(config)
+    groups = {key for names in unread_keys.SIZE_KEYS.values() for key in names}
+
+    assert {
+        key for key in found if OF_ONE_KIND.search(key)
+    } - groups - OF_ANY - TEXT == WITH_ANOTHER
+
+
+OF_ONE_KIND = re.compile(
+    "head_dim|kv_heads|value_heads|lora_rank$|layer_types|predict_layers|num_.*experts?$|_config$"
+)
+OF_ANY = {"head_dim", "num_kv_heads", "num_key_value_heads"}
+TEXT = {"text_config", "llm_config", "language_config", "thinker_config"}
+WITH_ANOTHER = {
+    # Beside a group's key, which says that the model has the thing at all.
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "mamba_head_dim",
+    "qk_nope_head_dim",
+    # By its name.
+    "o_lora_rank",
+}
