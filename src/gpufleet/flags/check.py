@@ -129,6 +129,7 @@ def check(
     found += _config(line)
     found += _no_key(line)
     found += _unlimited(settings)
+    found += _without_server(settings)
     found.sort(key=lambda problem: problem.at[:1] or (len(argv),))
     fatal = settings.on("--fail-on-environ-validation")
     return (*found, *environment.environment_problems(schema, variables, fatal=fatal))
@@ -575,6 +576,18 @@ def _unlimited(settings: Settings) -> Iterator[Problem]:
         at = line.by_name["--limit-mm-per-prompt"][-1].at
         known = ", ".join(sorted(_ITEMS))
         found = f"{', '.join(map(repr, unknown))} limits nothing: known are {known}"
+        yield Problem(Kind.VALUE, Severity.WARN, RefusedBy.ADVICE, _written(line, at), found, at=at)
+
+
+def _without_server(settings: Settings) -> Iterator[Problem]:
+    """Yield the remark on no API servers: vLLM then starts headless (entrypoints/cli/serve.py)."""
+    line, servers = settings.line, settings.value("--api-server-count")
+    if isinstance(servers, int) and servers < 1 and not settings.on("--headless"):
+        at = line.by_name["--api-server-count"][-1].at
+        found = (
+            f"{servers} API servers: vLLM starts headless and answers no requests; leave the flag "
+            "out, or write 1 or more"
+        )
         yield Problem(Kind.VALUE, Severity.WARN, RefusedBy.ADVICE, _written(line, at), found, at=at)
 
 

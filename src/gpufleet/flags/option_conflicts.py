@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 
 from gpufleet.flags.conflict_rule import Conflict, Settings
@@ -139,6 +140,71 @@ def _texts(s: Settings, name: str) -> list[str]:
 
 def _is_no_path(text: str) -> bool:
     return "." not in text
+
+
+_KV = "--kv-transfer-config"
+_CAPTURE = "--max-cudagraph-capture-size"
+_METRICS = "--show-hidden-metrics-for-version"
+_CONNECTORS = frozenset(
+    {
+        "DecodeBenchConnector",
+        "ExampleConnector",
+        "ExampleHiddenStatesConnector",
+        "FlexKVConnectorV1",
+        "HF3FSKVConnector",
+        "HiSparseConnector",
+        "LMCacheConnectorV1",
+        "LMCacheMPConnector",
+        "MoRIIOConnector",
+        "MooncakeConnector",
+        "MooncakeStoreConnector",
+        "MultiConnector",
+        "NixlConnector",
+        "NixlPullConnector",
+        "NixlPushConnector",
+        "OffloadingConnector",
+        "SimpleCPUOffloadConnector",
+    }
+)
+"""Names that 0.32.0 registers in distributed/kv_transfer/kv_connector/factory.py; other releases
+have others."""
+_RELEASE = re.compile(
+    r"\s*v?(\d+!)?\d+(\.\d+)*([-_.]?(a|b|c|rc|alpha|beta|pre|preview)[-_.]?\d*)?"
+    r"(-\d+|[-_.]?(post|rev|r)[-_.]?\d*)?([-_.]?dev[-_.]?\d*)?(\+[a-z\d]+([-_.][a-z\d]+)*)?\s*",
+    re.IGNORECASE,
+)
+"""What packaging.version.parse reads (PEP 440)."""
+
+
+def _connector_is_unknown(s: Settings) -> bool:
+    name = s.key(_KV, "kv_connector")
+    return (
+        isinstance(name, str)
+        and name not in _CONNECTORS
+        and s.key(_KV, "kv_connector_module_path") is None
+    )
+
+
+def _graphs_are_captured(s: Settings) -> bool:
+    return (
+        not s.on("--enforce-eager")
+        and s.value("--optimization-level") != 0
+        and s.key(_COMPILE, "cudagraph_mode") in (None, *_GRAPHS)
+        and s.key(_COMPILE, "mode") is None
+        and s.key(_COMPILE, "level") is None
+    )
+
+
+_GRAPHS = ("PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
+
+
+def _captures_too_little(s: Settings) -> bool:
+    given = [s.value(_CAPTURE), s.key(_COMPILE, "max_cudagraph_capture_size")]
+    return _graphs_are_captured(s) and any(isinstance(n, int) and n < 1 for n in given)
+
+
+def _captures_no_size(s: Settings) -> bool:
+    return _graphs_are_captured(s) and s.key(_COMPILE, "cudagraph_capture_sizes") == []
 
 
 def _several_partial_prefills(s: Settings) -> bool:
@@ -523,5 +589,51 @@ OPTIONS: tuple[Conflict, ...] = (
         ),
         "`--port` is from 0 to 65535",
         "entrypoints/openai/api_server.py create_server_socket",
+    ),
+    Conflict(
+        (_KV,),
+        "0.32.0",
+        _connector_is_unknown,
+        "`kv_connector` of `--kv-transfer-config` is no name that this release registers: write "
+        f"one of {', '.join(sorted(_CONNECTORS))}, or the module of your own class as "
+        "`kv_connector_module_path`",
+        "distributed/kv_transfer/kv_connector/factory.py KVConnectorFactory.get_connector_class",
+        until="0.33.0",
+    ),
+    Conflict(
+        (_METRICS,),
+        "0.12.0",
+        lambda s: isinstance(s.value(_METRICS), str) and not _RELEASE.fullmatch(s.value(_METRICS)),
+        "`--show-hidden-metrics-for-version` is not a version: write the previous minor release, "
+        "as 0.31",
+        "config/observability.py ObservabilityConfig",
+    ),
+    Conflict(
+        (_COMPILE,),
+        "0.11.1",
+        _captures_no_size,
+        "`cudagraph_capture_sizes` is empty, and CUDA graphs need at least one size: leave it out, "
+        "or write `--enforce-eager` to run without graphs",
+        "config/vllm.py VllmConfig._set_cudagraph_sizes",
+    ),
+    Conflict(
+        (_CAPTURE, _COMPILE),
+        "0.11.1",
+        _captures_too_little,
+        "`--max-cudagraph-capture-size` is below 1, and CUDA graphs need at least one size: write "
+        "1 or more, or `--enforce-eager` to run without graphs",
+        "config/vllm.py VllmConfig._set_cudagraph_sizes",
+    ),
+    Conflict(
+        ("--worker-cls",),
+        "0.8.0",
+        lambda s: (
+            isinstance(s.value("--worker-cls"), str)
+            and s.value("--worker-cls") != "auto"
+            and "." not in s.value("--worker-cls")
+        ),
+        "`--worker-cls` names a class with its module, as module.name.Class: without a dot the "
+        "start cannot import it",
+        "v1/worker/worker_base.py WorkerWrapperBase.init_worker",
     ),
 )

@@ -838,3 +838,32 @@ def test_check_is_fast_once_loaded() -> None:
     start = time.process_time()
     check(known, line)
     assert time.process_time() - start < 0.2
+
+
+def test_no_api_servers_are_a_warning() -> None:
+    """vLLM 0.32.0 takes 0 for `--headless`: an engine without a server."""
+    found = warned("0.32.0", ["M", "--api-server-count", "0"]).found
+    assert found.startswith("0 API servers: vLLM starts headless and answers no requests")
+    assert verdict("0.32.0", ["M", "--api-server-count", "0", "--headless"]).problems == ()
+    assert verdict("0.32.0", ["M", "--api-server-count", "1"]).problems == ()
+
+
+@each_row(
+    "words",
+    [
+        ["--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'],
+        [
+            "--kv-transfer-config",
+            '{"kv_connector": "Own", "kv_role": "kv_both", "kv_connector_module_path": "own.mod"}',
+        ],
+        ["--show-hidden-metrics-for-version", "0.31"],
+        ["--show-hidden-metrics-for-version", "v0.31.0rc1"],
+        ["--compilation-config", '{"cudagraph_mode": "NONE", "cudagraph_capture_sizes": []}'],
+        ["--enforce-eager", "--max-cudagraph-capture-size", "0"],
+        ["--max-cudagraph-capture-size", "1"],
+        ["--worker-cls", "auto"],
+        ["--worker-cls", "my.module.Worker"],
+    ],
+)
+def test_what_is_like_a_refused_value_and_starts_is_accepted(words: list[str]) -> None:
+    assert verdict("0.32.0", ["M", *words]).accepted

@@ -109,6 +109,11 @@ M --logits-processors my.module.Class
 M --middleware auth
 M --seed -1
 M --port 70000
+M --kv-transfer-config {"kv_connector":"NixlConector","kv_role":"kv_both"}
+M --show-hidden-metrics-for-version abc
+M --compilation-config {"cudagraph_capture_sizes":[]}
+M --max-cudagraph-capture-size -1
+M --worker-cls nope
 """.replace("{SPEC}", '{"model":"m","num_speculative_tokens":1}')
     .replace("{KV}", '{"kv_connector":"NixlConnector","kv_role":"kv_both"}')
     .strip()
