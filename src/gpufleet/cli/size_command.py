@@ -126,6 +126,7 @@ _PARALLEL = click.IntRange(min=1)
 @click.option("--block-size", type=_PARALLEL)
 @click.option("--enforce-eager", is_flag=True)
 @click.option("--enable-prefix-caching/--no-enable-prefix-caching", default=None)
+@click.option("--disable-chunked-mm-input", is_flag=True)
 @click.option("--disable-hybrid-kv-cache-manager", is_flag=True)
 @click.option(
     "--num-speculative-tokens",
@@ -420,6 +421,7 @@ def _options(given: dict[str, Any]) -> Options:
         modalities_off=modalities_off(given["limit_mm_per_prompt"] or {}),
         video_frames=video_frames(given["limit_mm_per_prompt"] or {}),
         cpu_offload_gib=given["cpu_offload_gb"],
+        chunked_media=not given["disable_chunked_mm_input"],
         hybrid_manager=not given["disable_hybrid_kv_cache_manager"],
         compute_capability=capability,
         device=given["device"],

@@ -61,6 +61,7 @@ def sizing_options(served: Served, kind: Kind, division: Division) -> Options:
         language_model_only=flags.get("language-model-only") is True,
         modalities_off=modalities_off(read_object(flags.get("limit-mm-per-prompt"))),
         video_frames=video_frames(read_object(flags.get("limit-mm-per-prompt"))),
+        chunked_media=flags.get("disable-chunked-mm-input") is not True,
         hybrid_manager=flags.get("disable-hybrid-kv-cache-manager") is not True,
         compute_capability=kind.compute_capability,
         gpu=kind.gpu or None,

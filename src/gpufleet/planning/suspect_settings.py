@@ -39,6 +39,11 @@ def remarks(
     found = (
         *_one_name_for_several(declared),
         *(each for model, served in sorted(declared.items()) for each in _parsers(model, served)),
+        *(
+            each
+            for model, served in sorted(declared.items())
+            for each in _whole_media(model, served)
+        ),
         *(each for stage in stages for each in _nvlink_unused(stage, settings, nodes)),
         *_reserved_that_are_not_there(settings, nodes),
         *(each for stage in stages for each in _odd_block(stage, settings)),
@@ -147,6 +152,20 @@ def _offload(
             f"{wanted:,.0f} GiB, and {stage.node} has {memory // 1024:,} GiB of memory: the "
             "kernel kills the server if its weights do not fit; write how many GiB of weights "
             "each GPU offloads"
+        )
+
+
+def _whole_media(model: str, served: Served) -> Iterator[str]:
+    """vLLM refuses it in compute_mm_encoder_budget; sizing knows the items of Gemma 4 alone."""
+    flags = served.flags
+    if flags.get("disable-chunked-mm-input") is True and "gemma-4" not in served.model.lower():
+        tokens = flags.get("max-num-batched-tokens")
+        step = "its default" if tokens is None else f"{tokens} tokens"
+        yield (
+            f"serving.{model}.flags.disable-chunked-mm-input: vLLM refuses to start where the "
+            f"model's largest image or clip has more tokens than `max-num-batched-tokens` ({step}),"
+            " and how many it has is not known here: write a number above them, as the model's "
+            "card says, or leave the flag out"
         )
 
 

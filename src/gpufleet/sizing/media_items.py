@@ -2,7 +2,8 @@
 Images and clips that a model has to read in one step.  Pure.
 
 A model whose image tokens see each other in both directions cannot read half of an image: vLLM
-switches chunked input of media off for it (check_and_update_config in vllm/platforms/cuda.py), and
+switches chunked input of media off for it (check_and_update_config in vllm/platforms/cuda.py), as
+`--disable-chunked-mm-input` does for each model, and
 ends at its start where the largest item has more tokens than a step (compute_mm_encoder_budget in
 vllm/v1/core/encoder_cache_manager.py).
 """
@@ -36,7 +37,10 @@ def whole_item_tokens(description: Description, options: Options) -> int | None:
 
     None: nothing is refused for it, or it is not known of the model.
     """
-    if options.max_num_batched_tokens is None and options.vllm >= _DEFAULT_RAISED_SINCE:
+    if _sees_both_ways(description):
+        if options.max_num_batched_tokens is None and options.vllm >= _DEFAULT_RAISED_SINCE:
+            return None
+    elif options.chunked_media:
         return None
     return _largest_item(description, options)
 
@@ -45,7 +49,7 @@ def with_raised_default(description: Description, options: Options) -> Options:
     """Return options with the batched tokens that vLLM takes where an item is above its default."""
     if options.max_num_batched_tokens is not None or options.vllm < _DEFAULT_RAISED_SINCE:
         return options
-    item = _largest_item(description, options)
+    item = _largest_item(description, options) if _sees_both_ways(description) else None
     if item is None:
         return options
     length = requested_length(description, options)
@@ -55,14 +59,17 @@ def with_raised_default(description: Description, options: Options) -> Options:
     return replace(options, max_num_batched_tokens=min(item, chosen.max_num_seqs * length))
 
 
+def _sees_both_ways(description: Description) -> bool:
+    """Return whether image tokens see each other, for which vLLM never reads an image in parts."""
+    return text_part(description.config or {}).get("use_bidirectional_attention") == "vision"
+
+
 def _largest_item(description: Description, options: Options) -> int | None:
-    """Return the tokens of the largest image or clip that is read in one step; None: not known."""
+    """Return the tokens of the model's largest image or clip; None: not known."""
     if options.device != "cuda" or options.vllm < _WHOLE_SINCE:
         return None
     config = description.config or {}
     if config.get("model_type") != "gemma4" or "video" in options.modalities_off:
-        return None
-    if text_part(config).get("use_bidirectional_attention") != "vision":
         return None
     if not description.architecture.multimodal or is_text_only(description, options):
         return None

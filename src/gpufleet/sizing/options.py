@@ -63,6 +63,8 @@ class Options:
     """Those that `--limit-mm-per-prompt` sets to 0: "image", "video", "audio"."""
     video_frames: int | None = None
     """`num_frames` of videos in `--limit-mm-per-prompt`; None: the model's own limit."""
+    chunked_media: bool = True
+    """False with `--disable-chunked-mm-input`: one step has to hold all of an image or clip."""
     hybrid_manager: bool = True
     compute_capability: tuple[int, int] | None = None
     """(9, 0) is Hopper; None: unknown, and what depends on it is not judged."""

@@ -82,3 +82,24 @@ def test_a_default_that_vllm_raises_is_sized_as_raised(
 ) -> None:
     asked = options(gpu, vllm=(0, 22, 0), tensor_parallel=4, max_model_len=8192, **given)
     assert size(model(GEMMA), asked).max_num_batched_tokens == tokens
+
+
+@each_row(
+    ("vllm", "given", "is_refused"),
+    [
+        ((0, 32, 0), {"max_num_batched_tokens": 2048}, True),
+        ((0, 32, 0), {}, True),
+        ((0, 32, 0), {"max_num_batched_tokens": 2496}, False),
+        (
+            (0, 32, 0),
+            {"max_num_batched_tokens": 2048, "modalities_off": frozenset({"video"})},
+            False,
+        ),
+    ],
+)
+def test_a_model_that_is_told_to_read_whole_items_is_judged_like_one_that_does(
+    vllm: tuple[int, ...], given: dict[str, Any], is_refused: bool
+) -> None:
+    """No default is raised for the flag: vLLM does that for image tokens that see each other."""
+    found = refused("google--gemma-4-E4B", "L40S", vllm, chunked_media=False, **given)
+    assert [RULE in reason for reason in found] == ([True] if is_refused else [])
