@@ -20,14 +20,23 @@ _FIRST_FREE_PORT = 1024
 # capabilities(7): below 1024 CAP_NET_BIND_SERVICE is needed. HAProxy's unit alone has it.
 _PORTS_WITH_RIGHTS = frozenset({"gateway.port", "gateway.metrics_port"})
 
-_HIDDEN = ("/tmp/", "/var/tmp/", "/dev/shm/", "/root/", "/run/user/")  # noqa: S108
 _HOMES = "/home/"
+_HIDDEN = {
+    "/tmp/": "they have a /tmp of their own",  # noqa: S108
+    "/var/tmp/": "they have a /var/tmp of their own",  # noqa: S108
+    "/dev/shm/": "they have a /dev/shm of their own, and a restart of the node empties it",  # noqa: S108
+    "/root/": "they are not root, and have no access to its directory",
+    "/run/user/": "it belongs to logged-in users, and goes when they log out",
+    _HOMES: "the directories of users are hidden from them",
+}
+"""Places below which servers see nothing, each with why."""
 
 # Flags of `vllm serve` that name files which it reads.
 _READ = frozenset(
     {
         "allowed-local-media-path",
         "chat-template",
+        "default-mm-loras",
         "generation-config",
         "hf-config-path",
         "lora-modules",
@@ -38,12 +47,33 @@ _READ = frozenset(
     }
 )
 # Of these a relative path can be nothing else: a tokenizer or an adapter may be a Hub's name.
-_FILES = frozenset({"chat-template", "reasoning-parser-plugin", "tool-parser-plugin"})
+_FILES = frozenset(
+    {
+        "allowed-local-media-path",
+        "chat-template",
+        "reasoning-parser-plugin",
+        "tool-parser-plugin",
+    }
+)
 # Of these vLLM would also take a Hub's name, which servers cannot ask: `offline_variables`.
 _OF_THE_HUB = frozenset(
-    {"generation-config", "hf-config-path", "lora-modules", "speculative-config", "tokenizer"}
+    {
+        "default-mm-loras",
+        "generation-config",
+        "hf-config-path",
+        "lora-modules",
+        "speculative-config",
+        "tokenizer",
+    }
 )
+_ADAPTERS = frozenset({"default-mm-loras", "lora-modules"})
+# Words that vLLM takes for no path (config/model.py, config/speculative.py).
+_WORDS = {
+    "generation-config": {"auto", "vllm"},
+    "speculative-config": {"ngram", "[ngram]", "ngram_gpu", "suffix"},
+}
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_HUB_WORD = re.compile(r"[\w-][\w.-]*")  # gpt2: the Hub has such names, too
 _HUB_VARIABLES = frozenset(
     {"HF_HUB_OFFLINE", "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "VLLM_USE_MODELSCOPE"}
 )
@@ -61,16 +91,16 @@ def sandbox_mistakes(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
         if served.is_path and (place := _hidden(served.model, homes=True)):
             yield (
                 (*here, "model"),
-                f"{served.model} is under {place}, which servers cannot see: they have their "
-                "own /tmp, and no access to /root; move the files, as to /srv/models, or name "
-                "the model by its Hugging Face id and commit",
+                f"{served.model} is under {place}, which servers cannot see: {_why(place)}; move "
+                "the files, as to /srv/models, or name the model by its Hugging Face id and commit",
             )
         for adapter, each in served.adapters.items():
             if each.is_path and (place := _hidden(each.source, homes=_in_a_home(served))):
                 yield (
                     (*here, "adapters", adapter, "source"),
-                    f"{each.source} is under {place}, which servers cannot see: move the files, as "
-                    "to /srv/adapters, or name the adapter by its Hugging Face id and commit",
+                    f"{each.source} is under {place}, which servers cannot see: {_why(place)}; "
+                    "move the files, as to /srv/adapters, or name the adapter by its Hugging Face "
+                    "id and commit",
                 )
         for flag, mistake in flag_mistakes(
             served.model, served.flags, {*settings.vllm.environment, *served.environment}
@@ -102,39 +132,49 @@ def flag_mistakes(
 ) -> Iterator[tuple[str, str]]:
     """Yield the flags that name a file or a model that a server cannot open, each with why."""
     for flag in flags:
-        for name in _texts(flags[flag]) if flag in _READ else ():
+        for name in _names(flag, flags[flag]) if flag in _READ else ():
             if mistake := _path_mistake(flag, name, homes=model.startswith(_HOMES)):
                 yield flag, mistake
     if variables & _HUB_VARIABLES or "download-dir" in flags:
         return
     for flag in sorted(_OF_THE_HUB & flags.keys()):
-        for name in _texts(flags[flag]):
+        for name in _names(flag, flags[flag]):
             if _HUB_NAME.fullmatch(name):
-                also = ", or list it under `adapters`" if flag == "lora-modules" else ""
+                also = ", or list it under `adapters`" if flag in _ADAPTERS else ""
+                path = " or a relative path" if flag in _ADAPTERS else ""
+                neither = "neither see that path nor ask the Hub" if path else "start without it"
                 yield (
                     flag,
-                    f"{name} is a name on the Hub, and servers start without it "
+                    f"{name} is a name on the Hub{path}, and servers {neither} "
                     "(HF_HUB_OFFLINE=1): copy its files to every node that serves this and write "
                     f"their absolute path, as /srv/models/{name.rpartition('/')[2]}{also}",
                 )
+            elif _HUB_WORD.fullmatch(name):
+                yield flag, _relative(flag, name)
 
 
 def _path_mistake(flag: str, path: str, *, homes: bool) -> str | None:
     """Return why a server cannot open a path; None: it can, or the path is no path."""
     if place := _hidden(path, homes=homes):
         return (
-            f"{path} is under {place}, which servers cannot see: move it, as to /srv/models, on "
-            "every node that serves this"
+            f"{path} is under {place}, which servers cannot see: {_why(place)}; move it, as to "
+            "/srv/models, on every node that serves this"
         )
-    if path.startswith(("./", "../", "~")) or (
-        flag in _FILES and not path.startswith("/") and not _IS_TEMPLATE.search(path)
-    ):
-        return (
-            f"{path!r} is not an absolute path, and servers start in their own directory: copy the "
-            "file to every node that serves this and write its absolute path, as "
-            f"/srv/models/{path.rpartition('/')[2] or flag}"
-        )
-    return None
+    if not path or path.startswith("/") or (flag == "chat-template" and _IS_TEMPLATE.search(path)):
+        return None
+    if flag in _OF_THE_HUB and (_HUB_NAME.fullmatch(path) or _HUB_WORD.fullmatch(path)):
+        return None
+    return _relative(flag, path)
+
+
+def _relative(flag: str, path: str) -> str:
+    """Return the mistake of a path that is not absolute."""
+    files = "file" if flag in _FILES else "files"
+    return (
+        f"{path!r} is not an absolute path, and servers start in their own directory: copy the "
+        f"{files} to every node that serves this and write the absolute path, as "
+        f"/srv/models/{path.rstrip('/').rpartition('/')[2] or flag}"
+    )
 
 
 def _in_a_home(served: Served) -> bool:
@@ -161,8 +201,25 @@ def _too_few_at_once(here: KeyPath, served: Served) -> Iterator[tuple[KeyPath, s
 def _hidden(path: str, *, homes: bool) -> str | None:
     """Return the directory below which a path is hidden; with `homes`, /home is not."""
     below = path.rstrip("/") + "/"
-    places = _HIDDEN if homes else (*_HIDDEN, _HOMES)
+    places = [place for place in _HIDDEN if not (homes and place == _HOMES)]
     return next((place.rstrip("/") for place in places if below.startswith(place)), None)
+
+
+def _why(place: str) -> str:
+    """Return the reason for which servers see nothing below a directory of `_HIDDEN`."""
+    return _HIDDEN[f"{place}/"]
+
+
+def _names(flag: str, value: Any) -> Iterator[str]:
+    """Yield what a flag's value names: paths, or names on the Hub."""
+    if flag == "default-mm-loras" and isinstance(value, str):
+        with suppress(ValueError, RecursionError):
+            value = json.loads(value)
+    if flag == "default-mm-loras" and isinstance(value, Mapping):
+        value = [each for each in value.values() if isinstance(each, str)]
+    for name in _texts(value):
+        if name not in _WORDS.get(flag, ()):
+            yield name
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -22,6 +22,8 @@ def mistakes(served: dict[str, Any], **others: Any) -> dict[KeyPath, str]:
     return {}
 
 
+NOT_ABSOLUTE = "is not an absolute path, and servers start in their own directory"
+
 REFUSED: list[tuple[dict[str, Any], KeyPath, str]] = [
     ({"port": 80}, ("port",), "only root can listen below 1024"),
     ({"port": 1023}, ("port",), "write 1024 or more"),
@@ -69,6 +71,34 @@ REFUSED: list[tuple[dict[str, Any], KeyPath, str]] = [
         "as /srv/models/adapter, or list it under `adapters`",
     ),
     (
+        {"flags": {"lora-modules": ["a=adapters/a"]}},
+        ("flags", "lora-modules"),
+        "adapters/a is a name on the Hub or a relative path, and servers neither see",
+    ),
+    ({"flags": {"lora-modules": ["a=adapters/x/a"]}}, ("flags", "lora-modules"), NOT_ABSOLUTE),
+    ({"flags": {"lora-modules": ["a=myadapter"]}}, ("flags", "lora-modules"), NOT_ABSOLUTE),
+    (
+        {"flags": {"lora-modules": [{"name": "a", "path": "adapters/x/a"}]}},
+        ("flags", "lora-modules"),
+        NOT_ABSOLUTE,
+    ),
+    ({"flags": {"tokenizer": "x/y/z"}}, ("flags", "tokenizer"), NOT_ABSOLUTE),
+    ({"flags": {"tokenizer": "gpt2"}}, ("flags", "tokenizer"), NOT_ABSOLUTE),
+    ({"flags": {"generation-config": "gen"}}, ("flags", "generation-config"), NOT_ABSOLUTE),
+    (
+        {"flags": {"default-mm-loras": {"image": "rel/x/y"}}},
+        ("flags", "default-mm-loras"),
+        NOT_ABSOLUTE,
+    ),
+    (
+        {"flags": {"allowed-local-media-path": "media"}},
+        ("flags", "allowed-local-media-path"),
+        NOT_ABSOLUTE,
+    ),
+    ({"model": "/var/tmp/llama"}, ("model",), "see: they have a /var/tmp of their own; move"),
+    ({"model": "/dev/shm/llama"}, ("model",), "a /dev/shm of their own, and a restart of the"),
+    ({"model": "/run/user/0/llama"}, ("model",), "it belongs to logged-in users"),
+    (
         {"flags": {"max-num-seqs": 4}, "concurrency": 8},
         ("flags", "max-num-seqs"),
         "is 4: 4 requests run at once in a replica, and `concurrency` asks for 8; write 8 or more",
@@ -103,6 +133,10 @@ TAKEN: list[dict[str, Any]] = [
     {"flags": {"tokenizer": "org/name", "download-dir": "/srv/hub"}},
     {"flags": {"speculative-config": {"method": "ngram", "num_speculative_tokens": 3}}},
     {"flags": {"generation-config": "vllm"}},
+    {"flags": {"generation-config": "auto"}},
+    {"flags": {"tokenizer": "gpt2"}, "environment": {"HF_HUB_OFFLINE": "0"}},
+    {"flags": {"speculative-config": {"model": "ngram", "num_speculative_tokens": 3}}},
+    {"flags": {"default-mm-loras": {"image": "/srv/adapters/a"}}},
     {"flags": {"download-dir": "/tmp/x"}},
     {"flags": {"max-num-seqs": 8}, "concurrency": 8},
     {"flags": {"max-num-seqs": 4}, "concurrency": 8, "data_parallel": 2},
