@@ -11,6 +11,7 @@ from typing import Any
 from gpufleet.catalog import presets
 from gpufleet.formatting import join_names, ranges
 from gpufleet.node.topology import Node, value_or
+from gpufleet.planning.flag_layers import requested_context
 from gpufleet.planning.stage import Stage
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Served
@@ -48,6 +49,7 @@ def remarks(
         *_reserved_that_are_not_there(settings, nodes),
         *(each for stage in stages for each in _odd_block(stage, settings)),
         *(each for stage in stages for each in _offload(stage, settings, documents)),
+        *_longest_answers(settings, declared),
         *(each for stage in stages for each in _unknown_adapters(stage, settings, documents)),
     )
     return tuple(dict.fromkeys(found))
@@ -139,8 +141,9 @@ def _offload(
     settings: Mapping[str, NodeSettings],
     documents: Mapping[str, Mapping[str, Any]],
 ) -> Iterator[str]:
-    """`cpu-offload-gb` is of each GPU, in GiB of the node's memory."""
-    size = settings[stage.node].serving[stage.model].flags.get("cpu-offload-gb")
+    """`cpu-offload-gb` is of each GPU, `kv-offloading-size` of each engine (config/cache.py)."""
+    flags = settings[stage.node].serving[stage.model].flags
+    size = flags.get("cpu-offload-gb")
     memory = value_or(documents.get(stage.node, {}).get("memory_mib"))
     if (
         isinstance(size, int | float)
@@ -153,6 +156,38 @@ def _offload(
             "kernel kills the server if its weights do not fit; write how many GiB of weights "
             "each GPU offloads"
         )
+    size = flags.get("kv-offloading-size")
+    ranks = stage.tensor_parallel * stage.pipeline_parallel
+    if (
+        isinstance(size, int | float)
+        and isinstance(memory, int)
+        and flags.get("kv-offloading-backend", "native") == "native"
+        and (wanted := size * len(stage.gpus) / ranks) > memory / 1024
+    ):
+        yield (
+            f"serving.{stage.model}.flags.kv-offloading-size: the engines here keep "
+            f"{wanted:,.0f} GiB of KV cache in the node's memory, and {stage.node} has "
+            f"{memory // 1024:,} GiB: the server ends at its start, or the kernel kills it; write "
+            "how many GiB each engine may take"
+        )
+
+
+def _longest_answers(
+    settings: Mapping[str, NodeSettings], declared: Mapping[str, Served]
+) -> Iterator[str]:
+    """LiteLLM sends its default with each request that states no `max_tokens`."""
+    for _, here in sorted(settings.items()):
+        for name, public in sorted(here.litellm.models.items()) if here.litellm else ():
+            tokens = public.parameters.max_tokens
+            for entry in public.entries or (name,):
+                context = requested_context(declared[entry]) if entry in declared else None
+                if tokens and isinstance(context, int) and tokens >= context:
+                    yield (
+                        f"litellm.models.{name}.parameters.max_tokens: {tokens} leaves no room for "
+                        f"a prompt in the context of {entry}, {context} tokens: vLLM refuses each "
+                        "request that states no `max_tokens` of its own; write less, or leave it "
+                        "out"
+                    )
 
 
 def _whole_media(model: str, served: Served) -> Iterator[str]:

@@ -477,6 +477,5 @@ def _notes(description: Description, options: Options) -> Iterator[str]:
     if options.cpu_offload_gib:
         yield (
             f"--cpu-offload-gb {options.cpu_offload_gib:g}: each GPU's process needs as many GiB "
-            "of the node's memory, which is not compared with what it has, and each step reads "
-            "them over PCIe"
+            "of the node's memory, and each step reads them over PCIe"
         )

@@ -104,3 +104,33 @@ def test_whole_items_are_said_where_their_tokens_are_not_known() -> None:
     (said,) = about(reasons({"a": model(flags=flags)}), "serving.a.flags.disable-chunked-mm-input")
     assert "more tokens than `max-num-batched-tokens` (2048 tokens)" in said
     assert reasons({"a": model(flags={"max-num-batched-tokens": 2048})}) == []
+
+
+def of_memory(flags: dict[str, Any], gib: int, **others: Any) -> list[str]:
+    nodes = {"gpu-01": machine("gpu-01", 4)}
+    serving = {"m": model(flags=flags, **others)}
+    settings = {"gpu-01": NodeSettings.model_validate({"vllm": VLLM, "serving": serving})}
+    stages = plan(nodes.values(), settings).stages
+    documents = {"gpu-01": {"memory_mib": gib * 1024}}
+    return [*suspect_settings.remarks(stages, settings, nodes, documents)]
+
+
+def test_a_cache_in_the_nodes_memory_that_exceeds_it_is_said() -> None:
+    """`kv-offloading-size` is of all ranks of an engine together."""
+    flags = {"kv-offloading-size": 600}
+    (said,) = of_memory(flags, 1000, data_parallel=2, tensor_parallel=2)
+    assert said.startswith("serving.m.flags.kv-offloading-size: the engines here keep 1,200 GiB")
+    assert "gpu-01 has 1,000 GiB" in said
+    assert of_memory(flags, 1000, tensor_parallel=4) == []
+    assert of_memory({**flags, "kv-offloading-backend": "lmcache"}, 100) == []
+
+
+@pytest.mark.parametrize(("tokens", "is_said"), [(50000, True), (8192, True), (4096, False)])
+def test_an_answer_that_fills_the_context_is_said(tokens: int, *, is_said: bool) -> None:
+    models = {"chat": {"entries": ["m"], "parameters": {"max_tokens": tokens}}}
+    litellm = {"version": "1.80.0", "lock": "l", "allow_unauthenticated": True, "models": models}
+    gateway = {"listen": "127.0.0.1", "allow_unauthenticated": True}
+    found = reasons({"m": model(context=8192)}, litellm=litellm, gateway=gateway)
+    said = about(found, "litellm.models.chat.parameters.max_tokens")
+    assert bool(said) == is_said
+    assert all("the context of m, 8192 tokens" in each for each in said)
