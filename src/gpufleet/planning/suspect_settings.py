@@ -98,7 +98,7 @@ def _parsers(model: str, served: Served) -> Iterator[str]:
 def _nvlink_unused(
     stage: Stage, settings: Mapping[str, NodeSettings], nodes: Mapping[str, Node]
 ) -> Iterator[str]:
-    """NCCL_P2P_DISABLE (NCCL's manual) disables NVLink as well as direct PCIe transfers."""
+    """NCCL_P2P_DISABLE and NCCL_P2P_LEVEL=LOC (NCCL's manual) disable NVLink as well as PCIe."""
     here, node = settings[stage.node], nodes.get(stage.node)
     if stage.tensor_parallel < 2 or node is None or here.vllm is None:
         return
@@ -106,15 +106,23 @@ def _nvlink_unused(
         (f"serving.{stage.model}.environment", here.serving[stage.model].environment),
         ("vllm.environment", here.vllm.environment),
     )
-    key = next((at for at, each in places if each.get("NCCL_P2P_DISABLE", "0") != "0"), None)
+    key = next((f"{at}.{name}" for at, each in places for name in _p2p_off(each)), None)
     linked = [pair for pair in combinations(sorted(stage.gpus), 2) if node.nvlink.get(pair)]
     if key and linked:
         gpus = sorted({gpu for pair in linked for gpu in pair})
         yield (
-            f"{key}.NCCL_P2P_DISABLE: NVLink joins GPUs {ranges(gpus)} of {stage.node}, and this "
+            f"{key}: NVLink joins GPUs {ranges(gpus)} of {stage.node}, and this "
             "keeps NCCL from using it: every layer's traffic goes through host memory; remove "
             "it, unless you are debugging"
         )
+
+
+def _p2p_off(variables: Mapping[str, str]) -> Iterator[str]:
+    """Yield the variables that forbid direct transfers between GPUs; 0 is LOC in older files."""
+    if variables.get("NCCL_P2P_DISABLE", "0") != "0":
+        yield "NCCL_P2P_DISABLE"
+    if variables.get("NCCL_P2P_LEVEL", "").strip().upper() in {"LOC", "0"}:
+        yield "NCCL_P2P_LEVEL"
 
 
 def _reserved_that_are_not_there(

@@ -72,13 +72,19 @@ def test_a_reserved_gpu_that_is_not_there_is_said() -> None:
     assert reasons({"m": model()}, gpus={"reserved": [3]}) == []
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("NCCL_P2P_DISABLE", "1"), ("NCCL_P2P_LEVEL", "LOC"), ("NCCL_P2P_LEVEL", "0")],
+)
 @pytest.mark.parametrize("place", ["serving.m", "vllm"])
-def test_nccl_kept_off_nvlink_is_said_where_nvlink_joins_the_gpus(place: str) -> None:
-    off = {"environment": {"NCCL_P2P_DISABLE": "1"}}
+def test_nccl_kept_off_nvlink_is_said_where_nvlink_joins_the_gpus(
+    place: str, variable: str, value: str
+) -> None:
+    off = {"environment": {variable: value}}
     others = {"vllm": {**VLLM, **off}} if place == "vllm" else {}
     served = model(tensor_parallel=2) if others else model(tensor_parallel=2, **off)
     found = reasons({"m": served}, 2, **others)
-    (said,) = about(found, f"{place}.environment.NCCL_P2P_DISABLE")
+    (said,) = about(found, f"{place}.environment.{variable}:")
     assert "NVLink joins GPUs 0-1 of gpu-01" in said
 
 
@@ -87,6 +93,7 @@ def test_nccl_kept_off_nvlink_is_said_where_nvlink_joins_the_gpus(place: str) ->
     [
         ((2,), {"tensor_parallel": 2, "environment": {"NCCL_P2P_DISABLE": "0"}}),
         ((2,), {"environment": {"NCCL_P2P_DISABLE": "1"}}),
+        ((2,), {"tensor_parallel": 2, "environment": {"NCCL_P2P_LEVEL": "NVL"}}),
         (
             (1, 1),
             {"tensor_parallel": 2, "allow_pcie": True, "environment": {"NCCL_P2P_DISABLE": "1"}},
