@@ -373,7 +373,28 @@ def _smallest_first(candidate: Candidate) -> tuple[int, int, int]:
     )
 
 
+def _keeps_no_cache(candidate: Candidate) -> bool:
+    """Return whether the model keeps nothing of a request, as an encoder."""
+    sizing = candidate.sizing
+    return sizing is not None and not sizing.kv_bytes_for_max_model_len_per_gpu
+
+
+def _choose_without_cache(by_size: list[Candidate]) -> Choice:
+    best = by_size[0]
+    return (
+        best,
+        f"the smallest group that fits: the model keeps no KV cache, and {_cache_share(best):.0%} "
+        "of a GPU's memory remains unused",
+        lambda _: (
+            f"fits on more GPUs than needed: {best.division} fits, and a model without a KV "
+            "cache gains nothing by more"
+        ),
+    )
+
+
 def _choose_balanced(by_size: list[Candidate]) -> Choice:
+    if _keeps_no_cache(by_size[0]):
+        return _choose_without_cache(by_size)
     roomy = [each for each in by_size if _cache_share(each) >= CACHE_SHARE]
     best = roomy[0] if roomy else max(by_size, key=_cache_share)
     share = f"{_cache_share(best):.0%} of a GPU's memory remains for the KV cache"
@@ -432,6 +453,9 @@ def _choose_fastest(by_size: list[Candidate], description: Description) -> Choic
 
 
 def _choose_most_tokens(by_size: list[Candidate]) -> Choice:
+    if _keeps_no_cache(by_size[0]):
+        return _choose_without_cache(by_size)
+
     def each_gpu(candidate: Candidate) -> float:
         return candidate.kv_tokens / candidate.division.gpus
 

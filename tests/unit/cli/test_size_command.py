@@ -277,3 +277,26 @@ def test_a_share_is_of_one_gpu(llama, options, says):
     refused = run(llama, "--gpu", "H100", *options)
     assert refused.returncode == 2
     assert says in refused.stderr
+
+
+def test_an_encoder_has_no_cache_in_the_table(tmp_path):
+    """The rest of the budget is of no use to it."""
+    encoder = {
+        "architectures": ["BertModel"],
+        "hidden_size": 1024,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 24,
+        "intermediate_size": 4096,
+        "vocab_size": 30522,
+        "max_position_embeddings": 512,
+        "type_vocab_size": 2,
+        "torch_dtype": "float32",
+    }
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(encoder))
+    shown = " ".join(run(file, "--gpu", "H100").stdout.split())
+
+    assert "KV cache none the model keeps none; " in shown
+    assert " remain unused, +/- " in shown
+    assert "KV per token" not in shown
+    assert "the remainder" not in shown

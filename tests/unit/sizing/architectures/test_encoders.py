@@ -144,3 +144,14 @@ def test_an_encoder_is_planned():
 
     assert chosen.verdict is Verdict.FITS
     assert chosen.division.gpus == 1
+
+
+@each_row("objective", ["balanced", "throughput"])
+def test_a_plan_names_no_cache_that_an_encoder_does_not_keep(objective):
+    served = Served.model_validate({"model": "/srv/bge", "objective": objective})
+    description = describe(ModelFiles(LARGE))
+    pair = Kind("NVIDIA L4", 23034, (8, 9), (2,), "0.32.0")
+    found = evaluate_divisions("bge", served, description, pair, 1, sizer=size).chosen
+
+    assert "the model keeps no KV cache, and " in found.reason
+    assert "remains unused" in found.reason
