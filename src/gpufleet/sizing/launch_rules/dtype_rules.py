@@ -83,7 +83,7 @@ def check_kv_cache_dtype(case: LaunchCase) -> Iterator[Refused]:
             "vllm/model_executor/layers/attention/attention.py: Attention"
             if case.vllm >= (0, 16)
             else "vllm/attention/layer.py: Attention",
-            "fp8_e4m3",
+            "auto" if case.has_no_fp8_latent_cache else "fp8_e4m3",
         )
     if wanted.startswith("fp8") and case.has_no_fp8_latent_cache:
         yield Refused(
