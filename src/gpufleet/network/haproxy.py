@@ -21,11 +21,12 @@ from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Any
 
 from gpufleet import node_paths
+from gpufleet.formatting import suggestion
 from gpufleet.monitoring import prometheus
 from gpufleet.monitoring.exporters import file_of_node
 from gpufleet.planning.adapter_flags import MODULES, module_names
 from gpufleet.serving.servers import Server
-from gpufleet.settings.gateway_settings import Client, Gateway
+from gpufleet.settings.gateway_settings import Client, Gateway, ModelLimits
 from gpufleet.settings.node_variables import NodeVars
 from gpufleet.settings.serving_settings import Served
 from gpufleet.templates import read_template, render_template
@@ -318,6 +319,11 @@ def problems(nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
                 f"gateway.clients: {client.name} has the adapter {name} in `models`: write its "
                 f"model, {adapters[name]}, which includes its adapters"
             )
+    for entry in sorted(front.limits.keys() - by_entry.keys() if front else ()):
+        yield (
+            f"gateway.limits.{entry}: no node declares serving.{entry}: correct the name, or "
+            f"remove the limits{suggestion(entry, sorted(by_entry))}"
+        )
     for name, node in sorted(nodes.items()):
         wanted = node.settings.firewall
         closed = wanted and wanted.clients and node.settings.serving and name != home
@@ -382,6 +388,8 @@ def config(
             form_model=FORM_MODEL,
             paths=PATHS,
             only=wanted[0].name if len(wanted) == 1 else "",
+            per_server={e.name: _limits(gateway, e).per_server for e in wanted},
+            queue_seconds={e.name: _limits(gateway, e).queue_seconds for e in wanted},
             named=len(wanted) > 1 or any(each.adapters for each in wanted),
             place=_bound(gateway.listen, gateway.port),
             transparent=gateway.virtual_address is not None and gateway.listen not in _ANY,
@@ -414,6 +422,12 @@ def config(
     return Configuration(
         {CONFIGURATION: rendered(fingerprint).encode(), **files}, secrets, fingerprint
     )
+
+
+def _limits(gateway: Gateway, backend: Backend) -> ModelLimits:
+    """Return the limits of a backend; `queue_seconds` only if they are its own."""
+    own = gateway.limits.get(backend.name, ModelLimits())
+    return own if own.per_server else own.model_copy(update={"per_server": gateway.per_server})
 
 
 DRAINED_STATE = "drained.state"

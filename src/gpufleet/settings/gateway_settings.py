@@ -140,6 +140,19 @@ def access_mistakes(
         yield "two of `clients` have the same key: give each its own"
 
 
+class ModelLimits(Setting):
+    """Limits of one model, in place of the gateway's: an embedder takes more than a chat model."""
+
+    per_server: Annotated[
+        PositiveInt | None,
+        Field(description="Concurrent requests per server of this model; null: the gateway's"),
+    ] = None
+    queue_seconds: Annotated[
+        Seconds | None,
+        Field(ge=1, le=3600, description="Maximum wait for this model; null: the gateway's"),
+    ] = None
+
+
 class Gateway(Setting):
     """HAProxy in front of all replicas of all models."""
 
@@ -166,6 +179,9 @@ class Gateway(Setting):
         PositiveInt | None,
         Field(description="Concurrent requests per server; others wait; null: unlimited"),
     ] = None
+    limits: Annotated[
+        dict[str, ModelLimits], Field(description="Limits of models, by entry of `serving`")
+    ] = {}
     max_body_mib: Annotated[int, Field(ge=1, le=1024, description="Largest request")] = 32
     connections: Annotated[
         int, Field(ge=100, le=100000, description="Concurrent connections, all clients")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -14,6 +15,7 @@ from gpufleet.errors import FleetError
 from gpufleet.monitoring.targets import MonitoringTargets
 from gpufleet.network import gateway_node, keepalived
 from gpufleet.network.haproxy import (
+    CONFIGURATION,
     HOME,
     RUN,
     STATE,
@@ -235,6 +237,28 @@ TWO = (
 WATCHED = replace(TWO[0].targets[0], stage="tiny-0", watchdog_port=8406)
 
 
+def test_a_models_limits_are_its_own_and_the_others_have_the_gateways() -> None:
+    limits = {TWO[0].name: {"per_server": 512, "queue_seconds": 5}, TWO[1].name: {}}
+    found = config(Gateway.model_validate(OPEN | {"per_server": 8, "limits": limits}), TWO)
+
+    text = found.files[CONFIGURATION].decode()
+    own, others = (
+        text.partition(f"\nbackend {each.name}\n")[2].partition("\nbackend ")[0] for each in TWO
+    )
+    assert re.findall(r"maxconn \d+|timeout queue .*", own) == ["timeout queue 5s", "maxconn 512"]
+    assert re.findall(r"maxconn \d+|timeout queue .*", others) == ["maxconn 8"]
+
+
+def test_limits_of_a_model_that_nobody_serves_are_refused() -> None:
+    gateway = {"gpu_node": False, "gateway": OPEN | {"limits": {"tinny": {"per_server": 8}}}}
+    nodes = fleet(("gw-01", "192.0.2.9", gateway), ("gpu-01", "192.0.2.11", served()))
+
+    (said,) = problems(nodes, "gw-01")
+
+    assert said.startswith("gateway.limits.tinny: no node declares serving.tinny")
+    assert "did you mean 'tiny'" in said
+
+
 @pytest.mark.parametrize(
     ("settings", "backends"),
     [
@@ -250,6 +274,11 @@ WATCHED = replace(TWO[0].targets[0], stage="tiny-0", watchdog_port=8406)
         pytest.param(OPEN | {"affinity": {"by": "session"}}, TWO, id="session"),
         pytest.param(OPEN | {"affinity": {"by": "client"}}, TWO, id="client"),
         pytest.param(OPEN | {"per_server": 8, "max_body_mib": 1024}, TWO, id="full"),
+        pytest.param(
+            OPEN | {"limits": {TWO[0].name: {"per_server": 512, "queue_seconds": 5}}},
+            TWO,
+            id="limits",
+        ),
         pytest.param(OPEN | {"listen": "::"}, TWO, id="ipv6"),
         pytest.param(OPEN | {"listen": "192.0.2.10", "virtual_address": SHARED}, TWO, id="virtual"),
     ],
