@@ -229,7 +229,7 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(json.loads(value))
     elif isinstance(value, str):
         name, equals, path = value.partition("=")
-        yield path if equals and re.fullmatch(r"[\w.-]+", name) else value
+        yield path if equals and re.fullmatch(r"[\w.-][\w./:-]*", name) else value
     elif isinstance(value, Mapping):
         for key in ("path", "model", "tokenizer"):
             yield from _texts(value.get(key))
