@@ -190,12 +190,22 @@ def _command(words: Sequence[str], script: _Script, name: str) -> tuple[Launch, 
     return (replace(launch, notes=(*launch.notes, *notes)),)
 
 
+_KEYWORDS = {"!", "(", "{", "do", "elif", "else", "if", "then", "time", "until", "while"}
+
+
 def _front(words: Sequence[str]) -> Iterator[Note]:
     """Yield remarks on the words before a server's own: `sudo -u vllm`, `nohup`.
 
     Programs and options are shown, values are not: `srun --export=HF_TOKEN=...` has a secret.
     """
     own = [word for word in words if not _ASSIGNMENT.fullmatch(word)]
+    if "do" in own:
+        yield Note(
+            "it runs in a loop of the shell and is one entry here: write one for each of its "
+            "models, or `replicas`",
+            decide=True,
+        )
+    own = [word for word in own if word not in _KEYWORDS]
     if own and _PYTHON.fullmatch(own[-1]):
         own.pop()
     if own:

@@ -314,3 +314,12 @@ def test_what_a_server_cannot_open_is_left_to_decide(flags: str, says: str) -> N
     """The settings would refuse it, so the import says it."""
     found = imported(f"vllm serve /m {flags}")
     assert any(says in note.text for note in found.notes if note.decide)
+
+
+def test_a_shells_keyword_is_no_program_and_a_loop_is_said() -> None:
+    found = imported(
+        "if true; then vllm serve /a; fi\nfor n in 1 2; do vllm serve /b --seed 1 & done\n"
+    )
+
+    said = [note for note in found.notes if "in front" in note.text or "loop" in note.text]
+    assert [(note.decide, "runs in a loop" in note.text) for note in said] == [(True, True)]
