@@ -175,7 +175,7 @@ def _name(server: Server) -> str:
 
 
 def parse_gateway_state(said: Mapping[str, Any] | str) -> GatewayState:
-    """Return `on_node/network/gateway_drains.py`'s answer, or the sentence why there is none."""
+    """Parse `on_node/network/gateway_drains.py`'s answer; a sentence becomes its `error`."""
     if isinstance(said, str):
         return GatewayState(error=said)
     return GatewayState(
@@ -388,8 +388,7 @@ def config(
             form_model=FORM_MODEL,
             paths=PATHS,
             only=wanted[0].name if len(wanted) == 1 else "",
-            per_server={e.name: _limits(gateway, e).per_server for e in wanted},
-            queue_seconds={e.name: _limits(gateway, e).queue_seconds for e in wanted},
+            limits={each.name: _limits(gateway, each) for each in wanted},
             named=len(wanted) > 1 or any(each.adapters for each in wanted),
             place=_bound(gateway.listen, gateway.port),
             transparent=gateway.virtual_address is not None and gateway.listen not in _ANY,
@@ -425,7 +424,7 @@ def config(
 
 
 def _limits(gateway: Gateway, backend: Backend) -> ModelLimits:
-    """Return the limits of a backend; `queue_seconds` only if they are its own."""
+    """Return a backend's limits; `queue_seconds` None: those of the defaults section."""
     own = gateway.limits.get(backend.name, ModelLimits())
     return own if own.per_server else own.model_copy(update={"per_server": gateway.per_server})
 

@@ -67,15 +67,14 @@ def derive(
 
 
 def module_names(modules: object) -> tuple[str, ...]:
-    """Return the names in the words of `--lora-modules`: NAME=PATH, or objects with a `name`."""
-    words = modules if isinstance(modules, list) else []
-    return tuple(
-        sorted(
-            str(each["name"]) if isinstance(each, Mapping) else str(each).partition("=")[0]
-            for each in words
-            if not isinstance(each, Mapping) or "name" in each
-        )
-    )
+    """
+    Return the names in the words of `--lora-modules`: those of NAME=PATH.
+
+    Words of JSON are left out, as on_node/serving/status.py does for what runs.
+    """
+    words = [each for each in modules if isinstance(each, str)] if isinstance(modules, list) else []
+    pairs = (each.partition("=") for each in words if not each.startswith("{"))
+    return tuple(sorted(name for name, equals, _ in pairs if equals))
 
 
 def remarks(

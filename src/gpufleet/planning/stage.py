@@ -111,15 +111,9 @@ class Stage:
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """Names of the declared adapters that its servers load."""
-        return next(
-            (
-                adapter_flags.module_names(each.value)
-                for each in self.flags
-                if (each.layer, each.name) == (adapter_flags.LAYER, adapter_flags.MODULES)
-            ),
-            (),
-        )
+        """Names of the adapters that its servers load, of `adapters` or of the operator's flag."""
+        found = (each.value for each in self.flags if each.name == adapter_flags.MODULES)
+        return adapter_flags.module_names(next(found, None))
 
     @property
     def servers(self) -> tuple[int, ...]:
@@ -201,7 +195,7 @@ class Running:
 
 @dataclass(frozen=True)
 class ReplicaMove:
-    """A running replica that the plan moves or stops, and why."""
+    """A running replica that the plan moves, restarts or stops, and why."""
 
     model: str
     replica: int

@@ -27,8 +27,8 @@ def test_adapters_are_those_of_the_plan_and_those_of_the_unit() -> None:
 
     assert planned.adapters == running.adapters == ("chat", "sql")
     assert servers.planned_servers([stage(0)])[0].adapters == ()
-    own = LayeredFlag(MODULES, WORDS, "preset x")
-    assert Stage("m", 0, "a", (0,), ("GPU-0",), 8000, 1, flags=(own,)).adapters == ()
+    own = LayeredFlag(MODULES, [*WORDS, '{"name": "a", "path": "/a"}'], "flags")
+    assert Stage("m", 0, "a", (0,), ("GPU-0",), 8000, 1, flags=(own,)).adapters == ("chat", "sql")
 
 
 def test_until_a_plan_is_carried_out_a_server_has_what_it_loads_before_and_after() -> None:

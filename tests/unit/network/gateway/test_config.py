@@ -26,8 +26,16 @@ from gpufleet.network.haproxy import (
     keep_silent_servers,
     problems,
 )
+from gpufleet.planning.adapter_flags import MODULES
+from gpufleet.planning.flag_layers import LayeredFlag
+from gpufleet.planning.stage import Running, Stage
 from gpufleet.serving import unit
-from gpufleet.serving.servers import Server
+from gpufleet.serving.servers import (
+    Server,
+    planned_and_running,
+    planned_servers,
+    running_servers,
+)
 from gpufleet.settings.gateway_settings import Gateway, VirtualAddress
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.parse import parse_settings
@@ -114,16 +122,20 @@ def test_an_adapter_is_known_once_every_server_of_its_model_loads_it() -> None:
     assert known() == ("chat", "sql")
 
 
-def test_an_adapter_of_the_operators_own_flag_is_known_too() -> None:
+def test_an_adapter_of_the_operators_own_flag_is_known_before_and_after_it_runs() -> None:
     """Otherwise a gateway of several models answers 404 for a name that its servers know."""
-    modules = ["sql=/srv/sql", {"name": "chat", "path": "/srv/chat"}]
-    own = MODEL | {"flags": {"enable-lora": True, "lora-modules": modules}}
+    modules = ["sql=/srv/sql", "chat=/srv/chat"]
+    own = MODEL | {"flags": {"enable-lora": True, MODULES: modules}}
     nodes = fleet(GATEWAY, ("gpu-01", "192.0.2.11", {"vllm": VLLM, "serving": {"tiny": own}}))
-    servers = [Server("gpu-01", "tiny-0", 0, "tiny", 8000, ("chat", "sql"))]
+    flags = (LayeredFlag(MODULES, modules, "flags"),)
+    stage = Stage("tiny", 0, "gpu-01", (0,), ("GPU-0",), 8000, 1, flags=flags)
+    words = ("vllm serve", f"--{MODULES} {' '.join(modules)}")
+    runs = Running("tiny", 0, "gpu-01", ("GPU-0",), 8000, arguments=words)
+    planned, running = planned_servers([stage]), running_servers([runs])
 
-    (found,) = backends(nodes, servers, "gw-01")
-
-    assert found.adapters == ("chat", "sql")
+    for there in (planned, running, planned_and_running(planned, running)):
+        (found,) = backends(nodes, there, "gw-01")
+        assert found.adapters == ("chat", "sql")
 
 
 def test_a_client_is_given_models_and_an_adapter_is_its_models() -> None:
