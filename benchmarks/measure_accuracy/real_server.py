@@ -22,7 +22,6 @@ from pathlib import Path
 
 from benchmarks.measure_accuracy import paced_steps
 from benchmarks.measure_accuracy.run import Searched, run_search
-from gpufleet.cli.measure_session import MOST_LEVELS
 from gpufleet.load_test.level import LevelSummary
 from gpufleet.load_test.level_runs import LevelRuns
 from gpufleet.load_test.load_target import Target
@@ -139,9 +138,7 @@ def _search(url: str, seed: int) -> Searched:
     target = Target("replica tiny-0", url, "tiny", "tiny", ("tiny-0",), 1)
     work = Workload("paced", fixed_length(PROMPT), fixed_length(TOKENS), "four steps")
     runs = LevelRuns(target, CONTRACT, work, TokenRange(10, 200), seed, 1)
-    rates = RateSearch(
-        random.Random(seed).uniform(4.0, 8.0), 4 * SATURATION, budget_levels=MOST_LEVELS
-    )
+    rates = RateSearch(random.Random(seed).uniform(4.0, 8.0), 4 * SATURATION)
 
     def level(rate: float, seconds: float) -> LevelSummary:
         found = runs.run(rate, seconds)

@@ -27,7 +27,6 @@ from dataclasses import dataclass, replace
 from benchmarks.measure_accuracy.queues import FIXED, RANDOM, Queue
 from benchmarks.measure_accuracy.simulated import simulated_level
 from benchmarks.measure_accuracy.virtual_time import virtual_clients
-from gpufleet.cli.measure_session import MOST_LEVELS
 from gpufleet.load_test.client_places import CONTROLLER, ClientPlace
 from gpufleet.load_test.level import LevelSummary
 from gpufleet.load_test.level_runs import LevelRuns
@@ -175,7 +174,7 @@ def find(
     """Find the rate of a row; `run` puts on a level of a rate and the most seconds."""
     # The command begins with 0.5: here other levels are tried in each search.
     start = random.Random(seed).uniform(0.5, 1.0)
-    rates = RateSearch(start, MOST_TIMES * row.queue.saturation, budget_levels=MOST_LEVELS)
+    rates = RateSearch(start, MOST_TIMES * row.queue.saturation)
     floor = request_seconds if row.floor else None
     return run_search(rates, row.queue.contract, row.seconds, floor, run)
 

@@ -47,12 +47,6 @@ from gpufleet.upgrade.run.connections import Nodes, open_nodes
 
 START_RATE = 0.5
 """Arrivals per second of the first level; lower ones are tried if it is missed."""
-MOST_LEVELS = 20
-"""
-Of a search. Doubling from 0.5 to 2,048 and bisecting to a tenth takes 16, and a level without a
-verdict is tried twice: of 40 simulated searches with 900 s a level 39 ended within a tenth of the
-true rate on both sides, of 40 with at most 15 levels 34.
-"""
 SMALLEST_VOCABULARY = 32000
 """The smallest vocabulary of today's models (Llama 2, Mistral 7B), where the config is unknown."""
 
@@ -238,7 +232,7 @@ class Session:
         start = min(START_RATE, most)
         # At this rate one request of the largest size is in the server on average.
         alone = 1 / self._request_seconds if self._request_seconds else start
-        search = RateSearch(start, most, budget_levels=MOST_LEVELS, least=alone)
+        search = RateSearch(start, most, least=alone)
         levels: list[LevelSummary] = []
         while (rate := search.next()) is not None:
             level = runs.run(rate, self._seconds(runs, rate) * search.budget_factor)

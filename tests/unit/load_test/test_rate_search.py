@@ -159,6 +159,30 @@ def test_a_level_without_a_verdict_never_bounds_the_result() -> None:
         assert all(abs(each.load - 10) < 0.2 for each in found.unknown)
 
 
+def test_ends_come_close_to_levels_without_a_verdict_that_no_tenth_encloses() -> None:
+    """Levels between 9.5 and 10.5 stay undecided."""
+    close = 1.1**0.25 * (1 + 1e-5)
+    judged = 0
+    for at in range(60):
+        search = RateSearch(1 + at / 60, 100, budget_levels=40)
+        search_on(
+            search,
+            lambda load, _: (
+                "not known" if 9.5 <= load <= 10.5 else "kept" if load < 9.5 else "missed"
+            ),
+        )
+        found = search.result()
+        kept, missed = loads(found)
+        unknown = [each.load for each in found.unknown]
+        assert kept is not None
+        assert missed is not None
+        if found.status == "not known" and len(unknown) < MOST_UNKNOWN:
+            judged += 1
+            assert kept * close >= min(unknown)
+            assert missed <= max(unknown) * close
+    assert judged > 5
+
+
 def test_where_many_levels_have_no_verdict_the_result_is_not_known_and_names_them() -> None:
     """Levels between 8 and 12 stay undecided, so no bracket is within a tenth."""
     for at in range(60):
