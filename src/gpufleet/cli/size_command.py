@@ -568,20 +568,22 @@ def _rows(options: Options, found: Sizing) -> Iterator[tuple[str, str, str]]:
         where = "estimate" if found.cuda_graphs_in_budget else "estimate; outside the usable memory"
         yield "CUDA graphs", _gib(found.cuda_graph_bytes_per_gpu), where
         error = found.estimate_error_bytes_per_gpu
-        if not found.kv_bytes_for_max_model_len_per_gpu:  # an encoder
-            rest = f"{_gib(found.kv_cache_bytes_per_gpu)} remain unused, +/- {_gib(error)}"
-            yield "KV cache", "none", f"the model keeps none; {rest}"
+        rest = _gib(found.kv_cache_bytes_per_gpu)
+        if found.keeps_cache:
+            yield "KV cache", rest, f"the remainder, +/- {_gib(error)}"
         else:
-            rest = f"the remainder, +/- {_gib(error)}"
-            yield "KV cache", _gib(found.kv_cache_bytes_per_gpu), rest
+            unused = f"{rest} remain unused, +/- {_gib(error)}"
+            yield "KV cache", "none", f"the model keeps none; {unused}"
     else:
         yield "KV cache", _gib(found.kv_cache_bytes_per_gpu), "as given"
-    if request := found.kv_bytes_for_max_model_len_per_gpu:
+    if found.keeps_cache:
         yield "KV cache tokens", f"{found.kv_cache_tokens:,}", "as vLLM logs at startup"
         token = found.kv_bytes_per_token_per_gpu
         yield "KV per token", f"{token:,} bytes", "per GPU"
+        request = found.kv_bytes_for_max_model_len_per_gpu
         yield "KV per request", _gib(request), f"of {found.max_model_len:,} tokens, per GPU"
-    yield "concurrent requests", f"{found.max_concurrency:.2f}", "of that length"
+    length = "of that length" if found.keeps_cache else f"of {found.max_model_len:,} tokens"
+    yield "concurrent requests", f"{found.max_concurrency:.2f}", length
     longest = found.largest_max_model_len
     yield "maximum context", f"{longest:,}" if longest else "none", "--max-model-len"
     if options.gpu_share != 1:

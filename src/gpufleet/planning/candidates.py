@@ -74,12 +74,12 @@ class Candidate:
 
     @property
     def fits(self) -> bool:
-        """Return whether it may be chosen: it fits and has no objection."""
+        """Return whether it may be chosen: it fits, and has no reason against it."""
         return self.verdict is Verdict.FITS and not self.reason
 
     @property
     def kv_tokens(self) -> int:
-        """Return the tokens in the replica's KV caches, over all of its engines."""
+        """Return the capacity of the replica's KV caches in tokens, over all of its engines."""
         return self.sizing.kv_cache_tokens * self.division.data_parallel if self.sizing else 0
 
     @property
@@ -234,7 +234,7 @@ def _check_node_count(candidate: Candidate, takes: float, fewest: float, nodes: 
 
 def _accept_explicit(candidate: Candidate) -> Candidate:
     """
-    Accept the operator's choice, even if it barely fits or cannot be sized, and note it. A choice
+    Accept the operator's choice, even if it is near the edge or not checked, and note it. A choice
     that is certain to fail stays refused.
     """
     if candidate.verdict is Verdict.NO:
@@ -341,6 +341,8 @@ def _choose(
     by_size = sorted(fitting, key=_smallest_first)
     if served.objective == "latency":
         best, why, others = _choose_fastest(by_size, description)
+    elif served.objective != "memory" and _keeps_no_cache(by_size[0]):
+        best, why, others = _choose_without_cache(by_size)
     elif served.objective == "throughput":
         best, why, others = _choose_most_tokens(by_size)
     elif served.objective == "memory":
@@ -375,8 +377,7 @@ def _smallest_first(candidate: Candidate) -> tuple[int, int, int]:
 
 def _keeps_no_cache(candidate: Candidate) -> bool:
     """Return whether the model keeps nothing of a request, as an encoder."""
-    sizing = candidate.sizing
-    return sizing is not None and not sizing.kv_bytes_for_max_model_len_per_gpu
+    return candidate.sizing is not None and not candidate.sizing.keeps_cache
 
 
 def _choose_without_cache(by_size: list[Candidate]) -> Choice:
@@ -393,8 +394,6 @@ def _choose_without_cache(by_size: list[Candidate]) -> Choice:
 
 
 def _choose_balanced(by_size: list[Candidate]) -> Choice:
-    if _keeps_no_cache(by_size[0]):
-        return _choose_without_cache(by_size)
     roomy = [each for each in by_size if _cache_share(each) >= CACHE_SHARE]
     best = roomy[0] if roomy else max(by_size, key=_cache_share)
     share = f"{_cache_share(best):.0%} of a GPU's memory remains for the KV cache"
@@ -453,9 +452,6 @@ def _choose_fastest(by_size: list[Candidate], description: Description) -> Choic
 
 
 def _choose_most_tokens(by_size: list[Candidate]) -> Choice:
-    if _keeps_no_cache(by_size[0]):
-        return _choose_without_cache(by_size)
-
     def each_gpu(candidate: Candidate) -> float:
         return candidate.kv_tokens / candidate.division.gpus
 

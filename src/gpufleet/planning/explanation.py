@@ -181,7 +181,7 @@ def draw_block(block: Block) -> list[str]:
 
 
 def _shares(found: Iterable[tuple[Stage, str]]) -> str:
-    """Return the shares of one GPU, largest first, and the rest for another share."""
+    """Return the shares of one GPU, largest first, then what is free for another one."""
     every = [(thousandths(stage.gpu_share or 0), name, stage) for stage, name in found]
     every.sort(key=lambda each: (-each[0], each[1]))
     said = [f"{name} {share / 1000:g}{_port_text(stage)}" for share, name, stage in every]
@@ -310,7 +310,7 @@ def _differs(was: Sequence[Running], now: Sequence[Stage]) -> bool:
 
 
 def _place(node: str, uuids: Sequence[str], port: int | None, indices: Mapping[str, int]) -> str:
-    """Format a place: `gpu-01 GPUs 0-3 port 8000`; GPUs outside the plan have no index here."""
+    """Format a place: `gpu-01 GPUs 0-3 port 8000`; if an index is unknown, UUIDs instead."""
     known = [indices[uuid] for uuid in uuids if uuid in indices]
     gpus = ranges(known) if len(known) == len(uuids) else ", ".join(uuids)
     return f"{node} GPU{'s' if len(uuids) > 1 else ''} {gpus}" + (f" port {port}" if port else "")

@@ -144,7 +144,7 @@ class Layout:
 
     def most_groups(self, size: int, free: Mask | None = None) -> int:
         """
-        Return how many disjoint groups of `size` GPUs are fully linked by NVLink.
+        Return the most disjoint groups of `size` GPUs, each fully linked by NVLink.
 
         Out of the `free` GPUs, or all. The count is exact: counting within islands misses groups
         whose links cross islands.
@@ -245,7 +245,7 @@ def _masks(labels: Mapping[int, object]) -> tuple[Mask, ...]:
 
 
 def _best_fit(free: Mask, parts: Iterable[Mask], size: int) -> Mask:
-    """The number of free GPUs in the smallest sufficient part; 0: no part suffices."""
+    """The free GPUs of the part with the fewest that still suffice; 0: no part suffices."""
     pools = [pool for part in parts if (pool := free & part).bit_count() >= size]
     return min(pools, key=lambda pool: (pool.bit_count(), indices(pool)), default=0)
 
@@ -326,7 +326,8 @@ class NodeCapacity:
         self, replica: tuple[str, int], gpus: Iterable[int], *, needed: bool, share: int = 0
     ) -> None:
         """
-        Mark the GPUs of a running replica that may stay; `needed`: it cannot move elsewhere.
+        Mark the GPUs of a running replica that may stay; `needed`: displaced, it moves elsewhere;
+        otherwise it stops.
 
         `share` is in thousandths of the GPU; 0: whole GPUs.
         """

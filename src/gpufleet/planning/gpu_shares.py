@@ -85,7 +85,7 @@ def derive(
 
 def start_seconds(served: Iterable[Served]) -> int:
     """
-    Return the deadline for servers that start together to all answer.
+    Return the seconds within which all servers that start together must answer.
 
     Those that share a GPU start one after the other.
     """

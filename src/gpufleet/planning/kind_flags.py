@@ -241,9 +241,10 @@ def _by_flags(
 
 def _flags(kind: ModelKind, served: Served, own: Iterable[str]) -> Iterable[LayeredFlag]:
     """
-    Yield the flags of a kind; none depends on the model's files.
+    Yield the flags of a kind; `generate` has one only if the operator declares it.
 
-    Else a Hub that does not answer would change the unit, and restart the model. vLLM itself
+    If the model's files decided, a Hub that does not answer would change the unit, and restart the
+    model. vLLM itself
     converts a decoder that is to pool (_get_default_convert_type in config/model.py), and takes a
     model with a modules.json for an embedder unless it is told otherwise.
     """

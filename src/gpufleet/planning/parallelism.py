@@ -142,7 +142,7 @@ class Division:
 
     def __str__(self) -> str:
         """
-        Format it as a sentence.
+        Format it for a sentence.
 
         >>> str(Division(4)), str(Division(8, 2, nodes=2)), str(Division(1, 1, 8, True))
         ('TP 4', 'TP 8 x PP 2', 'TP 1 x DP 8 with EP')

@@ -76,7 +76,7 @@ class FleetPlan:
     """Running replicas that move or stop; empty if nothing runs yet."""
 
     def stages_on(self, node: str) -> tuple[Stage, ...]:
-        """The stages that `node` must run."""
+        """The stages that `node` must run, and no others."""
         return tuple(stage for stage in self.stages if stage.node == node)
 
     def as_json(self) -> dict[str, Any]:
@@ -217,7 +217,7 @@ def _place(
     allocations: Iterable[ModelAllocation],
 ) -> tuple[list[str], list[ModelAllocation], list[Replica]]:
     """
-    Place what fits; return why the rest does not, the replicas that may continue, and all replicas.
+    Place what fits; return the problems, the models that no lost node stops, and the replicas.
     """
     problems: list[str] = []
     staying = []
@@ -339,7 +339,7 @@ def _node_capacities(
     nics: Mapping[str, NearNics],
     groups: Mapping[str, Collection[str]],
 ) -> dict[str, NodeCapacity]:
-    """Return the free GPUs of each node; equal nodes share layout and kind."""
+    """Return each node's capacity, all GPUs free; equal nodes share layout and kind."""
     layouts: dict[tuple[object, ...], Layout] = {}
     kinds: dict[tuple[object, ...], Kind] = {}
     rooms = {}

@@ -9,8 +9,8 @@ running replica keeps its port as long as these rules allow it.
 A replica with several servers on a node has as many ports in a row, one behind them for their
 supervisor, and gets them or none.
 
-Another model's declared port is skipped only for default ports. An explicit port declared twice is
-an error.
+A model's first replica gets another port than the declared one only if that is the default. An
+explicit port that another setting or a program of others has, too, is an error.
 """
 
 from __future__ import annotations

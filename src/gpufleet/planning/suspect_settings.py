@@ -40,11 +40,6 @@ def remarks(
     found = (
         *_one_name_for_several(declared),
         *(each for model, served in sorted(declared.items()) for each in _parsers(model, served)),
-        *(
-            each
-            for model, served in sorted(declared.items())
-            for each in _whole_media(model, served)
-        ),
         *(each for stage in stages for each in _nvlink_unused(stage, settings, nodes)),
         *_reserved_that_are_not_there(settings, nodes),
         *(each for stage in stages for each in _odd_block(stage, settings)),
@@ -98,7 +93,7 @@ def _parsers(model: str, served: Served) -> Iterator[str]:
 def _nvlink_unused(
     stage: Stage, settings: Mapping[str, NodeSettings], nodes: Mapping[str, Node]
 ) -> Iterator[str]:
-    """NCCL_P2P_DISABLE and NCCL_P2P_LEVEL=LOC (NCCL's manual) disable NVLink as well as PCIe."""
+    """NCCL_P2P_DISABLE and NCCL_P2P_LEVEL=LOC (NCCL's manual) disable NVLink and PCIe's P2P."""
     here, node = settings[stage.node], nodes.get(stage.node)
     if stage.tensor_parallel < 2 or node is None or here.vllm is None:
         return
@@ -150,33 +145,26 @@ def _offload(
     documents: Mapping[str, Mapping[str, Any]],
 ) -> Iterator[str]:
     """`cpu-offload-gb` is of each GPU, `kv-offloading-size` of each engine (config/cache.py)."""
-    flags = settings[stage.node].serving[stage.model].flags
-    size = flags.get("cpu-offload-gb")
     memory = value_or(documents.get(stage.node, {}).get("memory_mib"))
-    if (
-        isinstance(size, int | float)
-        and isinstance(memory, int)
-        and (wanted := size * len(stage.gpus)) > memory / 1024
-    ):
+    if not isinstance(memory, int):
+        return
+    flags, gpus = settings[stage.node].serving[stage.model].flags, len(stage.gpus)
+    has = f"{stage.node} has {memory // 1024:,} GiB"
+    size = flags.get("cpu-offload-gb")
+    if isinstance(size, int | float) and (weights := size * gpus) > memory / 1024:
         yield (
             f"serving.{stage.model}.flags.cpu-offload-gb: {size:g} GiB of each GPU are "
-            f"{wanted:,.0f} GiB, and {stage.node} has {memory // 1024:,} GiB of memory: the "
-            "kernel kills the server if its weights do not fit; write how many GiB of weights "
-            "each GPU offloads"
+            f"{weights:,.0f} GiB, and {has} of memory: the kernel kills the server if its weights "
+            "do not fit; write how many GiB of weights each GPU offloads"
         )
     size = flags.get("kv-offloading-size")
-    ranks = stage.tensor_parallel * stage.pipeline_parallel
-    if (
-        isinstance(size, int | float)
-        and isinstance(memory, int)
-        and flags.get("kv-offloading-backend", "native") == "native"
-        and (wanted := size * len(stage.gpus) / ranks) > memory / 1024
-    ):
+    engines = gpus / (stage.tensor_parallel * stage.pipeline_parallel)
+    native = flags.get("kv-offloading-backend", "native") == "native"
+    if native and isinstance(size, int | float) and (cache := size * engines) > memory / 1024:
         yield (
-            f"serving.{stage.model}.flags.kv-offloading-size: the engines here keep "
-            f"{wanted:,.0f} GiB of KV cache in the node's memory, and {stage.node} has "
-            f"{memory // 1024:,} GiB: the server ends at its start, or the kernel kills it; write "
-            "how many GiB each engine may take"
+            f"serving.{stage.model}.flags.kv-offloading-size: the engines here keep {cache:,.0f} "
+            f"GiB of KV cache in the node's memory, and {has}: the server ends at its start, or "
+            "the kernel kills it; write how many GiB each engine may take"
         )
 
 
@@ -196,20 +184,6 @@ def _longest_answers(
                         "request that states no `max_tokens` of its own; write less, or leave it "
                         "out"
                     )
-
-
-def _whole_media(model: str, served: Served) -> Iterator[str]:
-    """vLLM refuses it in compute_mm_encoder_budget; sizing knows the items of Gemma 4 alone."""
-    flags = served.flags
-    if flags.get("disable-chunked-mm-input") is True and "gemma-4" not in served.model.lower():
-        tokens = flags.get("max-num-batched-tokens")
-        step = "its default" if tokens is None else f"{tokens} tokens"
-        yield (
-            f"serving.{model}.flags.disable-chunked-mm-input: vLLM refuses to start where the "
-            f"model's largest image or clip has more tokens than `max-num-batched-tokens` ({step}),"
-            " and how many it has is not known here: write a number above them, as the model's "
-            "card says, or leave the flag out"
-        )
 
 
 def _unknown_adapters(

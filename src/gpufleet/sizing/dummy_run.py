@@ -184,10 +184,10 @@ def _experts_bytes(
     """
     Return the working memory of a layer of experts, in bytes.
 
-    Two buffers with a row for each token and expert: one for the products of the first matrix, one
-    for the activations, each at least as wide as the hidden state. Source: workspace_shapes of
-    TritonExperts in vllm/model_executor/layers/fused_moe/fused_moe.py. The kernels for MXFP4 need
-    none of them.
+    Two buffers with a row for each token and each of its experts: one for the products of the first
+    matrix, one for the activations, each at least as wide as the hidden state. Source:
+    workspace_shapes of TritonExperts in vllm/model_executor/layers/fused_moe/fused_moe.py. The
+    kernels for MXFP4 need none of them.
     """
     if not architecture.experts or run.mxfp4:
         return 0.0

@@ -23,7 +23,7 @@ from gpufleet.sizing.architectures.max_length import text_part
 from gpufleet.sizing.dummy_run import GIB
 from gpufleet.sizing.fit_suggestions import SmallCache, explain, gib, round_down, suggest
 from gpufleet.sizing.launch_rules.rules import Choice, refusals
-from gpufleet.sizing.media_items import whole_item_tokens, with_raised_default
+from gpufleet.sizing.media_items import is_item_unknown, whole_item_tokens, with_raised_default
 from gpufleet.sizing.not_counted import counted_options, not_counted
 from gpufleet.sizing.options import AUTO_LENGTH, NEWEST, Confidence, Options, Sizing, check_options
 from gpufleet.sizing.served_parts import as_served, is_text_only
@@ -474,6 +474,12 @@ def _notes(description: Description, options: Options) -> Iterator[str]:
     if is_text_only(description, options):
         release = ".".join(map(str, options.vllm))
         yield f"vLLM {release} may leave the tower out; it is counted: only from 0.17 on all do so"
+    if is_item_unknown(description, options):
+        yield (
+            "--disable-chunked-mm-input: vLLM refuses to start where the largest image or clip has "
+            "more tokens than --max-num-batched-tokens, and how many it has is not known here: "
+            "write a number above them, as the model's card says, or leave the flag out"
+        )
     if options.cpu_offload_gib:
         yield (
             f"--cpu-offload-gb {options.cpu_offload_gib:g}: each GPU's process needs as many GiB "

@@ -20,7 +20,7 @@ def round_down(blocks: int) -> int:
     """
     Return a rounder number that is not larger.
 
-    >>> rounded_down(856), rounded_down(108), rounded_down(7)
+    >>> round_down(856), round_down(108), round_down(7)
     (832, 96, 7)
     """
     step = 64 if blocks >= 256 else 16 if blocks >= 16 else 1

@@ -3,9 +3,8 @@ Images and clips that a model has to read in one step.  Pure.
 
 A model whose image tokens see each other in both directions cannot read half of an image: vLLM
 switches chunked input of media off for it (check_and_update_config in vllm/platforms/cuda.py), as
-`--disable-chunked-mm-input` does for each model, and
-ends at its start where the largest item has more tokens than a step (compute_mm_encoder_budget in
-vllm/v1/core/encoder_cache_manager.py).
+`--disable-chunked-mm-input` does for any model, and ends at its start where the largest item has
+more tokens than a step (compute_mm_encoder_budget in vllm/v1/core/encoder_cache_manager.py).
 """
 
 from __future__ import annotations
@@ -43,6 +42,17 @@ def whole_item_tokens(description: Description, options: Options) -> int | None:
     elif options.chunked_media:
         return None
     return _largest_item(description, options)
+
+
+def is_item_unknown(description: Description, options: Options) -> bool:
+    """Return whether vLLM may refuse to start for an item whose tokens no table here has."""
+    return (
+        not options.chunked_media
+        and options.device == "cuda"
+        and description.architecture.multimodal
+        and not is_text_only(description, options)
+        and (description.config or {}).get("model_type") != "gemma4"
+    )
 
 
 def with_raised_default(description: Description, options: Options) -> Options:

@@ -123,6 +123,11 @@ class Sizing:
     remedy: str = ""
     """Which single changes are certain to make room; "" where memory is not what is missing."""
 
+    @property
+    def keeps_cache(self) -> bool:
+        """Return whether anything of a request stays on the GPU: not of an encoder's."""
+        return self.kv_bytes_for_max_model_len_per_gpu > 0
+
     def as_json(self) -> dict[str, Any]:
         """Return it as `gpufleet size --json` prints it: units in the names."""
         document = asdict(self)

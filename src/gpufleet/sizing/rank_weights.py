@@ -168,7 +168,7 @@ class Rank:
 
     def _kernel_scheme(self, scheme: Scheme) -> Scheme:
         """
-        Return the kernel's FP8 blocks: Marlin's, before Ada, has none.
+        Return a scheme as the kernel has it: Marlin's, before Ada, has no FP8 blocks.
 
         Each output gets its own copy of the scale, in the model's dtype. Source:
         prepare_fp8_layer_for_marlin in vLLM's quantization/utils/marlin_utils_fp8.py.

@@ -52,7 +52,7 @@ class StartMemory:
 
     @property
     def whole_range(self) -> Estimate:
-        """Return the same with all that is in it at either end at once."""
+        """Return the same with all its parts at the same end of their ranges at once."""
         taken = self.activation + self.non_torch
         return taken + self.cuda_graphs if self.graphs_in_budget else taken
 

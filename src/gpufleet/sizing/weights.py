@@ -27,7 +27,7 @@ from gpufleet.sizing.stored_weights import stored_factors
 
 @dataclass(frozen=True)
 class StageWeights:
-    """The largest rank of one pipeline stage."""
+    """The weights on the largest rank of one pipeline stage."""
 
     bytes: int
     layers: range

@@ -11,6 +11,7 @@ from gpufleet.flags import schema
 from tests.support import warm_command
 from tests.support.checkout import ROOT
 from tests.support.rows import each_row
+from tests.unit.sizing.architectures.test_encoders import LARGE
 
 MODELS = ROOT / "tests/data/models"
 OURS = {
@@ -281,19 +282,8 @@ def test_a_share_is_of_one_gpu(llama, options, says):
 
 def test_an_encoder_has_no_cache_in_the_table(tmp_path):
     """The rest of the budget is of no use to it."""
-    encoder = {
-        "architectures": ["BertModel"],
-        "hidden_size": 1024,
-        "num_attention_heads": 16,
-        "num_hidden_layers": 24,
-        "intermediate_size": 4096,
-        "vocab_size": 30522,
-        "max_position_embeddings": 512,
-        "type_vocab_size": 2,
-        "torch_dtype": "float32",
-    }
     file = tmp_path / "config.json"
-    file.write_text(json.dumps(encoder))
+    file.write_text(json.dumps(LARGE))
     shown = " ".join(run(file, "--gpu", "H100").stdout.split())
 
     assert "KV cache none the model keeps none; " in shown

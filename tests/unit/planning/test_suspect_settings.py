@@ -106,13 +106,6 @@ def test_it_is_not_said_where_nvlink_is_not_lost(
     assert not [each for each in reasons({"m": model(**served)}, *islands) if "NCCL" in each]
 
 
-def test_whole_items_are_said_where_their_tokens_are_not_known() -> None:
-    flags = {"disable-chunked-mm-input": True, "max-num-batched-tokens": 2048}
-    (said,) = about(reasons({"a": model(flags=flags)}), "serving.a.flags.disable-chunked-mm-input")
-    assert "more tokens than `max-num-batched-tokens` (2048 tokens)" in said
-    assert reasons({"a": model(flags={"max-num-batched-tokens": 2048})}) == []
-
-
 def of_memory(flags: dict[str, Any], gib: int, **others: Any) -> list[str]:
     nodes = {"gpu-01": machine("gpu-01", 4)}
     serving = {"m": model(flags=flags, **others)}

@@ -18,7 +18,7 @@ from gpufleet.catalog import vllm_support
 from gpufleet.errors import FleetError
 from gpufleet.sizing.architectures.description import Description, ModelFiles, describe
 from gpufleet.sizing.architectures.quantization_scheme import FP8, NVFP4, Quantization, Scheme
-from gpufleet.sizing.launch_rules.rules import FLAGS, Choice, Refused, drop_setting, refusals
+from gpufleet.sizing.launch_rules.rules import FLAGS, Choice, Refused, refusals, with_nearest
 from tests.support import start_up
 from tests.support.checkout import ROOT
 from tests.support.rows import each_row
@@ -119,7 +119,7 @@ def test_what_a_refusal_tells_to_change_ends_it(
     quantization = QUANTIZED[weights] if weights else found.quantization
 
     for one in refusals(found.architecture, quantization, choice, gpu, vllm):
-        changed = drop_setting(one, quantization, choice, gpu, vllm)
+        changed = with_nearest(one, quantization, choice, gpu, vllm)
         left = refusals(found.architecture, *changed)
 
         assert one.nearest != one.value

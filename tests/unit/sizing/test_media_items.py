@@ -103,3 +103,22 @@ def test_a_model_that_is_told_to_read_whole_items_is_judged_like_one_that_does(
     """No default is raised for the flag: vLLM does that for image tokens that see each other."""
     found = refused("google--gemma-4-E4B", "L40S", vllm, chunked_media=False, **given)
     assert [RULE in reason for reason in found] == ([True] if is_refused else [])
+
+
+@each_row(
+    ("name", "given", "is_said"),
+    [
+        ("Qwen--Qwen2.5-VL-7B-Instruct", {"chunked_media": False}, True),
+        ("Qwen--Qwen2.5-VL-7B-Instruct", {}, False),
+        (
+            "Qwen--Qwen2.5-VL-7B-Instruct",
+            {"chunked_media": False, "language_model_only": True},
+            False,
+        ),
+        ("google--gemma-4-E4B", {"chunked_media": False}, False),
+        ("Qwen--Qwen3-8B", {"chunked_media": False}, False),
+    ],
+)
+def test_an_item_of_unknown_size_is_said(name: str, given: dict[str, Any], is_said: bool) -> None:
+    found = size(model(name), options("H100", **given))
+    assert any("--disable-chunked-mm-input" in note for note in found.notes) == is_said

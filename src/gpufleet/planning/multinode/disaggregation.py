@@ -1,5 +1,5 @@
 """
-Prefill and decode in separate `serving` entries: what both need to match.  Pure.
+Prefill and decode in separate `serving` entries, and what must match in both.  Pure.
 
 An entry that has `prefill` names the one that computes its prompts; the KV cache goes from there to
 here by NIXL, which each side is told by `--kv-transfer-config`. What partners have to agree on, and
@@ -105,7 +105,7 @@ class _Entry:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of entries: each decode entry by its prefill entry's name."""
+    """The pairs of a decode entry and its prefill entry."""
 
     prefill: Mapping[str, str]
     """By the name of the entry that decodes: that of the one that computes its prompts."""
@@ -117,7 +117,7 @@ class Pairs:
         return "kv_producer" if model in self.prefill.values() else ""
 
     def partners(self, model: str) -> frozenset[str]:
-        """Return this entry and those that it exchanges KV caches with."""
+        """Return the prefill entry of this one and all its decode entries; else this one alone."""
         source = self.prefill.get(model, model)
         return frozenset({source, *(name for name, of in self.prefill.items() if of == source)})
 
@@ -361,7 +361,7 @@ def _entry_problems(
 
 
 def _nixl_problems(key: str, vllm: Vllm, lock: str) -> Iterator[str]:
-    """Yield NIXL's packages missing in a lock."""
+    """Yield what is wrong with NIXL in a lock: missing, too old, or without its CUDA library."""
     least = _least_nixl(numbers(vllm.version))
     there = pinned(lock.encode(), "nixl")
     if there is None:
@@ -385,7 +385,7 @@ def _nixl_problems(key: str, vllm: Vllm, lock: str) -> Iterator[str]:
 
 
 def _transfer_flag_problems(key: str, flags: Mapping[str, Argument]) -> Iterator[str]:
-    """Yield the connector's settings that an operator must not add."""
+    """Yield what is wrong with the operator's additions to the connector's settings."""
     if dotted := [name for name in flags if name.startswith(f"{FLAG}.")]:
         yield (
             f"{key}.flags: {join_names(dotted)}, which would replace what `prefill` sets: write a "
@@ -472,7 +472,7 @@ def _context_problems(
 
 
 def _router_sentence(decode: str, prefill: str, by_model: Mapping[str, list[Stage]]) -> str:
-    """Return the prefill and decode endpoints for a router."""
+    """Return how a router must send requests, with the endpoints of both sides."""
 
     def places(model: str) -> str:
         serving = [stage for stage in by_model[model] if stage.servers]

@@ -242,7 +242,7 @@ def command(
     serve: Sequence[tuple[str, ...]],
 ) -> list[tuple[str, ...]]:
     """
-    Return the arguments of the rank's program (on_node/rank/rank.py), one list a line.
+    Return the arguments of the rank's program (on_node/rank/rank.py), one tuple for each line.
 
     `port` is the first of the replica's ports between its nodes, `same` what must be alike on all
     of them, `programs` the directory of the release's programs, `serve` the lines behind `vllm
@@ -278,8 +278,8 @@ def ray_token(cluster_key: bytes) -> bytes:
     """
     Return the token with which a fleet's Ray processes authenticate to each other.
 
-    It is derived one-way from the cluster key, so that there is no second secret: Ray sends its
-    token unencrypted with each request.
+    It is derived from the cluster key, so that there is no second secret to keep, and in one
+    direction only, because Ray sends it unencrypted with each request.
     """
     return hmac.new(cluster_key, b"gpufleet: Ray's token", hashlib.sha256).hexdigest().encode()
 

@@ -26,7 +26,7 @@ def require_guarded_ports(
     Refuse stages that talk to other nodes from a node without `firewall`.
 
     `origins` are the places of each node's top-level keys. Raises `FleetError` with a sentence for
-    each replica, naming the key that makes it span nodes.
+    each replica, naming the key by which it uses other nodes, and that key's place.
     """
     exposed: dict[tuple[str, str, str], set[str]] = {}
     for stage, key, nodes in _meetings(stages, settings):
@@ -56,7 +56,7 @@ def _is_open(settings: NodeSettings) -> bool:
 def _meetings(
     stages: Iterable[Stage], settings: Mapping[str, NodeSettings]
 ) -> Iterator[tuple[Stage, str, tuple[str, ...]]]:
-    """Yield stages that talk to other nodes, the key that causes it, and the owner of the ports."""
+    """Yield stages that talk to other nodes, the key that causes it, and the ports' nodes."""
     for stage in stages:
         if stage.group is not None:
             yield stage, "span_nodes", (stage.node,)

@@ -1,9 +1,10 @@
 """
 Assign the ports between the nodes of each replica. Pure.
 
-`endpoints.py` says on which port a replica answers clients; here are those that clients never see.
-A range is free on a node if no other replica, endpoint or foreign program uses any of its ports
-there. Running replicas keep their ranges if possible: others would need a restart.
+`planning/ports.py` assigns the ports for clients; here are those that clients never see.
+A range is free on a node if no other range and no endpoint of the plan has one of its ports there;
+`reachability.py` reports the programs of others. Running replicas keep their ranges if possible:
+others would need a restart.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ def assign_rank_ports(
     running: Mapping[str, Ports] | None = None,
 ) -> dict[str, Ports]:
     """
-    Return the ports of every replica by its id (`llama-0`). Ports are assigned in the plan's order
-    of stages.
+    Return the ports of every replica by its id (`llama-0`). Running replicas get theirs first, then
+    the others in the order of `stages`.
 
     `settings` are what is declared of each model, `running` the ports of replicas that run.
     A replica gets `cluster_port` of its model or the next

@@ -39,7 +39,7 @@ Answers: TypeAlias = Mapping[str, Mapping[str, Any] | str]
 
 @dataclass(frozen=True)
 class Member:
-    """A node of a replica, and the ranks that it should start."""
+    """A node of a replica, with the release and the model that it is to start."""
 
     node: str
     network: Network
@@ -501,7 +501,7 @@ def _route_problems(replica: Replica, way: Route, back: Route | None) -> Iterato
 
 
 def _loss_percent(way: Route, back: Route) -> int:
-    """Return the packet loss in per cent, if it explains connections without an answer."""
+    """Return the packet loss in per cent if it explains the failed connections; else 0."""
     late = {*way.failed.values(), *back.failed.values()} <= {
         "no answer",
         "it closed the connection",

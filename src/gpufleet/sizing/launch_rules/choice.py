@@ -96,7 +96,7 @@ FLAGS = {
 }
 
 
-def drop_setting(
+def with_nearest(
     refused: Refused,
     quantization: Quantization | None,
     choice: Choice,

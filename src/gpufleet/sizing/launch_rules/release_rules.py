@@ -67,8 +67,8 @@ def check_quantization_flag(case: LaunchCase) -> Iterator[Refused]:
                 "quantization",
                 flag,
                 f"--quantization {flag} needs a checkpoint with this quantization, and that of "
-                f"{case.model} has another: {case.release} has no quantization of that name while "
-                "loading",
+                f"{case.model} is not quantized: {case.release} has no quantization of that name "
+                "while loading",
                 "vllm/config/model.py: ModelConfig._verify_quantization",
                 None,
             )

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from gpufleet.catalog.vllm_support import Version
 from gpufleet.sizing.architectures.components import Architecture
 from gpufleet.sizing.architectures.quantization_scheme import Quantization
-from gpufleet.sizing.launch_rules.choice import FLAGS, Choice, Refused, drop_setting
+from gpufleet.sizing.launch_rules.choice import FLAGS, Choice, Refused, with_nearest
 from gpufleet.sizing.launch_rules.dtype_rules import (
     check_bfloat16,
     check_float16,
@@ -48,7 +48,7 @@ from gpufleet.sizing.launch_rules.release_rules import (
     check_sparse_attention,
 )
 
-__all__ = ["FLAGS", "Choice", "Refused", "drop_setting", "refusals"]
+__all__ = ["FLAGS", "Choice", "Refused", "refusals", "with_nearest"]
 
 
 def refusals(
