@@ -44,6 +44,11 @@ def import_from_project(module: str, *, needed_by: str, run: str) -> ModuleType:
     return import_module(module)
 
 
+def shipped_deploys() -> tuple[str, ...]:
+    """Return the names of the deploys that gpufleet ships: vllm, node ..."""
+    return tuple(sorted(file.stem for file in (PROJECT / "deploys").glob("*.py")))
+
+
 def shipped_lock(name: str) -> Path | None:
     """Return gpufleet's own lock of this name, `locks/vllm-0.32.0.txt`; None: there is none."""
     file = PROJECT / name

@@ -4,8 +4,8 @@ Contract: `changes()` is the table in data/changes.json, written by hand from th
 releases in `schema.versions()` and from their release notes. A schema shows that a name was
 removed; only this table has its replacement. Only the schema defines whether a name exists.
 
-An entry applies to one name from `since` until before `until`. Releases between two that were read
-may have made the change already: `since` is the first one that is known to have it.
+An entry applies to one name from `since` on, and no longer in `until`. Releases between two that
+were read may have made the change already: `since` is the first one that is known to have it.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Change:
 
         Empty: leave the flag out. None: unknown without further information.
 
-        >>> for_name("--swap-space")[-1].rewritten(("4",))
+        >>> changes_of("--swap-space")[-1].rewritten_arguments(("4",))
         ()
         """
         if self.rewrite is None:

@@ -1,8 +1,8 @@
 """Judges the arguments and variables of a server by the release that will run it. Pure.
 
 Contract: `check` never raises for an operator's mistakes, and names for every problem what refuses
-it: the release's parser, the start of the server, or only gpufleet (`problem.RefusedBy`). The
-release's own parser accepts the arguments exactly if there is no problem `RefusedBy.PARSER`, except
+it: the release's parser, the start of the server, or only gpufleet (`problem.JudgedBy`). The
+release's own parser accepts the arguments exactly if there is no problem `JudgedBy.PARSER`, except
 for abbreviated names, which argparse accepts and gpufleet never does.
 """
 
@@ -18,7 +18,7 @@ from gpufleet.flags.command_line import CommandLine, GivenFlag, Unparsed, Unpars
 from gpufleet.flags.conflict_rule import Conflict, Settings
 from gpufleet.flags.conflicts import conflicts
 from gpufleet.flags.json_values import field_faults, type_faults
-from gpufleet.flags.problem import Kind, Problem, RefusedBy, Severity
+from gpufleet.flags.problem import JudgedBy, Kind, Problem, Severity
 from gpufleet.flags.schema import Field, Flag, Limits, Schema, sort_key
 
 _YAML = (".yaml", ".yml")
@@ -75,7 +75,7 @@ class Verdict:
     @property
     def parser_accepts(self) -> bool:
         """Return whether the release's own parser accepts it, not counting abbreviated names."""
-        return not any(problem.by is RefusedBy.PARSER for problem in self.problems)
+        return not any(problem.by is JudgedBy.PARSER for problem in self.problems)
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
@@ -172,7 +172,7 @@ def _refused(
     return Problem(
         kind,
         Severity.REFUSE,
-        RefusedBy.PARSER,
+        JudgedBy.PARSER,
         _written(line, one.at),
         one.found,
         rewritten=rewritten,
@@ -222,7 +222,7 @@ def _stray(line: CommandLine, one: Unparsed) -> Problem:
     return Problem(
         Kind.FORM,
         Severity.REFUSE,
-        RefusedBy.PARSER,
+        JudgedBy.PARSER,
         _written(line, (*before.at, *one.at)),
         f"`{before.option}` takes no value, so `{one.argument}` has no option",
         rewritten=rewritten,
@@ -244,7 +244,7 @@ def _fault(schema: Schema, line: CommandLine, given: GivenFlag, fault: values.Fa
     return Problem(
         Kind(fault.kind),
         Severity.REFUSE,
-        RefusedBy.PARSER,
+        JudgedBy.PARSER,
         _written(line, given.at),
         fault.found + (f": {change.why}" if change else ""),
         since=since,
@@ -319,7 +319,7 @@ def _misspelt(schema: Schema, line: CommandLine, given: GivenFlag, value: str) -
         yield Problem(
             Kind.CHOICE,
             Severity.WARN,
-            RefusedBy.ADVICE,
+            JudgedBy.ADVICE,
             _written(line, given.at),
             f"`{value}` is not a built-in value of vLLM {schema.version} "
             f"({', '.join(given.flag.suggested)}): vLLM fails to start without a plug-in that "
@@ -369,7 +369,7 @@ def _at_start(
     found: str,
     severity: Severity = Severity.REFUSE,
 ) -> Problem:
-    return Problem(kind, severity, RefusedBy.START, _written(line, given.at), found, at=given.at)
+    return Problem(kind, severity, JudgedBy.START, _written(line, given.at), found, at=given.at)
 
 
 # -- what is known of a flag -----------------------------------------------------------------------
@@ -394,9 +394,10 @@ def _known(
             yield _changed(line, given, change, Kind.MEANING, Severity.WARN)
     if (given.flag.deprecated or given.flag.help_hidden) and not deprecated:
         what = "deprecated" if given.flag.deprecated else "accepted, and no longer in vLLM's help"
-        yield _mark(line, given, f"`{given.option}` is {what}")
+        yield _remark(line, given, f"`{given.option}` is {what}", Kind.DEPRECATED)
     elif given.option in given.flag.hidden and not given.option.startswith("--no-"):
-        yield _mark(line, given, f"`{given.option}` is accepted, but not documented in vLLM's help")
+        found = f"`{given.option}` is accepted, but not documented in vLLM's help"
+        yield _remark(line, given, found, Kind.DEPRECATED)
 
 
 def _is_about(change: Change, given: GivenFlag) -> bool:
@@ -418,7 +419,7 @@ def _changed(
     return Problem(
         kind,
         severity,
-        RefusedBy.START if kind is Kind.CHOICE else RefusedBy.ADVICE,
+        JudgedBy.START if kind is Kind.CHOICE else JudgedBy.ADVICE,
         _written(line, given.at),
         found,
         since=change.since,
@@ -428,14 +429,10 @@ def _changed(
     )
 
 
-def _mark(line: CommandLine, given: GivenFlag, found: str) -> Problem:
+def _remark(line: CommandLine, given: GivenFlag, found: str, kind: Kind = Kind.VALUE) -> Problem:
+    """Return a problem that stops nothing."""
     return Problem(
-        Kind.DEPRECATED,
-        Severity.WARN,
-        RefusedBy.ADVICE,
-        _written(line, given.at),
-        found,
-        at=given.at,
+        kind, Severity.WARN, JudgedBy.ADVICE, _written(line, given.at), found, at=given.at
     )
 
 
@@ -456,7 +453,7 @@ def _conflicts(settings: Settings, found: Sequence[Problem]) -> Iterator[Problem
         yield Problem(
             Kind.CONFLICT,
             Severity.REFUSE,
-            RefusedBy.START,
+            JudgedBy.START,
             _written(line, at),
             rule.sentence,
             since=rule.since,
@@ -482,7 +479,7 @@ def _repeated(line: CommandLine) -> Iterator[Problem]:
             yield Problem(
                 Kind.REPEATED,
                 Severity.WARN,
-                RefusedBy.ADVICE,
+                JudgedBy.ADVICE,
                 _written(line, earlier.at),
                 f"`{name}` is given {len(uses)} times, and only the last one counts: `{kept}`",
                 rewritten=(),
@@ -514,7 +511,7 @@ def _model(schema: Schema, line: CommandLine) -> Iterator[Problem]:
             yield Problem(
                 Kind.MODEL,
                 Severity.REFUSE,
-                RefusedBy.ADVICE,
+                JudgedBy.ADVICE,
                 _written(line, given.at),
                 f"`{given.option}` takes every word up to the next flag, including "
                 f"`{swallowed}`: put the model first",
@@ -522,13 +519,13 @@ def _model(schema: Schema, line: CommandLine) -> Iterator[Problem]:
             )
             return
     found = "no model is given, and vLLM would serve its default"
-    yield Problem(Kind.MODEL, Severity.WARN, RefusedBy.ADVICE, "vllm serve", found)
+    yield Problem(Kind.MODEL, Severity.WARN, JudgedBy.ADVICE, "vllm serve", found)
 
 
 def _of_model(line: CommandLine, found: str, severity: Severity, since: str | None) -> Problem:
     at = line.model_at
     return Problem(
-        Kind.MODEL, severity, RefusedBy.ADVICE, _written(line, at), found, since=since, at=at
+        Kind.MODEL, severity, JudgedBy.ADVICE, _written(line, at), found, since=since, at=at
     )
 
 
@@ -538,14 +535,14 @@ def _config(line: CommandLine) -> Iterator[Problem]:
     if given is None:
         return
     uses = line.by_name["--config"]
-    severity, by, found = Severity.WARN, RefusedBy.ADVICE, "what it says was not checked"
+    severity, by, found = Severity.WARN, JudgedBy.ADVICE, "what it says was not checked"
     if "=" in line.argv[given.at[0]]:
         found = "vLLM reads the file only from `--config FILE` with a space, and ignores this"
         severity = Severity.REFUSE
     elif len(uses) > 1:
-        severity, by, found = Severity.REFUSE, RefusedBy.PARSER, "there can be only one file"
+        severity, by, found = Severity.REFUSE, JudgedBy.PARSER, "there can be only one file"
     elif not given.values[-1].endswith(_YAML):
-        severity, by = Severity.REFUSE, RefusedBy.PARSER
+        severity, by = Severity.REFUSE, JudgedBy.PARSER
         found = f"`{given.values[-1]}` must end in .yaml or .yml"
     yield Problem(Kind.VALUE, severity, by, _written(line, given.at), found, at=given.at)
 
@@ -554,41 +551,34 @@ def _no_key(line: CommandLine) -> Iterator[Problem]:
     """Yield the remark on an empty key, the result of an unset shell variable."""
     given = line.last("--api-key")
     if given is not None and not any(given.values):
-        found = "the key is empty, and vLLM then serves clients without a key"
-        yield Problem(
-            Kind.VALUE,
-            Severity.WARN,
-            RefusedBy.ADVICE,
-            _written(line, given.at),
-            found,
-            at=given.at,
-        )
+        yield _remark(line, given, "the key is empty, and vLLM then serves clients without a key")
 
 
-_ITEMS = frozenset({"image", "video", "audio", "vision_chunk"})
+_LIMIT, _SERVERS = "--limit-mm-per-prompt", "--api-server-count"
+_ITEMS = ("image", "video", "audio", "vision_chunk")
 """What models of 0.32.0 name in `get_supported_mm_limits`; vLLM takes any name."""
 
 
 def _unlimited(settings: Settings) -> Iterator[Problem]:
-    """Yield the remark on limits of what no model takes: "images" leaves pictures as they are."""
-    line, given = settings.line, settings.value("--limit-mm-per-prompt")
-    if isinstance(given, dict) and (unknown := sorted(given.keys() - _ITEMS)):
-        at = line.by_name["--limit-mm-per-prompt"][-1].at
-        known = ", ".join(sorted(_ITEMS))
-        found = f"{', '.join(map(repr, unknown))} limits nothing: known are {known}"
-        yield Problem(Kind.VALUE, Severity.WARN, RefusedBy.ADVICE, _written(line, at), found, at=at)
+    """Yield the remark on limits of unknown items: "images" does not limit images."""
+    given, limits = settings.line.last(_LIMIT), settings.value(_LIMIT)
+    if given and isinstance(limits, dict) and (unknown := sorted(limits.keys() - set(_ITEMS))):
+        found = (
+            f"{', '.join(map(repr, unknown))} limits nothing: write {', '.join(_ITEMS[:-1])} or "
+            f"{_ITEMS[-1]}"
+        )
+        yield _remark(settings.line, given, found)
 
 
 def _without_server(settings: Settings) -> Iterator[Problem]:
     """Yield the remark on no API servers: vLLM then starts headless (entrypoints/cli/serve.py)."""
-    line, servers = settings.line, settings.value("--api-server-count")
-    if isinstance(servers, int) and servers < 1 and not settings.on("--headless"):
-        at = line.by_name["--api-server-count"][-1].at
+    given, servers = settings.line.last(_SERVERS), settings.value(_SERVERS)
+    if given and isinstance(servers, int) and servers < 1 and not settings.on("--headless"):
         found = (
             f"{servers} API servers: vLLM starts headless and answers no requests; leave the flag "
             "out, or write 1 or more"
         )
-        yield Problem(Kind.VALUE, Severity.WARN, RefusedBy.ADVICE, _written(line, at), found, at=at)
+        yield _remark(settings.line, given, found)
 
 
 def _written(line: CommandLine, at: Sequence[int]) -> str:

@@ -47,7 +47,7 @@ class Settings:
         return flag.default
 
     def number(self, name: str, otherwise: int = 1) -> int:
-        """Return a whole number, else `otherwise`."""
+        """Return a flag's whole number; `otherwise` if its value is not one."""
         value = self.value(name)
         if isinstance(value, float) and value.is_integer():  # of 0.8's parser some flags are so
             return int(value)
@@ -68,8 +68,8 @@ class Conflict:
     One rule.
 
     `flags` are its subjects; the given ones are named to the operator. `where` is the place in vLLM
-    that raises it. `leave_out` is the flag to take away. `wrong` has the values that break the
-    rule, for a flag given several times.
+    that raises it. `leave_out` is the flag to take away. `wrong` returns whether a value breaks
+    the rule, for a flag given several times.
     """
 
     flags: tuple[str, ...]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from gpufleet.flags import changes
 from gpufleet.flags.changes import Change, ChangeKind
-from gpufleet.flags.problem import Kind, Problem, RefusedBy, Severity
+from gpufleet.flags.problem import JudgedBy, Kind, Problem, Severity
 from gpufleet.flags.schema import Schema, Variable
 
 _PREFIX = "VLLM_"
@@ -68,13 +68,13 @@ def environment_problems(
         if known is not None:
             yield from _of_known(schema, known, value)
         elif name.startswith(_PREFIX) and not _is_read_beside(schema, name):
-            yield _of_unknown(schema, name, value, RefusedBy.START if fatal else RefusedBy.ADVICE)
+            yield _of_unknown(schema, name, value, JudgedBy.START if fatal else JudgedBy.ADVICE)
 
 
 def _of_words(name: str, value: str) -> Iterator[Problem]:
     right, severity, what = _WORDS[name]
     if not right.fullmatch(value):
-        by = RefusedBy.START if severity is Severity.REFUSE else RefusedBy.ADVICE
+        by = JudgedBy.START if severity is Severity.REFUSE else JudgedBy.ADVICE
         yield Problem(Kind.ENVIRONMENT, severity, by, f"{name}={value}", f"`{value}` {what}")
 
 
@@ -82,7 +82,7 @@ def _is_read_beside(schema: Schema, name: str) -> bool:
     return any(name in variable.also for variable in schema.environment.values())
 
 
-def _of_unknown(schema: Schema, name: str, value: str, by: RefusedBy) -> Problem:
+def _of_unknown(schema: Schema, name: str, value: str, by: JudgedBy) -> Problem:
     gone = changes.removal_reason(name, schema.version)
     written = f"{name}={value}"
     if gone is not None:
@@ -100,7 +100,7 @@ def _of_unknown(schema: Schema, name: str, value: str, by: RefusedBy) -> Problem
     )
 
 
-def _gone(gone: Change, written: str, value: str, by: RefusedBy) -> Problem:
+def _gone(gone: Change, written: str, value: str, by: JudgedBy) -> Problem:
     if gone.kind is ChangeKind.NEVER:
         what = "no release of vLLM reads it, so it has no effect"
     else:
@@ -120,12 +120,12 @@ def _gone(gone: Change, written: str, value: str, by: RefusedBy) -> Problem:
 def _of_known(schema: Schema, known: Variable, value: str) -> Iterator[Problem]:
     written = f"{known.name}={value}"
     if fault := _fault(known, value):
-        yield Problem(Kind.ENVIRONMENT, Severity.REFUSE, RefusedBy.START, written, fault)
+        yield Problem(Kind.ENVIRONMENT, Severity.REFUSE, JudgedBy.START, written, fault)
     elif known.form is None and _is_switch(known) and value.strip().lower() not in _SWITCHES:
         yield Problem(
             Kind.ENVIRONMENT,
             Severity.WARN,
-            RefusedBy.ADVICE,
+            JudgedBy.ADVICE,
             written,
             f"`{value}` may not mean on: use 1 or 0",
         )
@@ -134,7 +134,7 @@ def _of_known(schema: Schema, known: Variable, value: str) -> Iterator[Problem]:
             yield Problem(
                 Kind.MEANING,
                 Severity.WARN,
-                RefusedBy.ADVICE,
+                JudgedBy.ADVICE,
                 written,
                 change.why + (f" (if {change.when})" if change.when else ""),
                 since=change.since,

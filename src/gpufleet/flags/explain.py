@@ -65,9 +65,10 @@ class Explanation:
     """
     One page.
 
-    `entry` is None for a name without an entry. `there` is release `version`'s entry of that name;
-    `accepted` are the ranges of packaged releases that accept it, `defaults` those with the same
-    default. `base` is the flag of which this is an alias or the negation.
+    `entry` is None for a name without an entry. `there` is the flag or variable of that name in
+    release `version`, None if it has none. `accepted` are the ranges of packaged releases that
+    accept it, `defaults` those with the same default. `base` is the flag of which this is an alias
+    or the negation.
     """
 
     name: str

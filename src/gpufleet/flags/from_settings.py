@@ -1,6 +1,6 @@
 """The command lines and environments that an operator's settings give to `vllm serve`.
 
-Pure but for `from_file`. It contains only what an operator wrote, not what the plan sets
+Pure but for `from_file`. They contain only what an operator wrote, not what the plan sets
 (addresses, names).
 """
 

@@ -38,7 +38,7 @@ def flag_history(option: str) -> dict[str, Flag | None]:
 
 
 def variable_history(name: str) -> dict[str, Variable | None]:
-    """Return an environment variable's definition in each release, oldest first; None: in none."""
+    """Return an environment variable as each release has it, oldest first; None: it has none."""
     return {version: _variable(text, version, name) for version, text in schema.documents().items()}
 
 
@@ -111,7 +111,7 @@ def defaults_differ(before: Any, after: Any) -> bool:
 
 
 def is_open(default: Any) -> bool:
-    """Return whether a default is empty: vLLM decides at its start."""
+    """Return whether a default is null, empty or computed: vLLM decides at its start."""
     return _essence(default) is None
 
 

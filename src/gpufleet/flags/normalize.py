@@ -78,7 +78,7 @@ class ArgvWord:
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """The words for argparse, and the release's earlier refusals."""
+    """The words for argparse, and what the release refuses before argparse."""
 
     words: tuple[ArgvWord, ...]
     unparsed: tuple[Unparsed, ...]
@@ -99,7 +99,7 @@ def _with_model_in_front(
     words: list[ArgvWord], syntax: Syntax, unparsed: list[Unparsed]
 ) -> list[ArgvWord]:
     """
-    Use the first `--model` like the release; older releases refuse it beside a positional.
+    Treat the first `--model` like the release: move its value to the front, refuse it, or leave it.
     """
 
     def treatment(text: str) -> str:

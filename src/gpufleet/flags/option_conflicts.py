@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 
 from gpufleet.flags.conflict_rule import Conflict, Settings
@@ -168,12 +167,20 @@ _CONNECTORS = frozenset(
 )
 """Names that 0.32.0 registers in distributed/kv_transfer/kv_connector/factory.py; other releases
 have others."""
-_RELEASE = re.compile(
-    r"\s*v?(\d+!)?\d+(\.\d+)*([-_.]?(a|b|c|rc|alpha|beta|pre|preview)[-_.]?\d*)?"
-    r"(-\d+|[-_.]?(post|rev|r)[-_.]?\d*)?([-_.]?dev[-_.]?\d*)?(\+[a-z\d]+([-_.][a-z\d]+)*)?\s*",
-    re.IGNORECASE,
-)
-"""What packaging.version.parse reads (PEP 440)."""
+
+
+def _metrics_of_no_version(s: Settings) -> bool:
+    """Return whether what should be a release cannot be read as one, by vLLM's own reader."""
+    from packaging.version import InvalidVersion, Version
+
+    given = s.value(_METRICS)
+    if not isinstance(given, str):
+        return False
+    try:
+        Version(given)
+    except InvalidVersion:
+        return True
+    return False
 
 
 def _connector_is_unknown(s: Settings) -> bool:
@@ -603,7 +610,7 @@ OPTIONS: tuple[Conflict, ...] = (
     Conflict(
         (_METRICS,),
         "0.12.0",
-        lambda s: isinstance(s.value(_METRICS), str) and not _RELEASE.fullmatch(s.value(_METRICS)),
+        _metrics_of_no_version,
         "`--show-hidden-metrics-for-version` is not a version: write the previous minor release, "
         "as 0.31",
         "config/observability.py ObservabilityConfig",

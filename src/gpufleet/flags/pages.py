@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpufleet.flags.check import Verdict
 from gpufleet.flags.from_settings import ServerFlags
-from gpufleet.flags.problem import Problem, RefusedBy
+from gpufleet.flags.problem import JudgedBy, Problem
 
 if TYPE_CHECKING:
     # It reads settings, which takes longer than a verdict does.
@@ -22,9 +22,9 @@ _LONGEST = 200  # characters of an argument; JSON can be as long as it likes
 _QUOTED = re.compile(f"`([^`]{{{_LONGEST + 1},}})`")
 
 _REFUSED_BY = {
-    RefusedBy.PARSER: "the parser refuses it",
-    RefusedBy.START: "vLLM ends while it starts",
-    RefusedBy.ADVICE: "vLLM starts, but the flag has no effect",
+    JudgedBy.PARSER: "the parser refuses it",
+    JudgedBy.START: "vLLM ends while it starts",
+    JudgedBy.ADVICE: "vLLM starts, but the flag has no effect",
 }
 
 
@@ -54,7 +54,7 @@ def _lines(problem: Problem, width: int) -> Iterator[str]:
     if problem.since:
         sentence += f" (since {problem.since})"
     yield from _wrapped(sentence + ".", width)
-    if problem.refuses and problem.by is not RefusedBy.PARSER:
+    if problem.refuses and problem.by is not JudgedBy.PARSER:
         yield from _wrapped(_REFUSED_BY[problem.by] + ".", width)
     if problem.replacement:
         yield from _wrapped(f"instead: {problem.replacement}", width)
@@ -91,7 +91,7 @@ def diff_page(
         Sort.VALUE: "No longer accepted",
         Sort.MEANING: "Means something else",
         Sort.DEPRECATED: "Deprecated",
-        Sort.DEFAULT: "New default of a flag that you do not set",
+        Sort.DEFAULT: "New default of a flag or variable that you do not set",
         Sort.HIDDEN: "No longer in vLLM's help",
         Sort.NEW: "New, and useful to you",
     }

@@ -37,7 +37,7 @@ class Severity(StrEnum):
     WARN = "warn"
 
 
-class RefusedBy(StrEnum):
+class JudgedBy(StrEnum):
     """The part of vLLM that refuses it; `ADVICE`: none does."""
 
     PARSER = "parser"  # vLLM's parser refuses it: the process ends at once with status 2
@@ -59,7 +59,7 @@ class Problem:
 
     kind: Kind
     severity: Severity
-    by: RefusedBy
+    by: JudgedBy
     argument: str
     found: str
     since: str | None = None

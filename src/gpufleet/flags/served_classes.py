@@ -33,7 +33,7 @@ _BACKENDS = {
 
 @cache
 def classes(version: str) -> Mapping[str, tuple[str, ...]] | None:
-    """Return a release's tasks of each class; None: its lists are not in the package."""
+    """Return the tasks that a release lists for each class; None: its lists are not packaged."""
     part = packaged_part("models", version)
     return None if part is None else {name: tuple(uses) for name, uses in json.loads(part).items()}
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from gpufleet.flags import changes, history, values
 from gpufleet.flags.changes import Change, ChangeKind
 from gpufleet.flags.command_line import CommandLine, GivenFlag, Unparsed, UnparsedReason
-from gpufleet.flags.problem import Kind, Problem, RefusedBy, Severity
+from gpufleet.flags.problem import JudgedBy, Kind, Problem, Severity
 from gpufleet.flags.schema import Flag, Schema, sort_key
 
 _KINDS = {
@@ -36,7 +36,7 @@ def unknown_option(schema: Schema, line: CommandLine, one: Unparsed) -> Problem:
         or _other_form(schema, line, one, name)
         or _elsewhere(schema, line, one, name)
     )
-    return replace(problem, by=RefusedBy.ADVICE) if _is_taken(schema, one) else problem
+    return replace(problem, by=JudgedBy.ADVICE) if _is_taken(schema, one) else problem
 
 
 def _is_taken(schema: Schema, one: Unparsed) -> bool:
@@ -66,7 +66,7 @@ def _problem(
     return Problem(
         kind,
         Severity.REFUSE,
-        RefusedBy.PARSER,
+        JudgedBy.PARSER,
         " ".join(line.argv[place] for place in one.at),
         found,
         since=since,

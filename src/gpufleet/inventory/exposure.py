@@ -1,6 +1,6 @@
 """Find files and connections of the operator that are open to others: remarks, no refusals.
 
-ssh refuses a key that others can read. They do not stop a run: the mode concerns only the
+ssh refuses a key that others can read. Here that does not stop a run: the mode concerns only the
 operator's machine, checkouts do not preserve it, and a rollback must not wait for a `chmod`.
 """
 

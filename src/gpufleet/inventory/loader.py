@@ -376,7 +376,7 @@ def _unread(
 
 
 def _unknown_keys(nodes: Iterable[NodeVars], root: Path) -> Iterator[str]:
-    """Name the missing files of host keys, without which no node can be connected."""
+    """Name the missing files of host keys, without which no node is connected to."""
     files = dict.fromkeys(
         node.for_pyinfra(root)["ssh_known_hosts_file"]
         for node in nodes

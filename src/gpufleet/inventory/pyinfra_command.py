@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpufleet.errors import FleetError
 from gpufleet.formatting import suggestion
-from gpufleet.paths import PROJECT
+from gpufleet.paths import PROJECT, shipped_deploys
 
 VARIABLE = "GPUFLEET_INVENTORY"
 """Environment variable with the inventory file of commands that are given none."""
@@ -21,7 +21,7 @@ VARIABLE = "GPUFLEET_INVENTORY"
 
 def deploy_names() -> list[str]:
     """Return the names of all deploys, of this directory's and of those that gpufleet ships."""
-    return sorted({path.stem for path in (*_here().glob("*.py"), *_shipped().glob("*.py"))})
+    return sorted({*(path.stem for path in _here().glob("*.py")), *shipped_deploys()})
 
 
 def deploy_file(name: str) -> str:

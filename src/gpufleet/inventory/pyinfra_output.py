@@ -50,7 +50,7 @@ def echo(message: Any = None, *arguments: Any, **options: Any) -> None:
 def escape_unprintable(text: str) -> str:
     r"""Return a text with its colours; escape all other unprintable characters like Python.
 
-    >>> harmless("\x1b[31mred\x1b[0m \x1b]0;title\x07")
+    >>> escape_unprintable("\x1b[31mred\x1b[0m \x1b]0;title\x07")
     '\x1b[31mred\x1b[0m \\x1b]0;title\\x07'
     """
     parts = _HARMLESS.split(text)

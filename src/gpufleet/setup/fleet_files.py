@@ -15,7 +15,7 @@ import yaml
 from gpufleet.errors import FleetError
 from gpufleet.gpu_software.lock_file import lock_path, lock_text
 from gpufleet.importer.ansible import inventory_text
-from gpufleet.paths import write_whole
+from gpufleet.paths import shipped_deploys, write_whole
 from gpufleet.setup.first_model import CONTEXT, FirstModel
 from gpufleet.setup.hosts import Host
 from gpufleet.setup.kinds import NO_GPUS, Findings
@@ -28,9 +28,6 @@ VARIABLES = "group_vars/fleet.yml"
 GPU = "gpu"
 """The group of all nodes with GPUs."""
 
-DEPLOYS = (
-    "node", "vllm", "gateway", "monitoring", "litellm", "prepare", "verify", "check", "absent",
-)  # fmt: skip
 _DEPLOY = '''\
 """gpufleet's deploys/{name}.py: `pyinfra inventories/fleet.py deploys/{name}.py` runs it."""
 
@@ -155,7 +152,7 @@ def render(
         api_key=API_KEY,
     )
     files["config.py"] = _CONFIG
-    files |= {f"deploys/{name}.py": _DEPLOY.format(name=name) for name in DEPLOYS}
+    files |= {f"deploys/{name}.py": _DEPLOY.format(name=name) for name in shipped_deploys()}
     return files
 
 

@@ -21,7 +21,7 @@ from gpufleet.errors import FleetError
 from gpufleet.flags import json_keys, schema
 from gpufleet.flags.check import Verdict, check, check_command_line
 from gpufleet.flags.conflicts import RULES
-from gpufleet.flags.problem import Kind, Problem, RefusedBy, Severity
+from gpufleet.flags.problem import JudgedBy, Kind, Problem, Severity
 from tests.support.rows import each_row
 from tests.unit.flags import lines, record_verdicts
 
@@ -56,7 +56,7 @@ def test_verdict_is_the_parsers() -> None:
     differing = [
         (line, accepted)
         for line, accepted in RECORDED.verdicts
-        if any(problem.by is RefusedBy.PARSER for problem in check(known, line)) is accepted
+        if any(problem.by is JudgedBy.PARSER for problem in check(known, line)) is accepted
     ]
     assert differing == []
     assert len(RECORDED.verdicts) > 5000
@@ -86,7 +86,7 @@ def test_only_beginnings_of_names_are_taken_and_refused() -> None:
     ours = {Kind.PREFIX, Kind.NEVER, Kind.REMOVED, Kind.RENAMED, Kind.MODEL}
     for line, accepted in RECORDED.verdicts:
         if accepted:
-            kinds = {p.kind for p in check(known, line) if p.refuses and p.by is RefusedBy.ADVICE}
+            kinds = {p.kind for p in check(known, line) if p.refuses and p.by is JudgedBy.ADVICE}
             assert kinds <= ours, line
 
 
@@ -151,8 +151,8 @@ def test_prefix_says_what_argparse_makes_of_it() -> None:
 
 def test_prefix_with_a_wrong_value_is_the_parsers_refusal() -> None:
     """A beginning is taken by argparse only with a value that fits the whole name."""
-    assert refused("0.33.0", "M --gpu-memory-util 0.9").by is RefusedBy.ADVICE
-    assert refused("0.33.0", "M --gpu-memory-util much").by is RefusedBy.PARSER
+    assert refused("0.33.0", "M --gpu-memory-util 0.9").by is JudgedBy.ADVICE
+    assert refused("0.33.0", "M --gpu-memory-util much").by is JudgedBy.PARSER
 
 
 @each_row(
@@ -210,7 +210,7 @@ def test_value_that_is_none(
 ) -> None:
     """A value that the release's parser does not read is refused as the parser's."""
     problem = refused(version, line)
-    assert (problem.kind, problem.rewritten, problem.by) == (kind, rewritten, RefusedBy.PARSER)
+    assert (problem.kind, problem.rewritten, problem.by) == (kind, rewritten, JudgedBy.PARSER)
 
 
 def test_suffixes_are_of_their_release() -> None:
@@ -300,7 +300,7 @@ def test_level_of_old_guides() -> None:
 def test_what_ends_the_start_is_refused(line: str, word: str) -> None:
     """What the parser takes and vLLM's start refuses is refused, and not in the parser's name."""
     problem = refused("0.33.0", line)
-    assert problem.by is RefusedBy.START
+    assert problem.by is JudgedBy.START
     assert word in problem.found
     assert verdict("0.33.0", line).parser_accepts
 
@@ -405,7 +405,7 @@ def test_what_replaces_a_json_key_is_in_the_release_that_lost_it() -> None:
 def test_what_the_start_refuses_before_a_model_is_loaded(line: str, words: str) -> None:
     problem = refused("0.32.0", line)
     assert words in problem.found
-    assert problem.by is RefusedBy.START
+    assert problem.by is JudgedBy.START
 
 
 @each_row(
@@ -426,7 +426,7 @@ def test_what_the_start_refuses_before_a_model_is_loaded(line: str, words: str) 
     ],
 )
 def test_older_releases_refuse_it_from_the_first_that_was_read(version: str, line: str) -> None:
-    assert refused(version, line).by is RefusedBy.START
+    assert refused(version, line).by is JudgedBy.START
 
 
 @each_row(
@@ -617,14 +617,14 @@ def test_model_that_is_missing_or_swallowed(line: str, severity: Severity) -> No
 def test_model_flag_is_refused_where_it_was() -> None:
     """0.9.0 refused --model; the model first is right in all releases."""
     problem = refused("0.9.0", "--model org/model --port 8000")
-    assert (problem.kind, problem.by) == (Kind.MODEL, RefusedBy.PARSER)
+    assert (problem.kind, problem.by) == (Kind.MODEL, JudgedBy.PARSER)
     assert verdict("0.9.0", "org/model --port 8000").accepted
 
 
 @each_row("version", ["0.8.3", "0.9.1", "0.10.2", "0.11.0"])
 def test_a_model_flag_that_is_refused_is_one_sentence(version: str) -> None:
     (problem,) = verdict(version, "--port 8000 --model org/model").problems
-    assert problem.by is RefusedBy.PARSER
+    assert problem.by is JudgedBy.PARSER
 
 
 def test_a_parser_that_no_request_will_use_is_a_warning() -> None:
@@ -658,7 +658,7 @@ def test_every_key_of_a_json_value_that_is_wrong_is_named() -> None:
 def test_config_file_is_not_judged_in_silence() -> None:
     """A file of flags is on the node: what it says was not checked, and that is said."""
     assert "not checked" in warned("0.33.0", "M --config /etc/vllm/m.yaml").found
-    assert refused("0.33.0", "M --config /etc/vllm/m.json").by is RefusedBy.PARSER
+    assert refused("0.33.0", "M --config /etc/vllm/m.json").by is JudgedBy.PARSER
     assert "ignores" in refused("0.33.0", "M --config=/etc/vllm/m.yaml").found
 
 
@@ -668,21 +668,21 @@ def test_config_file_is_not_judged_in_silence() -> None:
 @each_row(
     ("name", "value", "by", "rewritten"),
     [
-        ("VLLM_USE_V1", "1", RefusedBy.ADVICE, ()),
+        ("VLLM_USE_V1", "1", JudgedBy.ADVICE, ()),
         (
             "VLLM_ATTENTION_BACKEND",
             "FLASHINFER",
-            RefusedBy.ADVICE,
+            JudgedBy.ADVICE,
             ("--attention-backend", "FLASHINFER"),
         ),
-        ("VLLM_LOGING_LEVEL", "DEBUG", RefusedBy.ADVICE, None),
-        ("VLLM_PORT", "tcp://10.0.0.1:8000", RefusedBy.START, None),
-        ("VLLM_WORKER_MULTIPROC_METHOD", "forkserver", RefusedBy.START, None),
-        ("VLLM_BATCH_INVARIANT", "true", RefusedBy.START, None),
+        ("VLLM_LOGING_LEVEL", "DEBUG", JudgedBy.ADVICE, None),
+        ("VLLM_PORT", "tcp://10.0.0.1:8000", JudgedBy.START, None),
+        ("VLLM_WORKER_MULTIPROC_METHOD", "forkserver", JudgedBy.START, None),
+        ("VLLM_BATCH_INVARIANT", "true", JudgedBy.START, None),
     ],
 )
 def test_variable_without_effect_or_value(
-    name: str, value: str, by: RefusedBy, rewritten: tuple[str, ...] | None
+    name: str, value: str, by: JudgedBy, rewritten: tuple[str, ...] | None
 ) -> None:
     """A variable that the release does not read, or cannot read, is refused."""
     problem = refused("0.33.0", "M", **{name: value})
@@ -738,7 +738,7 @@ def test_at_most_two_near_variables_are_proposed_and_none_that_is_far(
 def test_vllm_refuses_unknown_variables_where_it_is_told_to() -> None:
     """--fail-on-environ-validation makes vLLM itself end for a variable that it does not know."""
     line = "M --fail-on-environ-validation"
-    assert refused("0.33.0", line, VLLM_USE_V1="1").by is RefusedBy.START
+    assert refused("0.33.0", line, VLLM_USE_V1="1").by is JudgedBy.START
 
 
 # -- rewriting -------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from gpufleet.inventory.loader import Fleet, read
-from gpufleet.paths import PROJECT
 from gpufleet.setup.first_model import ROWS, FirstModel
 from gpufleet.setup.fleet_files import API_KEY, INVENTORY, KNOWN_HOSTS, render, write_files
 from gpufleet.setup.hosts import Host
@@ -79,7 +78,7 @@ def test_under_35_lines_of_settings_are_left_to_read(tmp_path: Path) -> None:
 
 def test_every_deploy_has_a_file_that_pyinfra_runs(tmp_path: Path) -> None:
     """Until a node is asked: this one is not reached, by the deploy and config.py of gpufleet."""
-    shipped = {f"deploys/{file.name}" for file in (PROJECT / "deploys").glob("[!_]*.py")}
+    shipped = {f"deploys/{file.name}" for file in (ROOT / "deploys").glob("*.py")}
     files = made(hosts=tuple(Host(name, "127.0.0.1", "admin", 1) for name in PROFILES))
     files[KNOWN_HOSTS] = ""
     list(write_files(tmp_path, files, api_key=True))
