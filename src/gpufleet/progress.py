@@ -140,7 +140,7 @@ class Count:
 
 def amount_of(done: int, total: int) -> str:
     """
-    Return an amount of a total, in the total's unit.
+    Return "amount of total", both in the total's unit.
 
     >>> amount_of(1_288_490_188, 5_690_831_667)
     '1.2 of 5.3 GiB'
@@ -152,10 +152,10 @@ def amount_of(done: int, total: int) -> str:
 
 def download_text(done: int, total: int, left: Iterable[str]) -> str:
     """
-    Return the present bytes and the awaited items, without a rate, for downloads that are counted
-    whole.
+    Return how many bytes are there, and which items are awaited; no rate, because an item counts
+    only once it is complete.
 
-    >>> arrived(1_288_490_188, 5_690_831_667, ["torch", "triton"])
+    >>> download_text(1_288_490_188, 5_690_831_667, ["torch", "triton"])
     '1.2 of 5.3 GiB are there, 2 left: torch, triton'
     """
     names = list(left)
@@ -167,9 +167,9 @@ def wait_text(noun: str, total: int, left: Iterable[str], seconds: float) -> str
     """
     Return how many of the expected things have arrived, and which are missing.
 
-    >>> waited_for("node", 64, ["gpu-31", "gpu-12", "gpu-07"], 12.3)
+    >>> wait_text("node", 64, ["gpu-31", "gpu-12", "gpu-07"], 12.3)
     '61 of 64 nodes after 12 s, 3 left: gpu-07, gpu-12, gpu-31'
-    >>> waited_for("node", 1, ["gpu-31"], 12.3)
+    >>> wait_text("node", 1, ["gpu-31"], 12.3)
     'waiting for gpu-31, 12 s so far'
     """
     names = list(left)
@@ -191,7 +191,8 @@ def _unit(count: float) -> tuple[int, str]:
 
 def _decimals(value: float, below: int) -> int:
     """
-    Return the number of decimals: 1 for small amounts, so that 30 s of a slow line are visible;
-    none for rates.
+    Return the number of decimals: 1 below the limit, else 0.
+
+    The limit is higher for amounts, in which 30 s of a slow line must show, than for rates.
     """
     return 1 if value < below else 0

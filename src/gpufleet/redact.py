@@ -39,9 +39,11 @@ def is_secret_name(name: str) -> bool:
     """
     Return whether the name of a variable, a flag or a key marks its value as a secret.
 
-    >>> names_one("HF_TOKEN"), names_one("TOKENIZERS_PARALLELISM"), names_one("API_KEY_FILE")
-    (True, False, False)
-    >>> names_one("--api-key"), names_one("secretKey"), names_one("max-tokens")
+    >>> is_secret_name("HF_TOKEN")
+    True
+    >>> is_secret_name("TOKENIZERS_PARALLELISM"), is_secret_name("API_KEY_FILE")
+    (False, False)
+    >>> is_secret_name("--api-key"), is_secret_name("secretKey"), is_secret_name("max-tokens")
     (True, True, False)
     """
     plain = _HUMPS.sub("_", name.lstrip("-")).replace("-", "_")
@@ -54,7 +56,7 @@ def is_secret(value: str) -> bool:
 
 
 def find_secrets(value: Any) -> Iterator[str]:
-    """Yield the secrets of a JSON value: values of keys with such names, at any depth."""
+    """Yield the secrets of a JSON value: texts of keys with `is_secret_name`, at any depth."""
     if isinstance(value, Mapping):
         for name, below in value.items():
             if isinstance(below, str) and below and is_secret_name(str(name)):

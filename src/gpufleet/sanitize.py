@@ -105,5 +105,5 @@ def html_text(words: str) -> str:
 
 
 def xml_text(words: str) -> str:
-    """Return a text without characters that XML forbids, not escaped yet."""
+    """Return a printable text with `?` for characters that XML forbids, not escaped yet."""
     return _NOT_XML.sub("?", "\n".join(map(printable, words.splitlines())))

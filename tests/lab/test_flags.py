@@ -6,7 +6,7 @@ import json
 
 from gpufleet.flags import schema
 from gpufleet.flags.check import check
-from gpufleet.flags.problem import RefusedBy
+from gpufleet.flags.problem import JudgedBy
 from tests.lab.conftest import Fleet
 from tests.unit.flags import lines, record_verdicts
 
@@ -26,7 +26,7 @@ def test_the_release_on_the_node_agrees(deployed: Fleet) -> None:
     found = asked(deployed, python, program, sample)
 
     ours = {
-        line: all(problem.by is not RefusedBy.PARSER for problem in check(known, line))
+        line: all(problem.by is not JudgedBy.PARSER for problem in check(known, line))
         for line in sample
     }
     assert ours == dict(found.verdicts)

@@ -45,7 +45,7 @@ class TreeState:
 @dataclass(frozen=True)
 class Share:
     """
-    Nodes of one kind, and the sources of their artifact.
+    Nodes of one kind, and the source of what they need.
 
     Attributes:
         source: the node that has it, or is to make it.

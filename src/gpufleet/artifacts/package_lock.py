@@ -164,7 +164,7 @@ def _component(each: Package) -> dict[str, Any]:
 
 def sbom_differences(lock: str, sbom: str) -> tuple[str, ...]:
     """
-    Return the differences between a lock and its SBOM as sentences, including hashes of no wheel.
+    Return the differences between a lock and its SBOM as sentences, with files that are no wheels.
 
     Raises `FleetError` for an SBOM that cannot be read.
     """
@@ -188,7 +188,7 @@ def sbom_differences(lock: str, sbom: str) -> tuple[str, ...]:
 
 
 def constraints(lock: str, program: str) -> str:
-    """
+    r"""
     Return the pins of a lock, but for those of the program itself, so that what is locked stays.
 
     >>> constraints("uv==1 \\\n --hash=x\na==2 ; os_name == 'nt' \\\n --hash=y\n", "uv")

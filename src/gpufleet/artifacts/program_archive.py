@@ -1,9 +1,9 @@
 """
 A program from its publisher's .tar.gz on a node: its path, and the download script. Pure.
 
-One directory a content: /opt/gpufleet/<name>/<the sha256's first 12 digits>. It gets its name once
-it is complete, so nothing is downloaded twice, and the running version stays until the next one
-runs.
+One directory a content: /opt/gpufleet/<name>/<the sha256's first 12 digits>. It gets its name only
+once it is complete, so a directory with that name is correct and nothing is downloaded twice. The
+running version stays until another one runs.
 """
 
 from __future__ import annotations

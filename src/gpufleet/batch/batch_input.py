@@ -129,8 +129,8 @@ class BatchInput:
 
     def requests(self, without: Collection[int]) -> Iterator[Line]:
         """
-        Yield the lines without an answer in their order; `without` has the hashes of their
-        `custom_id`.
+        Yield the lines in their order, except those whose hash of `custom_id` (`id_hash`) is in
+        `without`.
         """
         for _, raw in self._lines():
             if self._now() != self._state:

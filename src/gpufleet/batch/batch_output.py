@@ -1,9 +1,9 @@
 """The output of a batch: answers count once they are on disk; records which lines are answered.
 
-Border. `OUTPUT.state` beside it names its input and is its lock: one process writes an output, and
-its `flock` ends with the process. After a kill at any moment the output has complete lines and at
-most one partial last line, which the next process removes. After a power loss answers of the last
-second may be missing: these lines are asked again.
+Border. `OUTPUT.state` beside it has its input's hash and is its lock: one process writes an output,
+and its `flock` ends with the process. After a kill at any moment the output has complete lines and
+at most one partial last line, which the next process removes. After a power loss answers of the
+last second may be missing: these lines are asked again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A running batch: sends lines as the throttle allows, and writes answers.
 
-Border: greenlets, one for each request, one that observes the fleet, one that writes answers.
+Border: greenlets, one for each request, one that observes the fleet, one that syncs answers.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class BatchRun:
         """
         `look` receives a function that counts the requests in flight, and may block.
 
-        `seconds` is the most for one request. The run ends after `patience_seconds` without an
-        answer and without requests in flight.
+        `seconds` is the most for one request. The run ends if no answer came for
+        `patience_seconds` and no request is in flight.
         """
         self._asks, self._lines, self._output = asks, lines, output
         self._look, self._seconds, self._patience = look, seconds, patience_seconds
@@ -96,7 +96,10 @@ class BatchRun:
 
     def run(self) -> None:
         """
-        Ask all lines. Raises `FleetError` if the fleet accepts no requests, or the disk no answers.
+        Ask all lines, or stop with the reason in `stopped`.
+
+        Raises `FleetError` if the key is refused, the certificate is not trusted, the input was
+        changed, or the output cannot be written.
         """
         beside = [gevent.spawn(self._guard, each) for each in (self._watch, self._keep_synced)]
         try:

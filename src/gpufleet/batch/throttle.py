@@ -34,7 +34,7 @@ class Throttle:
         self._why = found.why
 
     def succeeded(self) -> None:
-        """Record an answer, which ends a hold for all lines."""
+        """Record an answer: when the hold is over, all lines may go on, not one alone."""
         self._failures = 0
 
     def failed(self, asked_at: float, now: float, retry_after: float = 0.0) -> None:

@@ -91,8 +91,8 @@ class Folder:
         """
         Fetch all of these files, several at once.
 
-        `say` receives each finished path, and the progress of downloads of over two seconds. Raises
-        FleetError with every failed download; completed ones stay.
+        `say` receives each downloaded path, and the progress of downloads of over two seconds.
+        Raises FleetError with every failed download; completed ones stay.
         """
 
         def one(remote: Remote) -> str | None:

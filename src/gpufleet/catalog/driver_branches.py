@@ -100,7 +100,7 @@ def version_numbers(version: str) -> tuple[int, ...]:
     """
     Return a driver's version or branch as numbers, to be compared.
 
-    >>> numbers("580.95.05") < numbers("580.178.04")
+    >>> version_numbers("580.95.05") < version_numbers("580.178.04")
     True
     """
     return tuple(int(part) for part in version.split("."))

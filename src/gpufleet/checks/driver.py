@@ -182,7 +182,7 @@ def _provision(node: Reading) -> tuple[Step, ...]:
 
 
 def _not_loaded(node: Reading) -> _Ladder:
-    """Return possible reasons why NVML sees no kernel module, the most certain first."""
+    """Return why NVML sees no kernel module, and the remedy; the most certain cause wins."""
     gpus = [at for at in node.known("pci", default=[]) if at["class"].startswith("0x03")]
     drivers = {at["driver"] for at in gpus if not is_missing(at["driver"])}
     if loaded := node.known("driver", "module"):

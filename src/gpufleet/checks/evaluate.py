@@ -124,7 +124,7 @@ def _nearest(node: Reading, alike: Sequence[Reading]) -> tuple[Reading, ...]:
     """
     Return up to `ASKED_SIBLINGS` other nodes with the same GPUs: the next ones by name, cyclically.
 
-    Each node has its own cache, so that values are compared once.
+    Each node has its own siblings, so that not every node is compared with the same few.
     """
     others = [each for each in alike if each.product == node.product]
     others.sort(key=lambda each: each.name)
@@ -194,7 +194,7 @@ def _answers(
     ask: Callable[[], Iterator[Problem]],
     gpu: GpuId | None = None,
 ) -> Iterator[Finding]:
-    """Yield a check's findings; a single OK finding without problems."""
+    """Yield a check's findings; one with severity OK if there are no problems."""
     problems = []
     try:
         for problem in ask():

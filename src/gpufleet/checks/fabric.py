@@ -218,7 +218,7 @@ def _its_like_tell(gpu: GpuReading) -> bool:
 
 def _must_register(gpu: GpuReading) -> bool:
     """
-    Return whether it is linked by NVSwitches and registers with them.
+    Return whether NVSwitches link it to other GPUs, and its generation registers with them.
 
     Whether a GPU without NVLink should have some is checked by nvlink-links.
     """
@@ -245,7 +245,7 @@ def _memberships(node: Reading) -> dict[int, tuple[Any, Any]]:
 
 
 def _of_fabric(gpu: GpuReading, key: str) -> Any:
-    """Return the GPU's fabric state; None if it reports none."""
+    """Return one value of the GPU's fabric state; None if it reports none."""
     return lookup(gpu.node.document["fabric"][gpu.at], (key,), None, None)
 
 
@@ -325,7 +325,8 @@ def _linked(one: GpuReading, other: GpuReading) -> bool:
 
 def _may_reach(gpu: GpuReading, other: GpuReading) -> bool:
     """
-    Return whether the driver grants access both ways; raises if this GPU's own answer is missing.
+    Return whether the driver grants access both ways; raises `Unread` if it could not be read for
+    this GPU.
     """
     try:
         answers = [gpu.node.get("p2p", "nvlink", gpu.at, other.at)]
@@ -514,7 +515,7 @@ def upstream_version(version: str) -> str | None:
     """
     Return the vendor's part of a package's version.
 
-    >>> upstream("1:570.124.06-1ubuntu0.24.04.1")
+    >>> upstream_version("1:570.124.06-1ubuntu0.24.04.1")
     '570.124.06'
     """
     found = _UPSTREAM_VERSION.match(version)

@@ -148,7 +148,7 @@ def _uuid_of_another_node(node: Reading) -> Iterator[Problem]:
 
 
 def _silent(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return why a GPU counts as silent: it answers nothing, or only few questions."""
+    """Return why a GPU counts as silent: no answer, a needed fact missing, or gone; else None."""
     if is_missing(facts):
         return facts
     for name in NEEDED:
@@ -160,7 +160,7 @@ def _silent(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _failing(facts: Mapping[str, Any]) -> list[str]:
-    """Return the facts that a GPU did not report without a reason, if there are many."""
+    """Return the facts that a GPU failed to report for no known reason, if there are many."""
     failed = [
         name
         for name, value in facts.items()

@@ -87,7 +87,7 @@ def _bus_agrees(node: Reading) -> bool:
     """
     Return whether the PCI bus has exactly NVML's GPUs and those passed to virtual machines.
 
-    False if it could not be read, if a module option hides a GPU, and if the address of a silent
+    False if it could not be read, if a module option hides a GPU, or if the address of a silent
     GPU is unknown.
     """
     on_bus = {function["bus_id"] for function in _gpus_on_bus(node)} - set(_given_away(node))
@@ -123,7 +123,7 @@ def _modules_missing(node: Reading) -> Iterator[Problem]:
     Report the module numbers of a board that no GPU has (nvmlDeviceGetModuleId).
 
     Boards count their GPUs from 1 (or 0) on. A node with the board's NVSwitches has the whole board
-    of 8 GPUs; a virtual machine may have any number of them.
+    of 8 GPUs; a virtual machine may have any of them.
     """
     modules = [gpu.known("module_id") for gpu in node.gpus]
     numbers = {number for number in modules if type(number) is int and 0 <= number < 64}

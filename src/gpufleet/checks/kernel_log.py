@@ -424,7 +424,7 @@ def sxid(node: Reading) -> Iterator[Problem]:
 
     Fatal ones block: the switch has stopped the traffic of at least one GPU. The lines with an
     error's registers do not repeat the word; an error of which no line has it counts as fatal. No
-    line is skipped: an unparsable one is a warning, and blocks if it contains "fatal".
+    line is skipped: an unparsable one is a warning, and blocks if it says "fatal", not "non-fatal".
     """
     raw = node.known("kernel_log", "lines", default=[])
     found = list(_sxids((float(seconds), str(text)) for seconds, text in raw))

@@ -1,7 +1,7 @@
 """Each GPU's memory: ECC, row remapping, retired pages, repairs that wait.  Pure.
 
 Counters are NVML's: "volatile" ones start at zero when the driver loads or the GPU is reset,
-"aggregate" ones count the GPU's whole life. Errors before the last reset that were repaired are
+"aggregate" ones count the GPU's whole life. Errors from before that, if repaired, are
 history, not a fault. In the sources "memory error management" is NVIDIA's application note
 DA-09826, "DCGM" NVIDIA's data center GPU manager 4.6.
 """
@@ -214,7 +214,7 @@ def _corrected(found: str, many: int) -> Problem:
         Severity.WARN,
         f"{found} since the driver loaded",
         f"fewer than {many:,}",
-        "the limit at which operators of large fleets remove a node",
+        "the limit at which the operator of a large fleet removes a node",
         (
             Step(
                 Action.LOOK, "check whether it grows: `nvidia-smi -q -d ECC`, twice, an hour apart"
@@ -226,7 +226,7 @@ def _corrected(found: str, many: int) -> Problem:
 
 
 def _remapped_rows(gpu: GpuReading, key: str) -> Any:
-    """Return one of the row remapper's answers; none while MIG instances exist."""
+    """Return one of the row remapper's answers; raises `Unread` if MIG is on and it has none."""
     try:
         return gpu.get("remapped_rows", key)
     except DoesNotApply:
@@ -298,7 +298,7 @@ def row_remap_count(gpu: GpuReading) -> Iterator[Problem]:
 
 
 def row_remap_spares(gpu: GpuReading) -> Iterator[Problem]:
-    """No bank has run out of spare rows: the next error in it could not be repaired."""
+    """No bank has few or no spare rows: the next error there may not be repairable."""
     try:
         used_up, few = (gpu.get("remap_histogram", spares) for spares in ("none", "low"))
     except DoesNotApply:

@@ -213,7 +213,7 @@ def _can_be_told(node: Reading) -> None:
 def _fits(pattern: str, name: str) -> bool:
     """
     Apply a blacklist's pattern: unattended-upgrades' are regular expressions that have to match
-    from the name's start, dnf's are globs. An origin that matches neither protects nothing.
+    from the name's start, dnf's are globs. A pattern that is neither protects nothing.
     """
     glob = "".join(".*" if part == "*" else re.escape(part) for part in re.split(r"(\*)", pattern))
     if re.fullmatch(glob, name):

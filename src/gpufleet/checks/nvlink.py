@@ -78,7 +78,7 @@ def _up_by_index(node: Reading) -> tuple[int | None, ...]:
 
 
 def _up_on(sibling: Reading, gpu: GpuReading) -> int | None:
-    """Return a sibling's number of links at this GPU's place: some have bridges, some do not."""
+    """Return a sibling's number of active links at this GPU's place: not all have bridges."""
     counts = _up_by_index(sibling)
     if len(counts) == len(gpu.node.document["gpus"]):
         return counts[gpu.at]

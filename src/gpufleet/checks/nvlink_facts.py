@@ -197,7 +197,7 @@ def widths(node: Reading) -> dict[tuple[int, int], int]:
     """
     Return the number of links of every pair of GPUs (i < j) that report their links.
 
-    A GPU that reports no NVLink has no pairs.
+    0 for pairs with a GPU that reports no NVLink.
     """
     gpus = [gpu for gpu in node.gpus if links_or_none(gpu)]
     index = {gpu.at: gpu.index for gpu in gpus}

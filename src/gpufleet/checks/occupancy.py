@@ -117,7 +117,7 @@ def foreign_processes(gpu: GpuReading) -> Iterator[Problem]:
         hidden = all(_hidden(gpu, process) for process in foreign)
         yield Problem(
             Severity.UNKNOWN if hidden else Severity.BLOCK,
-            f"a program a program computes on it: {_processes(foreign)}"
+            f"a program computes on it: {_processes(foreign)}"
             + (", visible to root only" if hidden else ""),
             f"only {OWN_UNITS}",
             "the plan needs the whole GPU",
@@ -137,7 +137,7 @@ def foreign_processes(gpu: GpuReading) -> Iterator[Problem]:
 
 def _drawing(gpu: GpuReading, others: list[Mapping[str, Any]]) -> Problem:
     """Return the problem of graphics programs; their share of the memory decides."""
-    said = f"a program a program draws on it: {_processes(others)}"
+    said = f"a program draws on it: {_processes(others)}"
     source = f"vLLM leaves 8 % of the memory, {SPARED:.0%} are reserved for others"
     unseen = [at for at in others if _hidden(gpu, at) and is_missing(at["name"])]
     seen = [process for process in others if process not in unseen]

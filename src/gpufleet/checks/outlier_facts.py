@@ -104,7 +104,7 @@ def _idle_at_full_clocks(gpu: GpuReading) -> Any:
 
 
 def _above_0(name: str) -> Callable[[GpuReading], Any]:
-    """Return a reader of a number that is missing below 1, which another check reports."""
+    """Return a reader of a number; it returns None below 1, which another check reports."""
     return lambda gpu: value if (value := gpu.known(name, default=0)) > 0 else None
 
 

@@ -1,8 +1,8 @@
 """Find GPUs and nodes that differ from equal ones. Pure.
 
 The table of what is compared with what, and of tolerances, is `checks/outlier_facts.py`. A value is
-an outlier if more than half of the others agree and it differs. If only two differ, either may be
-wrong: the worse one is named, and never blocks.
+an outlier if more than half of the others agree and it differs. Of only two, either may be wrong:
+the worse one is named, and never blocks.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _RAISE = object()
 
 
 class DoesNotApply(Exception):  # noqa: N818  # an answer, not an error
-    """This hardware does not have it; `str()` is its name."""
+    """This hardware does not have it; `str()` says what."""
 
 
 class CannotTell(Exception):  # noqa: N818

@@ -98,7 +98,7 @@ def setting_keys(_ctx: click.Context, _param: click.Parameter, incomplete: str) 
 
 
 def _fleet(ctx: click.Context) -> Fleet | None:
-    """Return the fleet of the typed inventory, else of the default one; None: neither loads."""
+    """Return the fleet of the typed inventory, or of the default one; None: it does not load."""
     from gpufleet.inventory.loader import read
     from gpufleet.inventory.pyinfra_command import default_inventory, is_inventory
 

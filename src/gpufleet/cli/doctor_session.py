@@ -292,7 +292,7 @@ def _journals(node: str, answer: Answer, seconds: float, declared: Fleet) -> Que
 
 
 def _gateway_log(node: str, answer: Answer, seconds: float) -> Questions:
-    """Return the question for a gateway's log; a running gateway is not asked."""
+    """Return the question for a gateway's log; it omits the log of a running gateway."""
     if isinstance(answer, str):
         return {}
     stages = () if answer.get("runs") is True else (journal_causes.GATEWAY,)

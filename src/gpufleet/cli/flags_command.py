@@ -81,7 +81,7 @@ def extract(source: str, python: str, *, help_texts: bool, metrics: bool, second
 def explain(name: str, version: str | None, *, as_json: bool) -> None:
     """
     Explain a flag or environment variable: effect, use, cost. For any other word, list the flags
-    that mention it.
+    and variables about it.
 
     \b
     gpufleet flags explain --max-num-batched-tokens

@@ -92,7 +92,7 @@ def import_(file: str, version: str | None, name: str | None, output: str, *, fo
 
 
 def _target(output: str, file: str, *, force: bool) -> Path:
-    """Return the file to write; ask before replacing an existing one."""
+    """Return the file to write. Raises `FleetError` if it exists, except with `force`."""
     target = Path(output)
     if target.is_dir():
         raise FleetError(f"{output}: is a directory: name the file to write")

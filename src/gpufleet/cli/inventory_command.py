@@ -60,7 +60,7 @@ def values_table(fleet: Fleet, names: Iterable[str], *, changed: bool = False) -
     """
     Return every value with the place that set it and the nodes that it applies to.
 
-    With `changed`, only values that differ from the default.
+    With `changed`, only values that are set and differ from the default.
     """
     found: dict[tuple[str, str, str], list[str]] = {}
     total = 0

@@ -47,8 +47,8 @@ def lock(
     What the nodes of INVENTORY run is written to group_vars/GROUP.lock.yml.
 
     Nodes that differ from each other, or are between two versions, are named, and nothing is
-    written. Contradictions with `cuda`, `dcgm` and `vllm` are listed, too. With --set the versions
-    are those of a set that is known to fit together: r580-lts, r595, r615.
+    written; the same applies to contradictions with `cuda`, `dcgm` and `vllm`. With --set the
+    versions are those of a set that is known to fit together: r580-lts, r595, r615.
 
     With --models: write the hashes of all files of the models that INVENTORY serves, as the Hub
     names them, to models.lock.json. Nodes then accept no other files, downloaded or copied.
@@ -96,7 +96,7 @@ def lock(
 
 
 def _members(fleet: Fleet, group: str) -> tuple[str, ...]:
-    """Return the nodes of a group that has `group_vars`."""
+    """Return the nodes of a group; `all` and the inventory's name mean all GPU nodes."""
     if group in {"all", Path(fleet.inventory).stem}:
         return tuple(fleet.gpu_nodes)
     if members := fleet.groups.members.get(group):

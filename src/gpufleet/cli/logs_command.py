@@ -88,7 +88,7 @@ def logs(
 
 
 def _print_lines(reading: Journals, found: list[Line], *, as_json: bool) -> None:
-    """Print lines unchanged, and remarks about them on stderr."""
+    """Print lines in the given order, and remarks about them on stderr."""
     from gpufleet.serving.logs import format_lines
 
     if as_json:

@@ -1,9 +1,9 @@
 """The `gpufleet` command: plan, check, deploy and upgrade a fleet of vLLM servers.
 
 With `--record` the findings are written to the nodes, for their exporters. Commands that change a
-node have the change in their name (`upgrade`, `rollback`, `cordon`); all others only read. Thin:
-reads files, calls the modules that know, prints. Mistakes of the operator end in one line `error:
-...` each on stderr and status 2, never in a traceback; Ctrl-C ends in status 130.
+node have the change in their name (`upgrade`, `rollback`, `cordon`); all others only read.
+Thin: reads files, calls the modules that know, prints. Mistakes of the operator end in one line
+`error: ...` each on stderr and status 2, never in a traceback; Ctrl-C ends in status 130.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def measure(inventory_file: str, *, compare: tuple[Path, Path] | None, **given: 
     gpufleet measure --compare measurements/a.json measurements/b.json
 
     Puts load on the model: without --guest only if no other request is in flight. Changes nothing
-    on nodes except with --tune, and leaves no files there. Results are files: JSON, a Benchmark
+    on nodes except with --tune, and leaves nothing there. Results are files: JSON, a Benchmark
     Report for each level, and a page.
 
     Exit status: 0 found, 1 not known or the objectives are never met (with --tune: by what is

@@ -136,7 +136,7 @@ class GuestWatch:
 
 
 def trace_work(name: str, trace: Trace, kind: ModelKind) -> workloads.Workload:
-    """Return a trace's largest request, for the warm-up and the client's own limit."""
+    """Return a trace's largest request, for the first request and the client's own limit."""
     if kind in POOLS:
         raise FleetError(
             f"--trace {name}: a trace has lengths of answers, and a model of `kind: {kind}` makes "

@@ -302,7 +302,7 @@ class Session:
         )
 
     def _short_answers(self) -> dict[str, Answer]:
-        """Return the probes; a silent node has an entry without facts."""
+        """Return the probes; for a silent node only the sentence `SILENT`."""
         return {n: SILENT if isinstance(each, str) else each for n, each in self.answers.items()}
 
     def _all_answers(self) -> dict[str, Answer]:

@@ -20,7 +20,7 @@ from gpufleet.node.topology import Node, node_from_probe
 from gpufleet.upgrade.run import observe
 from gpufleet.upgrade.run.connections import Nodes
 from gpufleet.upgrade.run.node_answers import NodeLook
-from gpufleet.upgrade.run.rotation import Rotation, read_rotation
+from gpufleet.upgrade.run.rotation import Rotation, model_rotation
 from gpufleet.upgrade.run.traffic import Frontends
 
 
@@ -92,7 +92,7 @@ class ServedFleet:
         state = Frontends(self.nodes, self.project).state(gateway)
         if not state.runs:
             raise FleetError(f"{gateway}: its gateway does not run: `gpufleet status` shows why")
-        return read_rotation(model, gateway, state, declared.running, declared.out)
+        return model_rotation(model, gateway, state, declared.running, declared.out)
 
     def loads(
         self, target: Target, found: NodeAnswers, *, drained: str | None = None

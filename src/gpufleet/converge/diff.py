@@ -104,7 +104,8 @@ class Part:
     """
     The changes of one operation.
 
-    Attributes: noop: the message when there is nothing to do.
+    Attributes:
+        noop: the message when there is nothing to do.
         changes: one line each, as an imperative: "write /etc/hosts: it is missing".
         commands: what makes those changes, in order.
         problems: why it must not begin; whole sentences.
@@ -156,7 +157,7 @@ def difference(wanted: DesiredState, snapshot: Snapshot) -> Difference:
 
 
 def units_to_start(wanted: DesiredState, snapshot: Snapshot) -> tuple[str, ...]:
-    """Return the known names of the units that would be started or restarted now."""
+    """Return the units, of those with a known state, that would be started or restarted now."""
     return tuple(
         unit.name
         for unit in wanted.values_of(Unit)

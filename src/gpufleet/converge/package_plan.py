@@ -1,7 +1,7 @@
 """Compare desired with installed packages; return the changes, and one transaction for them.
 
-Pure; `converge/diff.py` has it done with everything else. It decides which packages change, and
-chooses among several acceptable versions:
+Pure; `converge/diff.py` has it done with everything else. This module decides which packages
+change, and chooses among several acceptable versions:
 
   * a version that ends in `*` keeps what is installed, and takes what is newest on a new node;
   * packages in lockstep take the version that the others of them have, so that a fabric manager

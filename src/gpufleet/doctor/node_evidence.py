@@ -88,7 +88,7 @@ class NodeEvidence:
 
 def node_evidence(node: str, answer: Mapping[str, Any] | str) -> NodeEvidence:
     """
-    Parse a node's answer (`on_node/doctor/failure_evidence.py`); a sentence if it is invalid.
+    Parse a node's answer (`on_node/doctor/failure_evidence.py`); a sentence becomes its `unread`.
 
     Raises `FleetError` naming the node for an invalid answer.
     """

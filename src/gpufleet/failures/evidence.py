@@ -33,9 +33,9 @@ def is_met(condition: str, evidence: Evidence, seen: Collection[str]) -> bool | 
     """
     Return whether a condition of a rule is met; None: not known.
 
-    >>> holds("check fabric-state", Evidence(checks={"fabric-state": False}), ())
+    >>> is_met("check fabric-state", Evidence(checks={"fabric-state": False}), ())
     True
-    >>> holds("check fabric-state", Evidence(), ()) is None
+    >>> is_met("check fabric-state", Evidence(), ()) is None
     True
     """
     kind, _, name = condition.rpartition(" ")

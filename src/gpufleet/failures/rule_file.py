@@ -57,7 +57,7 @@ class Advice:
 
 
 @dataclass(frozen=True)
-class CauseEvidence:
+class PossibleCause:
     """One of several causes of a line: the evidence for it, and where to look without evidence."""
 
     when: str
@@ -77,7 +77,7 @@ class Rule:
     patterns: tuple[LinePattern, ...]
     advice: Advice
     source: str
-    tells: tuple[CauseEvidence, ...] = ()
+    tells: tuple[PossibleCause, ...] = ()
     follows: tuple[str, ...] = ()
     """Rules of which this is a consequence where both are found; ANY: of every failure before."""
     until: tuple[str, ...] = ()
@@ -158,11 +158,11 @@ def _rule(entry: Any) -> Rule:
     )
 
 
-def _tell(entry: Mapping[str, Any]) -> CauseEvidence:
+def _tell(entry: Mapping[str, Any]) -> PossibleCause:
     _check_keys(entry, _TELL_KEYS, _TELL_REQUIRED)
     if str(entry["when"]).rpartition(" ")[0] not in CONDITIONS:
         raise ValueError(f"when {entry['when']!r} does not begin with one of {CONDITIONS}")
-    return CauseEvidence(entry["when"], _advice(entry), entry["look"])
+    return PossibleCause(entry["when"], _advice(entry), entry["look"])
 
 
 def _advice(entry: Mapping[str, Any]) -> Advice:

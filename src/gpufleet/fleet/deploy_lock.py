@@ -106,7 +106,7 @@ def hold_again(state: State, host: Host) -> str:
 
 
 def unknown(state: State, answers: Mapping[str, Answer]) -> tuple[str, ...]:
-    """Return a sentence for each node that answers the probe without its lock."""
+    """Return a sentence for each node that answers the probe, and did not report its lock."""
     return tuple(
         _not_known(name, why)
         for name, why in sorted(_SILENT.get(state, {}).items())
@@ -115,7 +115,7 @@ def unknown(state: State, answers: Mapping[str, Answer]) -> tuple[str, ...]:
 
 
 def refuse_silent(state: State, names: Iterable[str]) -> None:
-    """Raise `FleetError` for nodes that did not report their lock."""
+    """Raise `FleetError` for those of these nodes that did not report their lock."""
     silent = _SILENT.get(state, {})
     if problems := [_not_known(name, silent[name]) for name in sorted(names) if name in silent]:
         raise FleetError(*problems)

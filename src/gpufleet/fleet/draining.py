@@ -49,7 +49,7 @@ def find_drain(
     node: str, running: Iterable[Running], out: Collection[tuple[str, str]] = ()
 ) -> Drain:
     """
-    Return the replicas and gateways that draining a node affects.
+    Return the replicas that draining a node affects.
 
     `running` are the stages of the whole fleet as they were found, `out` the (node, replica) pairs
     that are drained already.

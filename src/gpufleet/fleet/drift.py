@@ -127,7 +127,7 @@ class Drift:
 
     @property
     def state(self) -> DriftState:
-        """The fleet is drifted if any node is; else unknown if any node is."""
+        """Drifted if any node is; else unknown if any is, if `refused`, or without nodes."""
         stands = {each.state for each in self.nodes.values()}
         if DriftState.DRIFTED in stands:
             return DriftState.DRIFTED
@@ -175,8 +175,8 @@ def urgency_of(change: str) -> Urgency:
     """
     Return when a pending change takes effect.
 
-    >>> matters("enable nvidia-fabricmanager.service")
-    <Matters.NEXT_BOOT: 'next boot'>
+    >>> urgency_of("enable nvidia-fabricmanager.service")
+    <Urgency.NEXT_BOOT: 'next boot'>
     """
     later = (when for words, when in _LATER if words.match(change))
     return next(later, Urgency.NOW)

@@ -64,7 +64,7 @@ def dry_run(
     change.
 
     `limit` are nodes and groups, none for all; the plan is for the whole inventory even so. Takes
-    at most `seconds` on top of the probe's, for all nodes at once. For side effects on the process
+    at most `seconds` on top of the probe's, for all nodes at once. For requirements on the process
     and exceptions see `fleet.live.probe`.
     """
     codes = {file: _compile(file) for files in deploys.values() for file in files}

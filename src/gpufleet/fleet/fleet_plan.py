@@ -314,7 +314,7 @@ def running_stages(documents: Mapping[str, Mapping[str, Any]]) -> Iterator[Runni
 
 
 def _kind(name: object) -> ModelKind:
-    """Return a unit's kind; a newer gpufleet's kind is unknown here."""
+    """Return a unit's kind; one that only a newer gpufleet has counts as `generate`."""
     return next((each for each in get_args(ModelKind) if each == name), "generate")
 
 

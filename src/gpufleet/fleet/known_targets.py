@@ -16,7 +16,7 @@ LOOK_SECONDS = 30
 
 
 def known_targets(node: MonitoringTargets, directory: str) -> Mapping[str, list[Target]]:
-    """Return the contents of the target files in a directory; read only when needed."""
+    """Return the contents of the target files in a directory; {} if no node is silent."""
     if not node.silent:
         return {}
     program = payload.program("monitoring/target_files", directory=directory)

@@ -51,7 +51,7 @@ def connect(path: str, limit: tuple[str, ...] = ()) -> Generator[Ask]:
 
     It takes a function from a node's name to its program (None: this node is not asked), a deadline
     in seconds, and what the programs are called in sentences; it returns {node: document or
-    sentence}. For side effects on the process and exceptions see `probe`.
+    sentence}. For requirements on the process and exceptions see `probe`.
     """
     state = State()
     with open_run(state, path, limit) as wanted:
@@ -70,7 +70,7 @@ def open_run(state: State, path: str, limit: tuple[str, ...]) -> Generator[list[
     """
     Begin a run over an inventory file and yield its nodes; close connections afterwards.
 
-    For side effects on the process and exceptions see `probe`.
+    For requirements on the process and exceptions see `probe`.
     """
     from pyinfra.api import Config
     from pyinfra_cli.inventory import make_inventory

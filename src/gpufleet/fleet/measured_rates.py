@@ -108,7 +108,7 @@ class ModelRate:
 
 
 def stored_results(inventory_file: str) -> StoredMeasurements:
-    """Return the stored results beside an inventory file."""
+    """Return the stored results beside an inventory file; empty if there are none."""
     return result.read_measurements(measurements_folder(inventory_file))
 
 
@@ -119,7 +119,7 @@ def replica_rates(
     settings: Mapping[str, NodeSettings],
     now: dt.datetime,
 ) -> dict[str, RateOrReason]:
-    """Return each replica's measured rate by id, from its stages; undeclared models have none."""
+    """Return each replica's rate, or why none applies, by id; no entry for undeclared models."""
     replicas: dict[str, list[Running]] = {}
     for each in stages:
         replicas.setdefault(each.id, []).append(each)

@@ -139,7 +139,7 @@ def node_plan(*, unfit_stops: bool = True) -> NodePlan | None:
     pyinfra executes a deploy file once per node, concurrently: the first caller probes every node
     of the inventory, all others wait for its answer. Raises `Refusal`, which ends the whole run,
     with every problem that was found: nodes and GPUs that checks find unfit, and what does not fit.
-    With `unfit_stops=False` unfit nodes are only named: for showing what already runs.
+    With `unfit_stops=False` unfit ones are only named: for showing what already runs.
     """
     plan = _plan if unfit_stops else _plan_anyway
     if ctx_state.get() in _DRY_RUNS:
@@ -187,7 +187,7 @@ def bare_node() -> BareNode | None:
 
 
 def node_machine() -> tuple[System, Machine] | None:
-    """Return the current node's parts, after `node_plan`; None: unknown."""
+    """Return the current node's system and machine, after `node_plan`; None: unknown."""
     return assessment.machine_of(host.name, documents(ctx_state.get())[host.name])
 
 
@@ -467,7 +467,7 @@ def _plan_anyway(state: State) -> Assessment:
 
 
 def _plan_dry_run(state: State) -> Assessment:
-    """Plan as a deploy does; record what would be refused, and plan without it."""
+    """Plan as a deploy does; if that would be refused, record why, and plan all the same."""
     try:
         return _plan(state)
     except FleetError as error:

@@ -16,7 +16,7 @@ Profile = Literal["none", "jit", "full"]
 
 
 def toolkit_profile(settings: NodeSettings) -> Profile:
-    """Return a node's toolkit components: those of its lock, or all in `cuda`."""
+    """Return a node's toolkit profile: that of its lock; without a lock, all of `cuda`."""
     return settings.gpu_lock.toolkit.profile if settings.gpu_lock else "full"
 
 

@@ -167,8 +167,8 @@ def matches_lock(version: str, wanted: str | None) -> bool:
     """
     Return whether an installed version matches a lock's.
 
-    >>> agrees("580.95.05", "580"), agrees("580.95.05", "580.9"), agrees("580.95.05", None)
-    (True, False, True)
+    >>> [matches_lock("580.95.05", each) for each in ("580", "580.9", None)]
+    [True, False, True]
     """
     return wanted is None or version == wanted or version.startswith(f"{wanted}.")
 

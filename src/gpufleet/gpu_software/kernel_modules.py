@@ -16,7 +16,7 @@ SecureBoot = Literal["refuse", "enrolled"]
 
 
 def build_refusal(machine: Machine, policy: SecureBoot) -> str | None:
-    """Return why no module can be built for a node; None: it can. Asked before a change."""
+    """Return why no module may be built for a node; None: it may. Asked before a change."""
     if policy == "enrolled" or machine.secure_boot is False:
         return None
     state = "is on" if machine.secure_boot else "could not be read"

@@ -54,7 +54,7 @@ def check_node_lock(
 
     `python` is the version of the node's own interpreter; None: not known.
 
-    What `found` has said of the lock before is not said again; that NVIDIA does not publish a
+    What `check_locks` has said of the lock is not said again; that NVIDIA does not publish a
     part of it for the node's system, `read_provisioning` says, which chooses packages.
     """
     lock = node.settings.gpu_lock

@@ -29,7 +29,7 @@ def group_name(file: Path) -> str:
     """
     Return the group or host whose variables a file has, by the file's name alone.
 
-    >>> name_of(Path("gpu_h100.lock.yml")), name_of(Path("gpu_h100.yml"))
+    >>> group_name(Path("gpu_h100.lock.yml")), group_name(Path("gpu_h100.yml"))
     ('gpu_h100', 'gpu_h100')
     """
     return file.name.removesuffix(SUFFIX) if file.name.endswith(SUFFIX) else file.stem

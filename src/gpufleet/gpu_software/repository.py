@@ -124,7 +124,7 @@ def repository_path(system: System) -> str:
     """
     Return a system's repository below VENDOR.
 
-    >>> path(System("rocky", "9.6", "aarch64"))
+    >>> repository_path(System("rocky", "9.6", "aarch64"))
     'rhel9/sbsa'
     """
     return f"{vendor_repository(system).folder}/{_ARCHITECTURES[system.arch]}"

@@ -25,7 +25,7 @@ def one_line_each(text: str) -> str:
     Return a script with each assignment of an array in one line that begins with `SET`.
 
     >>> one_line_each("A=(\\n  --port 8000  # ours\\n)")
-    "\\x00array A = --port 8000"
+    '\\x00array A = --port 8000'
     """
 
     def line(match: re.Match[str]) -> str:

@@ -90,7 +90,7 @@ def scalar_text(value: Any) -> str:
     """
     Return a scalar as text for a command line or a variable.
 
-    >>> plain(True), plain(0.5), plain(None)
+    >>> scalar_text(True), scalar_text(0.5), scalar_text(None)
     ('true', '0.5', '')
     """
     if value is None:

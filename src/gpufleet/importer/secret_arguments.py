@@ -26,7 +26,7 @@ def without_secrets(line: Placed, schema: Schema, found: Findings) -> Placed:
 
 
 def _secret_at(line: Placed, at: int, schema: Schema, found: Findings) -> set[int]:
-    """Return the indices of the words of a secret that begins at an index."""
+    """Return the indices of the words of a secret that begins at an index; empty: none does."""
     word = line.words[at]
     name, equals, value = word.partition("=") if word[:1] == "-" else (word, "", "")
     plain = name.lower().replace("_", "-")
@@ -65,7 +65,7 @@ def _values_behind(line: Placed, at: int, flag: Flag | None) -> tuple[int, ...]:
 
 
 def _hides(flag: str, schema: Schema) -> bool:
-    """Return whether an unknown flag's name suggests a secret."""
+    """Return whether the name of an unknown flag, or a dotted one, suggests a secret."""
     known = flag in schema.by_option or flag.partition(".")[0] in schema.by_option
     if flag.startswith("--no-") or not flag.startswith("--"):
         return False

@@ -43,8 +43,8 @@ class Launch:
     """
     One `vllm serve`, whatever starts it.
 
-    `argv` are the arguments of `vllm serve`, as written. `mounts` are a container's (path inside,
-    path on the node), where these differ. `version` is the release that it runs today, if stated.
+    `argv` are the arguments of `vllm serve`, as written. `mounts` are a container's paths
+    (inside, on the node). `version` is the release that it runs today, if stated.
     `left_behind` are words after the line that a shell does not pass to vLLM.
     """
 

@@ -104,7 +104,7 @@ def expand(
 
     `add` is given the value of each variable, and may raise FleetError where there are too many.
 
-    >>> expanded("$A/${B:-c}/$D", {"A": "a"})
+    >>> expand("$A/${B:-c}/$D", {"A": "a"})
     'a/c/$D'
     """
 

@@ -202,7 +202,7 @@ class NodeClients:
         gevent.killall(self._tasks, block=False)
 
     def tell(self, word: str, number: int, data: bytes) -> None:
-        """Send a message. Raises `OSError` when the node's end is closed."""
+        """Send a message. Raises `OSError` when the node accepts no more input."""
         if self.lost:
             raise BrokenPipeError
         self._write(b"%b %d %d\n%b" % (word.encode(), number, len(data), data))

@@ -32,7 +32,7 @@ class Link(Protocol):
     """A running program with binary streams."""
 
     def send(self, data: bytes) -> None:
-        """Write to its input. Raises `OSError` when its input is closed."""
+        """Write to its input. Raises `OSError` when it accepts no more input."""
 
     def receive(self) -> bytes | None:
         """Return what it printed, without waiting; None: nothing new; b"": its output has ended."""

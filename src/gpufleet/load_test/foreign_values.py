@@ -71,7 +71,7 @@ def read_number(value: Any) -> float | None:
 
 
 def read_count(value: Any) -> int | None:
-    """Return an integer; None: any other value."""
+    """Return a finite number >= 0, rounded down; None: any other value."""
     found = read_number(value)
     return None if found is None else int(found)
 

@@ -57,7 +57,7 @@ def allowance(loads: Sequence[ServerLoad | str], own: int, share: float) -> Allo
     """
     Return the limit for a guest that stays, with `own` requests in flight now.
 
-    None while requests queue and any belong to others: theirs may be the queued ones. Raises
+    It is 0 while requests queue and any belong to others: theirs may be the queued ones. Raises
     `FleetError` where a replica's limit is not known.
     """
     others = subtract_own_load(loads, own)

@@ -207,7 +207,7 @@ class Level:
         )
 
     def _looks_until(self, seconds: float) -> int:
-        """Return the number of finished looks; they are at 2^(-k/2) of the budget."""
+        """Return how many looks are over by then; they are at 2^(-k/2) of the budget."""
         if seconds <= 0:
             return 0
         return max(0, min(LOOKS, LOOKS + math.floor(2 * math.log2(seconds / self._budget))))

@@ -93,7 +93,11 @@ def kind_of(model: str, declared: TargetDeclaration) -> ModelKind:
 
 
 def contract_of(model: str, declared: TargetDeclaration, share: float) -> Contract:
-    """Return a model's objectives. Raises `FleetError` where nothing was."""
+    """
+    Return a model's objectives as a contract.
+
+    Raises `FleetError` if none of them is a latency, or one does not suit its kind.
+    """
     objectives = served_as(model, declared).objectives
     kind = kind_of(model, declared)
     if problems := objective_problems(model, kind, objectives):

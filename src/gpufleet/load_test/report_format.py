@@ -233,7 +233,7 @@ def _described(lengths: Lengths) -> dict[str, Any]:
 
 
 def _lengths(written: object) -> Lengths | None:
-    """Return lengths in the operator's notation; None: not a distribution."""
+    """Parse lengths in the operator's notation; None: anything else."""
     try:
         return parse_lengths(written) if isinstance(written, str) else None
     except FleetError:

@@ -238,8 +238,8 @@ def measured_rate(
     Return the requests per second that one replica was measured to carry, or why that is unknown.
 
     Only a result with this fingerprint, and this contract if one is given, is used: of one replica
-    before one of several that shared the load, then the newest. No rate below the lowest kept level
-    is estimated.
+    before one of several that shared the load, then the newest. If no measured rate kept the
+    contract, a lower one is not estimated.
     """
     mine = sorted((each for each in measurements if each.model == model), key=lambda e: e.when)
     mine = [each for each in mine if each.loop == "open"]

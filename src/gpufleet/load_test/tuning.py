@@ -99,10 +99,10 @@ class TrialActions(Protocol):
         """Drain it; return when no request is left."""
 
     def deploy(self, settings: Mapping[str, int]) -> None:
-        """Deploy it with these settings instead of the declared ones, until it answers."""
+        """Deploy it with these settings instead of declared ones; return when it answers."""
 
     def measure(self) -> tuple[Measurement, Path]:
-        """Return the measured rate, and the file of the result."""
+        """Measure it; return the measurement, and its file."""
 
     def undrain(self) -> None:
         """Undrain it."""
@@ -263,8 +263,8 @@ def choose_replica(
     Return the replica to try settings on (the one that is named, or the last of several), and the
     mark that a killed run has left on it: then it may not run as it is declared.
 
-    `marks` are those of drained replicas. The leftovers of a killed run are handled first. Raises
-    `FleetError` where it is the only one and not named, spans nodes, or gets no requests.
+    `marks` are those of drained replicas. A replica that a killed run has left is chosen first.
+    Raises `FleetError` where it is the only one and not named, spans nodes, or gets no requests.
     """
     ranks = list(_ranks(model, declared))
     left = {name: mark for name, mark in marks.items() if mark.why.startswith(WHY)}

@@ -25,7 +25,7 @@ def _check(right: bool, sentence: str) -> None:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Distribution of token counts: `fixed_length`, `uniform_lengths` or `lognormal`."""
+    """Distribution of token counts. Made by `fixed_length`, `uniform_lengths`, `lognormal`."""
 
     kind: Literal["fixed", "uniform", "lognormal"]
     low: int

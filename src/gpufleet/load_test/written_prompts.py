@@ -136,7 +136,7 @@ def from_jsonl(
 
 
 def _read_body(line: str, kind: ModelKind) -> tuple[Mapping[str, Any], str]:
-    """Return a line's request and "", or None and the reason for its refusal."""
+    """Return a line's request, and why it is refused; "": it is not."""
     try:
         found = json.loads(line)
     except json.JSONDecodeError as error:

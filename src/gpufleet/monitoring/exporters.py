@@ -188,7 +188,7 @@ def file_of_node(path: str, node: str) -> str:
     """
     Return a file's name for one node.
 
-    >>> named("secrets/tls/{node}.pem", "gpu-01")
+    >>> file_of_node("secrets/tls/{node}.pem", "gpu-01")
     'secrets/tls/gpu-01.pem'
     """
     return path.replace("{node}", node)

@@ -237,7 +237,7 @@ def host_port(host: str, port: int) -> str:
     """
     Return host and port as addresses are written.
 
-    >>> at("2001:db8::1", 9090)
+    >>> host_port("2001:db8::1", 9090)
     '[2001:db8::1]:9090'
     """
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -134,7 +134,7 @@ def render_files(
 
 
 def needed_secrets(monitoring: Monitoring, wanted: Iterable[Scrape]) -> dict[str, str]:
-    """Return {secret that `rendered` names: file of this machine whose content belongs there}."""
+    """Return {secret that `render_files` names: the file of this machine with its content}."""
     found = {f"prometheus/{path}": file for each in wanted for path, file in each.secrets}
     if monitoring.alertmanager:
         own = alertmanager.secret_files(monitoring.alertmanager)

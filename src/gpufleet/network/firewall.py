@@ -3,7 +3,7 @@ Render one nftables table: the node's ports that other machines may reach. Pure.
 
 Any client that reaches a replica's internal ports can run code there: vLLM, Ray, torch and NIXL
 have no authentication, and read pickles. So these ports are open only to the replica's other nodes,
-on their chosen interface. Endpoints and exporters are open to the clients in settings.
+on the interface chosen for them. Endpoints and exporters are open to the clients in settings.
 
 nftables cannot know the ports that vLLM, NCCL and Ray choose themselves. They are recognised in the
 second packet of a connection, by the user whose program sends it (`meta skuid`, nft(8); a SYN-ACK
@@ -218,7 +218,7 @@ def _running_peers(running: Iterable[Running]) -> Iterator[PeerAddress]:
 
 
 def _links(meetings: Sequence[PeerAddress]) -> Iterator[dict[str, Any]]:
-    """Yield each of the node's addresses for other nodes, with the allowed ones."""
+    """Yield each address at which other nodes reach this one, with the nodes that may."""
     known = {each.address: each.interface for each in meetings if each.interface}
     for address in sorted({each.address for each in meetings}, key=_by_number):
         here = [each for each in meetings if each.address == address]
@@ -276,7 +276,7 @@ def _has_server(each: Running) -> bool:
 
 
 def _front_rules(settings: NodeSettings) -> Iterator[Range]:
-    """Yield the ports for clients of a gateway and LiteLLM, unless `open` restricts the clients."""
+    """Yield the ports for clients of a gateway and LiteLLM, unless `open` contains the port."""
     wanted = settings.firewall or Firewall()
     ports = [settings.gateway.port] if settings.gateway else []
     if settings.litellm and settings.litellm.listen not in LOOPBACK:
@@ -301,7 +301,7 @@ def _exporters(settings: NodeSettings) -> list[Range]:
 
 
 def _exposed(settings: NodeSettings) -> Iterator[str]:
-    """Yield exporters that `open` would expose to more clients than declared for them."""
+    """Yield a sentence for each range of `open` that would expose exporters to other clients."""
     wanted = settings.firewall or Firewall()
     for first, last in (each.ports for each in wanted.open if each.protocol == "tcp"):
         if behind := [port for port, _ in _exporters(settings) if first <= port <= last]:

@@ -361,7 +361,7 @@ def allowed_networks(wanted: Litellm, at: Upstream) -> tuple[str, ...]:
     """
     Return the networks that its unit may exchange packets with, as systemd writes them; (): any.
 
-    >>> reach(Litellm(version="1.0.0", lock="a", allow_unauthenticated=True),
+    >>> allowed_networks(Litellm(version="1.0.0", lock="a", allow_unauthenticated=True),
     ...       Upstream("http://127.0.0.1:8443", 660, "x-session-id"))
     ('localhost',)
     """

@@ -24,7 +24,7 @@ class Cordon(NamedTuple):
 
     def __str__(self) -> str:
         """
-        Format it as a sentence.
+        Format it for a sentence.
 
         >>> str(Cordon("ann@laptop", "disk makes noises"))
         'cordoned by ann@laptop: disk makes noises'

@@ -31,7 +31,7 @@ def switch_links(widths: Mapping[Pair, int]) -> dict[int, int] | None:
 
     Through switches a pair has as many links as the one with fewer. Else None: wired directly.
 
-    >>> spokes({(0, 1): 17, (0, 2): 17, (1, 2): 18})
+    >>> switch_links({(0, 1): 17, (0, 2): 17, (1, 2): 18})
     {0: 17, 1: 18, 2: 18}
     """
     most: dict[int, int] = {}

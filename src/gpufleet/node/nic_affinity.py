@@ -32,7 +32,7 @@ def nearest_by_class(classes: Mapping[str, Mapping[int, str]]) -> dict[int, list
     """
     Return the same from {NIC: {GPU index: class}}.
 
-    >>> nearest({"mlx5_0": {0: "PIX", 1: "SYS"}, "mlx5_1": {0: "NODE", 1: "SYS"}})
+    >>> nearest_by_class({"mlx5_0": {0: "PIX", 1: "SYS"}, "mlx5_1": {0: "NODE", 1: "SYS"}})
     {0: [('mlx5_0', 'PIX')], 1: [('mlx5_0', 'SYS'), ('mlx5_1', 'SYS')]}
     """
     near: dict[int, list[tuple[str, str]]] = {}
@@ -82,7 +82,8 @@ def pci_distance(path: str, numa: int | None, other_path: str, other_numa: int |
     An unknown place counts as the farthest, as in `topology`.
 
     >>> switch = "/sys/devices/pci0000:16/0000:16:01.0/0000:17:00.0"
-    >>> distance(f"{switch}/0000:18:00.0/0000:19:00.0", 0, f"{switch}/0000:18:01.0/0000:1a:00.0", 0)
+    >>> one, other = f"{switch}/0000:18:00.0/0000:19:00.0", f"{switch}/0000:18:01.0/0000:1a:00.0"
+    >>> pci_distance(one, 0, other, 0)
     'PIX'
     """
     one, other = _steps(path), _steps(other_path)

@@ -26,7 +26,7 @@ def document_problem(document: Any) -> str | None:
     """
     Return why a document cannot be worked on, as a sentence's end; None if it is whole.
 
-    >>> flaw({"schema": 1})
+    >>> document_problem({"schema": 1})
     'has schema 1, and this gpufleet reads 2: probe the node again with this version'
     """
     if not isinstance(document, dict) or "schema" not in document:

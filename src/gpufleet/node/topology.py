@@ -59,7 +59,7 @@ class Domain(NamedTuple):
 
     def __str__(self) -> str:
         """
-        Format it as a sentence.
+        Format it for a sentence.
 
         >>> str(Domain("8f1d2c3b4a5e6f708192a3b4c5d6e7f8", 32766))
         'NVLink clique 32766 of cluster 8f1d2c3b4a5e6f708192a3b4c5d6e7f8'

@@ -36,7 +36,7 @@ def island_heading(node: Interconnect, island: tuple[int, ...]) -> str:
     """
     Describe an island in one line.
 
-    >>> heading(Interconnect("n", (0, 1), {(0, 1): "NV12"}), (0, 1))
+    >>> island_heading(Interconnect("n", (0, 1), {(0, 1): "NV12"}), (0, 1))
     'NVLink island 0-1: 2 GPUs, NV12'
     """
     widths = sorted(set(node.widths(island).values()))
@@ -56,7 +56,7 @@ def describe_gpus(node: Interconnect) -> str:
     """
     Return the number of GPUs of each model.
 
-    >>> inventory(Interconnect("n", (0, 1), {}, {0: "NVIDIA L40S", 1: "NVIDIA L40S"}))
+    >>> describe_gpus(Interconnect("n", (0, 1), {}, {0: "NVIDIA L40S", 1: "NVIDIA L40S"}))
     '2 x NVIDIA L40S'
     """
     if not node.models:

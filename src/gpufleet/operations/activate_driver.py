@@ -285,7 +285,7 @@ def _judge(state: State, host: Host, driver: DriverPolicy) -> bool:
 
 def _problems(state: State, host: Host, driver: DriverPolicy) -> tuple[str, ...]:
     """
-    Probe the node until nothing is wrong, or only problems that do not resolve themselves remain.
+    Return the node's problems; while only its fabric is pending, probe it again until a deadline.
     """
     deadline = time.monotonic() + REGISTRATION_SECONDS
     declared = loader.current().nodes

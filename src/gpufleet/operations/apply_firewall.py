@@ -41,7 +41,7 @@ def node_rules(here: NodePlan, running: Iterable[Running] = ()) -> str:
 
 
 def is_narrowed(here: NodePlan) -> bool:
-    """Return whether running servers need more open ports than planned ones."""
+    """Return whether what runs on the node needs rules that what is planned does not."""
     return here.settings.firewall is not None and node_rules(here, here.running) != node_rules(here)
 
 
@@ -150,5 +150,5 @@ def _error(seen: dict[str, Any]) -> str:
 
 
 def firewall_problems(text: str) -> list[str]:
-    """Return why the current node cannot have these rules."""
+    """Return how the current node's firewall differs from these rules, as sentences."""
     return list(problems(_ask("look", text)))

@@ -2,7 +2,7 @@
 
 Border: it asks nodes through pyinfra, from this side and all nodes of a replica at once; what the
 answers mean is `reachability.py`. Once a run for each replica, by its first node: with --limit and
---serial the other nodes execute nothing, but are still queried. What was found then holds for every
+--serial the other nodes have no turn then, but are still queried. The result then holds for every
 node of the replica: none restarts in a run in which the proof failed.
 """
 
@@ -145,7 +145,7 @@ def _may_start(state: State, host: Host, stage: Stage) -> bool:
 
 
 def _proof(state: State, stage: Stage) -> ReachabilityResult | FleetError:
-    """Return the proof's result, or what is wrong with the declaration."""
+    """Return the proof's result, or why it could not be made: a failed node, the declaration."""
     failed = sorted(each.name for each in state.failed_hosts if each.name in stage.nodes)
     if failed:
         return FleetError(

@@ -49,7 +49,7 @@ LOOK_SECONDS = 30
 
 def is_copied(artifact: Artifact | None) -> bool:
     """
-    Return whether the current node copies a missing artifact from another node; else it builds it.
+    Return whether the current node copies a missing artifact from another node; else it makes it.
 
     While preparing, the things to make are logged, with the nodes that need them.
     """

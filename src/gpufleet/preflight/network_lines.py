@@ -13,7 +13,7 @@ from gpufleet.preflight.line import Line, Status, Verdict, by_node, reason, unkn
 from gpufleet.remote.query import Answer
 
 
-def is_number(address: str) -> bool:
+def is_ip_address(address: str) -> bool:
     """Return whether an address is an IP address, so that no name is looked up."""
     try:
         ipaddress.ip_address(address)
@@ -51,7 +51,7 @@ def own_addresses(document: Mapping[str, Any]) -> frozenset[str]:
 def wanted_names(nodes: Mapping[str, KnownNode], hosts: Collection[str]) -> tuple[str, ...]:
     """Return the names that are looked up on every node: of nodes, and of servers elsewhere."""
     every = {*nodes, *(each.address for each in nodes.values()), *hosts}
-    return tuple(sorted(name for name in every if not is_number(name)))
+    return tuple(sorted(name for name in every if not is_ip_address(name)))
 
 
 def name_lines(
@@ -95,7 +95,7 @@ def _names(
     if unread:
         return Verdict(Status.UNKNOWN, "names could not be looked up", "; ".join(unread), fix)
     resolved = sum(isinstance(names.get(name), list) for name in nodes)
-    used = sorted(n for n in {*hosts, *(e.address for e in nodes.values())} if not is_number(n))
+    used = sorted(n for n in {*hosts, *(e.address for e in nodes.values())} if not is_ip_address(n))
     proof = (
         f"{join_names(used)} resolve as declared"
         if used
@@ -218,7 +218,7 @@ def _agree(clocks: Mapping[str, ClockReading]) -> bool:
 
 
 def _pairs(clocks: Mapping[str, ClockReading]) -> Iterator[tuple[str, str, Verdict]]:
-    """Yield the nodes with the fastest and the slowest clock, if they certainly differ."""
+    """Yield the nodes whose clocks are furthest ahead and behind, if they certainly differ."""
     if not clocks:
         return
     first = max(clocks, key=lambda node: clocks[node].low)
@@ -242,8 +242,8 @@ def source_lines(
     """
     Return whether nodes reach their download servers.
 
-    `wanted` has by node {id of the page: address}, `incomplete` the nodes with an incomplete model:
-    they need the page now, others at the next deploy.
+    `wanted` has by node {id of the page: address}, `incomplete` whether a model of a node is
+    incomplete: then it needs the pages now, otherwise at the next deploy.
     """
     found = {}
     for node, look in looks.items():

@@ -65,7 +65,7 @@ def release_lines(
     """
     Return whether replicas run the declared release.
 
-    `wanted` has the declared release's id by node.
+    `wanted` has the declared release's id by node, without nodes that declare none.
     """
     here: dict[str, set[str]] = defaultdict(set)
     for each in running:

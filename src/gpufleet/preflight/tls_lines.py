@@ -95,7 +95,7 @@ def tls_lines(
 
 
 def certificate_verdict(server: TlsServer, look: Answer, now: dt.datetime) -> Verdict:
-    """Return the certificate that a node received, and whether it trusts it."""
+    """Return the verdict on the certificate that a node received: trusted, and until when."""
     remedy = f"openssl s_client -connect {server.host}:{server.port}, on {server.asked_from}"
     if isinstance(look, str):
         return Verdict(Status.UNKNOWN, "is not known", f"{server.asked_from}: {look}", remedy)

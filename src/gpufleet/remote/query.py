@@ -146,7 +146,7 @@ def await_jobs(
     say: Callable[[str], None] | None,
 ) -> None:
     """
-    Wait for the nodes' jobs until the deadline; `say` prints the awaited ones meanwhile.
+    Wait for the nodes' jobs, for at most `seconds`; `say` prints the awaited ones meanwhile.
 
     After two seconds, then every five, after a minute every thirty. `what` is what they do.
     """
@@ -314,7 +314,7 @@ def read(fact: type[FactBase[Any]], program: str, seconds: int, **arguments: Any
 def _in_session(
     state: State, host: Host, program: str, seconds: float, *, opens: bool
 ) -> tuple[bool, list[str], list[str]] | None:
-    """As `_run`, over the node's session; None if that fails. `opens`: one that is not."""
+    """As `_run`, over the node's session; None if impossible. `opens`: open a missing one."""
     connector = host.connector
     if not isinstance(connector, SSHConnector) or not connector.client:
         return None

@@ -33,7 +33,7 @@ _GREETS_SECONDS = 10
 
 
 class BrokenError(Exception):
-    """The session's answer is malformed."""
+    """The session does not answer, or its answer is malformed."""
 
 
 class Streams(Protocol):

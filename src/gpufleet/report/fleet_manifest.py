@@ -221,7 +221,7 @@ def _answered(node: NodeManifest | None) -> str:
 
 
 def _flat(node: NodeManifest | None) -> dict[str, str]:
-    """Return a node's installed versions by name; for a silent node only its name."""
+    """Return what a node has by name; for a silent node only that it is silent."""
     if node is None:
         return {"node": "silent"}
     return {

@@ -89,7 +89,7 @@ def models(
 
 
 def _adapter(name: str, of: Adapter) -> str:
-    """Return an adapter as one line: its weights, if settings name them."""
+    """Return an adapter as one line: its source, and the revision or hash if one is set."""
     pinned = of.revision or of.sha256
     return f"{name}: {of.source}{f' at {pinned}' if pinned else ', as it lies there'}"
 
@@ -244,7 +244,7 @@ def upgrades(found: Iterable[UpgradeReport]) -> Iterator[Upgrade]:
 def certificates(
     servers: Iterable[TlsServer], looks: Mapping[str, Answer], now: dt.datetime
 ) -> Iterator[Certificate]:
-    """Yield each server's certificate."""
+    """Yield each server's certificate as the node that connects to it received it."""
     for each in sorted(servers, key=lambda one: one.id):
         look = looks.get(each.asked_from, "it was not asked")
         verdict = certificate_verdict(each, look, now)

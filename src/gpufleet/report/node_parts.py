@@ -117,7 +117,9 @@ def _versions(
     running: Iterable[Running],
     release: str,
 ) -> Iterator[Version]:
-    """Yield the versions of driver, CUDA and vLLM's parts; unreadable ones are unknown."""
+    """
+    Yield the versions of the driver, CUDA, packages, vLLM and Python; unreadable ones are unknown.
+    """
     lock = settings.gpu_lock
     driver = loaded_version(Reading("", document)) or _found(document["driver"]["module"])
     locked = lock.driver if lock else ""

@@ -21,7 +21,7 @@ from gpufleet.errors import FleetError
 from gpufleet.flags import schema
 from gpufleet.flags.arguments import words
 from gpufleet.flags.check import check
-from gpufleet.flags.problem import Kind, Problem, RefusedBy
+from gpufleet.flags.problem import JudgedBy, Kind, Problem
 from gpufleet.flags.schema import Schema
 from gpufleet.planning.multinode.launch import fill_ports
 from gpufleet.planning.stage import Stage
@@ -84,7 +84,7 @@ def launch_command(
     stage: Stage, model: Served, vllm: Vllm, *, release: str, toolkit: str | None = None
 ) -> LaunchCommand:
     """
-    Return what the unit of a stage starts, as `units.render` writes it.
+    Return what the unit of a stage starts, as `unit.render_unit` writes it.
 
     Raises `FleetError` for arguments and variables that no process can be given.
     """
@@ -155,7 +155,7 @@ def check_stage(
     """Judge one stage by the schema of the release that will run it."""
     found = FlagFindings()
     for problem in check(schema, begun.argv, begun.environment):
-        if problem.by is RefusedBy.ADVICE and not problem_keys(begun, problem):
+        if problem.by is JudgedBy.ADVICE and not problem_keys(begun, problem):
             continue  # a gpufleet variable that this release does not read
         sentence = problem_sentence(schema, begun, problem, origins or {})
         if problem.refuses:

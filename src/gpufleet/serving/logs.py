@@ -79,7 +79,7 @@ class Journals:
     lines: int
     """The most that the first round returns."""
     when: Mapping[str, float]
-    """`since()`'s."""
+    """`parse_since()`'s."""
     notes: list[str] = field(default_factory=list)
     whole: bool = True
     nodes: set[str] = field(default_factory=set)
@@ -225,7 +225,7 @@ def parse_since(text: str | None) -> dict[str, float]:
     Takes `10m` or `-10m` (s, m, h, d: so long ago, by each node's own clock) or a time as ISO 8601
     (UTC, unless it names a zone). Raises `FleetError`.
 
-    >>> since("-10m"), since("2026-11-21T19:40")
+    >>> parse_since("-10m"), parse_since("2026-11-21T19:40")
     ({'ago': 600}, {'at': 1795290000.0})
     """
     if text is None:

@@ -1,4 +1,4 @@
-"""One node's report about its ranks: health, reason, and how each last ended.  Pure."""
+"""One node's report about its ranks: health, reason, and what last ended each.  Pure."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ def last_restart(stage: Mapping[str, Any], boot_id: str) -> LastRestart | None:
 
 
 def _by_unit(stage: Mapping[str, Any], boot_id: str) -> LastRestart | None:
-    """Return the reason from systemd's own lines."""
+    """Return when and why a stage last ended, by systemd's own lines; None: unknown."""
     if not isinstance(stage["events"], list):
         return None
     present = stage["seen"].get("unit", {}).get("InvocationID")

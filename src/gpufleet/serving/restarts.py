@@ -1,7 +1,7 @@
 """Find the stages that a deploy would restart, and why: their units against the plan. Pure.
 
-It is informational, for readers of a plan: the deploy decides by comparing fingerprints on the
-node.
+It is informational, for readers of a plan: the deploy decides on the node, by the fingerprint of
+everything that a process was started with.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def partial_restarts(
 def _unit_arguments(
     stage: Stage, settings: Mapping[str, NodeSettings], releases: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Return the desired state of the stage's unit, in the form of a probe."""
+    """Return the arguments that the stage's unit should have, as a probe reads them."""
     here = settings[stage.node]
     if here.vllm is None:
         return ()

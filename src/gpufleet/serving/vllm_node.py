@@ -244,7 +244,7 @@ def credentials(stages: Iterable[Stage], settings: NodeSettings) -> dict[str, by
 
 
 def file_problems(settings: NodeSettings, *, secrets: bool = True) -> tuple[str, ...]:
-    """Return problems of the locks and, on request, the secrets for a node."""
+    """Return problems of a node's locks and, unless `secrets` is false, of its secrets' files."""
     if settings.vllm is None or not settings.serving:
         return ()
     problems: list[str] = []

@@ -61,7 +61,7 @@ PythonVersion = Annotated[
 
 
 def _in_units(units: Mapping[str, int], what: str) -> BeforeValidator:
-    """Return the validator for numbers with an optional unit, such as `10m`."""
+    """Return the validator for numbers with an optional unit, such as `10m`; without: unchanged."""
     known = re.compile("(?:[0-9]+[" + "".join(units) + "])+")
 
     def number(value: Any) -> Any:

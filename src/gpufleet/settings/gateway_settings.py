@@ -119,7 +119,7 @@ def access_mistakes(
     allow_unauthenticated: bool,
     allow_plain_http: bool,
 ) -> Iterator[str]:
-    """Yield problems of a server's access control and address."""
+    """Yield problems of a server's clients, their keys, and unencrypted access."""
     if not clients and not allow_unauthenticated:
         yield (
             "no client has access: set `clients`, or `allow_unauthenticated: true` for "

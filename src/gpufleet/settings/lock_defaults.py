@@ -78,7 +78,7 @@ def fill_in(given: Mapping[str, Any], lock: GpuLock) -> dict[str, Any]:
     """
     Return variables in which `cuda`, `dcgm`, `vllm` and the lock's toolkit are complete.
 
-    >>> filled({"gpu_lock": {"driver": "580"}, "cuda": {}}, GpuLock(driver="580"))["cuda"]
+    >>> fill_in({"gpu_lock": {"driver": "580"}, "cuda": {}}, GpuLock(driver="580"))["cuda"]
     {'toolkit': None, 'version': None}
     """
     done = {**given, "gpu_lock": {**_only_beside(given), **given["gpu_lock"]}}
@@ -99,7 +99,7 @@ def lock_key(key: KeyPath) -> KeyPath | None:
     """
     Return the lock's key that fills in another, unset key.
 
-    >>> source(("vllm", "version"))
+    >>> lock_key(("vllm", "version"))
     ('gpu_lock', 'vllm', 'version')
     """
     found = {**dict(_SAME), ("dcgm", "cuda_major"): ("driver",)}.get(key)

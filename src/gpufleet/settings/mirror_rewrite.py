@@ -35,9 +35,9 @@ _LOOPBACK = re.compile(r"\w+://(127\.\d+\.\d+\.\d+|\[::1\]|localhost)([:/]|$)")
 
 def bundle_path(url: str, kind: str = PACKAGES) -> str:
     """
-    Return the path in a bundle of `url`: an apt archive or a program's file.
+    Return the path of `url` in a bundle; `kind` is its top folder, for an apt archive by default.
 
-    >>> place("https://archive.example:8080/debian/")
+    >>> bundle_path("https://archive.example:8080/debian/")
     'apt/archive.example_8080/debian'
     """
     parts = urlsplit(url)
@@ -46,7 +46,7 @@ def bundle_path(url: str, kind: str = PACKAGES) -> str:
 
 
 def rewrite_addresses(settings: NodeSettings) -> NodeSettings:
-    """Return settings with addresses replaced by the mirror's."""
+    """Return settings with addresses replaced by the mirror's; unchanged if they name no mirror."""
     mirror = settings.mirror
     if mirror is None:
         return settings

@@ -23,7 +23,7 @@ _FILE = "write it to a file that git does not track"
 
 @dataclass(frozen=True)
 class OpenSecret:
-    """A secret among variables: its place, its value, and the replacement."""
+    """A secret among variables: its place, its value, and a sentence with what to write instead."""
 
     at: KeyPath
     value: str

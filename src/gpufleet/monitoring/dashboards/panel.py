@@ -212,7 +212,7 @@ def place_panels(rows: tuple[Row, ...]) -> tuple[tuple[Row | Panel, Place], ...]
     """
     Return every heading and panel with its place, from top to bottom.
 
-    Raises `FleetError` if panels of a row do not fill it or differ in height.
+    Raises `FleetError` if panels of one line do not fill it or differ in height.
     """
     result: list[tuple[Row | Panel, Place]] = []
     y = 0

@@ -75,7 +75,7 @@ def _carried(found: Iterable[MeasuredReplica]) -> Recording:
 
 
 def _any_of(names: Iterable[str]) -> str:
-    """
+    r"""
     Return a regular expression for these names alone, as PromQL writes it.
 
     >>> _any_of(["gpu-02.example.net", "gpu-01"])

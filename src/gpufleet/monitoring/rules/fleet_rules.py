@@ -128,7 +128,7 @@ ALERTS: tuple[Alert, ...] = (
         severity=AlertSeverity.TICKET,
         for_seconds=1800,  # a driver's upgrade with its check takes 20 minutes at most
         summary=f"{_ON}: its driver was touched and no check has passed: nothing starts there",
-        action="Run `gpufleet check` on the node, and fix what it blocks.",
+        action="Run `gpufleet check` on the node, and fix the findings that block.",
     ),
     Alert(
         name="CheckFindings",

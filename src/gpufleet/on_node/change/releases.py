@@ -46,7 +46,7 @@ class KeptUnits(NamedTuple):
 
 
 def releases() -> List[Release]:
-    """Return the releases on disk by name, with their users."""
+    """Return the releases on disk, sorted by name, with their users."""
     used = release_users()
     return [
         release(name, sorted(used.get(name, ()))) for name in change_files.directory_names(RELEASES)

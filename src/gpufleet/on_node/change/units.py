@@ -5,8 +5,8 @@ started, with nothing in between. After a kill the next call resumes: correct un
 running ones are judged by their fingerprint, not by who wrote their file (docs/decisions/0002).
 
 Other files that units read at start (keys, the launcher, the ranks' program) are on the node once
-for all of its units. A switch removes it, and the first rollback restores it: a process then starts
-with its previous configuration.
+for all of its units. A switch replaces them, and the first rollback of a unit restores them: a
+process that starts then has what it ran with before.
 """
 
 from __future__ import annotations
@@ -60,10 +60,12 @@ def judge_units(
     states: Dict[str, Dict[str, str]],
 ) -> Due:
     """
-    Compare units: `present` are their files, `started` their processes' fingerprints.
+    Return the units to restart, to remove and to leave.
 
-    Pure. A unit is correct if its file on disk is the desired one and its process was started with
-    it.
+    `present` are their files, `started` their processes' fingerprints. Pure.
+
+    A unit is right if it is up and its process was started with the desired file's
+    fingerprint; one that is not desired, if it has no file and is stopped.
     """
     restart: List[str] = []
     remove: List[str] = []
@@ -388,7 +390,7 @@ def stop_units(units: List[str], seconds: float, found: Progress, idle: Sequence
 
 
 def start(units: List[str], found: Progress) -> None:
-    """Start units, all at once; on failure return their own error lines."""
+    """Start units, all at once; on failure note their last lines in `found`, and raise."""
     try:
         systemd.systemctl("start", "--", *units, seconds=systemd.START_SECONDS)
     except RefusedError:

@@ -71,7 +71,7 @@ def wait_idle(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def requests(asked: Dict[str, Any]) -> Dict[str, Optional[int]]:
-    """Return each server's number of requests; None: no answer."""
+    """Return each running server's number of requests, by URL; None: not known."""
     urls = running_urls(asked["units"])
     watch = Watch()
     for url in urls:

@@ -156,7 +156,7 @@ def directory_names(folder: str, *, hidden: bool = False) -> List[str]:
 
 
 def sync(folder: str) -> None:
-    """Sync a directory to disk; the path is the machine's, without the prefix."""
+    """Sync a directory's entries to disk; the path already has the prefix (`ROOT`)."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

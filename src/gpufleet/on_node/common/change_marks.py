@@ -135,7 +135,7 @@ def drain_marks() -> Dict[str, Any]:
 
 
 def mark(path: str, asked: Dict[str, Any]) -> bool:
-    """Make a mark unless an equivalent one exists; return whether one was made."""
+    """Make a mark unless there is one; a person's replaces an upgrade's. Return whether made."""
     found = change_files.document(path)
     upgrade = asked.get("upgrade")
     # A person's word is above an upgrade's, which cannot lift it then.

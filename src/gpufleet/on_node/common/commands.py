@@ -1,6 +1,6 @@
 """RUNS ON THE NODE: programs of the node. Query programs change nothing.
 
-Programs are searched below the probe's root, so that a recorded tree's scripts answer for it. It
+A program is looked up below the probe's root, so that a tree's own scripts answer for a tree. It
 gets no input, the C locale and a deadline. It ends with its caller, except if the caller alone was
 killed by SIGKILL.
 """
@@ -127,7 +127,7 @@ def _outputs(
 
 
 def refusal_of(name: str, output: Output) -> CannotRead:
-    """Return the exception for a program that failed without output."""
+    """Return the exception for a program that gave no usable answer."""
     said = output.err.strip().splitlines()
     if "not permitted" in output.err or "ermission denied" in output.err:
         return CannotRead("no_permission", detail=said[0])

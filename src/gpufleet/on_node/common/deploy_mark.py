@@ -68,7 +68,7 @@ def living_deploy() -> Record:
 
 
 def await_end(run: Optional[str] = None) -> None:
-    """Wait for another deploy's connection that may be ending just now."""
+    """Wait up to `ENDS_SECONDS` for the end of another deploy, whose connection may be ending."""
     until = time.monotonic() + ENDS_SECONDS
     while time.monotonic() < until:
         found = living_deploy()
@@ -133,7 +133,7 @@ def watch_connection(pid: int) -> None:
 
 
 def ask_often(connection: socket.socket) -> None:
-    """Make a TCP connection end after half a minute of silence."""
+    """Make a TCP connection end when its other end has not responded for half a minute."""
     if connection.family not in (socket.AF_INET, socket.AF_INET6):
         return
     if connection.type != socket.SOCK_STREAM:

@@ -33,8 +33,8 @@ class Watched:
     """
     A forked process that answers one question, with a deadline of `seconds`.
 
-    It ends itself then, even without its parent. With `keep` it stays alive for that many seconds
-    after its answer, or until `stop()`. Raises `OSError` if the node cannot fork.
+    It ends itself then, even without its parent. With `keep` it stays alive after its answer, until
+    `stop()` or that many seconds after its start. Raises `OSError` if the node cannot fork.
     """
 
     def __init__(self, function: Callable[[], Any], seconds: float, keep: float = 0) -> None:
@@ -135,7 +135,7 @@ def answer(speak: Callable[[Any], Any], end: int, lives: float, keep: bool) -> N
     """Run as the forked process: write to the pipe and end; with `keep`, wait to be killed."""
     status = 1
     try:
-        # Whatever becomes of the parent, this ends; a crash writes no core file; and a reader
+        # Whatever becomes of the parent, this ends; a crash writes no core file; and a reader of
         # the probe's output does not wait for a process that is stuck.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)  # whatever the parent does about it
         signal.alarm(int(lives) + 1)

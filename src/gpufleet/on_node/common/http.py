@@ -142,7 +142,7 @@ def address_and_port(url: str) -> tuple[str, int]:
     """
     Return the address and the port of `http://ADDRESS:PORT`.
 
-    >>> place("http://[::1]:8000")
+    >>> address_and_port("http://[::1]:8000")
     ('::1', 8000)
     """
     host, _, port = url.partition("://")[2].rpartition(":")

@@ -147,10 +147,11 @@ def text(path: str) -> str:
 
 def unattended_upgrader(settings: Any, installed: Any, units: Any) -> Any:
     """
-    Return what upgrades the node unattended, from three sources.
+    Return the settings of unattended upgrades; `enabled`: they run, by all three sources.
 
-    Debian: the package is installed and apt's timer is enabled. Red Hat: a timer of dnf-automatic
-    is enabled, and it installs. If one of them cannot be read, `enabled` is unknown.
+    Debian: the package is installed and apt's timer is set to start it. Red Hat: a timer of
+    dnf-automatic is enabled, and it installs. If a source that is needed cannot be read, `enabled`
+    is unknown.
     """
     if is_missing(settings):
         return settings

@@ -80,7 +80,7 @@ def secure_boot() -> bool:
 
 
 def iommu() -> dict[str, Any]:
-    """Return the number of IOMMU groups of each type."""
+    """Return the number of IOMMU groups, in total and of each type."""
     groups = directory_names("/sys/kernel/iommu_groups")
     types = Counter(str(read_type(group)) for group in groups)
     return {"groups": len(groups), "types": dict(sorted(types.items()))}
@@ -157,7 +157,7 @@ def hugepages() -> dict[str, int]:
 
 def memory_errors() -> dict[str, int]:
     """
-    Return the memory controllers' error counts since boot; raises without any EDAC driver.
+    Return the memory controllers' error counts since boot; raises if none is monitored.
 
     Linux' Documentation/admin-guide/ras.rst: ce_count is corrected, ue_count uncorrected errors.
     """

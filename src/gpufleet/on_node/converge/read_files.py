@@ -20,8 +20,9 @@ PARAMETERS: Dict[str, Any] = globals().get("PARAMETERS") or {}
 
 def content(path: str, most: int) -> Optional[Dict[str, Any]]:
     """
-    Return a file's entry: content, size or error. O_NONBLOCK: a named pipe at that path must not
-    block.
+    Return a file's entry: content, size, `hidden` or error; None: no regular file is there.
+
+    O_NONBLOCK: a named pipe at that path must not block.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -76,7 +76,7 @@ def main(asked: dict[str, Any]) -> str:
 
 
 def fetch(url: str) -> bytes:
-    """Download an address."""
+    """Return the content at a URL."""
     try:
         with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as answer:
             found: bytes = answer.read(MOST_BYTES + 1)
@@ -152,7 +152,7 @@ def dearmor(key: bytes) -> bytes:
 
 
 def packets(data: bytes) -> Iterator[Tuple[int, bytes]]:
-    """Yield each packet's tag and body (RFC 4880, 4.2); raises for other data."""
+    """Yield each packet's tag and body (RFC 4880, 4.2); raises if `data` are no packets."""
     at = 0
     while at < len(data):
         first = data[at]

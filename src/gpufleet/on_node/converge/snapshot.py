@@ -36,7 +36,7 @@ Properties = Dict[str, str]
 
 UNIT_DIRECTORY = "/etc/systemd/system"
 STARTED_DIRECTORY = "/run/gpufleet/started"
-# In every unit file or drop-in that records what its unit is started with: wanted.started_line.
+# In every unit file or drop-in that records what its unit is started with: desired.started_line.
 STARTED_MARKER = "/run/gpufleet/started/%n"
 # A template (`x@.service`) has no state, and systemctl refuses to show it.
 UNIT_NAME = re.compile(r"(?!.*@\.)[A-Za-z0-9:_.\\@-]+$")

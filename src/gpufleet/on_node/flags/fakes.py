@@ -199,7 +199,7 @@ REPLACED: "dict[tuple[str, str], Any]" = {
 
 def fake_module(name: str, import_module: Callable[[str], Any]) -> Any:
     """
-    Return the module that vLLM's code gets for an import of the foreign package `name`.
+    Return the module that vLLM's code gets for an import of `name`, which is not vLLM's own.
 
     The standard library is real, but for its ways to import (`import_module` serves those);
     packages are the stand-ins above or absent.

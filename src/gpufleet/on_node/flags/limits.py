@@ -2,8 +2,8 @@
 
 The engine's arguments make config classes whose fields pydantic checks: `CacheConfig(block_size=
 self.block_size)`. Where a flag's value reaches a field as it is, the field's bounds and names are
-the flag's. They are read from the source's calls and classes; what is not a constant there is
-omitted.
+the flag's. They are read from the calls and classes themselves; a value that may change on its way
+is omitted.
 """
 
 from __future__ import annotations

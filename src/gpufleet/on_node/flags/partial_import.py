@@ -6,7 +6,7 @@ Every module is a scope that runs them at a name's first use, so that the releas
 the parser, and nothing else of the release runs.
 
 Imports of that code come here too: vLLM's modules are lazy ones, the standard library is real, and
-all other packages are stand-ins or absent (`stand_ins`). No package is imported for real.
+all other packages are stand-ins or absent (`fakes`). No package is imported for real.
 """
 
 from __future__ import annotations

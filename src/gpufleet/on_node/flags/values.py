@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: values that vLLM checks after parsing: fields of JSON flags, enum names."""
+"""RUNS ON THE NODE: values that vLLM checks after parsing: fields of JSON flags, listed names."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from gpufleet.on_node.common.systemctl import show_each
 
 KEPT = "/var/lib/gpufleet/driver-reload.json"
 UNITS = "/etc/systemd/system"
-OURS = "/run/gpufleet/started/"  # in each gpufleet unit: wanted.started_line
+OURS = "/run/gpufleet/started/"  # in each gpufleet unit: desired.started_line
 
 SHORT_SECONDS = 60
 # systemd's default for a stop and a start (DefaultTimeoutStopSec=), and the kill after it.
@@ -144,7 +144,7 @@ def stopped_units() -> dict[str, list[str]]:
 
 
 def keep(units: Sequence[str], modules: Sequence[str]) -> dict[str, list[str]]:
-    """Add units to the record of what to start again; it is on disk on return."""
+    """Add units and modules to the record of what to start again; it is on disk on return."""
     before = stopped_units()
     now = {
         "units": sorted({*before["units"], *units}),

@@ -76,7 +76,7 @@ class Child:
 
     def write(self) -> None:
         """
-        Write as much as its pipe accepts. A client that reads nothing has ended, which its outputs
+        Write as much as its pipe accepts. A client whose pipe fails has ended, which its outputs
         show.
         """
         try:

@@ -24,7 +24,7 @@ class Address:
     """The server's address, and the bytes that begin every request."""
 
     def __init__(self, given: Dict[str, Any]) -> None:
-        """Set a client's parameters."""
+        """Build it from a client's parameters."""
         parts = urlsplit(given["url"])
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)

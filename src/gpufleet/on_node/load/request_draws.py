@@ -197,7 +197,7 @@ class TokenRequests:
         return self._turn(talk)
 
     def replayed(self, count: int, output: int, blocks: Sequence[int]) -> Prepared:
-        """Return a trace's request; `blocks` are the parts that its prompt shares with others."""
+        """Return a trace's request; `blocks` number the parts that prompts share."""
         if not blocks:
             return self._prepared(self._own(count), count, output)
         parts = []
@@ -285,7 +285,7 @@ class PooledRequests:
         self._judge = judge_of(kind, put)
 
     def rest(self, count: int) -> None:
-        """Requests are independent of each other."""
+        """Do nothing: requests are independent of each other."""
 
     def next(self) -> Prepared:
         """Return the next request."""
@@ -329,7 +329,7 @@ class WrittenRequests:
         self._number = 0
 
     def rest(self, count: int) -> None:
-        """Requests are independent of each other."""
+        """Do nothing: requests are independent of each other."""
 
     def next(self) -> Prepared:
         """Return the next request."""

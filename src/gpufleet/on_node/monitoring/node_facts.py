@@ -223,7 +223,7 @@ def uuid_of(bus_id: str) -> str:
 
 
 class Facts:
-    """The queried parts, the failed ones, and their samples."""
+    """The queried parts and their answers, with what is kept between runs."""
 
     def __init__(self) -> None:
         self.watch = Watch()
@@ -340,7 +340,7 @@ def samples() -> Iterator[Sample]:
 
 
 def declaration() -> Dict[str, Any]:
-    """Return the deploy's file."""
+    """Return the declaration that the deploy wrote; raises `CannotRead` for another schema."""
     found = json.loads(line(DECLARED))
     if not isinstance(found, dict) or found.get("schema") != 1:
         raise CannotRead("version", detail=DECLARED)

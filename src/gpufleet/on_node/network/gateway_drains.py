@@ -221,7 +221,7 @@ def replace(name: str, text: str) -> None:
 
 
 def write_state(drained: "set[str]", live: bool) -> None:
-    """Write HAProxy's state for its next start: a line for each server that is not up."""
+    """Write HAProxy's state for its next start: a line for each drained or down server."""
     down = set()
     if live:
         with contextlib.suppress(OSError):
@@ -238,7 +238,7 @@ def write_state(drained: "set[str]", live: bool) -> None:
 
 
 def line(name: str, address: str, port: int, drained: bool, down: bool) -> str:
-    """Return a server's line, with the configuration's address."""
+    """Return a server's line, with the configuration's address and port."""
     backend, server = name.split("/", 1)
     values = {
         "be_name": backend,

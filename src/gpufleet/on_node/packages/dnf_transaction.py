@@ -86,10 +86,7 @@ class Dnf:
         return self.run("finish")
 
     def repair(self) -> None:
-        """
-        Nothing is left half-installed: rpm keeps the previous version until the new one is
-        complete.
-        """
+        """Do nothing: rpm keeps the previous version until the new one is complete."""
 
     # --- sources
 

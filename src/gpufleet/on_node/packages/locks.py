@@ -29,7 +29,7 @@ FLOCK = "hhqqi"
 
 
 class LockedError(Exception):
-    """Describe in one sentence who has held a lock for how long."""
+    """A lock was not released in time; the text is a sentence: who holds it, for how long."""
 
 
 def wait(root: str, manager: str, seconds: float, say: Callable[[str], None]) -> None:

@@ -167,7 +167,7 @@ def handshake(asked: Dict[str, Any], context: ssl.SSLContext) -> str:
 
 
 def model(directory: str, files: Optional[Dict[str, List[str]]]) -> Dict[str, Any]:
-    """Return whether a model's files are complete, and those changed since."""
+    """Return whether a model is complete, its faulty files, and those changed since completion."""
     there = dict(sizes(directory))
     known = {name for name in there if name != MARK and not name.startswith(NOTES)}
     wanted = set(shards(directory)) if files is None else set(files)

@@ -111,7 +111,7 @@ def ecc_at(location: int) -> Ask:
 
 def platform(nvml: Any, gpu: Any) -> dict[str, Any]:
     """
-    Return where in its rack a board sits. Bytes are passed unchanged: the binding expects text.
+    Return where in its rack a board sits. Members are read as raw bytes: the binding reads text.
     """
     import ctypes
 

@@ -390,7 +390,7 @@ class Head(Rank):
 
     def _hurry(self, why: str) -> None:
         """
-        Shorten a drain: servers have lost a rank, and their requests may hang.
+        Shorten a drain: servers have lost a program that they need, and their requests may hang.
 
         With a delay: workers' programs may end a moment before the finished server.
         """

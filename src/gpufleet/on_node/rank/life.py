@@ -155,7 +155,7 @@ class Rank:
         return self.status
 
     def _part(self) -> None:
-        """Close the links after their last messages have arrived: closing drops unread data."""
+        """End the links so that their last messages arrive: closing at once may drop them."""
         for link in self.links:
             link.last_words()
         until = time.monotonic() + PART_SECONDS

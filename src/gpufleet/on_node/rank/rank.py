@@ -113,7 +113,7 @@ def parser_of_options() -> argparse.ArgumentParser:
 
 
 def split(argv: List[str]) -> Tuple[List[str], List[List[str]]]:
-    """Split arguments at each lone `--`."""
+    """Return the arguments before the first lone `--`, and those after each."""
     parts: List[List[str]] = [[]]
     for word in argv:
         if word == "--":

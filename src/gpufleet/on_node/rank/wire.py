@@ -125,7 +125,7 @@ class Link:
         """
         Yield the messages that have arrived, without beats and their answers.
 
-        One by one, because a message may change how the next is parsed. Raises `LostError` for
+        One by one, because a message may change how the next is checked. Raises `LostError` for
         invalid frames, and after the last message when the connection has ended.
         """
         ended = None

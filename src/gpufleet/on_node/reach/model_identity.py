@@ -33,7 +33,7 @@ def files(directory: str, user: str) -> Dict[str, Any]:
     Return {path below `directory`: [bytes, digest]} of the files that a model consists of.
 
     Changes this process' account to `user` permanently, if it is root and the account exists.
-    Raises `CannotRead` for a directory without files, and for files that `user` may not read.
+    Raises `CannotRead` for a directory without such files, and for files that `user` may not read.
     """
     become(user)
     if not os.path.exists(directory):

@@ -26,7 +26,7 @@ from typing import Any, Dict, List, Optional
 READY = "gpufleet: ready"
 # What is asked once more after so long is asked in the ordinary way.
 IDLE_SECONDS = 3600
-# Somewhat more than the controller takes (survey.MOST_MIB), so that it is the one who says so.
+# Somewhat more than the controller takes (query.MOST_MIB), so that it is the one who says so.
 MOST = 9 << 20
 _CHUNK = 1 << 16
 _PATIENCE = 100  # milliseconds
@@ -128,7 +128,7 @@ def read_output(
 
 
 def kill_group(child: int) -> None:
-    """Kill a program's process group, without waiting for processes stuck in the kernel."""
+    """Kill a program's process group; a process stuck in the kernel is left after a second."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):

@@ -225,7 +225,7 @@ def endpoint(asked: dict[str, Any], unit: dict[str, str]) -> dict[str, Any]:
 
 
 def answer_as(asked: dict[str, Any], name: str, key: str | None, seconds: float) -> dict[str, Any]:
-    """Return a server's answer under a name to the question for its kind, or why it is wrong."""
+    """Return a server's answer under a name to the question for its kind, or why it has none."""
     kind, known = questions.expected_of_unit(asked["unit"])
     sees = known.sees and name == asked["served_name"]
     said = []

@@ -188,7 +188,7 @@ def vector(folder: str, config: "dict[str, Any]") -> Tuple[Optional[int], bool]:
 
 
 def read_description(folder: str, name: str) -> Any:
-    """Return a model's JSON file as an object; None: missing or empty."""
+    """Return the value of a model's JSON file; None: it cannot be read, or is not in the folder."""
     path = os.path.normpath(folder + "/" + name)
     try:
         return (
@@ -207,7 +207,9 @@ def question(
     kind: str, name: str, text: str = TEXT, documents: Sequence[str] = DOCUMENTS
 ) -> Question:
     """
-    Return the request for a model of this kind. `text`, if given, is a reranker's query.
+    Return the request for a model of this kind, with `text` as its prompt or input.
+
+    A reranker has a query of its own for `documents`, unless another `text` is given.
     """
     if kind == "embed":
         return Question("/v1/embeddings", {"model": name, "input": text})

@@ -167,7 +167,7 @@ def stage(unit: str) -> dict[str, Any]:
         "engines": {
             each: endpoints.request(each + "/health", HEALTH_SECONDS) for each in others if each
         },
-        "since": read(active_since, unit),
+        "since": read(state_since, unit),
         "state": hide_secrets(read(unit_journal.state, name), hide),
         "events": happened,
         "before": hide_secrets(read(previous_log, happened, life), hide),
@@ -271,7 +271,7 @@ def members(words: list[str]) -> Iterator[str]:
 # --- what systemd and the driver say
 
 
-def active_since(unit: str) -> float:
+def state_since(unit: str) -> float:
     """Return when a unit entered its present state, in seconds since 1970."""
     names = "StateChangeTimestampMonotonic,ActiveEnterTimestampMonotonic,ActiveState"
     output = run("systemctl", "show", "--property=" + names, "--", unit, seconds=10)

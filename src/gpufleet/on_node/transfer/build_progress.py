@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: report the progress of a running build.
+"""RUNS ON THE NODE: report the progress of a release's running build.
 
 Takes (`PARAMETERS`): `said`, the file that has what uv and then compile_bytecode.py say
 (release.build_script).

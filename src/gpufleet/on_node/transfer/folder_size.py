@@ -39,7 +39,7 @@ def size(folder: str, endings: Tuple[str, ...] = ("",)) -> int:
 
 
 def listed_bytes(tree: str, token_file: Optional[str]) -> Optional[int]:
-    """Return the total bytes of a Hub's list of files; None if it has no sizes."""
+    """Return the total bytes of a Hub's list of files; None: it cannot be read, or not whole."""
     request = urllib.request.Request(tree, headers={"User-Agent": "gpufleet"})
     with contextlib.suppress(OSError):
         if token_file:

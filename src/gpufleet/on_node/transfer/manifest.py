@@ -162,7 +162,7 @@ def _order(entry: Entry) -> Tuple[bytes, ...]:
 
 
 def pack(manifest: bytes) -> bytes:
-    """Serialize a manifest for transfer and storage."""
+    """Compress a manifest for transfer and storage."""
     return zlib.compress(manifest, 1)
 
 
@@ -180,7 +180,9 @@ def unpack_manifest(data: bytes) -> bytes:
 
 def parse_manifest(manifest: bytes, digest: str, leave_out: Iterable[str] = ()) -> Tree:
     """
-    Return the tree that a manifest describes. Raises `RefusedError` if the entry is not allowed.
+    Return the tree that a manifest describes.
+
+    Raises `RefusedError` if it differs from `digest`, is invalid, or has an entry that is refused.
     """
     if hashlib.sha256(manifest).hexdigest() != digest:
         raise RefusedError("the manifest differs from the source's description")

@@ -143,7 +143,7 @@ class IncomingTree:
         """
         Sync the whole tree to disk, move it into place, mark it, and remove leftovers.
 
-        Raises `RefusedError` for a model without the `files` of its lock.
+        Raises `RefusedError` for a model that has links or differs from the `files` of its lock.
         """
         for each in self.tree.entries:
             if each.kind == "f":

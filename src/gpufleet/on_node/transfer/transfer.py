@@ -99,7 +99,7 @@ def _late(seconds: float) -> None:
 
 
 def look(given: Dict[str, Any]) -> Dict[str, Any]:
-    """Return whether the tree exists, its digest, and this node's kind."""
+    """Return whether the tree is complete, its digest when last read, and this node's kind."""
     whole = os.path.exists(given["mark"])
     found = kept_manifest(given) if whole and given["manifests"] else None
     digest = hashlib.sha256(found).hexdigest() if found else ""

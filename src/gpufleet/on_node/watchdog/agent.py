@@ -81,7 +81,7 @@ class Agent:
         return ours
 
     def turn(self, now: float) -> None:
-        """Once a second: listen, if not listening yet, and close silent connections."""
+        """Once a second: listen, if not listening yet, and close connections that are too late."""
         self._left = TAKEN
         for each in [*self.callers.values()]:
             if now >= each.deadline:

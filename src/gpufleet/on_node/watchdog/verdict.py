@@ -115,7 +115,7 @@ def observe(
     Return the new state and its verdict.
 
     `pinned`: a canary reaches its intended engine. If the release chooses engines itself, an
-    unanswered request is significant only if no engine has progress.
+    unanswered canary is significant only if no engine has progress.
     """
     if not sample.life:
         return State(seen=now), Verdict("down")
@@ -171,7 +171,7 @@ def canaries(
 
 
 def judge(state: State, now: float, seconds: float, *, pinned: bool) -> Verdict:
-    """Return its state."""
+    """Return the verdict on a server in this state."""
     if not state.ready:
         return Verdict("starting")
     silence = now - state.answered

@@ -156,8 +156,8 @@ class Alerts(JsonValue):
 
 
 @dataclass(frozen=True, order=True)
-class BlockingFinding:
-    """One finding of the node check that blocks work."""
+class StoppingFinding:
+    """One finding of the node check that keeps work away: it blocks, or the check is unknown."""
 
     node: str
     check: str
@@ -179,7 +179,7 @@ class Findings(JsonValue):
 
     nodes: tuple[str, ...] = ()
     """That were checked."""
-    stops: tuple[BlockingFinding, ...] = ()
+    stops: tuple[StoppingFinding, ...] = ()
 
     @classmethod
     def unaccepted(cls, report: Report) -> Findings:
@@ -188,7 +188,7 @@ class Findings(JsonValue):
             report.nodes,
             tuple(
                 sorted(
-                    BlockingFinding(
+                    StoppingFinding(
                         each.node,
                         each.check,
                         (each.gpu.uuid or each.gpu.name) if each.gpu else "",

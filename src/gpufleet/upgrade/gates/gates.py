@@ -72,7 +72,7 @@ def combine(verdicts: Iterable[Verdict]) -> Verdict:
     """
     Return the worst of several verdicts; a failure counts before an unknown.
 
-    If a name occurs several times, the last value counts.
+    Of several numbers with one name the last verdict's counts.
     """
     found = tuple(verdicts)
     said = {each.passed for each in found}
@@ -263,10 +263,10 @@ def traffic(before: Traffic, after: Traffic, gates: Gates) -> Verdict:
     """
     Return whether requests are answered as quickly, and as well, as before.
 
-    A p99 is as exact as the histogram's buckets. A percentile in the previous bucket, or the next
-    one, may be the same time, and never fails; nor does a single slow request. p99 is not judged
-    for few requests, which is reported, nor for a replica without a baseline (`Traffic` with empty
-    counters); errors still are.
+    A p99 is as exact as the histogram's buckets. One in the same bucket as before the change, or in
+    the next, may be the same time, and never fails; nor does a single slow request. p99 is not
+    judged for few requests, which is reported, nor for a replica without a baseline (`Traffic` with
+    empty counters); errors still are.
     """
     case = _Case()
     is_new = not before.latencies and before.finished == before.answered == {} and not before.unread

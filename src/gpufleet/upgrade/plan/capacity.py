@@ -269,7 +269,7 @@ class _Request:
         """
         Return the setting that leaves the model enough replicas; "": no size does.
 
-        It is tried with this model's groups alone.
+        It is tried with this model's groups alone, as if no others could be mixed into its waves.
         """
         model = need.model
         groups = [each for wave in self.waves for each in wave.groups if model in each.models]

@@ -104,7 +104,7 @@ def natural_key(text: str) -> tuple[tuple[str, int], ...]:
     """
     Return a key that sorts numbers in names as numbers.
 
-    >>> sorted(["tiny-10", "tiny-9"], key=natural)
+    >>> sorted(["tiny-10", "tiny-9"], key=natural_key)
     ['tiny-9', 'tiny-10']
     """
     return tuple((word, int(digits or -1)) for word, digits in re.findall(r"(\D*)(\d*)", text))

@@ -155,7 +155,11 @@ def _likeness(group: Group) -> tuple[object, ...]:
 
 
 def _by_starts(group: Group, starts: Mapping[str, float], soak_seconds: float) -> float | None:
-    """Return a group's minimum duration; None: one of its replicas has no record."""
+    """
+    Return a group's minimum duration; None: unknown.
+
+    It is unknown for whole nodes, and if a model of its replicas has no recorded start.
+    """
     if group.kind == "node":
         return None
     loaded = [0.0]

@@ -272,7 +272,11 @@ def remarks(found: Iterable[ReplicaLoad]) -> tuple[str, ...]:
 def _samples(
     stages: Sequence[Running], pages: Mapping[tuple[str, int], tuple[str, ...] | str]
 ) -> list[Sample] | str:
-    """Return the sums over all servers of a replica, for each moment."""
+    """
+    Return a replica's requests, summed over its servers, and their mean KV usage, for each moment.
+
+    A sentence: why they are unknown. Servers with different numbers of pages count by their peaks.
+    """
     servers = [(each.node, port) for each in stages for port in each.servers]
     if not servers:
         return "its units do not name its port"

@@ -161,7 +161,7 @@ def _lines(found: Report) -> Iterator[str]:
 
 def seconds(value: float) -> str:
     """
-    Format a short duration with remarks.
+    Format a duration, with tenths below a minute.
 
     >>> seconds(0.84), seconds(41.26), seconds(754)
     ('0.8 s', '41.3 s', '12 min 34 s')

@@ -3,7 +3,7 @@ Would servers that an upgrade has changed want another API key than the one they
 
 While waves go on, servers of before and of after serve side by side, each with the one key that it
 was started with, and a client of a model sends one key to all of them: a gateway, or clients where
-there is none. Therefore a key cannot be changed in waves. `problems` is pure; `asked` asks.
+there is none. Therefore a key cannot be changed in waves. `problems` is pure; `find_problems` asks.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def find_problems(
     """
     Ask gateways, or nodes where there is none; return `problems`, each once.
 
-    Raises `FleetError` for nodes without an answer.
+    Raises `FleetError` for gateways and nodes without an answer.
     """
     groups = tuple(groups)
     files = {each.vllm.api_key_file for each in settings.values() if each.vllm}

@@ -230,7 +230,7 @@ class UpgradeRun:
         self.journal.append("stopped", why=why)
 
     def _put_back(self) -> None:
-        """Restore lines of group_vars, if no node runs their new version."""
+        """Restore the lines of group_vars, unless a group is done and runs their new version."""
         state = self.journal.state
         if not state.declared or any(each.phase == "done" for each in state.groups.values()):
             return

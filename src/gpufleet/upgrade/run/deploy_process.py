@@ -60,7 +60,8 @@ class Deploy:
 
         `data` has values in place of declared ones, by their dotted names.
 
-        Raises `FleetError` with its last output if it fails, or takes longer than `seconds`.
+        Raises `FleetError` with the lines that explain it if it fails, and if it takes longer than
+        `seconds`.
         """
         path = self.logs / f"{name or Path(file).stem}.log"
         limits = [word for node in nodes for word in ("--limit", node)]

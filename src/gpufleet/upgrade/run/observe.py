@@ -1,6 +1,6 @@
 """Observe a fleet and its plan as groups, loads and servers: before and between waves.
 
-Border: it queries the nodes; `groups`, `load` and `assessment` evaluate the answers.
+Border: it queries the nodes; `change_groups`, `replica_load` and `assessment` evaluate the answers.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Rotation:
         )
 
 
-def read_rotation(
+def model_rotation(
     model: str,
     gateway: str,
     state: haproxy.GatewayState,

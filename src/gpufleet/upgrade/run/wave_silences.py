@@ -1,7 +1,7 @@
 """Silence alerts about a wave's nodes while it changes.  Pure.
 
 A replica that loads as planned must not wake a person. The alerts fire all the same: they are
-shown, and the gates see them (`baseline.seen` is told which silences are ours). A silence is
+shown, and the gates see them (`baseline.read_answers` gets the ids of our silences). A silence is
 created with an end, so a killed upgrade leaves no lasting silence.
 
 Nothing here stops an upgrade: where an Alertmanager does not answer, that is said, and its alerts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpufleet.network.haproxy import GatewayState, ServerState
-from gpufleet.upgrade.run.rotation import read_rotation
+from gpufleet.upgrade.run.rotation import model_rotation
 from tests.unit.upgrade.fleets import runs
 
 RUNNING = (
@@ -30,7 +30,7 @@ WHOLE = (server("a", "tiny-0"), server("b", "tiny-1"), server("c", "tiny-2"))
 def test_all_that_are_up_or_not_checked_serve() -> None:
     state = gateway(server("a", "tiny-0", "UP 1/3"), server("b", "tiny-1", "no check"), WHOLE[2])
 
-    found = read_rotation("tiny", "lb", state, RUNNING, {})
+    found = model_rotation("tiny", "lb", state, RUNNING, {})
 
     assert (found.serving, found.out, found.remarks) == ({"tiny-0", "tiny-1", "tiny-2"}, {}, ())
 
@@ -47,7 +47,7 @@ def test_all_that_are_up_or_not_checked_serve() -> None:
 def test_a_replica_without_requests_does_not_serve_and_it_is_said_why(
     there: ServerState, why: str
 ) -> None:
-    found = read_rotation("tiny", "lb", gateway(WHOLE[0], there, WHOLE[2]), RUNNING, {})
+    found = model_rotation("tiny", "lb", gateway(WHOLE[0], there, WHOLE[2]), RUNNING, {})
 
     assert found.serving == {"tiny-0", "tiny-2"}
     assert found.lines() == (f"tiny-1 got no requests: {why}",)
@@ -57,11 +57,11 @@ def test_a_mark_explains_what_the_gateway_says() -> None:
     state = gateway(server("a", "tiny-0", drained=True), *WHOLE[1:])
     marked = {"tiny-0": "drained by ada"}
 
-    assert read_rotation("tiny", "lb", state, RUNNING, marked).out == {"tiny-0": "drained by ada"}
+    assert model_rotation("tiny", "lb", state, RUNNING, marked).out == {"tiny-0": "drained by ada"}
 
 
 def test_a_mark_that_the_gateway_does_not_follow_takes_no_requests_away() -> None:
-    found = read_rotation("tiny", "lb", gateway(*WHOLE), RUNNING, {"tiny-0": "drained by ada"})
+    found = model_rotation("tiny", "lb", gateway(*WHOLE), RUNNING, {"tiny-0": "drained by ada"})
 
     assert len(found.serving) == 3
     assert found.remarks == ("lb sends requests to tiny-0 all the same: drained by ada",)
@@ -70,7 +70,7 @@ def test_a_mark_that_the_gateway_does_not_follow_takes_no_requests_away() -> Non
 def test_servers_of_which_no_node_answered_are_not_known_unless_they_get_nothing() -> None:
     others = (server("d", "tiny-3"), server("e", "tiny-4", drained=True), server("d", "other-1"))
 
-    found = read_rotation("tiny", "lb", gateway(*WHOLE, *others), RUNNING, {})
+    found = model_rotation("tiny", "lb", gateway(*WHOLE, *others), RUNNING, {})
 
     assert found.unknown == ("tiny/d.tiny-3",)
     assert len(found.serving) == 3
