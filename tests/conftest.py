@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist import is_xdist_worker
 from xdist.scheduler import LoadFileScheduling
 
 from gpufleet.node.topology import Node, node_from_probe
@@ -71,6 +75,28 @@ class OneLabOneWorker(LoadFileScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneLabOneWorker:
     """Hand out tests by what they share."""
     return OneLabOneWorker(config, log)
+
+
+GIVES_WAY = Path("/proc/self/autogroup")
+"""Where Linux has the weight of a session's processes: -20 to 19, as nice has it."""
+
+
+@cache
+def give_way() -> None:
+    """Have this worker's processes take what the nodes of another worker's lab leave of the CPUs.
+
+    `make test` ends with the walk, whose steps wait for each other: what the unit tests take from a
+    step makes all of them later. A worker that has begun with unit tests never has the walk.
+    """
+    os.setsid()
+    with suppress(OSError):  # a kernel without it
+        GIVES_WAY.write_text("10")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    quick = "not slow" in item.config.getoption("markexpr")
+    if quick and is_xdist_worker(item.session) and not lab_of(item.nodeid)[0]:
+        give_way()
 
 
 @pytest.fixture
