@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from gpufleet.importer.other_engines import as_vllm, find_engine, named_engine
 from gpufleet.importer.server import Launch, Note
 from gpufleet.versions import RELEASE
 
@@ -105,7 +106,12 @@ def from_compose(
 
 def _is_vllm(service: Mapping[str, Any]) -> bool:
     said = (service.get(key) for key in ("image", "command", "entrypoint", "build"))
-    return any("vllm" in str(one) for one in said if one)
+    return any(is_named(str(one)) for one in said if one)
+
+
+def is_named(text: str) -> bool:
+    """Return whether an image or a command names an engine that is read."""
+    return "vllm" in text or named_engine(text) is not None
 
 
 @dataclass
@@ -201,8 +207,10 @@ def _launch(name: str, run: _Run, image: str, command: Sequence[str], inside: In
     if shell in {"sh", "bash"} and len(words) > 2 and (inner := inside(words[2])):
         words = list(inner.argv)
         environment = {**environment, **inner.environment}
-    words = without_entry(words)
-    notes = list(run.notes)
+        own = inner.notes
+    else:
+        words, environment, own = as_arguments(image, words, environment, run.port)
+    notes = [*run.notes, *own]
     if image:
         notes.insert(0, image_note(image))
     return Launch(
@@ -214,6 +222,26 @@ def _launch(name: str, run: _Run, image: str, command: Sequence[str], inside: In
         release_of(image),
         tuple(notes),
     )
+
+
+def as_arguments(
+    image: str, words: Sequence[str], environment: Mapping[str, str], port: int | None
+) -> tuple[list[str], dict[str, str], tuple[Note, ...]]:
+    """
+    Return vLLM's arguments and variables of a container's command, and notes about them.
+
+    `port` is the one that the container publishes, if it does.
+    """
+    own = without_entry(words)
+    if found := find_engine(words):
+        _, behind, engine = found
+        words = words[behind:]
+    elif own == [*words] and "vllm" not in image and (named := named_engine(image)):
+        engine = named  # the image starts it: the command has its options alone
+    else:
+        return own, dict(environment), ()
+    argv, variables, notes = as_vllm(engine, words, environment, published=port is not None)
+    return list(argv), variables, notes
 
 
 def without_entry(words: Sequence[str]) -> list[str]:

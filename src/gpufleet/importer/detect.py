@@ -24,11 +24,11 @@ _HOW = (
     "service, vLLM's own `--config` file, LiteLLM's `model_list`, Kubernetes workloads, Helm "
     "values of vLLM's production-stack, a recipe of sparkrun, an Ansible inventory, a Dockerfile, "
     "programs of supervisord, or a text with `vllm serve ...` or `docker run ... vllm/vllm-openai "
-    "...`"
+    "...`; SGLang, TensorRT-LLM and TGI in vLLM's place"
 )
 _LONGEST = 1 << 18
 """Characters of a text: models, a compose file or a script of hundreds of servers have fewer."""
-_STARTS = re.compile(r"vllm[\s./:]")
+_STARTS = re.compile(r"vllm[\s./:]|sglang|trtllm-serve|text-generation-")
 _SHOWN = 200  # characters of a text's keys
 _YAML = (".yml", ".yaml")
 

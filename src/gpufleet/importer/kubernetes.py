@@ -13,7 +13,7 @@ from typing import Any
 
 from gpufleet.importer import shell
 from gpufleet.importer.bounded_yaml import items, mapping, scalar_text
-from gpufleet.importer.container import image_note, release_of, without_entry
+from gpufleet.importer.container import as_arguments, image_note, is_named, release_of
 from gpufleet.importer.server import Launch, Note, Source
 
 _GROUP = "LeaderWorkerSet"
@@ -107,7 +107,7 @@ def _servers(document: Mapping[str, Any], name: str) -> Iterator[Launch]:
 
 def _is_vllm(container: Mapping[str, Any]) -> bool:
     said = (container.get(key) for key in ("image", "command", "args"))
-    return any("vllm" in str(each) for each in said if each)
+    return any(is_named(str(each)) for each in said if each)
 
 
 @dataclass
@@ -142,15 +142,18 @@ class _Container:
                 self.notes += inner[0].notes
         image = scalar_text(self.said.get("image"))
         ports = [mapping(each).get("hostPort") for each in items(self.said.get("ports"))]
+        port = next((each for each in ports if isinstance(each, int)), None)
+        words, environment, own = as_arguments(image, words, environment, port)
+        self.notes += own
         for key in self.said:
             if key not in {"name", "image", "command", "args", "env", "envFrom", "volumeMounts"}:
                 self.notes.append(Note(f"`{key}` is dropped: {_WHY.get(key, _STAGES)}"))
         mounts = tuple(self._mounts())
         return Launch(
             name,
-            tuple(without_entry(words)),
+            tuple(words),
             environment,
-            next((port for port in ports if isinstance(port, int)), None),
+            port,
             mounts,
             release_of(image),
             (*([image_note(image)] if image else []), *notes, *self.notes),

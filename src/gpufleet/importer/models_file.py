@@ -15,6 +15,7 @@ from typing import Any
 from gpufleet.errors import FleetError
 from gpufleet.flags import arguments
 from gpufleet.importer import shell
+from gpufleet.importer.other_engines import named_engine
 from gpufleet.importer.proxy_names import read_deployment
 from gpufleet.importer.server import Launch, Note, ProxyName
 
@@ -70,9 +71,12 @@ def _launch(
         return None
     try:
         text = "" if said is None else _text(said)
+        more = _text(_first(model, _ARGUMENTS) or "")
+        if named_engine(text):  # its arguments, too, are in its own words
+            text, more = f"{text} {more}", ""
         started = shell.launches(text, name)
         argv = list(started[0].argv) if started else shlex.split(text)  # or the arguments alone
-        argv += shlex.split(_text(_first(model, _ARGUMENTS) or ""))
+        argv += shlex.split(more)
     except ValueError:
         problems.append(f"{where}: a quote is opened and never closed, or its last character is \\")
         return None
@@ -87,8 +91,8 @@ def _launch(
         notes.append(Note(f"{text}: give the others names of their own", decide=True))
     if model.get("model") is not None and not _names_a_model(argv):
         argv.insert(0, str(model["model"]))
-    names, more = _litellm(_first(model, _LITELLM))
-    notes += more
+    names, told = _litellm(_first(model, _LITELLM))
+    notes += told
     notes += [
         Note(f"`{key}` is dropped: it does not describe the server")
         for key in model
@@ -129,7 +133,9 @@ def _text(said: Any) -> str:
     if not isinstance(said, list):
         return str(said)
     words = [str(one) for one in said]
-    lines = any(re.match(r"(-{1,2}[\w-]+|vllm|python3?)\s", word) for word in words)
+    lines = any(
+        re.match(r"(-{1,2}[\w-]+|vllm|sglang|trtllm-serve|python3?)\s", word) for word in words
+    )
     return " ".join(words) if lines else shlex.join(words)
 
 

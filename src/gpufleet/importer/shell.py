@@ -1,4 +1,4 @@
-"""The `vllm serve` and `docker run` lines of a shell script, without running it.  Pure.
+"""The lines of a shell script that start a server, without running it.  Pure.
 
 Contract: words, quotes, continued lines, comments, here-documents and variables set by the script
 are read like by a shell; a unit file's `ExecStart=` and `Environment=` count as such lines. Values
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from gpufleet.errors import FleetError
 from gpufleet.importer import bash_arrays, container
+from gpufleet.importer.other_engines import as_vllm, find_engine
 from gpufleet.importer.script_lines import read_lines
 from gpufleet.importer.server import Launch, Note
 
@@ -182,7 +183,11 @@ def _command(words: Sequence[str], script: _Script, name: str) -> tuple[Launch, 
     else:
         inner = (_ASSIGNMENT.fullmatch(word) for word in rest[:first])  # env A=b vllm serve ...
         before |= {match[1]: match[2] for match in inner if match}
-        launch = Launch(name, tuple(rest[behind:]), {**script.exported, **before})
+        argv, environment = tuple(rest[behind:]), {**script.exported, **before}
+        own: tuple[Note, ...] = ()
+        if other := find_engine(rest):
+            argv, environment, own = as_vllm(other[2], argv, environment)
+        launch = Launch(name, argv, environment, notes=own)
     notes = [*_front(rest[:first]), *notes]
     if passed:
         text = f"`{passed}` is replaced by the script's own arguments: add them"
@@ -219,7 +224,7 @@ def _within(words: Sequence[str], script: _Script, name: str) -> tuple[Launch, .
     remote = words[0].rpartition("/")[2] in {"ssh", "tmux", "screen", "su"}
     for at, word in enumerate(words):
         quoted = words[at - 1] in _INNER if at else False
-        if (quoted or (remote and " " in word)) and "vllm" in word:
+        if (quoted or (remote and " " in word)) and container.is_named(word):
             return _launches(word, name, script)
     return ()
 
@@ -302,7 +307,7 @@ def _start(words: Sequence[str]) -> tuple[int, int] | None:
             return at, at + 2
         if command in _CONTAINERS:
             rest = list(words[at + 1 :])
-            if "run" in rest[:2] and any("vllm" in one for one in rest):
+            if "run" in rest[:2] and any(map(container.is_named, rest)):
                 return at, at + 2 + rest.index("run")
             return None
         if word == "-m" and _OLD_ENTRY.match(following):
@@ -310,4 +315,5 @@ def _start(words: Sequence[str]) -> tuple[int, int] | None:
             if following.endswith("cli.main") and words[behind : behind + 1] == ["serve"]:
                 behind += 1
             return at, behind
-    return None
+    other = find_engine(words)
+    return other[:2] if other else None

@@ -1,0 +1,427 @@
+"""Command lines of SGLang, TensorRT-LLM and TGI, as the arguments of `vllm serve`.  Pure.
+
+Contract: each option becomes vLLM's of the same meaning, or a note with the reason
+(data/engines.yml). A note shows a value only of a known option, and none that may be a key.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpufleet import redact
+from gpufleet.importer.server import Note
+
+_DATA = Path(__file__).with_name("data") / "engines.yml"
+VLLM_PORT = 8000
+"""Where vLLM listens unless it is told otherwise."""
+_PLAIN = re.compile(r"[\w./:,+%-]{1,80}")
+"""A value that a note may show."""
+_NUMBER = re.compile(r"-\d+(\.\d+)?")
+_SWITCH = re.compile(
+    r"--(enable|disable|trust|skip|no)-|--(log-requests|is-embedding|json-output)$"
+)
+"""Options without a value: what follows them is a word of its own."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine whose command lines are read; the fields are those of data/engines.yml."""
+
+    name: str
+    port: int
+    images: re.Pattern[str]
+    variables: tuple[str, ...]
+    by_variables: bool
+    renamed: Mapping[str, str]
+    """vLLM's option by the engine's, the same ones too."""
+    computed: Mapping[str, str]
+    dropped: Mapping[str, tuple[str, bool]]
+    """Why an option is dropped, and whether a person has to decide."""
+
+    def has_option(self, option: str) -> bool:
+        """Return whether it is an option of the engine, as far as known."""
+        return option in self.renamed or option in self.computed or option in self.dropped
+
+
+@cache
+def engines() -> Mapping[str, Engine]:
+    """Return the engines by their keys: sglang, tensorrt-llm, tgi."""
+    return {key: _engine(said) for key, said in yaml.safe_load(_DATA.read_text()).items()}
+
+
+def _engine(said: Mapping[str, Any]) -> Engine:
+    same = said["same"].split()
+    return Engine(
+        said["name"],
+        said["port"],
+        re.compile(said["images"]),
+        tuple(said.get("variables", ())),
+        said.get("by_variables", False),
+        {**dict(zip(same, same, strict=True)), **said["renamed"]},
+        said["computed"],
+        {
+            option: (row["why"], row.get("decide", False))
+            for row in said["dropped"]
+            for option in row["options"].split()
+        },
+    )
+
+
+def named_engine(text: str) -> Engine | None:
+    """Return the engine that an image or a program is named after."""
+    return next((each for each in engines().values() if each.images.search(text)), None)
+
+
+def find_engine(words: Sequence[str]) -> tuple[int, int, Engine] | None:
+    """Return where another engine's command starts, where its arguments do, and the engine."""
+    for at, word in enumerate(words):
+        command = word.rpartition("/")[2]
+        following = words[at + 1] if at + 1 < len(words) else ""
+        if word == "-m" and following == "sglang.launch_server":
+            return at, at + 2, engines()["sglang"]
+        if command == "sglang" and following == "serve":
+            return at, at + 2, engines()["sglang"]
+        if command == "trtllm-serve":
+            return at, at + (2 if following == "serve" else 1), engines()["tensorrt-llm"]
+        if command == "text-generation-launcher":
+            return at, at + 1, engines()["tgi"]
+    return None
+
+
+def as_vllm(
+    engine: Engine, words: Sequence[str], environment: Mapping[str, str], *, published: bool = False
+) -> tuple[tuple[str, ...], dict[str, str], tuple[Note, ...]]:
+    """
+    Return vLLM's arguments and variables for those of another engine, and notes about them.
+
+    `published`: a container says at which port clients find it.
+    """
+    notes = [Note(f"it runs {engine.name} today: vLLM serves the model here")]
+    given, stray = _options(words)
+    kept: dict[str, str] = {}
+    for name, value in environment.items():
+        option = "--" + name.lower().replace("_", "-")
+        if engine.by_variables and engine.has_option(option):
+            given.setdefault(option, (value,) if value else ())
+        elif engine.variables and name.startswith(engine.variables):
+            notes.append(Note(f"{name} is dropped: it is a variable of {engine.name}"))
+        else:
+            kept[name] = value
+    model = stray.pop(0) if stray and "--model" not in engine.renamed.values() else None
+    found: list[str] = [model] if model else []
+    for option, values in given.items():
+        for each in _translated(engine, Given(option, values, given)):
+            if isinstance(each, Note):
+                notes.append(each)
+            else:
+                found.append(each)
+    if not (published or "--port" in given or "-p" in given or engine.port == VLLM_PORT):
+        found += ("--port", str(engine.port))
+        notes.append(Note(f"{engine.name} listens on {engine.port} unless it is told otherwise"))
+    notes += (Note(f"`{word}` belongs to no option: dropped", decide=True) for word in stray)
+    return tuple(found), kept, tuple(notes)
+
+
+def _options(words: Sequence[str]) -> tuple[dict[str, tuple[str, ...]], list[str]]:
+    """Return a line's options with their values, in its order, and words that belong to none."""
+    found: dict[str, tuple[str, ...]] = {}
+    stray: list[str] = []
+    option = ""
+    for word in words:
+        if word.startswith("-") and not _NUMBER.fullmatch(word):
+            name, equals, value = word.partition("=")
+            option = name.lower().replace("_", "-")
+            found[option] = (value,) if equals else ()
+            if equals or _SWITCH.match(option):
+                option = ""
+        elif option:
+            found[option] += (word,)
+        else:
+            stray.append(word)
+    return found, stray
+
+
+@dataclass(frozen=True)
+class Given:
+    """One option of a line, with its values; `line` has all of them by their names."""
+
+    option: str
+    values: tuple[str, ...]
+    line: Mapping[str, tuple[str, ...]]
+
+    @property
+    def text(self) -> str:
+        """Return its values as one."""
+        return " ".join(self.values)
+
+    def number(self, *names: str, otherwise: int | None = None) -> int | None:
+        """Return the value of the first of these options that is given, if it is a number."""
+        for name in names:
+            if (values := self.line.get(name)) is not None:
+                return int(values[0]) if len(values) == 1 and values[0].isdigit() else None
+        return otherwise
+
+    def dropped(self, why: str, *, decide: bool = False) -> Note:
+        """Return the note that drops it."""
+        shown = all(_PLAIN.fullmatch(each) and not redact.is_secret(each) for each in self.values)
+        hidden = redact.is_secret_name(self.option.lstrip("-"))
+        text = f"{self.option} {self.text}".rstrip() if shown and not hidden else self.option
+        return Note(f"`{text}` is dropped: {why}", decide=decide)
+
+
+def _translated(engine: Engine, given: Given) -> Iterable[str | Note]:
+    if (option := engine.renamed.get(given.option)) is not None:
+        return (option, *given.values)
+    if (function := engine.computed.get(given.option)) is not None:
+        return _COMPUTED[function](given)
+    if (dropped := engine.dropped.get(given.option)) is not None:
+        why, decide = dropped
+        return (given.dropped(why, decide=decide),)
+    why = f"its counterpart in vLLM is not known here: {engine.name}'s pages say what it does"
+    return (Note(f"`{given.option}` is dropped: {why}", decide=True),)
+
+
+# -- computed options ------------------------------------------------------------------------------
+
+_Words = Iterator[str | Note]
+_IS_SO = "it is so without it"
+_READ = "vLLM reads from config.json how a checkpoint is quantized"
+
+_TP = ("--tp-size", "--tensor-parallel-size", "--tp")
+_DP = ("--dp-size", "--data-parallel-size", "--dp")
+_ATTENTION_DP = ("--attn-dp-size", "--attention-data-parallel-size")
+_DRAFT = ("--speculative-draft-model-path", "--speculative-draft-model")
+_METHODS = {"EAGLE": "eagle", "EAGLE3": "eagle3", "NEXTN": "mtp", "NGRAM": "ngram"}
+
+_TOOL_PARSERS = {
+    "deepseekv3": "deepseek_v3",
+    "deepseekv31": "deepseek_v31",
+    "deepseekv32": "deepseek_v32",
+    "deepseekv4": "deepseek_v4",
+    "deepseekv41": "deepseek_v41",
+    "glm": "glm45",
+    "gpt-oss": "openai",
+    "hunyuan": "hunyuan_a13b",
+    "interns1": "internlm",
+    "llama3": "llama3_json",
+    "qwen": "hermes",
+    "qwen25": "hermes",
+    "qwen3": "hermes",
+}
+"""vLLM's names where they differ by more than a dash."""
+_REASONING_PARSERS = {
+    "deepseek-r1": "deepseek_r1",
+    "deepseek-v3": "deepseek_v3",
+    "glm45": "glm45",
+    "gpt-oss": "openai_gptoss",
+    "kimi_k2": "kimi_k2",
+    "minimax": "minimax_m2",
+    "minimax-append-think": "minimax_m2_append_think",
+    "mistral": "mistral",
+    "qwen3": "qwen3",
+    "qwen3-thinking": "qwen3",
+    "step3": "step3",
+}
+
+
+def _tensor_parallel(given: Given) -> _Words:
+    """Yield vLLM's size: SGLang's counts the GPUs of all groups that attention is divided into."""
+    size = given.number(given.option)
+    names = _DP if "--enable-dp-attention" in given.line else _ATTENTION_DP
+    groups = given.number(*names, otherwise=1)
+    if groups == 1 or size is None:
+        yield from ("--tensor-parallel-size", *given.values)
+    elif not groups or size % groups:
+        yield given.dropped("attention's groups do not divide it: set both sizes", decide=True)
+    else:
+        yield from ("--tensor-parallel-size", str(size // groups))
+        yield Note(
+            f"`{given.option} {size}` counts the GPUs of {groups} data-parallel groups: "
+            f"`tensor_parallel` is {size // groups} here, `data_parallel` {groups}"
+        )
+
+
+def _attention_groups(given: Given) -> _Words:
+    if given.number(*_DP, otherwise=1) == 1:
+        yield from ("--data-parallel-size", *given.values)
+    else:
+        yield given.dropped("the line has whole copies beside it: set `data_parallel`", decide=True)
+
+
+def _experts(given: Given) -> _Words:
+    if given.values == ("1",):
+        yield given.dropped(_IS_SO)
+    else:
+        yield "--enable-expert-parallel"
+
+
+def _context(given: Given) -> _Words:
+    """Yield the length: SGLang writes 64Ki where vLLM writes 64K."""
+    yield from ("--max-model-len", given.text.removesuffix("i"))
+
+
+def _chunk(given: Given) -> _Words:
+    if given.values == ("-1",):
+        yield given.dropped("vLLM always divides long prompts")
+    else:
+        yield from ("--max-num-batched-tokens", *given.values)
+
+
+def _block(given: Given) -> _Words:
+    if given.values == ("1",):
+        yield given.dropped("vLLM's blocks have 16 tokens or more")
+    else:
+        yield from ("--block-size", *given.values)
+
+
+def _embedding(_: Given) -> _Words:
+    yield from ("--runner", "pooling", "--convert", "embed")
+
+
+def _chat_template(given: Given) -> _Words:
+    if "/" in given.text or "{" in given.text or given.text.endswith((".jinja", ".json")):
+        yield from ("--chat-template", *given.values)
+    else:
+        yield given.dropped("it is a template of SGLang's; vLLM takes the model's", decide=True)
+
+
+def _cache_dtype(given: Given) -> _Words:
+    names = {"bf16": "bfloat16", "fp8_e4m3fn": "fp8_e4m3"}
+    yield from ("--kv-cache-dtype", *(names.get(each, each) for each in given.values))
+
+
+def _implementation(given: Given) -> _Words:
+    if given.values == ("sglang",):
+        yield given.dropped("vLLM has its own")
+    else:
+        yield from ("--model-impl", *given.values)
+
+
+def _sampling_defaults(given: Given) -> _Words:
+    if given.values == ("openai",):
+        yield from ("--generation-config", "vllm")
+    else:
+        yield given.dropped(_IS_SO)
+
+
+def _quantization(given: Given) -> _Words:
+    if given.text in {"w8a8_fp8", "w8a8_int8", "blockwise_int8", "qoq"}:
+        yield given.dropped(_READ, decide=True)
+    else:
+        yield from ("--quantization", "modelopt" if given.text == "modelopt_fp8" else given.text)
+
+
+def _quantize(given: Given) -> _Words:
+    if given.text.startswith("bitsandbytes"):
+        yield from ("--quantization", "bitsandbytes")
+    elif given.text == "fp8":
+        yield from ("--quantization", "fp8")
+    elif given.text in {"awq", "gptq", "marlin", "compressed-tensors"}:
+        yield given.dropped(_READ)
+    else:
+        yield given.dropped("vLLM has no such method: choose another checkpoint", decide=True)
+
+
+def _speculation(given: Given) -> _Words:
+    """Yield vLLM's settings of a draft: as many tokens in a row as SGLang makes steps."""
+    tokens = given.number("--speculative-num-steps")
+    draft = next((given.line[name] for name in _DRAFT if given.line.get(name)), ())
+    method = _METHODS.get(given.text.upper())
+    if method == "eagle" and not draft:
+        method = "mtp"  # the model's own layers draft
+    if tokens is None or (method is None and not draft):
+        yield given.dropped("set `flags.speculative-config`", decide=True)
+        return
+    config: dict[str, str | int] = {"method": method} if method else {}
+    config |= {"model": draft[0]} if draft else {}
+    yield from ("--speculative-config", json.dumps({**config, "num_speculative_tokens": tokens}))
+
+
+def _tool_parser(given: Given) -> _Words:
+    name = _TOOL_PARSERS.get(given.text, given.text.replace("-", "_"))
+    yield from ("--enable-auto-tool-choice", "--tool-call-parser", name)
+
+
+def _reasoning_parser(given: Given) -> _Words:
+    if (name := _REASONING_PARSERS.get(given.text)) is None:
+        yield given.dropped("set `flags.reasoning-parser` to vLLM's parser", decide=True)
+    else:
+        yield from ("--reasoning-parser", name)
+
+
+def _adapters(given: Given) -> _Words:
+    if "--enable-lora" not in given.line:
+        yield "--enable-lora"
+    yield from ("--lora-modules", *map(_module, given.values))
+
+
+def _listed_adapters(given: Given) -> _Words:
+    names = (one for each in given.values for one in each.split(",") if one)
+    yield from ("--enable-lora", "--lora-modules", *map(_module, names))
+    yield Note("clients name an adapter as `model`, where TGI has `adapter_id`", decide=True)
+
+
+def _module(text: str) -> str:
+    """Return an adapter as vLLM takes it: `name=path`."""
+    if text.startswith("{"):
+        try:
+            said = json.loads(text)
+            return f"{said['lora_name']}={said['lora_path']}"
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return text
+    return text if "=" in text else f"{text}={text}"
+
+
+def _graphs(given: Given) -> _Words:
+    if given.values == ("0",):
+        yield "--enforce-eager"
+    else:
+        sizes = (size for each in given.values for size in each.split(",") if size)
+        yield from ("--cudagraph-capture-sizes", *sizes)
+
+
+def _origins(given: Given) -> _Words:
+    yield from ("--allowed-origins", json.dumps(given.values))
+
+
+def _backend(given: Given) -> _Words:
+    if given.text in {"tensorrt", "trt"}:
+        yield given.dropped(
+            "vLLM loads no built engine: `model` has to name the checkpoint", decide=True
+        )
+    else:
+        yield given.dropped("vLLM loads the checkpoint itself")
+
+
+_COMPUTED: Mapping[str, Callable[[Given], _Words]] = {
+    "adapters": _adapters,
+    "attention_groups": _attention_groups,
+    "backend": _backend,
+    "block": _block,
+    "cache_dtype": _cache_dtype,
+    "chat_template": _chat_template,
+    "chunk": _chunk,
+    "context": _context,
+    "embedding": _embedding,
+    "experts": _experts,
+    "graphs": _graphs,
+    "implementation": _implementation,
+    "listed_adapters": _listed_adapters,
+    "origins": _origins,
+    "quantization": _quantization,
+    "quantize": _quantize,
+    "reasoning_parser": _reasoning_parser,
+    "sampling_defaults": _sampling_defaults,
+    "speculation": _speculation,
+    "tensor_parallel": _tensor_parallel,
+    "tool_parser": _tool_parser,
+}
+"""By the names that data/engines.yml uses."""
