@@ -168,7 +168,7 @@ def gateway_fleet(lab_id: str, project: Path, **model: Any) -> Iterator[TlsFleet
     """Give two nodes with a replica each, which answer behind the gateway; `model` is declared."""
     with upgrade_fleet(lab_id, project, NODES, also=(), kind=TlsFleet) as found:
         # On two cores that do other things, too, no latency tells of a release.
-        gates = {"baseline_seconds": 3, "soak_seconds": 3, "latency_ratio": 100.0, "alerts": False}
+        gates = {"baseline_seconds": 5, "soak_seconds": 5, "latency_ratio": 100.0, "alerts": False}
         found.declare(upgrade={"gates": gates, "canary": 1, "waves": [1]})
         found.declare_model(environment=UNI, **model)
         for deploy in ("deploys/vllm.py", "deploys/gateway.py"):
@@ -184,7 +184,7 @@ def walk_fleet(project: Path) -> Iterator[TlsFleet]:
     with upgrade_fleet(LAB_ID, project, NODES, bare=True, also=(), kind=TlsFleet) as found:
         found.declare_driver(DRIVER, DCGM)
         # On two cores that do other things, too, no latency tells of a release.
-        gates = {**GATES, "baseline_seconds": 3, "soak_seconds": 3, "latency_ratio": 100.0}
+        gates = {**GATES, "baseline_seconds": 5, "soak_seconds": 5, "latency_ratio": 100.0}
         found.declare(upgrade={"gates": gates, "canary": 1, "waves": [1]})
         found.declare(firewall={"policy": "own_ports"})
         found.have_grafana()
