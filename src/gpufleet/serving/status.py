@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
+from gpufleet.formatting import join_names
 from gpufleet.serving.out_of_service import OutOfService, out_of_service
 from gpufleet.serving.rank_status import Health, RankStatus, rank_status, reason
 from gpufleet.settings.node_variables import NodeVars
@@ -160,12 +161,16 @@ def fleet_status(
     replicas = tuple(
         _replica(key, tuple(ranks), members[key], silent) for key, ranks in sorted(found.items())
     )
-    missing, undeclared = _compared(replicas, declared, silent) if whole else ((), ())
+    lacking, undeclared = _compared(replicas, declared) if whole else ({}, ())
+    may_have = _may_have(lacking, declared, silent)
+    missing = tuple(
+        sentence + (f"; some may be on {join_names(may_have[model])}" if may_have[model] else "")
+        for model, sentence in lacking.items()
+    )
     out, unread = out_of_service(answers)
     adapters = _adapter_remarks(replicas, declared)
     said = (*remarks, *undeclared, *adapters, *unread)
-    lacking = {sentence.partition(":")[0] for sentence in missing}
-    return FleetStatus(replicas, silent, missing, said, out, _may_have(lacking, declared, silent))
+    return FleetStatus(replicas, silent, missing, said, out, may_have)
 
 
 def _stages(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -245,9 +250,9 @@ def _estranged(ranks: Sequence[RankStatus]) -> Iterator[tuple[Health, str]]:
 
 
 def _compared(
-    replicas: Iterable[ReplicaStatus], declared: Mapping[str, NodeVars], silent: Mapping[str, str]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return sentences on declared replicas that are missing, and on undeclared ones."""
+    replicas: Iterable[ReplicaStatus], declared: Mapping[str, NodeVars]
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return a sentence by model that has too few replicas, and sentences on undeclared ones."""
     counts: dict[str, int] = defaultdict(int)
     for replica in replicas:
         counts[replica.model] += 1
@@ -256,12 +261,11 @@ def _compared(
         if each.settings.vllm is not None:
             for model, served in each.settings.serving.items():
                 wanted[model] = 1 if served.replicas == "fit" else served.replicas
-    perhaps = "; some may be on nodes that did not answer" if silent else ""
-    missing = tuple(
-        f"{model}: {_counted(count, 'replica')} declared, {counts[model] or 'none'} found{perhaps}"
+    missing = {
+        model: f"{model}: {_counted(count, 'replica')} declared, {counts[model] or 'none'} found"
         for model, count in sorted(wanted.items())
         if counts[model] < count
-    )
+    }
     undeclared = tuple(
         f"{model} is not declared any more: the next deploy stops it"
         for model in sorted(counts)

@@ -630,6 +630,19 @@ def test_nodes_without_an_answer_may_have_the_missing_replicas_that_they_are_to_
         },
     )
     assert fleet.may_have == {"phi": ("gpu-03",), "qwen": ("gpu-02", "gpu-03")}
+    assert fleet.missing == (
+        "phi: 1 replica declared, none found; some may be on gpu-03",
+        "qwen: 1 replica declared, none found; some may be on gpu-02, gpu-03",
+    )
+
+
+def test_a_silent_node_that_is_not_to_serve_a_model_does_not_explain_its_missing_replicas():
+    answers = {"gpu-01": answer(stage()), "mon-01": "timeout"}
+    fleet = fleet_status(answers, {"gpu-01": declared(llama=2), "mon-01": declared(phi=1)})
+    assert fleet.missing == (
+        "llama: 2 replicas declared, 1 found",
+        "phi: 1 replica declared, none found; some may be on mon-01",
+    )
 
 
 def with_adapters(*names):
