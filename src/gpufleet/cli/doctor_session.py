@@ -18,7 +18,13 @@ from gpufleet.artifacts.model_files import checkpoint
 from gpufleet.artifacts.operator_files import read as read_file
 from gpufleet.cli.bounded_questions import Questions, ask_bounded
 from gpufleet.cli.preflight_requests import RefusedWork, UnfinishedWork, run_bounded
-from gpufleet.doctor import fleet_problems, journal_causes, planned_memory, replica_speed
+from gpufleet.doctor import (
+    fleet_problems,
+    gateway_problems,
+    journal_causes,
+    planned_memory,
+    replica_speed,
+)
 from gpufleet.doctor.fleet_diagnosis import Diagnosis
 from gpufleet.doctor.node_evidence import NodeEvidence, node_evidence
 from gpufleet.doctor.sights import Alert, FleetObservations
@@ -143,7 +149,11 @@ def look(inventory_file: str, seconds: float) -> FleetLook:
     for name, each in answers.gateway_logs.items():
         log = _evidence(name, each)
         known = evidence.get(name, log)
-        evidence[name] = replace(known, stages={**known.stages, **log.stages})
+        evidence[name] = replace(
+            known,
+            stages={**known.stages, **log.stages},
+            connections={**known.connections, **log.connections},
+        )
     report = assessment.check_nodes(answers.probes, declared.gpu_nodes)
     logs = {
         **journal_causes.replica_causes(status, evidence, report, inventory_file),
@@ -288,24 +298,33 @@ def _journals(node: str, answer: Answer, seconds: float, declared: Fleet) -> Que
         for stage in stages
         if (entry := served.get(stage.rpartition("-")[0])) and (wanted := checkpoint(entry))
     }
-    return {("journals", node): _log_question(stages, seconds, models)}
+    ranks = fleet_problems.ranks_to_connect(status).get(node, ())
+    return {("journals", node): _log_question(stages, seconds, models, ranks)}
 
 
 def _gateway_log(node: str, answer: Answer, seconds: float) -> Questions:
-    """Return the question for a gateway's log; it omits the log of a running gateway."""
+    """Return the question for a gateway's log, or, if it runs, for ports of servers it misses."""
     if isinstance(answer, str):
         return {}
-    stages = () if answer.get("runs") is True else (journal_causes.GATEWAY,)
-    return {("gateway logs", node): _log_question(stages, seconds)}
+    state = haproxy.parse_gateway_state(answer)
+    stages = () if state.runs else (journal_causes.GATEWAY,)
+    places = gateway_problems.servers_to_connect(state)
+    return {("gateway logs", node): _log_question(stages, seconds, places=places)}
 
 
 def _log_question(
-    stages: Iterable[str], seconds: float, models: Mapping[str, str] | None = None
+    stages: Iterable[str],
+    seconds: float,
+    models: Mapping[str, str] | None = None,
+    ranks: Iterable[str] = (),
+    places: Mapping[str, tuple[str, int]] | None = None,
 ) -> NodeQuestion:
     program = payload.program(
         "doctor/failure_evidence",
         stages=list(stages),
         models=dict(models or {}),
+        ranks=list(ranks),
+        places=dict(places or {}),
         lines=JOURNAL_LINES,
         seconds=fleet_problems.RECENT_SECONDS,
     )

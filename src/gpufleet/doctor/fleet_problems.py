@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gpufleet.checks.finding import Finding, Severity
 from gpufleet.doctor.fleet_diagnosis import Diagnosis, Impact, Problem, worst_first
@@ -104,6 +104,16 @@ def journals_to_read(status: FleetStatus, now: float) -> dict[str, tuple[str, ..
     return {node: tuple(each) for node, each in found.items()}
 
 
+def ranks_to_connect(status: FleetStatus) -> dict[str, tuple[str, ...]]:
+    """Return the replicas whose rank on a node is amiss and has a rank 0 elsewhere, by node."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for replica in status.replicas:
+        for rank in replica.ranks:
+            if rank.rank and not rank.health.is_good and not rank.stopped:
+                found[rank.node].append(replica.id)
+    return {node: tuple(each) for node, each in found.items()}
+
+
 # -- replicas
 
 
@@ -137,9 +147,14 @@ def _replica(
     if last:
         evidence.append(f"ended {format_duration(now - last.when)} ago: {last.cause}")
     evidence += _changes(sights, nodes, began)
+    ways = [] if serves or stopped else [*_ways_to_head(sights, replica)]
+    evidence += [each.sentence for each in ways]
     differs = list(_differs(sights, replica.id, nodes))
     damaged = dict(_damaged(sights, replica.id, nodes, inventory)) if not serves else {}
     do = (log.do if log else "") or _look(replica, inventory)
+    lost = [each for each in ways if each.is_lost]
+    if lost:
+        do = f"`gpufleet reach {inventory} {replica.id}` tests all ports between its nodes\n{do}"
     if stopped:
         do = f"`systemctl start vllm-{replica.id}` on {join_names(stopped)}"
     elif differs or damaged:
@@ -156,7 +171,7 @@ def _replica(
         what + ("; it is drained" if drained else ""),
         _impact(sights.status, replica, drained=drained),
         tuple(dict.fromkeys([*evidence, *differs, *damaged])),
-        STOPPED if stopped else _cause(log, last, damaged),
+        STOPPED if stopped else _cause(log, last, damaged, lost),
         do,
         "docs/alerts/vllm-down.md",
         began,
@@ -238,12 +253,41 @@ def _damaged(
             yield f"{node}: {model.directory}: {changed}: written after a deploy placed it", again
 
 
-def _cause(log: LogCause | None, last: LastRestart | None, damaged: Collection[str]) -> str:
+@dataclass(frozen=True)
+class _WayToHead:
+    """Whether a rank connects to rank 0 of its replica."""
+
+    sentence: str
+    is_lost: bool
+
+
+def _ways_to_head(sights: FleetObservations, replica: ReplicaStatus) -> Iterator[_WayToHead]:
+    """Yield the result of each rank's connection to rank 0, where its node tried one."""
+    head = next((rank.node for rank in replica.ranks if rank.rank == 0), "")
+    if not head or head in sights.status.silent:
+        return
+    for rank in replica.ranks:
+        known = sights.evidence.get(rank.node)
+        tried = known.connections.get(replica.id) if known else None
+        if tried:
+            more = " (nothing listens there)" if tried.is_refused else ""
+            sentence = f"{rank.node} to rank 0 on {head}, {tried}{more}"
+            yield _WayToHead(sentence, tried.is_lost)
+
+
+def _cause(
+    log: LogCause | None,
+    last: LastRestart | None,
+    damaged: Collection[str],
+    lost: Collection[_WayToHead],
+) -> str:
     found = log.cause if log else last.cause if last else ""
-    if not damaged:
-        return found
-    files = "the model's files are not as a deploy placed them"
-    return f"{files}: {found}" if found else files
+    parts = [
+        "its nodes do not reach each other: firewall, route, switch or cable" if lost else "",
+        "the model's files are not as a deploy placed them" if damaged else "",
+        found,
+    ]
+    return ": ".join(filter(None, parts))
 
 
 def _undo(replica: str) -> str:

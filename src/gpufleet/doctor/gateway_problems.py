@@ -6,9 +6,10 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 
 from gpufleet.doctor.fleet_diagnosis import Impact, Problem
+from gpufleet.doctor.node_evidence import Connection
 from gpufleet.doctor.sights import FleetObservations
 from gpufleet.formatting import format_duration
-from gpufleet.network.haproxy import ServerState
+from gpufleet.network.haproxy import GatewayState, ServerState
 from gpufleet.serving.rank_status import Health, iso
 from gpufleet.serving.status import FleetStatus
 
@@ -62,15 +63,10 @@ def gateway_problems(sights: FleetObservations, inventory: str) -> Iterator[Prob
                 and not each.drained
                 and (served := _served(each, well))
             ):
-                yield Problem(
-                    f"{subject}, {each.backend}/{each.server}",
-                    f"{subject} sends nothing to {each.server} ({each.status}), which serves",
-                    Impact.DEGRADED,
-                    cause="the gateway does not reach it: firewall, route, or another address",
-                    do=f"`gpufleet reach {inventory}`",
-                    page="docs/alerts/gateway-server-down.md",
-                    names=(node, each.backend, *served),
-                )
+                known = sights.evidence.get(node)
+                tried = known.connections.get(each.name) if known else None
+                place = state.configured.get(each.name, ("ADDRESS", 0))
+                yield _unused(each, node, served, tried or place, inventory)
         for model, statuses in sorted(backends.items()):
             if not any(status.startswith(_UP) for status in statuses):
                 yield Problem(
@@ -83,6 +79,58 @@ def gateway_problems(sights: FleetObservations, inventory: str) -> Iterator[Prob
                     names=(node, model),
                     because=_down_of(sights.status, model),
                 )
+
+
+def servers_to_connect(state: GatewayState) -> dict[str, tuple[str, int]]:
+    """Return address and port of the servers that a gateway sends nothing to, by their names."""
+    return {
+        each.name: place
+        for each in state.servers
+        if not each.status.startswith(_UP)
+        and not each.drained
+        and (place := state.configured.get(each.name))
+    }
+
+
+def _unused(
+    server: ServerState,
+    node: str,
+    served: tuple[str, ...],
+    tried: Connection | tuple[str, int],
+    inventory: str,
+) -> Problem:
+    """
+    Return the problem of a server that serves and gets nothing from the gateway of `node`.
+
+    `tried` is a connection from there to it; its address and port, if none was tried.
+    """
+    known = isinstance(tried, Connection)
+    address, port = (tried.address, tried.port) if isinstance(tried, Connection) else tried
+    host = f"[{address}]" if ":" in address else address
+    ask = f"`curl -i http://{host}:{port}/health` on {node}"
+    both = " ".join(f"--limit {name}" for name in (node, served[1]))
+    if not isinstance(tried, Connection):
+        cause = "the gateway does not reach it, or its check of it fails"
+        do = ask
+    elif tried.is_lost:
+        cause = f"{node} does not reach it: firewall, route, switch or cable"
+        do = f"`gpufleet drift {inventory} {both}` shows what differs, also of firewalls\n{ask}"
+    elif tried.is_refused:
+        cause = f"nothing listens there: the gateway of {node} has another address or port"
+        do = f"`gpufleet deploy gateway {inventory}`"
+    else:
+        cause = "a connection is made, so its check of /health fails"
+        do = f"{ask}\n`journalctl -u gpufleet-gateway -n 50` on {node} says what the check found"
+    return Problem(
+        f"gateway {node}, {server.name}",
+        f"gateway {node} sends nothing to {server.server} ({server.status}), which serves",
+        Impact.DEGRADED,
+        (f"{node} to {tried}",) if known else (),
+        cause,
+        do,
+        "docs/alerts/gateway-server-down.md",
+        names=(node, server.backend, *served),
+    )
 
 
 def certificate_problems(sights: FleetObservations, now: float) -> Iterator[Problem]:

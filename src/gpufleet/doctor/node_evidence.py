@@ -59,6 +59,30 @@ class Certificate:
 
 
 @dataclass(frozen=True)
+class Connection:
+    """A connection from a node to a port of another one, which was tried just now."""
+
+    address: str
+    port: int
+    error: str | None = None
+    """Why none came about; None: it did."""
+
+    @property
+    def is_refused(self) -> bool:
+        """Return whether the other node answered that nothing listens there."""
+        return "refused" in (self.error or "")
+
+    @property
+    def is_lost(self) -> bool:
+        """Return whether nothing came back, or a network between answered that it is closed."""
+        return self.error is not None and not self.is_refused
+
+    def __str__(self) -> str:
+        """Format it for a sentence: `10.1.0.1 port 29500: no answer within 2 s`."""
+        return f"{self.address} port {self.port}: {self.error or 'it connects'}"
+
+
+@dataclass(frozen=True)
 class NodeEvidence:
     """The evidence from one node."""
 
@@ -75,6 +99,8 @@ class NodeEvidence:
     changes: tuple[tuple[float, str], ...] = ()
     """When, in seconds since 1970, and what was changed; oldest first."""
     certificates: tuple[Certificate, ...] = ()
+    connections: Mapping[str, Connection] = field(default_factory=dict)
+    """Of a replica's rank to rank 0, by the replica's id; of a gateway, by the server's name."""
     unread: tuple[str, ...] = ()
     """A sentence for each part that could not be read."""
 
@@ -125,6 +151,10 @@ def node_evidence(node: str, answer: Mapping[str, Any] | str) -> NodeEvidence:
                 Certificate(str(path), str(use), float(end))
                 for path, use, end in answer["certificates"]
             ),
+            {
+                str(name): Connection(str(said["address"]), int(said["port"]), said["error"])
+                for name, said in answer["connections"].items()
+            },
             tuple(_unread(node, answer)),
         )
 

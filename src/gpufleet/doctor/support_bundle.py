@@ -17,6 +17,8 @@ from gpufleet.serving.rank_status import iso
 MOST_BYTES = 50 << 20
 """Limit for all files before compression: issue trackers and mail accept them compressed."""
 README = "README.txt"
+README_BYTES = 1 << 18
+"""A line for each file that is left out, of some thousand."""
 
 
 def bundle_files(
@@ -29,8 +31,8 @@ def bundle_files(
     """
     Return the files of a bundle by name, together at most `MOST_BYTES`.
 
-    `settings` are each node's as JSON values; no file may contain a text in `secrets`. Journals
-    that do not fit lose their first lines, which README.txt says.
+    `settings` are each node's as JSON values; no file may contain a text in `secrets`. Of what does
+    not fit, journals lose their first lines, and other files are left out; README.txt names them.
     """
     first = {
         "diagnosis.txt": "\n".join([*diagnosis_lines(found, now), ""]),
@@ -50,8 +52,19 @@ def bundle_files(
                 for name, each in sights.evidence.items()
             }
         ),
-        **{f"settings/{name}.json": _json(each) for name, each in settings.items()},
-        **{f"probes/{name}.json": _json(each) for name, each in sights.report.facts.items()},
+        "connections.json": _json(
+            {
+                name: {to: asdict(tried) for to, tried in each.connections.items()}
+                for name, each in sights.evidence.items()
+            }
+        ),
+    }
+    named = {name for each in found.problems for name in each.names}
+    # Of nodes with problems first: of many nodes not all may fit.
+    parts = {
+        f"{what}/{name}.json": _json(each)
+        for what, by_node in (("settings", settings), ("probes", sights.report.facts))
+        for name, each in sorted(by_node.items(), key=lambda each: each[0] not in named)
     }
     logs = {}
     for name, each in sights.evidence.items():
@@ -59,18 +72,35 @@ def bundle_files(
         for stage, lines in each.stages.items():
             logs[f"journals/{name}/{stage}.log"] = _log(lines)
     hidden = tuple(secrets)
-    whole = {name: hide_secrets(text, hidden) for name, text in {**first, **logs}.items()}
-    left = MOST_BYTES - sum(len(whole[name].encode()) for name in first)
     notes = [f"gpufleet doctor, {iso(now)}. Known secrets and what looks like one are removed."]
-    files = {name: whole[name] for name in first}
+    files: dict[str, str] = {}
+    left = MOST_BYTES - README_BYTES
+
+    def add(name: str, text: str, room: int) -> None:
+        """Add a file, whole or not at all."""
+        nonlocal left
+        whole = hide_secrets(text, hidden)
+        size = len(whole.encode())
+        if size > room:
+            notes.append(f"{name}: is left out, it has {size >> 20} MiB")
+            return
+        files[name] = whole
+        left -= size
+
+    for name, text in first.items():
+        add(name, text, left)
+    # Half of the rest is for journals, however many nodes there are.
+    kept_for_logs = left // 2
+    for name, text in parts.items():
+        add(name, text, left - kept_for_logs)
     for place, name in enumerate(logs):
-        share = max(0, left) // (len(logs) - place)
-        kept = _end(whole[name], share)
-        if len(kept) < len(whole[name]):
+        whole = hide_secrets(logs[name], hidden)
+        kept = _end(whole, max(0, left) // (len(logs) - place))
+        if len(kept) < len(whole):
             notes.append(f"{name}: its first lines are left out")
         left -= len(kept.encode())
         files[name] = kept
-    return {README: "\n".join([*notes, ""]), **files}
+    return {README: _end("\n".join([*notes, ""]), README_BYTES), **files}
 
 
 def _json(value: Any) -> str:

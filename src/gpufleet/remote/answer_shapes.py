@@ -443,6 +443,12 @@ class PlacedModel(TypedDict):
     changed: list[str]
 
 
+class TriedPort(TypedDict):
+    address: str
+    port: int
+    error: str | None
+
+
 class FailureEvidence(Document):
     clock: Number
     boot: Time | Missing
@@ -452,6 +458,7 @@ class FailureEvidence(Document):
     kernel: JournalLines | Missing
     changes: list[Annotated[tuple[Time, str], Row]] | Missing
     certificates: list[Annotated[tuple[str, str, Time], Row]] | Missing
+    connections: dict[str, TriedPort]
 
 
 class MetricsText(TypedDict):

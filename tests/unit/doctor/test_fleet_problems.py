@@ -8,9 +8,16 @@ import pytest
 
 from gpufleet.checks.finding import Action, Finding, GpuId, Report, Severity, Step
 from gpufleet.doctor.fleet_diagnosis import Impact, Problem, worst_first
-from gpufleet.doctor.fleet_problems import diagnose, journals_to_read, problems_of
+from gpufleet.doctor.fleet_problems import (
+    diagnose,
+    journals_to_read,
+    problems_of,
+    ranks_to_connect,
+)
+from gpufleet.doctor.gateway_problems import servers_to_connect
 from gpufleet.doctor.node_evidence import (
     Certificate,
+    Connection,
     NodeEvidence,
     PlacedModel,
     UnitDifference,
@@ -299,6 +306,100 @@ def test_a_gateway_that_does_not_reach_what_serves_is_named():
     assert [(each.subject, each.impact) for each in said] == [
         ("gateway lb-01, llama/gpu-01.llama-0", Impact.DEGRADED)
     ]
+
+
+@each_row(
+    ("error", "cause", "do"),
+    [
+        ("no answer within 2 s", "lb-01 does not reach it", "drift inventories/prod.py --limit lb"),
+        ("No route to host", "lb-01 does not reach it", "drift inventories/prod.py --limit lb"),
+        ("Connection refused", "nothing listens there", "gpufleet deploy gateway"),
+        (None, "its check of /health fails", "curl -i http://10.0.0.1:8000/health` on lb-01"),
+    ],
+)
+def test_a_connection_from_the_gateway_tells_why_a_server_gets_nothing(error, cause, do):
+    place = {"llama/gpu-01.llama-0": ("10.0.0.1", 8000)}
+    lb = gateway(server("gpu-01.llama-0", "DOWN"), server("gpu-02.llama-1", "UP"), configured=place)
+    tried = {"llama/gpu-01.llama-0": Connection("10.0.0.1", 8000, error)}
+    evidence = {"lb-01": NodeEvidence("lb-01", connections=tried)}
+    (said,) = found(sights(replica(), OTHER, gateways={"lb-01": lb}, evidence=evidence)).problems
+    assert cause in said.cause
+    assert do in said.do
+    assert said.evidence == (f"lb-01 to 10.0.0.1 port 8000: {error or 'it connects'}",)
+
+
+def test_ports_are_tried_of_servers_that_get_nothing_and_are_not_drained():
+    places = {f"llama/gpu-0{n}.llama-{n}": (f"10.0.0.{n}", 8000) for n in range(4)}
+    lb = gateway(
+        server("gpu-00.llama-0", "UP 1/3"),
+        server("gpu-01.llama-1", "DOWN"),
+        server("gpu-02.llama-2", "MAINT", drained=True),
+        server("gpu-09.llama-9", "DOWN"),
+        configured=places,
+    )
+    assert servers_to_connect(lb) == {"llama/gpu-01.llama-1": ("10.0.0.1", 8000)}
+
+
+def wide(*healths, stopped=False):
+    ranks = tuple(
+        RankStatus(f"gpu-0{n + 1}", n, health, since=NOW - 500, stopped=stopped)
+        for n, health in enumerate(healths)
+    )
+    return ReplicaStatus("wide", 0, ranks, max(healths, key=[*Health].index), ("it waits",))
+
+
+def test_only_ranks_that_are_amiss_connect_to_their_rank_0():
+    both = wide(Health.STARTS, Health.DOWN)
+    assert ranks_to_connect(status(both)) == {"gpu-02": ("wide-0",)}
+    assert ranks_to_connect(status(wide(Health.SERVES, Health.RUNS))) == {}
+    assert ranks_to_connect(status(wide(Health.DOWN, Health.DOWN, stopped=True))) == {}
+    assert ranks_to_connect(status(DOWN)) == {}
+
+
+@each_row(
+    ("error", "cause", "evidence"),
+    [
+        ("no answer within 2 s", "its nodes do not reach each other", "no answer within 2 s"),
+        ("No route to host", "its nodes do not reach each other", "No route to host"),
+        ("Connection refused", "", "Connection refused (nothing listens there)"),
+        (None, "", "it connects"),
+    ],
+)
+def test_a_ranks_connection_to_rank_0_tells_whether_the_network_is_the_cause(
+    error, cause, evidence
+):
+    tried = {"wide-0": Connection("10.1.0.1", 29500, error)}
+    seen = {"gpu-02": NodeEvidence("gpu-02", connections=tried)}
+    (said,) = found(sights(wide(Health.STARTS, Health.STARTS), evidence=seen)).problems
+    assert said.cause.startswith(cause)
+    assert bool(said.cause) == bool(cause)
+    assert f"gpu-02 to rank 0 on gpu-01, 10.1.0.1 port 29500: {evidence}" in said.evidence
+    command = "`gpufleet reach inventories/prod.py wide-0`"
+    assert said.do.startswith(command) == bool(cause)
+
+
+def test_a_lost_connection_stands_before_what_a_rank_logged_because_of_it():
+    tried = {"wide-0": Connection("10.1.0.1", 29500, "no answer within 2 s")}
+    seen = {"gpu-02": NodeEvidence("gpu-02", connections=tried)}
+    log = replace(OUT_OF_MEMORY, cause="a rank did not take part", component="nccl", do="look")
+    said = found(
+        sights(wide(Health.DOWN, Health.DOWN), evidence=seen, logs={"wide-0": [log]})
+    ).problems[0]
+    assert said.cause == (
+        "its nodes do not reach each other: firewall, route, switch or cable: "
+        "a rank did not take part"
+    )
+    assert said.do.splitlines()[1] == "look"
+
+
+def test_a_node_that_does_not_answer_is_the_cause_and_not_the_network():
+    tried = {"wide-0": Connection("10.1.0.1", 29500, "no answer within 2 s")}
+    seen = {"gpu-02": NodeEvidence("gpu-02", connections=tried)}
+    silent = {"gpu-01": "not reached"}
+    said = found(sights(wide(Health.UNKNOWN, Health.DOWN), evidence=seen, silent=silent)).problems
+    assert [each.subject for each in said] == ["gpu-01", "wide-0"]
+    assert said[1].because == "gpu-01"
+    assert "reach each other" not in said[1].cause
 
 
 def test_a_server_is_of_the_replica_with_its_whole_name():

@@ -44,9 +44,10 @@ def test_no_file_has_a_known_secret_or_what_looks_like_one():
 
 def test_it_is_bounded_and_says_which_journals_were_cut(monkeypatch):
     whole = files([f"line {n}" for n in range(5000)])
+    monkeypatch.setattr(support_bundle, "README_BYTES", 1000)
     monkeypatch.setattr(support_bundle, "MOST_BYTES", 40_000)
     found = files([f"line {n}" for n in range(5000)])
-    assert sum(len(text.encode()) for text in found.values()) < 41_000
+    assert sum(len(text.encode()) for text in found.values()) <= 40_000
     for name in ("kernel/gpu-01.log", "journals/gpu-01/llama-0.log"):
         assert whole[name].endswith(found[name])
         assert found[name].endswith("line 4999\n")
@@ -56,4 +57,26 @@ def test_it_is_bounded_and_says_which_journals_were_cut(monkeypatch):
 @pytest.mark.parametrize("size", [0, 1, 9])
 def test_a_journal_that_does_not_fit_at_all_is_empty(monkeypatch, size):
     monkeypatch.setattr(support_bundle, "MOST_BYTES", size)
+    monkeypatch.setattr(support_bundle, "README_BYTES", 0)
     assert files()["journals/gpu-01/llama-0.log"] == ""
+
+
+def test_probes_of_many_nodes_leave_room_for_journals_and_those_with_problems_come_first(
+    monkeypatch,
+):
+    monkeypatch.setattr(support_bundle, "README_BYTES", 10_000)
+    monkeypatch.setattr(support_bundle, "MOST_BYTES", 100_000)
+    names = [f"gpu-{number:03}" for number in range(100)]
+    journal = tuple(JournalLine(AT + n, f"line {n}") for n in range(5000))
+    evidence = {name: NodeEvidence(name, stages={"llama-0": journal}) for name in names}
+    report = Report((), {name: {"hostname": name, "long": "x" * 2000} for name in names}, names)
+    problem = Problem("llama-0", "llama-0 down", Impact.OUTAGE, names=("gpu-077",))
+    seen = FleetObservations(FleetStatus((), {}), report, evidence=evidence)
+    found = bundle_files(Diagnosis((problem,)), seen, {}, [], AT)
+    assert sum(len(text.encode()) for text in found.values()) <= 100_000
+    probes = {name for name in found if name.startswith("probes/")}
+    assert "probes/gpu-077.json" in probes
+    assert len(probes) < 40
+    assert "probes/gpu-099.json: is left out" in found[README]
+    journals = sum(len(found[f"journals/{name}/llama-0.log"]) for name in names)
+    assert journals > 35_000

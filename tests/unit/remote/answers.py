@@ -237,6 +237,10 @@ EVIDENCE = {
     "kernel": [[1_000_000, None, 3, "EXT4-fs error"]],
     "changes": [[AT - 60, "deploy: vllm"]],
     "certificates": [["/etc/gpufleet/gateway/tls.pem", "gateway", AT + 60]],
+    "connections": {
+        "wide-0": {"address": "10.1.0.1", "port": 29500, "error": "no answer within 2 s"},
+        "tiny/gpu-07.tiny-0": {"address": "10.0.0.7", "port": 8000, "error": None},
+    },
 }
 SPEEDS = {
     "schema": 1,
@@ -388,7 +392,8 @@ def _journal(said: Document) -> object:
 def _evidence(said: Document) -> object:
     """Also what is made of it: the kernel's lines by the rules."""
     found = node_evidence(NODE, said)
-    return kernel_causes(found, "inventories/prod.py"), found.last_change(AT, 3600)
+    tried = {name: str(each) for name, each in found.connections.items()}
+    return kernel_causes(found, "inventories/prod.py"), found.last_change(AT, 3600), tried
 
 
 def _answers(said: Document) -> object:

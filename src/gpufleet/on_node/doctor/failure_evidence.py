@@ -5,6 +5,8 @@ Takes (JSON header `PARAMETERS`):
   lines    at most so many of each, the last ones
   seconds  how far back to look
   models   {id: the folder of its model that a deploy has placed}, of some of the stages
+  ranks    ids of stages whose rank is to connect to rank 0 of its replica, and hang up
+  places   {name: [address, port]} to connect to likewise, as a gateway's servers
 Prints one JSON document:
   schema   1
   clock    the node's time, in seconds since 1970
@@ -19,10 +21,12 @@ Prints one JSON document:
   changes  [[seconds since 1970, what], ...], oldest first: deploys that ended, packages that were
            installed, upgraded or removed; equal times and packages of one moment are one entry
   certificates   [[path, use, end in seconds since 1970], ...] of those that gpufleet placed here
+  connections    {id or name: {"address", "port", "error": why none came about; null: it did}}, of
+           `ranks` and `places`; none for a rank that has no rank 0 elsewhere
 Each of `boot`, a stage, a unit, a model, `kernel`, `changes` and `certificates` is {"missing":
 reason} if it cannot be read.
 
-Read-only. Secrets are replaced as in on_node/common/unit_journal.py.
+It changes nothing. Secrets are replaced as in on_node/common/unit_journal.py.
 """
 
 from __future__ import annotations
@@ -38,6 +42,7 @@ from gpufleet.on_node.common import kernel_messages, linux_facts, model_folder, 
 from gpufleet.on_node.common.answers import CannotRead, read
 from gpufleet.on_node.common.commands import run
 from gpufleet.on_node.common.systemctl import properties
+from gpufleet.on_node.doctor import try_ports
 from gpufleet.on_node.serving import status
 
 PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
@@ -67,6 +72,11 @@ NAMED = 6  # packages of one moment that are named
 def main() -> None:
     """Print the document."""
     wanted = [str(each) for each in PARAMETERS.get("stages", [])]
+    places = {
+        **try_ports.heads([str(each) for each in PARAMETERS.get("ranks", [])]),
+        **{name: (at, port, "") for name, (at, port) in PARAMETERS.get("places", {}).items()},
+    }
+    attempts = try_ports.Attempts(places)
     document = {
         "schema": 1,
         "clock": time.time(),
@@ -80,6 +90,7 @@ def main() -> None:
         "kernel": read(kernel_lines),
         "changes": read(changes),
         "certificates": read(certificates),
+        "connections": attempts.results(),
     }
     sys.stdout.write(json.dumps(document, separators=(",", ":")) + "\n")
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import socket
 import time
 
 import pytest
 
 from gpufleet.monitoring import certificate_ends
 from gpufleet.on_node.common import linux_facts
-from gpufleet.on_node.doctor import failure_evidence
+from gpufleet.on_node.doctor import failure_evidence, try_ports
 from gpufleet.on_node.serving import status
 
 KEY = "f3a9c1d2e4b5a697"
@@ -175,3 +176,58 @@ def test_files_of_a_model_that_are_missing_or_were_written_since_it_was_placed_a
     assert said()["llama-0"] == {**sound, "missing": ["2.safetensors"], "changed": ["config.json"]}
     (folder / ".complete").unlink()
     assert (said()["llama-0"]["complete"], said()["llama-0"]["changed"]) == (False, [])
+
+
+RANK = """\
+[Service]
+ExecStart=/usr/local/libexec/gpufleet/vllm-rank \\
+    --replica llama-0 \\
+    --rank {rank} \\
+    --node gpu-01=127.0.0.1 \\
+    --node gpu-02=127.0.0.2 \\
+    --port {port} \\
+    -- /opt/vllm/bin/vllm serve --port 8000
+"""
+
+
+def test_a_rank_connects_to_rank_0_of_its_replica_and_a_gateway_to_its_servers(node):
+    unit = node.root / "etc/systemd/system/vllm-llama-0.service"
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as closed:
+        port = listener.getsockname()[1]
+        closed.bind(("127.0.0.1", 0))
+        unit.write_text(RANK.format(rank=1, port=port))
+        places = {"tiny/gpu-07.tiny-0": ["127.0.0.1", closed.getsockname()[1]]}
+        said = node([], ranks=["llama-0", "gone-0"], places=places)["connections"]
+        listener.settimeout(5)
+        _, (source, _) = listener.accept()
+    assert source == "127.0.0.2", "from its own address, as its rank connects"
+    assert said["llama-0"] == {"address": "127.0.0.1", "port": port, "error": None}
+    assert said["tiny/gpu-07.tiny-0"]["error"] == "Connection refused"
+    assert "gone-0" not in said
+
+
+def test_rank_0_and_a_replica_of_one_node_connect_nowhere(node):
+    unit = node.root / "etc/systemd/system/vllm-llama-0.service"
+    unit.write_text(RANK.format(rank=0, port=29500))
+    assert node([], ranks=["llama-0"])["connections"] == {}
+    unit.write_text("[Service]\nExecStart=/opt/vllm/bin/vllm serve --port 8000\n")
+    assert node([], ranks=["llama-0", "../x"])["connections"] == {}
+
+
+def test_what_does_not_answer_costs_seconds_and_keeps_nothing_else_waiting(node):
+    # A queue of connections that is full answers nothing (listen(2), Linux).
+    full = socket.create_server(("127.0.0.1", 0), backlog=0)
+    place = full.getsockname()
+    fill = [socket.socket() for _ in range(3)]
+    try:
+        for each in fill:
+            each.setblocking(False)
+            each.connect_ex(place)
+        began = time.monotonic()
+        places = {f"llama/gpu-{n}": list(place) for n in range(9)}
+        said = node([], places=places)["connections"]
+    finally:
+        for each in (full, *fill):
+            each.close()
+    assert time.monotonic() - began < 2 * try_ports.SECONDS
+    assert {each["error"] for each in said.values()} == {"no answer within 2 s"}
