@@ -80,7 +80,9 @@ _FORMATS = tuple(
         rf"\[(?P<month>{_MONTH}) (?P<day>\d\d) (?P<year>\d{{4}}) {_CLOCK}\] "
         r"\[(?P<level>[A-Z]{4,8})\] (?:\[tid \d{1,9}\] )?",
         # vLLM's processes, Ray's workers.
-        r"\((?P<process>[\w.+-]{1,60}) pid=\d{1,9}(?:, ip=(?P<ip>[\w.:]{1,45}))?\)"
+        # 0.9 wrote `(VllmWorker rank=1 pid=5)`, 0.10 `(VllmWorker TP1 pid=5)`.
+        r"\((?P<process>[\w.+-]{1,60}(?: (?:rank=\d{1,5}|[TPDEC]P\d{1,5}[\w]{0,20}))?)"
+        r" pid=\d{1,9}(?:, ip=(?P<ip>[\w.:]{1,45}))?\)"
         r"(?: \[repeated \d{1,9}x across cluster\])? ?",
         # vLLM: 0.32 `[core.py:93]`, 0.4 `core.py:93]`.
         r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) {1,4}"

@@ -64,6 +64,10 @@ def read_log(stream: BinaryIO, source: str) -> Iterator[LogLine]:
 
 def _raw_lines(stream: BinaryIO, source: str) -> Iterator[tuple[int, str]]:
     head = stream.read(_HEAD)
+    # A log that was emptied while its program wrote begins with as many zero bytes.
+    while head and not head.strip(b"\0"):
+        head = stream.read(CHUNK)
+    head = head.lstrip(b"\0")
     encoding = _encoding(head, source)
     newline = "\n".encode(encoding)
     number, kept, skipping = 1, b"", False

@@ -31,7 +31,7 @@ ANY = "*"
 
 _KEYS = frozenset(
     {"id", "component", "kind", "lines", "tells", "cause", "fix", "command", "setting"}
-    | {"follows", "until", "releases", "source"}
+    | {"follows", "until", "excuses", "releases", "source"}
 )
 _REQUIRED = ("id", "component", "lines", "cause", "fix", "source")
 _TELL_KEYS = frozenset({"when", "cause", "fix", "command", "setting", "look"})
@@ -82,6 +82,8 @@ class Rule:
     """Rules of which this is a consequence where both are found; ANY: of every failure before."""
     until: tuple[str, ...] = ()
     """Texts of a later line that shows that it has passed."""
+    excuses: tuple[str, ...] = ()
+    """Rules whose lines after it belong to it, as those of a server that was told to stop."""
     releases: str = ""
 
     @property
@@ -121,7 +123,7 @@ def parse(entries: Iterator[Any]) -> tuple[Rule, ...]:
         f"rule {name}: {count} rules have this id" for name, count in ids.items() if count > 1
     ]
     for rule in found:
-        named = {*rule.follows} - {ANY} | {
+        named = {*rule.follows, *rule.excuses} - {ANY} | {
             tell.when.split()[-1] for tell in rule.tells if tell.when.startswith("seen ")
         }
         problems += [
@@ -154,6 +156,7 @@ def _rule(entry: Any) -> Rule:
         tells=tuple(map(_tell, entry.get("tells", []))),
         follows=_texts(entry, "follows"),
         until=_texts(entry, "until"),
+        excuses=_texts(entry, "excuses"),
         releases=str(entry.get("releases", "")),
     )
 

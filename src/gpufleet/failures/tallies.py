@@ -30,12 +30,13 @@ OTHERS = "others"
 STARTED = "Application startup complete"
 """What uvicorn writes when vLLM's server answers (starlette, in every release of vLLM)."""
 
+_BEGINS = "vLLM API server version"
 # What a client wrote is in these lines, and most lines of a long log are of the other two kinds.
 _SKIPPED = ("Received request ", '" 200 OK', "Avg prompt throughput: ")
 
 _TRACEBACK = "Traceback (most recent call last)"
 # What a line has that is looked at more closely: a level, a start, a traceback, an exception.
-_TAKEN_APART = ("ERROR", "CRITICAL", "[E", STARTED, _TRACEBACK, "Error: ", "Exception: ")
+_TAKEN_APART = ("ERROR", "CRITICAL", "[E", STARTED, _BEGINS, _TRACEBACK, "Error: ", "Exception: ")
 _CLOCK = re.compile(r"\d\d:\d\d:\d\d")
 _PREFIX_LENGTH = 120
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_][\w.]{2,120}(?:Error|Exception|Interrupt|Exit|Warning)\b)")
@@ -120,6 +121,8 @@ class _Counter:
         self._seen = Seen()
         self._stamped: dict[str, str] = {}
         """The last line of each log that may have a time."""
+        self._excused: dict[str, frozenset[str]] = {}
+        """Rules by log, whose lines belong to an earlier one, until a server starts."""
         self._tracebacks: dict[tuple[str, str], int] = {}
         """Processes that print a traceback, with the number of the line in which it began."""
 
@@ -161,15 +164,36 @@ class _Counter:
             None,
         )
         place = self._place(line, prefix, order)
-        if found:
+        excused = bool(found and found.id in self._excused.get(line.source, ()))
+        if found and not excused:
             key = (found.id, line.source)
             seen.tallies.setdefault(key, Tally(place, place)).add(place)
-        if STARTED in text:
-            seen.started[line.source] = place
+            if found.excuses:
+                already = self._excused.get(line.source, frozenset())
+                self._excused[line.source] = already | {*found.excuses}
+        if _BEGINS in text:
+            self._excused.pop(line.source, None)
         for until, rule_id in self._untils:
             if until in text:
                 seen.tallies.pop((rule_id, line.source), None)
-        self._note_error(place, prefix, found.kind if found else None)
+        if STARTED in text:
+            seen.started[line.source] = place
+            self._forget_survived_error(line.source)
+        kind = Kind.NOTE if excused else found.kind if found else None
+        self._note_error(place, prefix, kind)
+
+    def _forget_survived_error(self, source: str) -> None:
+        """
+        Forget a log's first error if the server started all the same: it was none.
+
+        Not where something ended: a later start of a server that failed before explains nothing.
+        """
+        seen = self._seen
+        derived = {rule.id for rule in self._rules if rule.derived}
+        ended = any(log == source and rule in derived for rule, log in seen.tallies)
+        broke = seen.first_exception and seen.first_exception.source == source
+        if seen.first_error and seen.first_error.source == source and not ended and not broke:
+            seen.first_error = None
 
     def _place(self, line: LogLine, prefix: Prefix, order: int) -> Place:
         stamp = prefix.stamp
@@ -183,9 +207,11 @@ class _Counter:
         seen, key = self._seen, (place.source, place.process)
         if kind is Kind.NOTE:
             # What ends so was no failure, as a client's mistake: what began it was none either.
-            if self._tracebacks.pop(key, None) and seen.first_error:
-                error = seen.first_error
-                seen.first_error = None if (error.source, error.process) == key else error
+            began = self._tracebacks.pop(key, None)
+            error = seen.first_error
+            # The line before a traceback says what failed.
+            if began and error and (error.source, error.process) == key:
+                seen.first_error = None if error.number >= began - 1 else error
             return
         if seen.first_exception:
             self._tracebacks.clear()

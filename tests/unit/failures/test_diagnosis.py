@@ -234,6 +234,65 @@ def test_a_wait_that_ended_is_no_finding() -> None:
     assert explain([*log(wait), *log(started, source="b.log")]).unknown
 
 
+DEAD = (
+    "(APIServer pid=9) ERROR 11-20 10:30:00 [async_llm.py:7] AsyncLLM output_handler failed.",
+    "(APIServer pid=9) ERROR 11-20 10:30:00 [a.py:7] Traceback (most recent call last):",
+    '(APIServer pid=9) ERROR 11-20 10:30:00 [a.py:7]   File "core_client.py", line 1, in f',
+    "(APIServer pid=9) ERROR 11-20 10:30:00 [a.py:7] vllm.v1.engine.exceptions.EngineDeadError: "
+    "EngineCore encountered an issue. See stack trace (above) for the root cause.",
+)
+BEGINS = "(APIServer pid=9) INFO 11-20 09:00:00 [api_server.py:1] vLLM API server version 0.32.0"
+SERVES = "(APIServer pid=9) INFO:     Application startup complete."
+STOP = "(APIServer pid=9) INFO 11-20 10:29:59 [l.py:1] [shutdown] API server: shutdown triggered"
+
+
+def test_a_server_that_is_told_to_stop_has_not_failed_whatever_its_engine_client_prints() -> None:
+    found = explain(log(BEGINS, SERVES, STOP, *DEAD))
+    assert found.healthy
+    assert [each.rule.id for each in found.notes] == ["stop-signal"]
+    assert explain(log(BEGINS, SERVES, *DEAD)).unknown
+    assert explain(log(BEGINS, SERVES, *DEAD, STOP)).unknown, "it stopped because it had failed"
+    again = explain(log(BEGINS, SERVES, STOP, *DEAD, BEGINS, SERVES, *DEAD))
+    assert again.unknown, "the next server was told nothing"
+
+
+def test_an_error_before_a_stop_stays_one() -> None:
+    other = "(EngineCore pid=2) ERROR 11-20 10:00:00 [a.py:1] bad"
+    found = explain(log(BEGINS, SERVES, other, STOP, *DEAD))
+    assert found.unknown
+    assert found.unknown.first_error
+    assert found.unknown.first_error.text == "bad"
+    same = "(APIServer pid=9) ERROR 11-20 10:00:00 [a.py:1] bad"
+    found = explain(log(BEGINS, SERVES, same, STOP, *DEAD))
+    assert found.unknown
+    assert found.unknown.first_error
+    assert found.unknown.first_error.number == 3
+
+
+def test_a_start_that_is_interrupted_has_not_failed() -> None:
+    trace = "(EngineCore pid=2) Traceback (most recent call last):"
+    assert explain(log(BEGINS, trace, "(EngineCore pid=2) KeyboardInterrupt", ENGINE_INIT)).healthy
+    assert explain(log(BEGINS, trace, "(EngineCore pid=2) KeyError: 'a'", ENGINE_INIT)).unknown
+
+
+def test_an_error_that_does_not_keep_a_server_from_starting_is_none() -> None:
+    error = "(Worker pid=2) ERROR 11-20 09:10:00 [w.py:1] the tuned file is not there"
+    assert explain(log(BEGINS, error)).unknown
+    assert explain(log(BEGINS, error, SERVES)).healthy
+    failed = explain(log(BEGINS, error, ENGINE_INIT, BEGINS, SERVES))
+    assert failed.unknown, "that server did not start, the next one did"
+
+
+def test_a_drivers_library_that_is_not_there_is_no_failure_by_itself() -> None:
+    line = (
+        "(APIServer pid=9) WARNING 11-20 10:00:00 [i.py:2] Failed to import from vllm._C: "
+        "ImportError('{}.so.1: cannot open shared object file: No such file or directory')"
+    )
+    assert explain(log(line.format("libcuda"))).healthy
+    assert causes(explain(log(line.format("libnuma")))) == ["missing-library"]
+    assert explain(log(line.format("libnuma"), SERVES)).healthy
+
+
 def test_a_rule_counts_all_lines_with_first_and_last_of_each_process() -> None:
     lines = [OOM.format(second) for second in (5, 3, 9)]
     lines[2] = lines[2].replace("Worker_TP1", "Worker_TP3")

@@ -19,6 +19,8 @@ VLLM = "(EngineCore_DP0 pid=123) ERROR 11-20 10:00:00 [core.py:700] "
 FORMS = {
     "vLLM 0.32": ("(EngineCore pid=12) ERROR 11-20 10:00:00 [core.py:93] ", "11-20 10:00:00"),
     "vLLM debug": ("(Worker_TP1 pid=5) ERROR 11-20 10:00:00 [v1/a/b.py:597] ", "11-20 10:00:00"),
+    "vLLM 0.9": ("(VllmWorker rank=1 pid=5) ERROR 05-27 11:47:57 [c.py:3] ", "05-27 11:47:57"),
+    "vLLM 0.10": ("(VllmWorker TP1 pid=5) ERROR 08-27 11:47:57 [c.py:3] ", "08-27 11:47:57"),
     "vLLM 0.11": (VLLM, "11-20 10:00:00"),
     "vLLM 0.4": ("(RayWorkerWrapper pid=79) INFO 05-25 00:00:25 utils.py:43] ", "05-25 00:00:25"),
     "Ray": (

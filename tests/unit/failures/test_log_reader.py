@@ -108,3 +108,7 @@ def test_random_bytes_are_refused(seed: int) -> None:
 
 def test_a_coloured_text_in_an_old_encoding_is_read() -> None:
     assert read("\x1b[31mné à côté\x1b[0m\tb\n".encode("latin-1"))
+
+
+def test_zero_bytes_before_a_log_that_was_emptied_while_it_was_written_are_no_binary() -> None:
+    assert read(bytes(3 << 20) + b"INFO one\nINFO two\n") == [(1, "INFO one"), (2, "INFO two")]
