@@ -28,6 +28,7 @@ from gpufleet.preflight.rehearsal_lines import GitState
 from gpufleet.remote.query import Answer
 from gpufleet.sanitize import printable
 from gpufleet.settings.node_variables import NodeVars
+from gpufleet.settings.operator_paths import named_files
 
 T = TypeVar("T")
 
@@ -141,8 +142,12 @@ def _models(body: bytes) -> tuple[str, ...]:
         return ()
 
 
-def git_state(folder: Path) -> GitState:
-    """Return the state of a folder in git; changes nothing."""
+def git_state(folder: Path, secrets: Iterable[str] = ()) -> GitState:
+    """
+    Return the state of a folder in git; changes nothing.
+
+    `secrets` are paths of files that must not be committed.
+    """
 
     def git(*words: str) -> str:
         run = subprocess.run(
@@ -169,12 +174,48 @@ def git_state(folder: Path) -> GitState:
     try:
         changed = [line[3:] for line in git("status", "--porcelain", "--", ".").splitlines()]
         remotes = git("remote").splitlines()
+        committed = tuple(_committed(git, folder, secrets))
         unpushed = (
             int(git("rev-list", "--count", "HEAD", "--not", "--remotes")) if remotes else None
         )
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         return GitState(problem=printable(str(error)))
-    return GitState(commit, tuple(changed), tuple(remotes), unpushed, commit_id=commit_id)
+    return GitState(
+        commit,
+        tuple(changed),
+        tuple(remotes),
+        unpushed,
+        commit_id=commit_id,
+        secrets=committed,
+    )
+
+
+def _committed(git: Callable[..., str], folder: Path, files: Iterable[str]) -> Iterator[str]:
+    """Yield the files of a checkout that git keeps as they are; a filter may encrypt others."""
+    root = folder.resolve()
+    inside = sorted(
+        {str(path.relative_to(root)) for each in files
+         if (path := Path(root, Path(each).expanduser()).resolve()).is_relative_to(root)}
+    )  # fmt: skip
+    if not inside:
+        return
+    for name in git("ls-files", "--", *inside).splitlines():
+        if git("check-attr", "filter", "--", name).endswith(": unspecified"):
+            yield name
+
+
+def secret_files(fleet: Fleet) -> tuple[str, ...]:
+    """Return the files with a secret each that settings name, but for environment files."""
+    return tuple(
+        sorted(
+            {
+                named.path
+                for name, each in fleet.nodes.items()
+                for named in named_files(each.settings, name)
+                if named.secret and "environment_files" not in named.at
+            }
+        )
+    )
 
 
 def read_texts(files: Iterable[str]) -> Iterator[tuple[str, str]]:

@@ -26,6 +26,7 @@ from gpufleet.cli.preflight_requests import (
     git_state,
     read_questions,
     run_bounded,
+    secret_files,
 )
 from gpufleet.errors import FleetError
 from gpufleet.fleet import assessment, drift, fleet_plan, inventory_check
@@ -107,12 +108,14 @@ class Session:
         self.looks: dict[str, Answer] = {}
         self.clocks: dict[str, ClockReading | str] = {}
         self.changes: dict[str, NodeLook] = {}
+        self.keep = 1
+        """`upgrade.keep`."""
 
     def look(self) -> Preflight:
         """Ask everything, and return the lines."""
         asked = count_of(len(self.settings), "node")
         click.echo(f"asking {asked}, at most a minute", err=True)
-        git = gevent.spawn(git_state, self.fleet.root)
+        git = gevent.spawn(git_state, self.fleet.root, secret_files(self.fleet))
         fronts = gevent.spawn(ask_gateways, self.fleet.nodes, self.wanted.ca_file, self.key)
         lines: list[Line] = []
         with open_nodes(self.inventory) as nodes:
@@ -249,6 +252,7 @@ class Session:
             rules = fleet_policy(self.fleet.gpu_nodes)
         except FleetError as error:
             return [unknown("spare-capacity", "; ".join(error.problems), "gpufleet validate")]
+        self.keep = rules.keep
         if silent or missing:
             loads = f"not all nodes say what runs: {node_ranges({*silent, *missing})}"
         else:
@@ -274,7 +278,11 @@ class Session:
             yield unknown("settings", str(validation), f"gpufleet validate {self.inventory}")
         silent = node_lines.silent_nodes(self.answers)
         yield from plan_lines.plan_lines(
-            self.plan_problems or self.planned, self.gpu_settings, self.no_plan, self.inventory
+            self.plan_problems or self.planned,
+            self.gpu_settings,
+            self.no_plan,
+            self.inventory,
+            self.keep,
         )
         moved = drift.drift_from_probes(self.answers, self.gpu_settings, self.now.date())
         yield from node_lines.driver_lines(

@@ -155,6 +155,10 @@ class StoredMeasurements:
     """Files that cannot be read, as sentences."""
 
 
+class MissedContract(str):
+    """Why no rate is known: the lowest one that was measured missed the contract."""
+
+
 @dataclass(frozen=True)
 class MeasuredRate:
     """The measured rate of one replica."""
@@ -260,7 +264,9 @@ def measured_rate(
         return f"{model}'s measurements found no rate: {promised[-1].found.why or 'not known'}"
     best = max(telling, key=lambda each: (each.replicas == 1, each.when))
     if not best.found.kept:
-        return f"{model} misses its contract at the lowest rate that was measured: {best.found.why}"
+        return MissedContract(
+            f"{model} misses its contract at the lowest rate that was measured: {best.found.why}"
+        )
     return MeasuredRate(
         best.found.kept / best.replicas,
         best.found.missed / best.replicas if best.found.missed else None,

@@ -28,7 +28,8 @@ from gpufleet.settings.serving_settings import Served
 if TYPE_CHECKING:
     from gpufleet.sizing.architectures.description import Description
 
-
+UNSIZED = "its memory is unknown"
+"""In the sentence about a model that cannot be planned because its files were not read."""
 _NODES_NAMED = 4
 """Nodes of which a refusal says what each GPU has."""
 
@@ -290,12 +291,12 @@ class ModelAllocation:
             why = f" ({description})" if isinstance(description, str) else ""
             if self.share:
                 return (
-                    f"serving.{self.name}: its memory is unknown{why}, so whether it fits into "
+                    f"serving.{self.name}: {UNSIZED}{why}, so whether it fits into "
                     f"`gpu_share: {self.served.gpu_share:g}` is not known: set `tensor_parallel: "
                     "1` beside it, and the plan does not check it, or remove `gpu_share`"
                 )
             return (
-                f"serving.{self.name}: its memory is unknown{why}, so the number of GPUs cannot "
+                f"serving.{self.name}: {UNSIZED}{why}, so the number of GPUs cannot "
                 "be planned: set `tensor_parallel` to that number"
             )
         best = max(judged, key=lambda each: (each.kind.memory_mib * each.kind.gpus, str(each.kind)))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gpufleet.formatting import count_of, join_names
 from gpufleet.preflight.line import Line, Status, Verdict, unknown
+from gpufleet.settings.base import LOOPBACK
 from gpufleet.settings.gateway_settings import Gateway
 from gpufleet.settings.node_settings import NodeSettings
 
@@ -122,10 +123,12 @@ def limit_lines(settings: Mapping[str, NodeSettings]) -> Iterator[Line]:
         return
     for node, here in settings.items():
         if here.gateway is not None:
-            yield Line("limits", node, _limits(here.gateway))
+            is_open = here.firewall is None and here.gateway.listen not in LOOPBACK
+            yield Line("limits", node, _limits(here.gateway, is_open=is_open))
 
 
-def _limits(gateway: Gateway) -> Verdict:
+def _limits(gateway: Gateway, *, is_open: bool) -> Verdict:
+    """Return which limits are declared; `is_open`: other machines reach its port."""
     free = [each.name for each in gateway.clients if each.requests_per_minute is None]
     said = []
     if free:
@@ -136,6 +139,12 @@ def _limits(gateway: Gateway) -> Verdict:
         f"at most {gateway.source_connections} connections of a source, "
         f"{gateway.max_body_mib} MiB a request, {gateway.queue_seconds} s in the queue"
     )
+    if gateway.allow_unauthenticated and gateway.per_server is None and is_open:
+        proof = f"no key, no firewall, no `per_server`; {rest}"
+        remedy = (
+            "`gateway.clients` in place of `allow_unauthenticated`, or `firewall`; `per_server`"
+        )
+        return Verdict(Status.FAIL, "lets any machine fill its servers' queues", proof, remedy)
     if said:
         remedy = "`gateway.clients[].requests_per_minute`, `gateway.per_server`"
         return Verdict(Status.WARN, "has clients or servers without a limit",

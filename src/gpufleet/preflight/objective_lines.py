@@ -9,7 +9,7 @@ from gpufleet.formatting import join_names
 from gpufleet.load_test import result
 from gpufleet.load_test.load_target import contract_from
 from gpufleet.load_test.outcomes import Contract
-from gpufleet.load_test.result import MeasuredRate, StoredMeasurements
+from gpufleet.load_test.result import MeasuredRate, MissedContract, StoredMeasurements
 from gpufleet.load_test.subjects import subject_of
 from gpufleet.node.topology import Node
 from gpufleet.planning.stage import Running
@@ -95,6 +95,10 @@ def _measured(
         for name, ranks in replicas.items()
     }
     unread = f"; not read: {'; '.join(stored.problems)}" if stored.problems else ""
+    if missed := {name: e for name, e in rates.items() if isinstance(e, MissedContract)}:
+        proof = f"{join_names(missed)}: {'; '.join(sorted({*missed.values()}))}{unread}"
+        remedy = "other objectives, or settings that keep them (docs/operate/measuring.md)"
+        return Verdict(Status.FAIL, "does not keep its objectives", proof, remedy)
     if why := sorted({each for each in rates.values() if isinstance(each, str)}):
         names = join_names([name for name, each in rates.items() if isinstance(each, str)])
         what = "was not measured as it runs"

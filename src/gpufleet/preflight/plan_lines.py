@@ -8,10 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from gpufleet.errors import FleetError
 from gpufleet.fleet.inventory_check import Validation
 from gpufleet.formatting import count_of, join_names, node_ranges
+from gpufleet.planning.replica_allocation import UNSIZED
 from gpufleet.planning.stage import Running, Stage
 from gpufleet.preflight.line import Line, Status, Verdict, unknown
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.upgrade_settings import Upgrade
+from gpufleet.sizing.checkpoint_reader import UNANSWERED
 from gpufleet.upgrade.plan.replica_load import ReplicaLoad
 from gpufleet.upgrade.plan.required_replicas import required_replicas
 from gpufleet.upgrade.plan.wave import Group
@@ -45,12 +47,13 @@ def plan_lines(
     settings: Mapping[str, NodeSettings],
     why_unknown: str,
     inventory: str,
+    keep: int = 1,
 ) -> Iterator[Line]:
     """
     Yield whether every model is planned, and whether it survives the loss of a node.
 
     `stages` are the plan's, or the sentences why there is no plan. `why_unknown`: why it is unknown
-    whether there is one; "" if known.
+    whether there is one; "" if known. `keep` is `upgrade.keep`.
     """
     see = f"gpufleet plan {inventory}"
     planned = [each for each in stages if isinstance(each, Stage)]
@@ -61,7 +64,7 @@ def plan_lines(
         return
     if problems:
         for problem in problems:
-            yield Line("plan", "fleet", Verdict(Status.FAIL, "there is no plan", problem, see))
+            yield Line("plan", "fleet", _no_plan(problem, see))
         yield unknown("one-lost-node", "there is no plan", see)
         return
     wanted = declared_replicas(settings)
@@ -81,7 +84,19 @@ def plan_lines(
             nodes = node_ranges({node for each in replicas.values() for node in each})
             yield Line("plan", model, Verdict(Status.OK, "has a plan", f"{proof}; on {nodes}"))
         if replicas:
-            yield Line("one-lost-node", model, lost_node(model, replicas))
+            yield Line("one-lost-node", model, lost_node(model, replicas, keep))
+
+
+def _no_plan(problem: str, see: str) -> Verdict:
+    """Return FAIL, or UNKNOWN where only the Hub could tell how large a model is."""
+    model = problem.removeprefix("serving.").partition(":")[0]
+    if UNSIZED in problem and any(each in problem for each in UNANSWERED):
+        remedy = (
+            f"let this machine reach the Hub (HF_ENDPOINT: a mirror), or write "
+            f"`serving.{model}.tensor_parallel`, the number of GPUs, which is then not checked"
+        )
+        return Verdict(Status.UNKNOWN, "whether there is a plan is not known", problem, remedy)
+    return Verdict(Status.FAIL, "there is no plan", problem, see)
 
 
 def replica_nodes(stages: Iterable[Stage] | Iterable[Running]) -> dict[tuple[str, str], set[str]]:
@@ -92,10 +107,24 @@ def replica_nodes(stages: Iterable[Stage] | Iterable[Running]) -> dict[tuple[str
     return found
 
 
-def lost_node(model: str, replicas: Mapping[str, set[str]]) -> Verdict:
+def lost_node(model: str, replicas: Mapping[str, set[str]], keep: int = 1) -> Verdict:
     """
     Return whether a model keeps a replica after the loss of any one node; `replicas`: their nodes.
+
+    One that promises more by `keep` (`upgrade.keep`) has to keep as many.
     """
+    left = {
+        node: sum(node not in nodes for nodes in replicas.values())
+        for node in sorted(set.union(*replicas.values()))
+    }
+    worst = min(left, key=lambda node: left[node])
+    if keep > 1 and left[worst] < keep:
+        return Verdict(
+            Status.FAIL,
+            f"keeps fewer replicas than `upgrade.keep` if {worst} is lost",
+            f"{left[worst]} of {len(replicas)} would be left, `upgrade.keep` is {keep}",
+            f"more `serving.{model}.replicas` on other nodes, or a lower `upgrade.keep`",
+        )
     fatal = set.intersection(*replicas.values())
     if not fatal:
         proof = f"{count_of(len(replicas), 'replica')}; no node has a part of all of them"
@@ -140,6 +169,18 @@ def spare_capacity_lines(
         need = needs.get(model)
         if need is not None and need.unknown:
             yield unknown("spare-capacity", "; ".join(need.unknown), see, model)
+            continue
+        if need is not None and need.serving and need.load >= need.serving:
+            proof = f"{need.serving} serve, and the present load fills {need.load:.2g} of them"
+            remedy = f"more `serving.{model}.replicas`: users wait already"
+            verdict = Verdict(Status.FAIL, "carries no more than its present load", proof, remedy)
+            yield Line("spare-capacity", model, verdict)
+            continue
+        if len(groups) < rules.keep:
+            proof = f"{count_of(len(groups), 'replica')}, `upgrade.keep` is {rules.keep}"
+            remedy = f"more `serving.{model}.replicas`, or a lower `upgrade.keep`"
+            verdict = Verdict(Status.FAIL, "can never be upgraded", proof, remedy)
+            yield Line("spare-capacity", model, verdict)
             continue
         proof = (
             f"{need.serving} serve, the present load needs {need.needed} "

@@ -10,7 +10,7 @@ from pathlib import Path
 from gpufleet.formatting import count_of, join_names
 from gpufleet.preflight.line import Line, Status, Verdict
 from gpufleet.upgrade.run.journal_entry import Entry
-from gpufleet.upgrade.run.upgrade_state import fold
+from gpufleet.upgrade.run.upgrade_state import State, fold
 
 
 def rehearsal_lines(
@@ -28,10 +28,12 @@ def rehearsal_lines(
     """
     drains: list[tuple[float, str]] = []
     rollbacks: list[tuple[float, str]] = []
+    mine: list[State] = []
     for entries in journals:
         state = fold(entries)
         if Path(state.inventory).resolve() != inventory.resolve():
             continue
+        mine.append(state)
         drains += [
             (each.at, f"{each.group} by {state.id}") for each in entries if each.what == "drained"
         ]
@@ -40,6 +42,8 @@ def rehearsal_lines(
         rollbacks += [
             (each.at, f"{each.group} in {state.id}") for each in entries if each.what == "returned"
         ]
+    if mine:
+        yield from _unfinished(max(mine, key=lambda each: each.started), inventory)
     unread = f"; not read: {join_names(problems)}" if problems else ""
     many = count_of(len(journals), "journal")
     if drains:
@@ -58,6 +62,20 @@ def rehearsal_lines(
         proof = f"none in {many}{unread}"
         verdict = Verdict(Status.WARN, "no rollback is on record", proof, remedy)
     yield Line("rehearsal", "rollback", verdict)
+
+
+def _unfinished(last: State, inventory: Path) -> Iterator[Line]:
+    """Yield what the last upgrade or rollback has left half done."""
+    stuck = {name: each for name, each in last.groups.items() if each.phase == "stuck"}
+    if stuck:
+        why = "; ".join(f"{name}: {'; '.join(each.why)}" for name, each in stuck.items())
+        what = f"the last {last.kind} left {join_names(stuck)} out of service"
+    elif not last.is_over:
+        why, what = f"{last.id}, {last.what}", f"the last {last.kind} has not ended"
+    else:
+        return
+    remedy = f"gpufleet upgrade {inventory} --resume, or gpufleet rollback {inventory}"
+    yield Line("rehearsal", f"last {last.kind}", Verdict(Status.FAIL, what, why, remedy))
 
 
 def _done(what: str, found: Sequence[tuple[float, str]], now: dt.datetime) -> Verdict:
@@ -84,6 +102,8 @@ class GitState:
     """Why git could not be asked, or that this is no checkout."""
     commit_id: str = ""
     """The commit's whole hash."""
+    secrets: tuple[str, ...] = ()
+    """Files with a secret, which settings name, that are committed."""
 
 
 def backup_line(found: GitState, folder: str) -> Line:
@@ -95,6 +115,14 @@ def backup_line(found: GitState, folder: str) -> Line:
     if not found.commit:
         proof = f"{folder} has no commit"
         return Line("backup", "project", Verdict(Status.WARN, "is not committed", proof, add))
+    if found.secrets:
+        untrack = (
+            f"git -C {folder} rm --cached {' '.join(found.secrets)}, and a line in .gitignore; "
+            "then new secrets, because the old ones stay in the history"
+        )
+        remotes = join_names(found.remotes) or "none"
+        proof = f"committed: {join_names(found.secrets)}; remotes: {remotes}"
+        return Line("backup", "project", Verdict(Status.FAIL, "has secrets in git", proof, untrack))
     wrong, remedy = [], []
     if found.changed:
         wrong.append(f"not committed: {join_names(found.changed)}")

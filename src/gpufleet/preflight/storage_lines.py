@@ -12,6 +12,9 @@ from gpufleet.formatting import count_of, join_names
 from gpufleet.preflight.line import Line, Status, Verdict, by_node, reason, unknown
 from gpufleet.remote.query import Answer
 
+RELEASE = "release"
+"""Of what needs space: the next release, beside models by their names."""
+
 
 @dataclass(frozen=True)
 class WantedModel:
@@ -143,7 +146,7 @@ def _disk(
         said = "the release is not installed" if size["missing"] == "absent" else reason(size)
         proof = f"the size of the next release is unknown: {said}"
         return Verdict(Status.UNKNOWN, "is not known", proof, see)
-    needs[node_paths.RELEASES].append(("release", size / (1 << 30)))
+    needs[node_paths.RELEASES].append((RELEASE, size / (1 << 30)))
     for each in models:
         there = look["models"].get(each.directory, {})
         if "bytes" not in there:
@@ -160,11 +163,19 @@ def _disk(
         mounts[disk["mount"]] = free, [*before, *parts]
     shown: list[str] = []
     short = False
+    bare = ""
     for mount, (free, parts) in sorted(mounts.items()):
         total = sum(gib for _, gib in parts)
         what = ", ".join(f"{name} {gib:.1f}" for name, gib in parts)
         shown.append(f"{mount}: {free:.1f} GiB free, {total:.1f} needed ({what})")
         short = short or free < total
+        # The release comes first: of it a security update consists.
+        if parts[0][0] == RELEASE and free < parts[0][1]:
+            bare = mount
+    if bare:
+        remedy = f"free or add space at {bare}; `vllm.keep_releases` keeps fewer"
+        what = "has no room for another release: no update can be installed"
+        return Verdict(Status.FAIL, what, "; ".join(shown), remedy)
     if short:
         remedy = "free or add space there; `vllm.keep_releases` keeps fewer"
         return Verdict(Status.WARN, "has no room for the next upgrade", "; ".join(shown), remedy)

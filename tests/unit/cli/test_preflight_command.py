@@ -6,7 +6,7 @@ import json
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jsonschema
@@ -94,15 +94,37 @@ def test_a_key_file_that_is_not_there_is_a_mistake_of_the_command_line(tmp_path:
     assert "no-such-file" in run.stderr
 
 
-def test_files_that_are_not_committed_are_named_whole(tmp_path: Path) -> None:
+def git_in(folder: Path) -> Callable[..., str]:
     def git(*words: str) -> str:
         named = ("-c", "user.name=ada", "-c", "user.email=ada@example.net")
         run = subprocess.run(
-            ["git", "-C", str(tmp_path), *named, *words], capture_output=True, text=True, check=True
+            ["git", "-C", str(folder), *named, *words], capture_output=True, text=True, check=True
         )
         return run.stdout.strip()
 
     git("init", "-q")
+    return git
+
+
+def test_secrets_that_are_committed_as_they_are_are_named_and_encrypted_ones_not(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "fleet"
+    (root / "secrets").mkdir(parents=True)
+    git = git_in(root)
+    names = ["secrets/plain", "secrets/crypt", "secrets/ignored"]
+    for name in names:
+        (root / name).write_text("x")
+    (root / ".gitattributes").write_text("secrets/crypt filter=git-crypt diff=git-crypt\n")
+    git("add", ".gitattributes", *names[:2])
+    git("commit", "-qm", "settings")
+    paths = [str(root / "secrets/plain"), "secrets/crypt", "secrets/ignored", "/etc/ssl/key"]
+    assert git_state(root, paths).secrets == ("secrets/plain",)
+    assert git_state(root).secrets == ()
+
+
+def test_files_that_are_not_committed_are_named_whole(tmp_path: Path) -> None:
+    git = git_in(tmp_path)
     (tmp_path / "all.yml").write_text("a: 1\n")
     git("add", "all.yml")
     git("commit", "-qm", "settings")

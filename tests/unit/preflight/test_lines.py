@@ -7,11 +7,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gpufleet.checks.evaluate import evaluate
+from gpufleet.errors import FleetError
 from gpufleet.fleet.drift import drift_from_probes
 from gpufleet.fleet.inventory_check import Validation
 from gpufleet.load_test.level_runs import Contract
 from gpufleet.load_test.result import StoredMeasurements
+from gpufleet.node.topology import node_from_probe
+from gpufleet.planning import planner
 from gpufleet.preflight import (
     gateway_lines,
     line,
@@ -30,6 +35,7 @@ from gpufleet.preflight.rehearsal_lines import GitState
 from gpufleet.preflight.storage_lines import WantedModel
 from gpufleet.preflight.tls_lines import TlsServer
 from gpufleet.settings.upgrade_settings import Upgrade
+from gpufleet.sizing.checkpoint_reader import Hub, read
 from gpufleet.upgrade.run.journal_entry import Entry
 from tests.unit.load_test.sample_results import measurement
 from tests.unit.preflight import sound_fleet as fleet
@@ -102,6 +108,49 @@ def test_an_upgrade_is_possible_while_the_others_carry_the_load():
     full = (fleet.load("qwen-0", ONE, 60), fleet.load("qwen-1", TWO, 60))
     assert statuses(capacity(full, ONE, TWO)) == {"qwen": WARN}
     assert statuses(capacity(sound[:1], ONE)) == {"qwen": WARN}, "a single replica"
+
+
+def test_replicas_that_are_full_and_a_number_to_keep_that_is_never_there_fail():
+    full = (fleet.load("qwen-0", ONE, 64), fleet.load("qwen-1", TWO, 70))
+    assert statuses(capacity(full, ONE, TWO)) == {"qwen": FAIL}
+    sound = (fleet.load("qwen-0", ONE), fleet.load("qwen-1", TWO))
+    for keep, status in ((1, OK), (2, WARN), (3, FAIL)):
+        lines = plan_lines.spare_capacity_lines(
+            fleet.running(ONE, TWO), sound, Upgrade(keep=keep), INVENTORY
+        )
+        assert statuses(lines) == {"qwen": status}, keep
+
+
+def test_a_model_that_falls_below_the_number_to_keep_when_a_node_is_lost_fails():
+    settings = dict.fromkeys(GPU_NODES, fleet.gpu_settings())
+
+    def lost(keep: int, *nodes: str) -> Status:
+        found = plan_lines.plan_lines(fleet.stages(*nodes), settings, "", INVENTORY, keep)
+        return by_check(found)["one-lost-node"]
+
+    assert lost(1, ONE, TWO) is OK
+    assert lost(2, ONE, TWO) is FAIL
+    assert lost(2, ONE, TWO, "gpu-03") is OK
+    assert lost(1, ONE) is WARN
+
+
+def test_a_plan_is_unknown_where_only_the_hub_could_tell_the_size_of_a_model():
+    with pytest.raises(FleetError) as unread:
+        read("org/model", hub=Hub(endpoint="http://127.0.0.1:9", cache="/nonexistent"), seconds=30)
+    described = "; ".join(unread.value.problems)
+    nodes = [node_from_probe(name, fleet.probe(name)) for name in GPU_NODES]
+    settings = dict.fromkeys(GPU_NODES, fleet.gpu_settings())
+
+    def problems(description: str) -> tuple[str, ...]:
+        with pytest.raises(FleetError) as refused:
+            planner.plan(nodes, settings, {"qwen": description}, ())
+        return refused.value.problems
+
+    found = planned(problems(described))
+    assert by_check(found) == {"plan": UNKNOWN, "one-lost-node": UNKNOWN}
+    assert "`serving.qwen.tensor_parallel`" in found[0].verdict.remedy
+    missing = problems("org/model: not found at https://hub.example")
+    assert by_check(planned(missing))["plan"] is FAIL, "a wrong name is a mistake"
 
 
 def test_a_load_that_is_unknown_is_no_spare_capacity():
@@ -210,6 +259,12 @@ def test_release_and_model_on_one_disk_need_room_together():
     little = {**next(iter(system["disks"].values())), "free_mib": 65 << 10}
     assert disk(system={**system, "disks": dict.fromkeys(system["disks"], little)}) is WARN
     assert disk(system={**system, "disks": {}}) is UNKNOWN
+
+
+def test_a_disk_without_room_for_another_release_fails():
+    system = fleet.probe(ONE)["system"]
+    full = {**next(iter(system["disks"].values())), "free_mib": 8 << 10}
+    assert disk(system={**system, "disks": dict.fromkeys(system["disks"], full)}) is FAIL
 
 
 # -- network
@@ -352,6 +407,18 @@ def test_limits_that_are_not_declared_warn():
     assert limits(clients=(free,)) is WARN
 
 
+def test_a_gateway_that_any_machine_may_fill_fails():
+    def limits(firewall: Any, **gateway: Any) -> Status:
+        free = {"allow_plain_http": True, "allow_unauthenticated": True, **gateway}
+        settings = fleet.front_settings(gateway=free, firewall=firewall)
+        return next(iter(gateway_lines.limit_lines({FRONT: settings}))).status
+
+    assert limits(None) is FAIL
+    assert limits({}) is WARN
+    assert limits(None, listen="127.0.0.1") is WARN
+    assert limits(None, per_server=64) is OK
+
+
 def test_a_fleet_without_a_gateway_has_each_of_its_lines():
     alone = {ONE: fleet.gpu_settings()}
     commands = ("x", "{node}")
@@ -376,7 +443,9 @@ def test_a_model_without_an_objective_for_a_latency_warns():
     assert statuses(objective_lines.objective_lines(bare, INVENTORY)) == {"qwen": WARN}
 
 
-def measured(days: float = 1, *, changed: bool = False, kept: bool = True) -> Status:
+def measured(
+    days: float = 1, *, changed: bool = False, kept: bool = True, missed: bool = False
+) -> Status:
     from dataclasses import replace
 
     from gpufleet.load_test.subjects import subject_of
@@ -393,6 +462,8 @@ def measured(days: float = 1, *, changed: bool = False, kept: bool = True) -> St
     )
     if not kept:
         found = replace(found, loop="closed")
+    if missed:
+        found = replace(found, found=replace(found.found, kept=None, missed=0.5, why="slow"))
     now_runs: tuple[Running, ...] = runs
     if changed:
         now_runs = tuple(replace(each, release="0.33.0-ab") for each in runs)
@@ -412,6 +483,7 @@ def test_a_measurement_counts_while_it_is_of_what_runs_and_not_old():
     assert measured(objective_lines.OLD_DAYS + 1) is WARN
     assert measured(changed=True) is WARN
     assert measured(kept=False) is WARN
+    assert measured(missed=True) is FAIL, "at the lowest rate users wait longer than promised"
 
 
 # -- rehearsals and backup
@@ -434,16 +506,44 @@ def rehearsed(*journals: Any, drained: tuple[str, ...] = ()) -> dict[str, Status
 
 
 def test_a_drain_and_a_rollback_count_when_a_journal_of_this_inventory_has_them():
-    drain = ("drained", "qwen-0", {"left": 0})
+    drain, end = ("drained", "qwen-0", {"left": 0}), ("finished", None, {})
     assert rehearsed() == {"drain": WARN, "rollback": WARN}
-    assert rehearsed(journal(drain)) == {"drain": OK, "rollback": WARN}
-    back = journal(drain, ("finished", None, {}), kind="rollback")
+    assert rehearsed(journal(drain, end)) == {"drain": OK, "rollback": WARN}
+    back = journal(drain, end, kind="rollback")
     assert rehearsed(back) == {"drain": OK, "rollback": OK}
-    assert rehearsed(journal(drain, ("returned", "qwen-0", {}))) == {"drain": OK, "rollback": OK}
+    returned = journal(drain, ("returned", "qwen-0", {}), end)
+    assert rehearsed(returned) == {"drain": OK, "rollback": OK}
     assert rehearsed(drained=("qwen-0",)) == {"drain": OK, "rollback": WARN}
     first, *rest = back
     other = Entry(first.at, "started", said={**first.said, "inventory": "/elsewhere.py"})
     assert rehearsed((other, *rest)) == {"drain": WARN, "rollback": WARN}
+
+
+def test_an_upgrade_that_has_not_ended_or_left_a_replica_out_of_service_fails():
+    drain, end = ("drained", "qwen-0", {"left": 0}), ("finished", None, {})
+    assert rehearsed(journal(drain))["last upgrade"] is FAIL
+    sound = journal(drain, end)
+    assert "last upgrade" not in rehearsed(sound)
+    earlier = tuple(Entry(each.at - 86400, each.what, said=each.said) for each in journal(drain))
+    assert "last upgrade" not in rehearsed(earlier, sound), "a later one ended well"
+    wave = {"number": 1, "groups": [{"id": "qwen-0", "kind": "stages", "nodes": [ONE],
+                                     "replicas": ["qwen-0"]}]}  # fmt: skip
+    planned = ("planned", None, {"waves": [wave]})
+    stuck = ("stuck", "qwen-0", {"why": ["its old release is gone"]})
+    found = rehearsal_lines.rehearsal_lines(
+        [journal(planned, drain, stuck, end, kind="rollback")], (), (), Path(INVENTORY), NOW
+    )
+    verdict = the(found, "last rollback")
+    assert verdict.status is FAIL
+    assert "qwen-0" in verdict.what
+    assert "its old release is gone" in verdict.proof
+
+
+def test_secrets_that_git_keeps_fail():
+    sound = GitState("ab12cd3 of 2026-11-27", (), ("origin",), 0, secrets=("secrets/key",))
+    found = rehearsal_lines.backup_line(sound, "fleet")
+    assert found.status is FAIL
+    assert "secrets/key" in found.verdict.remedy
 
 
 def test_settings_are_safe_when_they_are_committed_and_on_a_remote():
