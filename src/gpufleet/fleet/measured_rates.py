@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 from gpufleet.artifacts.operator_files import release_of
 from gpufleet.errors import FleetError
 from gpufleet.fleet.fleet_plan import Assessment, running_stages
-from gpufleet.formatting import count_of
 from gpufleet.inventory.loader import Fleet
 from gpufleet.load_test import result
 from gpufleet.load_test.load_target import contract_from
@@ -31,7 +30,6 @@ from gpufleet.settings.node_settings import NodeSettings
 
 RateOrReason: TypeAlias = MeasuredRate | str
 """What a replica carries, or a sentence why that is not known."""
-_DAY = 86400
 
 
 @dataclass(frozen=True)
@@ -67,13 +65,10 @@ class ModelRate:
         if rate is None:
             return f"{names}: {str(self.planned).removeprefix(f'{self.model} ')}"
         missed = f", not {rate.missed:.3g}," if rate.missed else ""
-        days = int(rate.age_seconds // _DAY)
-        age = f"{count_of(days, 'day')} ago" if days else "less than a day ago"
         held = {"planned": "is planned", "running": "runs"}
         found = (
-            f"{names}: measured to carry {rate.requests_per_second:.3g} requests/s each{missed} on "
-            f"{rate.when:%Y-%m-%d} ({age}); holds for what "
-            + " and ".join(held[each] for each in self.holds_for)
+            f"{names}: measured to carry {rate.requests_per_second:.3g} requests/s each{missed} "
+            f"{rate.age}; holds for what " + " and ".join(held[each] for each in self.holds_for)
         )
         if "planned" not in self.holds_for:
             return f"{found}, not for what is planned: {self.planned}"

@@ -32,6 +32,8 @@ FORMAT = 1
 MODE = 0o644
 """A result has no secret: no prompt, no key."""
 
+_DAY = 86400
+
 REPORT_ENDING = ".report.json"
 """The ending of the Benchmark Report beside a measurement, which is not read back."""
 
@@ -174,6 +176,13 @@ class MeasuredRate:
     """Behind the target, that shared its load."""
     workload: Mapping[str, Any]
     fingerprint: str
+
+    @property
+    def age(self) -> str:
+        """Return the day, the age and the fingerprint: `on 2026-11-20 (3 days ago, ...)`."""
+        days = int(self.age_seconds // _DAY)
+        ago = f"{count_of(days, 'day')} ago" if days else "less than a day ago"
+        return f"on {self.when:%Y-%m-%d} ({ago}, fingerprint {self.fingerprint})"
 
     def __str__(self) -> str:
         shared = f", shared by {self.replicas} replicas" if self.replicas > 1 else ""

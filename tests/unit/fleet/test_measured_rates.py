@@ -141,8 +141,9 @@ def test_a_plan_shows_the_rate_its_date_and_for_what_it_holds(fleet: MeasuredFle
 
     assert (
         f"qwen-[0-1]: measured to carry 10 requests/s each, not 11, on {WHEN:%Y-%m-%d} (8 days "
-        "ago); holds for what is planned and runs\n"
+        "ago, fingerprint "
     ) in said
+    assert "); holds for what is planned and runs\n" in said
     assert "chat-0: has no measurement" in said
     chat, qwen = sorted(fleet.measured(), key=lambda each: each["model"])
     assert (chat["requests_per_second"], chat["holds_for"]) == (None, [])
@@ -192,7 +193,9 @@ def test_what_runs_has_its_own_rate_or_reason_where_the_plan_has_another() -> No
     assert str(both).endswith("holds for what is planned; what runs carries 8 requests/s")
     assert both.holds_for == planned_only.holds_for == new.holds_for == ("planned",)
     assert str(planned_only).endswith("what is planned, not for what runs: qwen is unknown")
-    assert str(new).endswith("(less than a day ago); holds for what is planned")
+    assert str(new).endswith(
+        "(less than a day ago, fingerprint 0123456789abcdef); holds for what is planned"
+    )
 
 
 def test_a_planned_release_is_that_of_its_lock_and_without_one_that_of_an_equal_unit(

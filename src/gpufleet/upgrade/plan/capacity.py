@@ -192,7 +192,8 @@ def _most(found: Iterable[Wave], loads: Sequence[ReplicaLoad]) -> Counter[str]:
 
 
 def _needs(need: Need) -> str:
-    return f"{need.needed} needed for a load of {need.load:.2f} replicas"
+    measured = f", by what was measured {need.measured}" if need.measured else ""
+    return f"{need.needed} needed for a load of {need.load:.2f} replicas{measured}"
 
 
 def _unknown(need: Need) -> str:
@@ -234,6 +235,8 @@ class _Request:
             f"its load of {need.load:.2f} replicas needs {need.needed} at a headroom of "
             f"{settings.headroom:g} (`upgrade.headroom`)"
         )
+        if need.measured:
+            rule += f", by what its replicas were measured to carry {need.measured}"
         if need.needed == settings.keep and need.load <= settings.keep * settings.headroom:
             rule = f"`upgrade.keep` is {settings.keep}"
         serve = "serves" if worst.serving == 1 else "serve"

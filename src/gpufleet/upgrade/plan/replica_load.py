@@ -26,6 +26,7 @@ from typing import Any, Literal
 from gpufleet.catalog.gpu_models import cuda_total_gib
 from gpufleet.flags.normalize import human_readable
 from gpufleet.formatting import join_names
+from gpufleet.load_test.result import MeasuredRate
 from gpufleet.node.topology import Node
 from gpufleet.planning.stage import Running
 from gpufleet.settings.node_settings import NodeSettings
@@ -86,6 +87,10 @@ class ReplicaLoad:
     """Requests, over the time it was looked at; None: not known."""
     carries_per_second: float | None = None
     """Requests that it was measured to carry; None: not measured as it runs."""
+    measured: str = ""
+    """`MeasuredRate.age`; "": not measured as it runs."""
+    not_counted: str = ""
+    """Why a measurement of its model does not hold for it; "": it does, or there is none."""
 
     @property
     def share(self) -> float | None:
@@ -112,6 +117,11 @@ class ReplicaLoad:
         if not self.carries_per_second or self.finished_per_second is None:
             return None
         return self.finished_per_second / self.carries_per_second
+
+    @property
+    def rests_on_measurement(self) -> bool:
+        """Return whether its measured rate makes it fuller than its slots and its KV cache do."""
+        return bool(self.measured_share) and self.measured_share == self.share
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values for `json.dumps`."""
@@ -150,7 +160,7 @@ def loads(
     settings: Mapping[str, NodeSettings],
     *,
     out: Mapping[str, str] | None = None,
-    carries: Mapping[str, float] | None = None,
+    carries: Mapping[str, MeasuredRate | str] | None = None,
     seconds: float | None = None,
 ) -> tuple[ReplicaLoad, ...]:
     """
@@ -160,8 +170,8 @@ def loads(
     over some seconds, all servers in the same rhythm; or a sentence that says why there are none.
     The moment of the model's highest load counts. `nodes` and `settings` tell what vLLM's defaults
     are on a node. `out` is {replica's id: why} of those that get no requests: drained by a person,
-    failed, still starting. `carries` is {replica's id: requests a second that it was measured to
-    carry}, `seconds` the time from the first to the last page.
+    failed, still starting. `carries` is {replica's id: what it was measured to carry, or why its
+    model's measurements do not hold}, `seconds` the time from the first to the last page.
     """
     replicas: dict[tuple[str, int], list[Running]] = {}
     for each in sorted(running, key=lambda each: (each.model, each.replica, each.rank, each.node)):
@@ -173,6 +183,8 @@ def loads(
         samples = [] if why else _samples(stages, pages)
         unknown = why or (samples if isinstance(samples, str) else "")
         listed = [] if isinstance(samples, str) else samples
+        known = (carries or {}).get(stages[0].id, "")
+        rate = None if isinstance(known, str) else known
         load = ReplicaLoad(
             replica=stages[0].id,
             model=model,
@@ -185,7 +197,9 @@ def loads(
             unknown=unknown,
             assumed=assumed,
             finished_per_second=_finished_per_second(listed, seconds),
-            carries_per_second=(carries or {}).get(stages[0].id),
+            carries_per_second=rate.requests_per_second if rate else None,
+            measured=rate.age if rate else "",
+            not_counted=known if isinstance(known, str) else "",
         )
         found.setdefault(model, []).append((load, listed))
     return tuple(load for each in found.values() for load in _busiest(each))
@@ -244,11 +258,15 @@ def remarks(found: Iterable[ReplicaLoad]) -> tuple[str, ...]:
     blind: dict[str, list[str]] = {}
     idle: list[str] = []
     measured: list[str] = []
+    void: dict[str, list[str]] = {}
     for each in found:
+        if each.serves and each.not_counted:
+            void.setdefault(each.not_counted, []).append(each.replica)
         if each.serves and each.measured_share is not None:
             measured.append(
                 f"{each.replica}: finishes {each.finished_per_second:.3g} of the "
-                f"{each.carries_per_second:.3g} requests/s that it was measured to carry"
+                f"{each.carries_per_second:.3g} requests/s that it was measured to carry "
+                f"{each.measured}"
             )
         if not each.serves:
             idle.append(f"{each.replica} on {each.node} does not serve: {each.unknown}")
@@ -265,6 +283,9 @@ def remarks(found: Iterable[ReplicaLoad]) -> tuple[str, ...]:
         f"{join_names(names)}: its limit of concurrent requests is unknown, so its load is only "
         f"known from its KV cache and its queue: set `serving.{model}.flags.max-num-seqs`"
         for model, names in blind.items()
+    ]
+    measured += [
+        f"{join_names(names)}: no measured rate is counted: {why}" for why, names in void.items()
     ]
     return (*idle, *measured, *said)
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gpufleet.formatting import join_names
 from gpufleet.upgrade.plan.replica_load import ReplicaLoad
 from gpufleet.upgrade.plan.wave import Group, model_of
 
@@ -33,6 +34,8 @@ class Need:
     """Replicas that have to serve at any time."""
     unknown: tuple[str, ...] = ()
     """A sentence for each replica whose load is unknown."""
+    measured: str = ""
+    """The measurement that the load rests on; "": slots and KV caches alone were counted."""
 
     @property
     def spare(self) -> int:
@@ -65,6 +68,7 @@ def required_replicas(
                 for each in serving
                 if each.share is None
             ),
+            measured=join_names({e.measured for e in serving if e.rests_on_measurement}),
         )
     return found
 

@@ -5,10 +5,11 @@ Border: it queries the nodes; `change_groups`, `replica_load` and `assessment` e
 
 from __future__ import annotations
 
+import datetime as dt
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import gevent
 
@@ -16,7 +17,7 @@ from gpufleet.artifacts.operator_files import read, release_of
 from gpufleet.errors import FleetError
 from gpufleet.fleet import assessment
 from gpufleet.fleet.fleet_plan import Assessment
-from gpufleet.fleet.measured_rates import measured_replicas, stored_results
+from gpufleet.fleet.measured_rates import replica_rates, stored_results
 from gpufleet.fleet.model_configs import model_directories
 from gpufleet.inventory.loader import Fleet
 from gpufleet.network import haproxy
@@ -212,6 +213,39 @@ def loads(
     What replicas were measured to carry is read from the project of the inventory file.
     """
     running = tuple(running)
+    pages, seconds = read_metrics(nodes, running, samples=samples)
+    known_results = stored_results(inventory).measurements
+    now = dt.datetime.now(dt.UTC)
+    rates = replica_rates(known_results, running, known, settings, now)
+    return replica_load.loads(
+        running,
+        pages,
+        known,
+        settings,
+        out=without_requests(running, looks),
+        # Of a model that was never measured nothing is missed.
+        carries={
+            each.id: rates[each.id]
+            for each in running
+            if each.id in rates and each.model in {e.model for e in known_results}
+        },
+        seconds=seconds,
+    )
+
+
+Pages: TypeAlias = dict[tuple[str, int], tuple[str, ...] | str]
+"""The /metrics of servers, by node and port, one page a moment; a sentence: why there are none."""
+
+
+def read_metrics(
+    nodes: Nodes, running: Iterable[Running], *, samples: int, families: Sequence[str] = ()
+) -> tuple[Pages, float]:
+    """
+    Return the /metrics of all servers, `samples` times, and the seconds from the first to the last.
+
+    `families` are beginnings of lines that are wanted besides those of the load.
+    """
+    running = tuple(running)
     replicas: dict[str, list[str]] = {}
     for each in running:
         replicas.setdefault(each.node, []).append(each.id)
@@ -227,7 +261,7 @@ def loads(
             payload.program(
                 "serving/replica_answers",
                 replicas=wanted,
-                families=list(_FAMILIES),
+                families=[*_FAMILIES, *families],
                 alertmanager=None,
                 seconds=10,
             ),
@@ -244,18 +278,8 @@ def loads(
         moments.append(time.monotonic())
         for node, said in nodes.ask(asked).items():
             _collect_pages(node, said, running, pages)
-    known_results = stored_results(inventory).measurements
-    measured = measured_replicas(known_results, running, known, settings)
     texts = {key: each if isinstance(each, str) else tuple(each) for key, each in pages.items()}
-    return replica_load.loads(
-        running,
-        texts,
-        known,
-        settings,
-        out=without_requests(running, looks),
-        carries={each.stage: each.requests_per_second for each in measured},
-        seconds=moments[-1] - moments[0],
-    )
+    return texts, moments[-1] - moments[0]
 
 
 def _collect_pages(

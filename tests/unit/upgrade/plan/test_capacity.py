@@ -197,6 +197,21 @@ def test_a_wave_waits_while_the_load_is_too_high_and_goes_on_when_it_falls():
     assert low.proceeds
 
 
+def test_a_sentence_about_a_load_by_a_measured_rate_has_its_age():
+    groups, _ = replicas("tiny", 4)
+    busy = [
+        load(f"tiny-{n}", 0.1, finished_per_second=2.7, carries_per_second=3.0,
+             measured="on 2026-11-20 (8 days ago, fingerprint 0a1b2c3d)")
+        for n in range(4)
+    ]  # fmt: skip
+    said = recheck(Wave(3, tuple(groups[2:3])), busy, Upgrade()).why
+    with pytest.raises(FleetError) as refused:
+        plan_waves(groups, busy, Upgrade())
+
+    assert "3.60 replicas, by what was measured on 2026-11-20 (8 days ago," in said
+    assert "were measured to carry on 2026-11-20 (8 days ago," in str(refused.value)
+
+
 def test_a_wave_waits_while_a_replica_of_its_model_is_out_whose_place_is_needed():
     loads = [load(f"tiny-{n}", 0.7) for n in range(3)] + [load("tiny-3", serves=False)]
     assert recheck(Wave(2, (group("tiny-0"),)), loads, Upgrade()).verdict == "wait"

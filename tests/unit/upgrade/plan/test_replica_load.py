@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import datetime as dt
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gpufleet.load_test.result import MeasuredRate
 from gpufleet.node.topology import Gpu, Node
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.upgrade.plan.replica_load import loads, most_running, read, remarks
@@ -166,30 +169,49 @@ def finished(*counts, running=1):
     )
 
 
+def rate(requests_per_second: float) -> MeasuredRate:
+    when = dt.datetime(2026, 11, 20, 12, tzinfo=dt.UTC)
+    return MeasuredRate(requests_per_second, None, when, 8.5 * 86400, "replica", 1, {}, "0a1b2c3d")
+
+
 def test_requests_a_second_count_against_what_the_replica_was_measured_to_carry():
     pages = {("a", 8000): finished(100, 103, 108)}
 
-    (measured,) = busy(pages, carries={"tiny-0": 5.0}, seconds=4.0)
-    (unmeasured,) = busy(pages, carries={"tiny-1": 5.0}, seconds=4.0)
+    (measured,) = busy(pages, carries={"tiny-0": rate(5.0)}, seconds=4.0)
+    (unmeasured,) = busy(pages, carries={"tiny-1": rate(5.0)}, seconds=4.0)
 
     assert (measured.finished_per_second, measured.share) == (2.0, pytest.approx(0.4))
     assert unmeasured.share == pytest.approx(1 / 8)
     assert remarks([measured, unmeasured]) == (
-        "tiny-0: finishes 2 of the 5 requests/s that it was measured to carry",
+        "tiny-0: finishes 2 of the 5 requests/s that it was measured to carry on 2026-11-20 "
+        "(8 days ago, fingerprint 0a1b2c3d)",
     )
+    assert measured.rests_on_measurement
+    assert not unmeasured.rests_on_measurement
+
+
+def test_a_measurement_that_does_not_hold_is_not_counted_and_the_plan_says_why():
+    why = "tiny was measured on 2026-11-20 with other settings: arguments a, now b"
+    stages = [tiny(each, "--max-num-seqs 8", port=8000 + each) for each in range(2)]
+    pages = {("a", 8000 + each): finished(100, 103, 108) for each in range(2)}
+
+    found = busy(pages, *stages, carries={"tiny-0": why, "tiny-1": why}, seconds=4.0)
+
+    assert [each.share for each in found] == [pytest.approx(1 / 8)] * 2
+    assert remarks(found) == (f"tiny-0, tiny-1: no measured rate is counted: {why}",)
 
 
 def test_a_measurement_makes_no_replica_emptier_than_its_slots():
     pages = {("a", 8000): finished(100, 101, 102, running=6)}
 
-    (found,) = busy(pages, carries={"tiny-0": 100.0}, seconds=4.0)
+    (found,) = busy(pages, carries={"tiny-0": rate(100.0)}, seconds=4.0)
 
     assert found.share == pytest.approx(6 / 8)
 
 
 @pytest.mark.parametrize("counts", [(100, 3), (100,)])
 def test_requests_of_a_server_that_has_started_since_are_not_counted(counts):
-    (found,) = busy({("a", 8000): finished(*counts)}, carries={"tiny-0": 5.0}, seconds=4.0)
+    (found,) = busy({("a", 8000): finished(*counts)}, carries={"tiny-0": rate(5.0)}, seconds=4.0)
 
     assert found.finished_per_second is None
     assert found.share == pytest.approx(1 / 8)
@@ -200,7 +222,13 @@ def test_replicas_stay_that_slots_alone_would_let_go():
     stages = [tiny(each, "--max-num-seqs 8", port=8000 + each) for each in range(4)]
 
     before = busy(pages, *stages, seconds=4.0)
-    after = busy(pages, *stages, carries={f"tiny-{each}": 3.0 for each in range(4)}, seconds=4.0)
+    after = busy(
+        pages, *stages, carries={f"tiny-{each}": rate(3.0) for each in range(4)}, seconds=4.0
+    )
 
     assert required_replicas(before, headroom=0.85)["tiny"].needed == 1
-    assert required_replicas(after, headroom=0.85)["tiny"].needed == 4
+    need = required_replicas(after, headroom=0.85)["tiny"]
+    assert need.needed == 4
+    # The three or more alike are one measurement.
+    assert need.measured == "on 2026-11-20 (8 days ago, fingerprint 0a1b2c3d)"
+    assert required_replicas(before, headroom=0.85)["tiny"].measured == ""
