@@ -1,7 +1,7 @@
 """
 Test that `gpufleet measure` finds a known capacity, and never states a wrong one.
 
-    python -m benchmarks.measure_accuracy.run [SEARCHES] [--rows 1 2 ...] [--simulated]
+    python -m benchmarks.measure_accuracy.run [SEARCHES] [--first N] [--rows 1 2 ...] [--simulated]
 
 Whole searches (default 20 of each row, each with its own seed): the search, its levels, verdicts
 and the load client's own code over real HTTP to tests/support/queue_server.py, in virtual time
@@ -110,6 +110,7 @@ def main() -> int:
     """Search and print; status 1 if a goal is missed."""
     taken = argparse.ArgumentParser(description=__doc__.split("\n")[1])
     taken.add_argument("searches", type=int, nargs="?", default=20)
+    taken.add_argument("--first", type=int, default=1)
     taken.add_argument("--rows", type=int, nargs="+", default=range(1, len(ROWS) + 1))
     taken.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     taken.add_argument("--simulated", action="store_true")
@@ -124,7 +125,8 @@ def main() -> int:
                 "saturation",
                 flush=True,
             )
-            work = [(row, 1000 * (1 + number)) for number in range(given.searches)]
+            numbers = range(given.first, given.first + given.searches)
+            work = [(row, 1000 * number) for number in numbers]
             found = []
             for each in pool.imap(simulated_search if given.simulated else search, work):
                 found.append(each)

@@ -73,6 +73,11 @@ class MeasureCommand(FleetCommand):
 )
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="This rate only.")
 @click.option("--concurrency", type=click.IntRange(min=1), help="Closed loop: so many clients.")
+@click.option(
+    "--closed-loop",
+    is_flag=True,
+    help="Also find the concurrency at which a closed loop meets them, and show both.",
+)
 @click.option("--most", type=click.FloatRange(min=0, min_open=True), help="Never a higher rate.")
 @click.option(
     "--share",
@@ -134,6 +139,7 @@ def measure(inventory_file: str, *, compare: tuple[Path, Path] | None, **given: 
     gpufleet measure inventories/prod.py --replica llama-0 --preset rag
     gpufleet measure inventories/prod.py llama --guest 0.3 --gateway lb-01 --key-file key
     gpufleet measure inventories/prod.py llama --gateway lb-01 --key-file key --from load-01
+    gpufleet measure inventories/prod.py --replica llama-0 --closed-loop
     gpufleet measure inventories/prod.py llama --tune --try max-num-seqs=128,256
     gpufleet measure --compare measurements/a.json measurements/b.json
 

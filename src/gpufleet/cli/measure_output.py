@@ -10,26 +10,30 @@ from gpufleet.console import add_row, display, new_table
 from gpufleet.formatting import count_of
 from gpufleet.load_test import report_format, result, result_page
 from gpufleet.load_test.client_process import Beat
-from gpufleet.load_test.level import Level, LevelSummary
+from gpufleet.load_test.level import LevelSummary
+from gpufleet.load_test.level_runs import LevelObserver
 from gpufleet.load_test.load_target import Target
-from gpufleet.load_test.result import Measurement
+from gpufleet.load_test.result import Measurement, Searched
 from gpufleet.load_test.tuning import Tuning, data_of
 from gpufleet.paths import write_whole
 from gpufleet.sanitize import printable
 
 
-class Progress:
+class Progress(LevelObserver):
     """A line on stderr every ten seconds of a level."""
 
     def __init__(self) -> None:
-        self._next = 10.0
+        self._load, self._next = 0.0, 10.0
 
-    def __call__(self, load: float, beat: Beat, _level: Level) -> None:
-        if beat.now < 10:
-            self._next = 10.0
+    def began(self, load: float, /) -> None:
+        """Begin a level."""
+        self._load, self._next = load, 10.0
+
+    def beat(self, beat: Beat) -> None:
+        """Print the line when it is time."""
         if beat.now >= self._next:
             self._next = beat.now + 10
-            say(f"  {load:.3g}: {beat.now:.0f} s, {len(beat.in_flight)} requests under way")
+            say(f"  {self._load:.3g}: {beat.now:.0f} s, {len(beat.in_flight)} requests under way")
 
 
 def say(text: str) -> None:
@@ -63,14 +67,29 @@ def write_result(found: Measurement, folder: Path) -> tuple[Path, ...]:
 
 def print_result(found: Measurement, files: tuple[Path, ...]) -> None:
     """Print the levels, the answer, and where the files are."""
+    _print_levels(found)
+    if found.closed is not None:
+        click.echo()
+        _print_levels(found.as_closed())
+    click.echo()
+    click.echo(printable(answer(found)))
+    if found.closed is not None:
+        click.echo(printable(closed_answer(found.closed)))
+    for each in found.notes:
+        click.echo(printable(f"note: {each}"))
+    click.echo(printable(f"written: {files[0]} and {files[1].name}"))
+
+
+def _print_levels(found: Measurement) -> None:
     table = new_table(
-        "requests/s" if found.loop == "open" else "concurrent",
+        "requests/s" if found.loop == "open" else "concurrent", "answers/s",
         "replicas", "requests", "kept", "TTFT p99", "ITL p99", "e2e p99", "verdict",
     )  # fmt: skip
     for each in sorted(found.levels, key=lambda level: level.load):
         add_row(
             table,
             f"{each.load:.3g}",
+            f"{each.answered_per_second:.3g}",
             found.served_by.rpartition(" ")[0],
             str(each.requests),
             f"{each.kept / each.requests:.1%}" if each.requests else "",
@@ -81,9 +100,6 @@ def print_result(found: Measurement, files: tuple[Path, ...]) -> None:
             each.verdict,
         )
     display(table)
-    click.echo()
-    click.echo(printable(answer(found)))
-    click.echo(printable(f"written: {files[0]} and {files[1].name}"))
 
 
 def print_tuning(tuning: Tuning, model: str) -> None:
@@ -118,6 +134,19 @@ def proposal_lines(tuning: Tuning, model: str) -> list[str]:
         *(f"  {name}: {value}" for name, value in data_of(model, best.settings).items()),
         f"compare them: gpufleet measure --compare {declared.file} {best.file}",
     ]
+
+
+def closed_answer(of: Searched) -> str:
+    """Return the closed loop's answer in one sentence."""
+    best = of.best
+    if of.found.kept is None or best is None:
+        return f"closed loop: {of.found.why}"
+    missed = f", misses them with {of.found.missed:.3g}" if of.found.missed else ""
+    return (
+        f"closed loop: meets its objectives with {of.found.kept:.3g} concurrent requests, "
+        f"{best.answered_per_second:.3g} answers/s{missed} ({of.found.status}); its clients wait "
+        "for answers, users do not"
+    )
 
 
 def answer(found: Measurement) -> str:

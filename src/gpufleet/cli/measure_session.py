@@ -8,45 +8,43 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import gevent
 
+from gpufleet.cli.load_watch import GuestWatch, LoadWatch, Look, read_servers
 from gpufleet.cli.measure_output import Progress, say, say_level, served_by
-from gpufleet.cli.measure_wanted import GuestWatch, MeasureOptions, trace_work, work_json
+from gpufleet.cli.measure_wanted import MeasureOptions, trace_work, work_json
 from gpufleet.cli.served_fleet import NodeAnswers, ServedFleet
 from gpufleet.errors import FleetError
 from gpufleet.flags.normalize import human_readable
 from gpufleet.fleet.model_configs import describe_models
 from gpufleet.formatting import join_names, suggestion
 from gpufleet.inventory.loader import read
-from gpufleet.load_test import guest, load_target, result, workloads
+from gpufleet.load_test import guest, load_target, other_clients, result, workloads
 from gpufleet.load_test.arrivals import Trace, read_trace
 from gpufleet.load_test.client_ceiling import Ceiling
 from gpufleet.load_test.client_places import ClientPlace, NodeClients, this_machine
-from gpufleet.load_test.level import LevelSummary
 from gpufleet.load_test.level_runs import (
     MOST_CLIENT_SHARE,
     LevelRuns,
     describe_work,
-    interrupted_search,
     measure_client,
     read_key,
-    single_level,
 )
+from gpufleet.load_test.level_search import LevelSearch
 from gpufleet.load_test.load_target import Target, TargetDeclaration
-from gpufleet.load_test.rate_search import RateSearch
-from gpufleet.load_test.result import Measurement, RateBracket
+from gpufleet.load_test.outcomes import Contract
+from gpufleet.load_test.result import Measurement, RateBracket, Searched
+from gpufleet.load_test.run_recorder import Recorder
 from gpufleet.load_test.subjects import subject_of
-from gpufleet.load_test.verdicts import fewest_seconds
 from gpufleet.remote.session import COMMAND
 from gpufleet.sizing.architectures.description import Description
 from gpufleet.upgrade.run.connections import Nodes, open_nodes
 
-START_RATE = 0.5
-"""Arrivals per second of the first level; lower ones are tried if it is missed."""
 SMALLEST_VOCABULARY = 32000
 """The smallest vocabulary of today's models (Llama 2, Mistral 7B), where the config is unknown."""
 
@@ -58,8 +56,6 @@ class Session:
         self.inventory = inventory_file
         self.wanted = wanted
         self.project = read(inventory_file)
-        self._request_seconds = 0.0
-        """Of the largest request, on an idle server."""
         self._opened: AbstractContextManager[Nodes] = open_nodes(inventory_file)
 
     def __enter__(self) -> Session:
@@ -94,7 +90,14 @@ class Session:
             (trace or work).check_context(context)
         # A guest stays away from what a person has drained.
         drained = wanted.replica if wanted.guest is None else None
-        most_in_flight = self._admit(self.fleet.loads(target, fleet, drained=drained))
+
+        def look() -> Look:
+            return Look(
+                *self.fleet.look(target, fleet, drained=drained, families=other_clients.FAMILIES)
+            )
+
+        first = look()
+        most_in_flight = self._admit(first, contract)
         if wanted.from_node is not None:
             notes += load_target.place_remarks(wanted.from_node, target, fleet.declared)
         say(f"{target.name}, {served_by(target)}, {describe_work(work)}")
@@ -109,21 +112,27 @@ class Session:
             runs = LevelRuns(
                 target, contract, work, ids, wanted.seed, client.processes, trace, place
             )
-            self._request_seconds = runs.try_largest()
-            runs.on_beat = Progress()
-            began = dt.datetime.now(dt.UTC)
-            watching = gevent.spawn(lambda: None)
+            search = LevelSearch(runs, float(wanted.seconds), runs.try_largest(), say_level)
+            began, recorder = dt.datetime.now(dt.UTC), Recorder()
+            runs.observers = [Progress(), recorder]
+            watch: GuestWatch | LoadWatch = LoadWatch(look, recorder.load)
             if most_in_flight is not None:
-                watched = GuestWatch(lambda: self.fleet.loads(target, fleet), most_in_flight)
-                runs.stop_reason = watched.reason
-                watching = gevent.spawn(watched.look)
+                watch = GuestWatch(look, recorder.load, contract, most_in_flight)
+                runs.stop_reason = watch.reason
+                runs.observers.append(watch)
+                notes += watch.remarks
+            watching = gevent.spawn(watch.run)
             try:
-                what = self._find(runs, most)
+                found, closed = self._find(search, most)
             finally:
                 watching.kill()
         if problem := self._changed(target, fleet.declared):
-            what = what[0], RateBracket(None, None, "not known", problem)
-        return self._measurement(began, fleet, runs, client, what=what, notes=notes)
+            unknown = RateBracket(None, None, "not known", problem)
+            found = replace(found, found=unknown)
+            closed = closed and replace(closed, found=unknown)
+        return self._measurement(
+            began, fleet, runs, client, found=found, closed=closed, recorder=recorder, notes=notes
+        )
 
     def _check_place(self) -> None:
         """Refuse an unknown node in `--from`, before any node is asked."""
@@ -184,11 +193,13 @@ class Session:
         length = next((value for name, _, value in given if name == "--max-model-len"), "")
         return ids, human_readable(length)
 
-    def _admit(self, loads: list[guest.ServerLoad | str]) -> int | None:
+    def _admit(self, first: Look, contract: Contract) -> int | None:
         """
         Return the limit of requests in flight; None: unlimited. Refuses load on top of users'.
         """
+        loads = first.loads
         if self.wanted.guest is not None:
+            read_servers(first, contract)
             return guest.most_in_flight(loads, self.wanted.guest)
         if unknown := [each for each in loads if isinstance(each, str)]:
             raise FleetError(*unknown)
@@ -219,41 +230,25 @@ class Session:
             )
         return rate
 
-    def _find(self, runs: LevelRuns, most: float) -> tuple[tuple[LevelSummary, ...], RateBracket]:
-        """Run levels until the answer is known; none has more than `most` arrivals per second."""
-        wanted = self.wanted
-        closed = wanted.concurrency is not None
-        if closed or wanted.rate is not None or runs.trace:
-            load = float(wanted.concurrency) if wanted.concurrency is not None else most
-            seconds = runs.trace.at_rate(load).seconds if runs.trace else 0.0
-            level = runs.run(load, max(seconds, float(wanted.seconds)), closed=closed)
-            say_level(level)
-            return (level,), single_level(level)
-        start = min(START_RATE, most)
-        # At this rate one request of the largest size is in the server on average.
-        alone = 1 / self._request_seconds if self._request_seconds else start
-        search = RateSearch(start, most, least=alone)
-        levels: list[LevelSummary] = []
-        while (rate := search.next()) is not None:
-            level = runs.run(rate, self._seconds(runs, rate) * search.budget_factor)
-            levels.append(level)
-            say_level(level)
-            if runs.stopped:
-                return tuple(levels), interrupted_search(levels, runs.stopped)
-            search.add(level)
-        found = search.result()
-        return tuple(levels), RateBracket(
-            found.kept.load if found.kept else None,
-            found.missed.load if found.missed else None,
-            found.status,
-            found.why,
-            found.kept.mean_concurrency if found.kept else None,
-        )
+    def _find(self, search: LevelSearch, most: float) -> tuple[Searched, Searched | None]:
+        """
+        Return what an open loop shows, or the loop that was asked for, and a closed one beside it.
 
-    def _seconds(self, runs: LevelRuns, rate: float) -> float:
-        """Return a level's time limit: at least twice the time for a verdict."""
-        least = fewest_seconds(runs.contract, rate, self._request_seconds)
-        return max(float(self.wanted.seconds), 2 * least)
+        No level has more than `most` arrivals per second.
+        """
+        wanted, runs = self.wanted, search.runs
+        if wanted.concurrency is not None:
+            return search.single(float(wanted.concurrency), closed=True), None
+        if runs.trace:
+            seconds = max(search.seconds, runs.trace.at_rate(most).seconds)
+            return replace(search, seconds=seconds).single(most), None
+        if wanted.rate is not None:
+            return search.single(most), None
+        found = search.rate(most)
+        if not wanted.closed_loop:
+            return found, None
+        say("the same target in a closed loop:")
+        return found, search.concurrency(found.found.concurrency or 1.0, most)
 
     def _measurement(
         self,
@@ -262,10 +257,11 @@ class Session:
         runs: LevelRuns,
         client: Ceiling,
         *,
-        what: tuple[tuple[LevelSummary, ...], RateBracket],
+        found: Searched,
+        closed: Searched | None,
+        recorder: Recorder,
         notes: tuple[str, ...],
     ) -> Measurement:
-        levels, found = what
         target = runs.target
         of_target = [each for each in fleet.declared.running if each.id in target.replicas]
         first = [each for each in of_target if each.id == target.replicas[0]]
@@ -279,8 +275,8 @@ class Session:
             runs.contract,
             work_json(runs.work, self.wanted.seed, self.wanted.trace),
             "closed" if self.wanted.concurrency is not None else "open",
-            levels,
-            found,
+            found.levels,
+            found.found,
             result.Client(
                 client.processes,
                 client.requests_per_second,
@@ -289,6 +285,8 @@ class Session:
                 runs.place.name,
             ),
             subject_of(first, served, fleet.nodes, of_target),
-            notes,
+            (*notes, *result.alert_remarks(found.best, runs.contract)),
             target.replicas_of,
+            closed,
+            recorder.series(),
         )

@@ -1,24 +1,20 @@
-"""Parse the arguments of `gpufleet measure`: the requests, and how long a guest stays."""
+"""Parse the arguments of `gpufleet measure`, and the requests that they name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gevent
-
 from gpufleet.errors import FleetError
-from gpufleet.load_test import guest, pooled_work, workloads
+from gpufleet.load_test import pooled_work, workloads
 from gpufleet.load_test.arrivals import Trace
 from gpufleet.load_test.level_runs import Work
 from gpufleet.load_test.pooled_work import PooledWork, parse_work
 from gpufleet.load_test.written_prompts import WrittenPrompts, from_jsonl
 from gpufleet.settings.serving_settings import ModelKind
 from gpufleet.sizing.model_kinds import POOLS
-
-GUEST_LOOK_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -45,6 +41,7 @@ class MeasureOptions:
     seed: int
     output: Path | None
     as_json: bool
+    closed_loop: bool = False
     tune: bool = False
     tries: tuple[str, ...] = ()
 
@@ -57,6 +54,16 @@ class MeasureOptions:
             ("--trace", self.trace, "--prompts", self.prompts),
             ("--trace", self.trace, "--concurrency", self.concurrency),
             *(
+                ("--closed-loop", self.closed_loop or None, option, given)
+                for option, given in (
+                    ("--rate", self.rate),
+                    ("--concurrency", self.concurrency),
+                    ("--most", self.most),
+                    ("--trace", self.trace),
+                    ("--guest", self.guest),
+                )
+            ),
+            *(
                 ("--tune", self.tune or None, option, given)
                 for option, given in (
                     ("--gateway", self.gateway),
@@ -64,6 +71,7 @@ class MeasureOptions:
                     ("--concurrency", self.concurrency),
                     ("--trace", self.trace),
                     ("--guest", self.guest),
+                    ("--closed-loop", self.closed_loop or None),
                 )
             ),
         )
@@ -106,33 +114,6 @@ class MeasureOptions:
                 f"--preset {self.preset}: a model of `kind: {kind}` has {', '.join(known)}"
             )
         return found
-
-
-class GuestWatch:
-    """Observe a target's replicas while a guest is active."""
-
-    def __init__(self, loads: Callable[[], list[guest.ServerLoad | str]], most: int) -> None:
-        self._loads, self._most = loads, most
-        self._reason = ""
-
-    def look(self) -> None:
-        """Observe repeatedly until killed."""
-        while not self._reason:
-            gevent.sleep(GUEST_LOOK_SECONDS)
-            try:
-                loads = self._loads()
-            except FleetError as error:
-                self._reason = error.problems[0]
-            else:
-                self._reason = guest.stop_reason(loads)
-
-    def reason(self, in_flight: int) -> str:
-        """Return why the load must end; "": it may continue."""
-        if self._reason:
-            return f"stopped as a guest: {self._reason}"
-        if in_flight > self._most:
-            return f"stopped as a guest: {in_flight} requests under way, {self._most} are its share"
-        return ""
 
 
 def trace_work(name: str, trace: Trace, kind: ModelKind) -> workloads.Workload:

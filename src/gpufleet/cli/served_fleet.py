@@ -5,7 +5,8 @@ Border: it asks nodes over SSH.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from gpufleet.load_test import guest, load_target
 from gpufleet.load_test.load_target import Target, TargetDeclaration
 from gpufleet.node.marks import deploy_problems
 from gpufleet.node.topology import Node, node_from_probe
+from gpufleet.upgrade.plan import replica_load
 from gpufleet.upgrade.run import observe
 from gpufleet.upgrade.run.connections import Nodes
 from gpufleet.upgrade.run.node_answers import NodeLook
@@ -102,28 +104,58 @@ class ServedFleet:
 
         A drained replica's load is unknown, except for `drained`, which a load test uses alone.
         """
+        return self.look(target, found, drained=drained)[0]
+
+    def look(
+        self,
+        target: Target,
+        found: NodeAnswers,
+        *,
+        drained: str | None = None,
+        families: Sequence[str] = (),
+    ) -> tuple[list[guest.ServerLoad | str], dict[str, str]]:
+        """
+        Return the load of a target's replicas now, and their servers' pages of /metrics.
+
+        Pages are by `NODE:PORT`; a server without one makes its replica's load unknown. `families`
+        are beginnings of lines that pages have besides those of the load.
+        """
         running = [each for each in found.declared.running if each.id in target.replicas]
-        loads = observe.loads(
-            self.nodes,
+        looks = {name: observe.without_drain(each, drained) for name, each in found.looks.items()}
+        pages, _ = observe.read_metrics(self.nodes, running, samples=1, families=families)
+        loads = replica_load.loads(
             running,
+            pages,
             found.nodes,
             found.declared.settings,
-            {name: observe.without_drain(each, drained) for name, each in found.looks.items()},
-            inventory=self.project.inventory,
-            samples=1,
+            out=observe.without_requests(running, looks),
         )
         unknown: list[guest.ServerLoad | str] = [
             f"{each}: {target.name} sends requests there, and its node does not answer"
             for each in target.unknown
         ]
-        return unknown + [
+        servers = Counter({each.id: 0 for each in running})
+        for each in running:
+            servers[each.id] += len(each.servers)
+        known: list[guest.ServerLoad | str] = [
             f"{each.replica}: {each.unknown}"
             if each.running is None or each.waiting is None or each.kv_usage is None
             else guest.ServerLoad(
-                each.replica, each.running, each.waiting, each.kv_usage, each.most_running
+                each.replica,
+                each.running,
+                each.waiting,
+                each.kv_usage,
+                each.most_running,
+                target.per_server and target.per_server * servers[each.replica],
             )
             for each in loads
         ]
+        texts = {
+            f"{node}:{port}": page[0]
+            for (node, port), page in pages.items()
+            if not isinstance(page, str)
+        }
+        return unknown + known, texts
 
 
 def declared_fleet(project: Fleet) -> TargetDeclaration:

@@ -91,6 +91,11 @@ def compare(a: Measurement, b: Measurement) -> Comparison:
     unit = "requests/s" if a.loop == "open" else "concurrent requests"
     shown = _rates(a.found, b.found, unit)
     (differences if shown else same).append(shown or "the load that keeps the contract")
+    if a.closed and b.closed:
+        shown = _rates(a.closed.found, b.closed.found, "concurrent requests")
+        (differences if shown else same).append(
+            f"in a closed loop: {shown}" if shown else "the concurrency that a closed loop keeps"
+        )
     unlike = tuple(_unequal_counts(a, b))
     if unlike:
         each = _rates(_a_replica(a), _a_replica(b), f"{unit} a replica")

@@ -27,6 +27,14 @@ class ServerLoad:
     """From 0 to 1."""
     slots: int | None
     """Requests that it takes at once; None: not known."""
+    gateway_slots: int | None = None
+    """Requests that the gateway lets through to it at once; None: no limit."""
+
+    @property
+    def limit(self) -> int | None:
+        """Return how many requests it may get at once; None: not known."""
+        known = [each for each in (self.slots, self.gateway_slots) if each is not None]
+        return None if self.slots is None else min(known)
 
 
 @dataclass(frozen=True)
@@ -107,12 +115,12 @@ def idle_slots(loads: Iterable[ServerLoad | str]) -> float:
     for each in loads:
         if isinstance(each, str):
             unknown.append(each)
-        elif each.slots is None:
+        elif (limit := each.limit) is None:
             unknown.append(f"{each.replica}: its limit of concurrent requests is unknown: set "
                            "`flags.max-num-seqs`")  # fmt: skip
         else:
-            free = each.slots - each.running - each.waiting
-            idle += max(0.0, min(free, each.slots * (1 - each.kv_usage)))
+            free = limit - each.running - each.waiting
+            idle += max(0.0, min(free, limit * (1 - each.kv_usage)))
     if unknown:
         raise FleetError(*unknown)
     return idle
@@ -124,6 +132,13 @@ def _too_little(idle: float, share: float) -> str:
 
 def stop_reason(loads: Iterable[ServerLoad | str]) -> str:
     """Return why a guest must stop now, as a sentence; "": it may continue."""
+    loads = list(loads)
+    full = [each for each in loads if not isinstance(each, str) and _fills_gateway(each)]
+    if loads and len(full) == len(loads):
+        return (
+            "the gateway sends no more requests to any replica (`gateway.per_server`): others may "
+            "wait in it"
+        )
     for each in loads:
         if isinstance(each, str):
             return f"a replica's load is no longer known ({each})"
@@ -132,6 +147,10 @@ def stop_reason(loads: Iterable[ServerLoad | str]) -> str:
         if each.kv_usage > MOST_KV_USAGE:
             return f"{each.kv_usage:.0%} of {each.replica}'s KV cache is in use"
     return ""
+
+
+def _fills_gateway(load: ServerLoad) -> bool:
+    return load.gateway_slots is not None and load.running + load.waiting >= load.gateway_slots
 
 
 def busy_replicas(loads: Iterable[ServerLoad | str]) -> Mapping[str, float]:

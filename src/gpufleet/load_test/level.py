@@ -89,6 +89,11 @@ class LevelSummary:
         """Arrivals per second, or the concurrency of a closed loop."""
         return self.rate if self.rate is not None else float(self.concurrency or 0)
 
+    @property
+    def answered_per_second(self) -> float:
+        """Return the requests per second that counted and had a whole answer."""
+        return _ratio(self.requests - sum(self.errors.values()), self.seconds)
+
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON values; `from_json` parses them."""
         return asdict(self)

@@ -12,15 +12,21 @@ from xml.etree import ElementTree as ET
 
 from gpufleet.sanitize import xml_text
 
-# Pixels.
-_LEFT, _WIDTH, _RIGHT, _TOP, _HEIGHT, _BOTTOM = 100, 560, 190, 14, 230, 44
+# Pixels: one chart fills a telephone, and three stand beside each other on a desktop.
+_LEFT, _WIDTH, _RIGHT, _TOP, _HEIGHT, _BOTTOM = 56, 250, 66, 14, 190, 40
 _MARK = 4.0
 _LABEL_ROW = 14
 _TICKS = 6
 
 STYLE = """
+.charts { display: flex; flex-wrap: wrap; gap: 0 1.2rem; }
+.charts figure { flex: 0 1 372px; min-width: 0; margin: 0; }
+.charts figcaption { font-weight: bold; margin: 1rem 0 .2rem; }
+.chart { display: block; width: 100%; max-width: 372px; height: auto; }
 .chart text { fill: var(--ink); font-size: 12px; } .chart .pale { fill: var(--pale); }
-.chart .grid { stroke: var(--line); } .chart .band { fill: var(--line); opacity: .6; }
+.chart .grid { stroke: var(--line); }
+.chart .mark { stroke: var(--pale); stroke-dasharray: 1 3; }
+.chart .band { fill: var(--line); opacity: .6; }
 .chart .limit { stroke: var(--bad); stroke-dasharray: 7 3; stroke-width: 1.5; }
 .chart .a { --tone: var(--load); } .chart .b { --tone: var(--judge); }
 .chart .c { --tone: var(--back); } .chart .kept { --tone: var(--soak); }
@@ -53,6 +59,8 @@ class Series:
     name: str
     style: str
     points: Sequence[Point]
+    step: float | None = None
+    """Of a series over time: no dots, and a gap where more than a step of x lies between points."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +82,8 @@ class Chart:
     """Whether y is logarithmic: latencies of a full server are many times those of an idle one."""
     top: float | None = None
     """The end of y; None: as the points need."""
+    marks: Sequence[tuple[float, str]] = ()
+    """Vertical lines: where on x, and the words that a browser shows."""
 
 
 def draw(chart: Chart) -> str:
@@ -85,8 +95,6 @@ def draw(chart: Chart) -> str:
         "svg",
         {
             "viewBox": f"0 0 {_LEFT + _WIDTH + _RIGHT} {_TOP + _HEIGHT + _BOTTOM}",
-            "width": str(_LEFT + _WIDTH + _RIGHT),
-            "height": str(_TOP + _HEIGHT + _BOTTOM),
             "class": "chart",
             "role": "img",
         },
@@ -146,8 +154,13 @@ def _axes(page: ET.Element, chart: Chart, scale: _Scale) -> None:
     for at in scale.y_ticks:
         y = scale.y(at)
         _shape(page, "line", "grid", x1=_LEFT, y1=y, x2=end, y2=y)
-        _words(page, (_LEFT - 6, y + 4), value_text(at, chart.unit), "pale", "end")
-    _words(page, (_LEFT + _WIDTH / 2, bottom + 36), chart.x_label, "pale", "middle")
+        said = value_text(at, chart.unit if chart.unit in ("s", "%") else "")
+        _words(page, (_LEFT - 6, y + 4), said, "pale", "end")
+    _words(page, (_LEFT + _WIDTH / 2, bottom + 34), chart.x_label, "pale", "middle")
+    for at, said in chart.marks:
+        x = scale.x(at)
+        line = _shape(page, "line", "mark", x1=x, y1=_TOP, x2=x, y2=bottom)
+        ET.SubElement(line, "title").text = xml_text(said)
     if chart.limit is not None:
         y = scale.y(chart.limit)
         _shape(page, "line", "limit", x1=_LEFT, y1=y, x2=end, y2=y)
@@ -157,9 +170,10 @@ def _axes(page: ET.Element, chart: Chart, scale: _Scale) -> None:
 def _series(page: ET.Element, series: Series, scale: _Scale) -> None:
     group = ET.SubElement(page, "g", {"class": series.style})
     ordered = sorted(series.points, key=lambda each: each.x)
-    places = [f"{scale.x(each.x):.5g} {scale.y(each.y):.5g}" for each in ordered]
-    if len(places) > 1:
-        ET.SubElement(group, "path", {"d": f"M {' L '.join(places)}"})
+    if len(ordered) > 1:
+        ET.SubElement(group, "path", {"d": " ".join(_path(series, ordered, scale))})
+    if series.step is not None:
+        return
     for each in ordered:
         x, y = scale.x(each.x), scale.y(each.y)
         own = ET.SubElement(group, "g", {"class": each.style} if each.style else {})
@@ -170,6 +184,19 @@ def _series(page: ET.Element, series: Series, scale: _Scale) -> None:
                 _shape(own, "line", "whisker", x1=x - _MARK, y1=end, x2=x + _MARK, y2=end)
         dot = _shape(own, "circle", "dot", cx=x, cy=y, r=_MARK)
         ET.SubElement(dot, "title").text = xml_text(each.said)
+
+
+def _path(series: Series, ordered: Sequence[Point], scale: _Scale) -> Iterator[str]:
+    """Yield the parts of a line; one point alone is a dash of half a step."""
+    apart = math.inf if series.step is None else 1.5 * series.step
+    before = -math.inf
+    for each in ordered:
+        x, y = scale.x(each.x), scale.y(each.y)
+        if each.x - before > apart or before == -math.inf:
+            yield f"M {x:.5g} {y:.5g}" + (" h 1" if series.step is not None else "")
+        else:
+            yield f"L {x:.5g} {y:.5g}"
+        before = each.x
 
 
 def _labels(page: ET.Element, ends: Sequence[tuple[float, float, Series]]) -> None:
@@ -185,14 +212,14 @@ def value_text(value: float, unit: str) -> str:
     """
     Return a value with its unit.
 
-    >>> value_text(0.05, "s"), value_text(2.5, "s"), value_text(0.95, "%")
-    ('50 ms', '2.5 s', '95 %')
+    >>> value_text(0.05, "s"), value_text(2.5, "s"), value_text(0.95, "%"), value_text(4, "")
+    ('50 ms', '2.5 s', '95 %', '4')
     """
     if unit == "%":
         return f"{_number(value * 100)} %"
     if unit == "s" and value < 1:
         return f"{_number(value * 1000)} ms"
-    return f"{_number(value)} {unit}"
+    return f"{_number(value)} {unit}".rstrip()
 
 
 def _ticks(end: float) -> Iterator[float]:

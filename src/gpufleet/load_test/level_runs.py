@@ -22,7 +22,6 @@ from gpufleet.load_test.level import Level, LevelSummary
 from gpufleet.load_test.load_target import Target
 from gpufleet.load_test.outcomes import Contract, Outcome
 from gpufleet.load_test.pooled_work import PRESETS, PooledWork
-from gpufleet.load_test.result import RateBracket
 from gpufleet.load_test.workloads import TokenRange, Workload, fixed_length, text_work
 from gpufleet.load_test.written_prompts import WrittenPrompts
 from gpufleet.on_node.load.failure_reasons import WRONG
@@ -42,6 +41,22 @@ before the next level."""
 _TRY_SECONDS = 120.0
 
 
+class LevelObserver:
+    """Sees the levels of a load test; a subclass replaces what it wants to see."""
+
+    def began(self, load: float, /) -> None:
+        """A level begins, of so many arrivals per second or concurrent requests."""
+
+    def outcome(self, outcome: Outcome, /) -> None:
+        """A request of the level is over."""
+
+    def beat(self, beat: Beat, /) -> None:
+        """All requests that were due until `beat.now` are over, or are in flight."""
+
+    def ended(self, run: LevelRun, /) -> None:
+        """The level is over; its unfinished requests have no outcome."""
+
+
 @dataclass
 class LevelRuns:
     """Runs levels against one target, and keeps their results."""
@@ -58,12 +73,13 @@ class LevelRuns:
     """Where the clients run."""
     stop_reason: Callable[[int], str] = lambda _in_flight: ""
     """Takes the requests under way; a sentence ends the level, and the search."""
-    on_beat: Callable[[float | int, Beat, Level], None] = lambda _load, _beat, _level: None
+    observers: Sequence[LevelObserver] = ()
     sleep: Callable[[float], None] = time.sleep
     """How to wait for what the load clients print."""
     stopped: str = ""
     """Why the last level was ended from outside."""
     lags: list[float] = field(default_factory=list)
+    """How late requests were sent (p99, seconds), of each level of an open loop."""
     costs: list[float] = field(default_factory=list)
     """Processor seconds for a request, of each level."""
 
@@ -111,12 +127,24 @@ class LevelRuns:
             self.stopped = self.stop_reason(len(in_flight))
             return level.decide(now, in_flight).action == "stop" or bool(self.stopped)
 
+        def see(outcome: Outcome) -> None:
+            level.add(outcome)
+            for each in self.observers:
+                each.outcome(outcome)
+
+        def beat(found: Beat) -> None:
+            for each in self.observers:
+                each.beat(found)
+
         self.stopped = ""
+        for each in self.observers:
+            each.began(load)
         run = run_level(
-            spec, self.processes, level.add, decide,
-            on_beat=lambda beat: self.on_beat(load, beat, level),
-            transport=self.place.transport, sleep=self.sleep,
+            spec, self.processes, see, decide,
+            on_beat=beat, transport=self.place.transport, sleep=self.sleep,
         )  # fmt: skip
+        for each in self.observers:
+            each.ended(run)
         if run.ended != "decided":
             level.decide(max(run.seconds, budget_seconds), run.unfinished)
         return self._checked(level.summary(), run)
@@ -126,7 +154,8 @@ class LevelRuns:
 
     def _checked(self, found: LevelSummary, run: LevelRun) -> LevelSummary:
         """Return a summary; *not known* if the client was too slow."""
-        self.lags.append(run.lag_p99)
+        if found.rate is not None:
+            self.lags.append(run.lag_p99)
         self.costs.append(run.cpu_seconds)
         if self.stopped:
             return replace(found, verdict="not known", why=self.stopped, ended="budget")
@@ -161,11 +190,12 @@ def blame_client(found: LevelSummary, lag_p99: float, contract: Contract) -> Lev
     """
     Return a level; *not known* if it was missed while the client itself was late.
 
-    A late client only lengthens latencies: a level kept in spite of it is kept.
+    A late client only lengthens latencies: a level kept in spite of it is kept. `lag_p99` of a
+    closed loop is how late the client's loop was.
     """
     promised = contract.ttft_seconds or contract.e2e_seconds or 0.0
     on_time = lag_p99 <= max(LATE_SECONDS, LATE_SHARE * promised)
-    if found.rate is None or on_time or found.verdict != "missed":
+    if on_time or found.verdict != "missed":
         return found
     return replace(
         found,
@@ -256,17 +286,3 @@ def describe_work(work: Work) -> str:
     if isinstance(work, PooledWork):
         return str(work)
     return f"{work.name}: {count_of(len(work), 'prompt')}"
-
-
-def single_level(level: LevelSummary) -> RateBracket:
-    """Return the result of a single level."""
-    kept = level.load if level.verdict == "kept" else None
-    missed = level.load if level.verdict == "missed" else None
-    status = {"kept": "ceiling", "missed": "not even one", "not known": "not known"}[level.verdict]
-    return RateBracket(kept, missed, status, level.why, level.mean_concurrency)
-
-
-def interrupted_search(levels: Sequence[LevelSummary], why: str) -> RateBracket:
-    """Return the levels' result after an interrupted search."""
-    kept = [each.rate for each in levels if each.verdict == "kept" and each.rate is not None]
-    return RateBracket(max(kept, default=None), None, "ceiling" if kept else "not known", why)

@@ -45,6 +45,8 @@ class Target:
     """Servers that the gateway sends requests to, and of which no node that answered has one."""
     session_header: str = ""
     """Header by which the gateway keeps a conversation on one replica; "": it does not."""
+    per_server: int | None = None
+    """Requests that the gateway has at a server at once; others wait in it. None: no limit."""
 
 
 @dataclass(frozen=True)
@@ -234,6 +236,7 @@ def gateway_target(
         or (declared_certificate and declared_certificate.replace("{node}", chosen)),
         nodes=tuple(sorted({each.node for each in declared.running if each.model == model})),
         session_header=gateway.affinity.header if gateway.affinity.by == "session" else "",
+        per_server=gateway.model_limits(model).per_server,
     )
 
 

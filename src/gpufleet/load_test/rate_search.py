@@ -97,7 +97,7 @@ class RateSearch:
             )
         self._start, self._most, self._tolerance = start, most, tolerance
         self._levels_left, self._whole = budget_levels, whole
-        self._least = start if least is None or whole else min(start, least)
+        self._least = start if least is None else min(start, least)
         self._asked: float | None = None
         self._second_try = False
         self._kept: tuple[float, LevelSummary] | None = None
@@ -178,7 +178,8 @@ class RateSearch:
         floor = max(self._least, self._start / 2.0**MOST_HALVINGS)
         if self._missed is None or self._missed[0] > self._start or lowest <= floor:
             return None
-        return max(lowest / 2, floor)
+        wanted = max(lowest / 2, floor)
+        return max(1.0, float(math.floor(wanted))) if self._whole else wanted
 
     def _beside(self, bracket: _Bracket) -> float | None:
         """Return a load below or above unresolved ones, the wider gap first; None: both closed."""
@@ -220,7 +221,8 @@ class RateSearch:
         kept = self._kept[0] if self._kept else None
         missed = self._missed[0] if self._missed else None
         if kept is None and missed is not None and self._missed and missed <= self._least:
-            what = "the smallest load" if missed == self._start else "even one request at a time"
+            single = missed == 1 if self._whole else missed < self._start
+            what = "even one request at a time" if single else "the smallest load"
             return "not even one", f"{what}, {missed:g}, misses: {self._missed[1].why}"
         if kept == self._most:
             return "ceiling", f"{kept:g}, the most that was to be tried, is kept"

@@ -41,8 +41,15 @@ _STATISTICS = ("mean", "stddev", "min", "p50", "p90", "p95", "p99", "max")
 
 
 def reports(found: Measurement) -> list[dict[str, Any]]:
-    """Return one Benchmark Report for each level, in the order in which they were measured."""
-    return [report_of(found, stage) for stage in range(len(found.levels))]
+    """
+    Return one Benchmark Report for each level, in the order in which they were measured.
+
+    Those of a search in a closed loop beside the open one are an experiment of their own.
+    """
+    both = [found]
+    if found.closed is not None:
+        both.append(found.as_closed())
+    return [report_of(each, stage) for each in both for stage in range(len(each.levels))]
 
 
 def report_of(found: Measurement, stage: int) -> dict[str, Any]:
@@ -215,7 +222,7 @@ def _length(found: Measurement, level: LevelSummary, side: Literal["input", "out
         tokens = (
             level.output_tokens_per_second if side == "output" else level.prompt_tokens_per_second
         )
-        rate = _answered_rate(level)
+        rate = level.answered_per_second
         return {"distribution": "other", "value": tokens / rate if rate else 0.0}
     if side == "output":
         return _described(answers)
@@ -277,13 +284,8 @@ def _throughput(level: LevelSummary) -> dict[str, Any]:
         "input_token_rate": {"units": "tokens/s", "mean": level.prompt_tokens_per_second},
         "output_token_rate": {"units": "tokens/s", "mean": level.output_tokens_per_second},
         "total_token_rate": {"units": "tokens/s", "mean": both},
-        "request_rate": {"units": "queries/s", "mean": _answered_rate(level)},
+        "request_rate": {"units": "queries/s", "mean": level.answered_per_second},
     }
-
-
-def _answered_rate(level: LevelSummary) -> float:
-    answered = level.requests - sum(level.errors.values())
-    return answered / level.seconds if level.seconds > 0 else 0.0
 
 
 def _own(found: Measurement, stage: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import datetime as dt
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +23,7 @@ from gpufleet.formatting import count_of, format_duration
 from gpufleet.load_test.fingerprint import Fingerprint, Subject
 from gpufleet.load_test.level import LevelSummary
 from gpufleet.load_test.outcomes import Contract
+from gpufleet.load_test.time_series import TimeSeries
 from gpufleet.paths import write_whole
 from gpufleet.sanitize import printable
 
@@ -53,6 +54,21 @@ class RateBracket:
     """A sentence with the numbers."""
     concurrency: float | None = None
     """Mean number of requests in the system at `kept`, by Little's law."""
+
+
+@dataclass(frozen=True)
+class Searched:
+    """Levels of load, and what they show."""
+
+    levels: tuple[LevelSummary, ...]
+    """In the order in which they were measured."""
+    found: RateBracket
+
+    @property
+    def best(self) -> LevelSummary | None:
+        """Return the highest level that kept the contract; None: none did."""
+        kept = (e for e in self.levels if e.verdict == "kept" and e.load == self.found.kept)
+        return next(kept, None)
 
 
 @dataclass(frozen=True)
@@ -98,6 +114,10 @@ class Measurement:
     replicas_of: int | None = None
     """Replicas of the model that there were to be, those that were drained or down among them; 1 of
     a replica's own server. None: not known."""
+    closed: Searched | None = None
+    """The same target in a closed loop, for comparison; None: not searched."""
+    series: TimeSeries | None = None
+    """How the run went; None: not recorded."""
 
     def __post_init__(self) -> None:
         if self.when.tzinfo is None:
@@ -113,6 +133,25 @@ class Measurement:
         if self.replicas_of is None:
             return count_of(self.replicas, "replica")
         return f"{self.replicas} of {count_of(self.replicas_of, 'replica')}"
+
+    @property
+    def searched(self) -> Searched:
+        """Return its levels and their result."""
+        return Searched(self.levels, self.found)
+
+    def as_closed(self) -> Measurement:
+        """Return the search in the closed loop as a measurement of its own."""
+        if self.closed is None:
+            raise ValueError("no closed loop was searched")
+        return replace(
+            self,
+            loop="closed",
+            levels=self.closed.levels,
+            found=self.closed.found,
+            client=replace(self.client, lag_p99=None),
+            closed=None,
+            series=None,
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values for `json.dumps`."""
@@ -286,6 +325,30 @@ def measured_rate(
         best.workload,
         fingerprint.digest,
     )
+
+
+def alert_remarks(best: LevelSummary | None, contract: Contract) -> tuple[str, ...]:
+    """
+    Return which alerts a model would fire at the highest level that kept the contract.
+
+    Alerts compare the p99 of all requests with an objective, and of all pauses between tokens one
+    by one; a contract is for a share of requests, and for the mean pause of each.
+    """
+    if best is None:
+        return ()
+    found = []
+    for what, values, limit, alert in (
+        ("TTFT", best.ttft, contract.ttft_seconds, "VllmTtftAboveObjective"),
+        ("pauses between tokens", best.itl, contract.itl_seconds, "VllmItlAboveObjective"),
+        ("end to end", best.e2e, contract.e2e_seconds, "VllmE2eAboveObjective"),
+    ):
+        p99 = values.get("p99")
+        if limit is not None and p99 is not None and p99 > limit:
+            found.append(
+                f"at {best.load:.3g} p99 of {what} is {p99:.3g} s, above the objective of "
+                f"{limit:.3g} s: {alert} may fire there"
+            )
+    return tuple(found)
 
 
 def unequal_contract(a: Contract, b: Contract) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpufleet.formatting import node_ranges
@@ -17,7 +17,8 @@ from gpufleet.load_test.level import LevelSummary
 from gpufleet.load_test.level_charts import STYLE, Chart, Point, Series, draw, value_text
 from gpufleet.load_test.outcomes import Contract
 from gpufleet.load_test.rate_search import find_knee, itl_runaway
-from gpufleet.load_test.result import Measurement
+from gpufleet.load_test.result import Measurement, Searched
+from gpufleet.load_test.time_series import TimeSeries
 from gpufleet.sanitize import html_page, html_text
 
 _STYLE = """
@@ -35,7 +36,7 @@ p { margin: .3rem 0; } .pale { color: var(--pale); }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { border-bottom: 1px solid var(--line); padding: .25rem .8rem .25rem 0; text-align: left;
   vertical-align: top; } td { overflow-wrap: anywhere; white-space: pre-line; }
-.wide { overflow-x: auto; } svg { display: block; }
+.wide { overflow-x: auto; }
 ul { padding-left: 1.2rem; } li { white-space: pre-line; overflow-wrap: anywhere; }
 """
 
@@ -54,6 +55,16 @@ _LATENCY_NOTE = (
     "is the mean of each answer; the chart's is over all gaps between chunks. A grey band lies "
     "between the highest load that kept the contract and the lowest that missed it."
 )
+_LOOPS_NOTE = (
+    "A client of a closed loop sends its next request after an answer, so a queue slows its own "
+    "arrivals down and hides itself. Users do not wait for each other: size by the open loop."
+)
+_TIME_NOTE = (
+    "By the time at which requests were due. Dotted lines: a level begins. Running, waiting and KV "
+    "cache are what vLLM said, requests of others included; ITL is the mean of each answer."
+)
+_MOST_SECONDS = 600.0
+"""A longer run has minutes on its axis."""
 _SHARE_NOTE = (
     "Whiskers: Wilson's interval, for as many requests as are worth independent ones. A level is "
     "kept or missed only where its whole interval lies on one side of the line."
@@ -72,9 +83,16 @@ def result_page(found: Measurement) -> str:
         *(f"<p>{html_text(each)}</p>" for each in (found.found.why, *_bends(found)) if each),
         "<h2>Contract</h2>",
         _list(_promises(found.contract)),
-        *_charts(found),
+        *(_both_loops(found, found.closed) if found.closed else ()),
+        *_charts(_drawings(found)),
+        *_run(found),
         "<h2>Levels</h2>",
         _levels(found) if found.levels else "<p>No level was measured.</p>",
+        *(
+            ["<h2>Levels of the closed loop</h2>", _levels(found.as_closed())]
+            if found.closed
+            else []
+        ),
         "<h2>What was measured</h2>",
         _table(("", ""), _subject(found)),
         "<h2>Workload</h2>",
@@ -128,13 +146,16 @@ def _promises(contract: Contract) -> Iterator[str]:
 # -- charts
 
 
-def _charts(found: Measurement) -> Iterator[str]:
-    drawn = [(name, draw(chart), note) for name, chart, note in _drawings(found)]
-    for name, svg, note in drawn:
-        if svg:
-            yield f"<h3>{html_text(name)}</h3>"
-            yield f'<div class="wide">{svg}</div>'
-            yield f'<p class="pale">{html_text(note)}</p>' if note else ""
+def _charts(drawings: Iterable[tuple[str, Chart, str]]) -> Iterator[str]:
+    """Yield charts beside each other, and the notes below them."""
+    drawn = [(name, svg, note) for name, chart, note in drawings if (svg := draw(chart))]
+    if drawn:
+        figures = (
+            f"<figure><figcaption>{html_text(name)}</figcaption>{svg}</figure>"
+            for name, svg, _ in drawn
+        )
+        yield f'<div class="charts">{"".join(figures)}</div>'
+        yield from (f'<p class="pale">{html_text(note)}</p>' for _, _, note in drawn if note)
 
 
 def _drawings(found: Measurement) -> Iterator[tuple[str, Chart, str]]:
@@ -171,6 +192,80 @@ def _drawings(found: Measurement) -> Iterator[tuple[str, Chart, str]]:
             f"{name.lower()} tokens per second by load", unit, "tokens/s", series, band=band
         )
         yield f"{name} tokens per second", chart, ""
+
+
+def _run(found: Measurement) -> Iterator[str]:
+    """Yield the section with values over the time of the run."""
+    if found.series is None:
+        return
+    yield "<h2>Over the time of the run</h2>"
+    yield from _charts(_time_drawings(found, found.series))
+    yield f'<p class="pale">{html_text(_TIME_NOTE)}</p>'
+
+
+def _time_drawings(found: Measurement, of: TimeSeries) -> Iterator[tuple[str, Chart, str]]:
+    last = len(of.rate) * of.step_seconds
+    unit, scale = ("s", 1.0) if last <= _MOST_SECONDS else ("min", 1 / 60)
+    levels = [*found.levels, *(found.closed.levels if found.closed else ())]
+    marks = [
+        (at * scale, f"{level.load:.4g} {_level_unit(level)}")
+        for at, level in zip(of.levels, levels, strict=False)
+    ]
+
+    def line(name: str, style: str, values: Sequence[float | None]) -> Series:
+        step = of.step_seconds * scale
+        points = [
+            Point((number + 0.5) * step, value, "")
+            for number, value in enumerate(values)
+            if value is not None
+        ]
+        return Series(name, style, points, step)
+
+    def chart(
+        title: str, y_unit: str, series: Sequence[Series], limit: float | None = None, **more: Any
+    ) -> tuple[str, Chart, str]:
+        about = f"{title}, over time"
+        return title, Chart(about, unit, y_unit, series, limit, marks=marks, **more), ""
+
+    failed = [line("failed", "missed", of.failed)] if any(of.failed) else []
+    yield chart("Requests due per second", "", [line("due", "a", of.rate), *failed])
+    yield chart(
+        "Requests in the servers",
+        "",
+        [line("running", "a", of.running), line("waiting", "c", of.waiting)],
+    )
+    yield chart("KV cache in use", "%", [line("mean", "a", of.kv_usage)], top=1.0)
+    for name, limit, p50, p95 in (
+        ("TTFT", found.contract.ttft_seconds, of.ttft_p50, of.ttft_p95),
+        ("ITL", found.contract.itl_seconds, of.itl_p50, of.itl_p95),
+    ):
+        series = [line("p50", "a", p50), line("p95", "b", p95)]
+        yield chart(f"{name} of each step's requests", "s", series, limit, logarithmic=True)
+
+
+def _both_loops(found: Measurement, closed: Searched) -> Iterator[str]:
+    """Yield the table of the open loop beside the closed one."""
+    yield "<h2>Open loop beside closed loop</h2>"
+    yield _table(
+        ("", "keeps", "misses", "answers/s", "in the system", "TTFT p99", "ended"),
+        [
+            _loop_row("open loop", found.searched, "requests/s"),
+            _loop_row("closed loop", closed, "concurrent requests"),
+        ],
+    )
+    yield f'<p class="pale">{html_text(_LOOPS_NOTE)}</p>'
+
+
+def _loop_row(name: str, of: Searched, unit: str) -> tuple[str, ...]:
+    best = of.best
+    kept, missed = (
+        "" if load is None else f"{load:.4g} {unit}" for load in (of.found.kept, of.found.missed)
+    )
+    if best is None:
+        return name, kept or "no load", missed, "", "", "", of.found.status
+    ttft = value_text(best.ttft["p99"], "s") if "p99" in best.ttft else ""
+    answers, inside = f"{best.answered_per_second:.3g}", f"{best.mean_concurrency:.3g}"
+    return name, kept, missed, answers, inside, ttft, of.found.status
 
 
 def _share_point(level: LevelSummary, unit: str) -> Point:
@@ -294,6 +389,10 @@ def _unknown(found: Measurement) -> Iterator[str]:
 
 def _highest_rate(found: Measurement) -> float | None:
     return max((each.rate for each in found.levels if each.rate is not None), default=None)
+
+
+def _level_unit(level: LevelSummary) -> str:
+    return "requests/s" if level.rate is not None else "concurrent requests"
 
 
 def _unit(found: Measurement) -> str:

@@ -26,7 +26,7 @@ from gpufleet.monitoring import prometheus
 from gpufleet.monitoring.exporters import file_of_node
 from gpufleet.planning.adapter_flags import MODULES, module_names
 from gpufleet.serving.servers import Server
-from gpufleet.settings.gateway_settings import Client, Gateway, ModelLimits
+from gpufleet.settings.gateway_settings import Client, Gateway
 from gpufleet.settings.node_variables import NodeVars
 from gpufleet.settings.serving_settings import Served
 from gpufleet.templates import read_template, render_template
@@ -388,7 +388,7 @@ def config(
             form_model=FORM_MODEL,
             paths=PATHS,
             only=wanted[0].name if len(wanted) == 1 else "",
-            limits={each.name: _limits(gateway, each) for each in wanted},
+            limits={each.name: gateway.model_limits(each.name) for each in wanted},
             named=len(wanted) > 1 or any(each.adapters for each in wanted),
             place=_bound(gateway.listen, gateway.port),
             transparent=gateway.virtual_address is not None and gateway.listen not in _ANY,
@@ -421,12 +421,6 @@ def config(
     return Configuration(
         {CONFIGURATION: rendered(fingerprint).encode(), **files}, secrets, fingerprint
     )
-
-
-def _limits(gateway: Gateway, backend: Backend) -> ModelLimits:
-    """Return a backend's limits; `queue_seconds` None: those of the defaults section."""
-    own = gateway.limits.get(backend.name, ModelLimits())
-    return own if own.per_server else own.model_copy(update={"per_server": gateway.per_server})
 
 
 DRAINED_STATE = "drained.state"

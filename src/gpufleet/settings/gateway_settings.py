@@ -203,6 +203,11 @@ class Gateway(Setting):
         VirtualAddress | None, Field(description="null: clients use the node's own address")
     ] = None
 
+    def model_limits(self, model: str) -> ModelLimits:
+        """Return a model's limits; `queue_seconds` None: the gateway's own."""
+        own = self.limits.get(model, ModelLimits())
+        return own if own.per_server else own.model_copy(update={"per_server": self.per_server})
+
     @model_validator(mode="after")
     def _open_gateways_are_deliberate(self) -> Gateway:
         found = access_mistakes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,13 @@ import pytest
 from click.testing import CliRunner
 
 from gpufleet.cli.measure_command import measure
-from gpufleet.cli.measure_output import answer, write_result
+from gpufleet.cli.measure_output import answer, closed_answer, print_result, write_result
 from gpufleet.cli.measure_wanted import MeasureOptions
 from gpufleet.errors import FleetError
 from gpufleet.load_test import result
 from gpufleet.load_test.result import RateBracket
 from tests.support import warm_command
-from tests.unit.load_test.sample_results import measurement
+from tests.unit.load_test.sample_results import CLOSED, measurement
 
 TYPED = {
     "model": None,
@@ -125,6 +126,40 @@ def test_the_files_of_a_result_say_which_part_of_the_replicas_served(tmp_path: P
     assert "2 of 3 replicas" in page.read_text()
     assert reports
     assert all('"replicas_of": 3' in each.read_text() for each in reports)
+
+
+def test_a_closed_loop_stands_beside_the_open_one_in_the_terminal_and_in_the_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = measurement(closed=CLOSED, notes=("users were there",))
+
+    files = write_result(found, tmp_path)
+    print_result(found, files)
+
+    said = capsys.readouterr().out
+    assert "concurrent" in said
+    assert "meets its objectives at 4 requests/s" in said
+    assert (
+        "closed loop: meets its objectives with 8 concurrent requests, 8 answers/s, misses them "
+        "with 12 (found); its clients wait for answers, users do not"
+    ) in said
+    assert "note: users were there" in said
+    plain = json.loads(files[0].read_text())
+    assert (plain["found"]["kept"], plain["closed"]["found"]["kept"]) == (4.0, 8.0)
+    assert len(files) == 2 + len(found.levels) + len(CLOSED.levels)
+    missed = replace(CLOSED, found=replace(CLOSED.found, kept=None, why="not even one"))
+    assert closed_answer(missed) == "closed loop: not even one"
+
+
+def test_what_a_search_in_a_closed_loop_has_not_is_refused_beside_it() -> None:
+    given: dict[str, Any] = {"closed_loop": True, "rate": 1.0, "most": 2.0, "guest": 0.3}
+    with pytest.raises(FleetError) as refused:
+        MeasureOptions(**{**TYPED, **given})
+
+    assert refused.value.problems == tuple(
+        f"--closed-loop and {option} exclude each other: remove one"
+        for option in ("--rate", "--most", "--guest")
+    )
 
 
 INVENTORY = """

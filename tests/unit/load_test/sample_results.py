@@ -10,7 +10,8 @@ from typing import Any
 from gpufleet.load_test.fingerprint import Subject
 from gpufleet.load_test.level import LevelSummary, Verdict
 from gpufleet.load_test.outcomes import Contract
-from gpufleet.load_test.result import Client, Measurement, RateBracket
+from gpufleet.load_test.result import Client, Measurement, RateBracket, Searched
+from gpufleet.load_test.time_series import TimeSeries
 
 WHEN = dt.datetime(2026, 11, 20, 12, 30, 5, tzinfo=dt.UTC)
 
@@ -82,6 +83,29 @@ LEVELS = (
     level(4.0, 780, 800, (0.955, 0.985), "kept"),
     level(8.0, 500, 1000, (0.46, 0.54), "missed", errors={"429": 3, "unfinished": 2}),
     level(6.0, 950, 1000, (0.93, 0.965), "not known", ended="budget"),
+)
+
+
+CLOSED = Searched(
+    (
+        replace(LEVELS[0], rate=None, concurrency=8, requests=400, seconds=50.0),
+        replace(LEVELS[2], rate=None, concurrency=12),
+    ),
+    RateBracket(8.0, 12.0, "found", "8 is kept, 12 is missed", 8.0),
+)
+
+SERIES = TimeSeries(
+    step_seconds=1.0,
+    levels=(0.5, 4.2),
+    rate=(2.0, 1.0, 2.0, 0.0, 3.0, 4.0),
+    failed=(0.0, 0.0, 0.0, 0.0, 0.0, 1.0),
+    running=(1.0, 2.0, None, 2.0, 5.0, 6.0),
+    waiting=(0.0, 0.0, None, 0.0, 0.0, 3.0),
+    kv_usage=(0.1, 0.2, None, 0.2, 0.4, 0.9),
+    ttft_p50=(0.1, 0.1, 0.2, None, 0.3, 0.9),
+    ttft_p95=(0.2, 0.2, 0.3, None, 0.5, 1.9),
+    itl_p50=(0.01, 0.01, 0.02, None, 0.03, 0.06),
+    itl_p95=(0.02, 0.02, 0.03, None, 0.04, 0.09),
 )
 
 

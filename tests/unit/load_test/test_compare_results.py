@@ -24,6 +24,7 @@ from gpufleet.load_test.result import Client, Measurement, RateBracket
 from tests.support.checkout import ROOT
 from tests.support.rows import each_row
 from tests.unit.load_test.sample_results import (
+    CLOSED,
     CONTRACT,
     LEVELS,
     SUBJECT,
@@ -84,6 +85,16 @@ def test_found_rates_differ_where_their_intervals_do_not_overlap(
 
 
 # -- levels
+
+
+def test_what_two_closed_loops_keep_is_compared_too() -> None:
+    more = replace(CLOSED, found=replace(CLOSED.found, kept=16.0, missed=20.0))
+
+    found = compare(measurement(closed=CLOSED), measurement(closed=more))
+
+    assert any("in a closed loop: it carries more: 8 to 12" in e for e in found.differences)
+    same = compare(measurement(closed=CLOSED), measurement(closed=CLOSED))
+    assert "the concurrency that a closed loop keeps" in same.same
 
 
 def test_shares_differ_where_their_intervals_do_not_overlap() -> None:

@@ -65,6 +65,26 @@ def test_it_stops_when_a_request_waits_or_the_kv_cache_is_full(loads, words) -> 
     assert bool(words) == bool(stop_reason(loads))
 
 
+def behind(running: float, gateway_slots: int, replica: str = "tiny-0") -> ServerLoad:
+    """Return the load of a replica of 64 slots that the gateway lets fewer requests through to."""
+    return ServerLoad(replica, running, 0, 0.0, 64, gateway_slots)
+
+
+def test_what_the_gateway_lets_through_limits_a_guest_too() -> None:
+    assert most_in_flight([behind(4, 16)], 0.5) == 6
+    assert most_in_flight([behind(4, 200)], 0.5) == 30
+    with pytest.raises(FleetError, match=r"set `flags\.max-num-seqs`"):
+        most_in_flight([ServerLoad("tiny-0", 0, 0, 0.0, None, 16)], 0.5)
+
+
+def test_it_stops_when_others_may_wait_in_the_gateway_where_vllm_has_no_queue() -> None:
+    full, free = behind(16, 16), behind(15, 16, "tiny-1")
+
+    assert "(`gateway.per_server`): others may wait in it" in stop_reason([full])
+    assert stop_reason([full, free]) == "", "the gateway sends the next one to the other"
+    assert stop_reason([]) == ""
+
+
 def test_replicas_with_requests_of_others_are_named() -> None:
     assert busy_replicas([load(), ServerLoad("tiny-1", 2, 1, 0.1, 8), "tiny-2: unknown"]) == {
         "tiny-1": 3

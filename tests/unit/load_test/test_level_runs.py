@@ -89,7 +89,8 @@ MISSED, KEPT = (
         (MISSED, 0.1, 2.0, "missed"),
         (MISSED, 0.11, 2.0, "not known"),
         (KEPT, 9.0, 2.0, "kept"),
-        (dataclasses.replace(MISSED, rate=None), 9.0, 2.0, "missed"),
+        # A closed loop that is late itself lengthens its latencies as well.
+        (dataclasses.replace(MISSED, rate=None), 9.0, 2.0, "not known"),
     ],
 )
 def test_a_late_client_takes_back_a_miss_and_no_other_verdict(

@@ -83,6 +83,18 @@ def test_conversations_get_the_header_of_the_gateways_affinity() -> None:
     assert replica_target("tiny", "tiny-0", FLEET).session_header == ""
 
 
+def test_a_target_has_what_its_gateway_lets_through_to_a_server() -> None:
+    for limits, most in (
+        ({}, None),
+        ({"per_server": 64}, 64),
+        ({"per_server": 64, "limits": {"tiny": {"per_server": 16}}}, 16),
+        ({"per_server": 64, "limits": {"other": {"per_server": 16}}}, 64),
+    ):
+        fleet = changed(gateways={"lb": front(**limits)})
+        assert gateway_target("tiny", "lb", "k", None, fleet).per_server == most
+    assert replica_target("tiny", "tiny-0", FLEET).per_server is None
+
+
 def test_behind_affinity_by_client_the_load_is_noted_to_be_one_client() -> None:
     fleet = changed(gateways={"lb": front(affinity={"by": "client", "most_percent": 200})})
     (said,) = affinity_remarks("lb", fleet)

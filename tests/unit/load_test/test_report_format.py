@@ -12,7 +12,14 @@ import pytest
 from gpufleet.load_test.report_format import report_of, reports, text
 from tests.support.checkout import ROOT
 from tests.support.rows import each_row
-from tests.unit.load_test.sample_results import LEVELS, SUBJECT, WORKLOAD, measurement
+from tests.unit.load_test.sample_results import (
+    CLOSED,
+    LEVELS,
+    SERIES,
+    SUBJECT,
+    WORKLOAD,
+    measurement,
+)
 
 FORMAT = jsonschema.Draft202012Validator(
     json.loads((ROOT / "tests/data/load_test/benchmark_report_fields.json").read_text())
@@ -27,7 +34,7 @@ WITH_MEANS = tuple(
     )
     for each in LEVELS
 )
-CLOSED = tuple(replace(each, rate=None, concurrency=4) for each in LEVELS)
+IN_CLOSED_LOOP = tuple(replace(each, rate=None, concurrency=4) for each in LEVELS)
 
 
 def field(document: Any, path: str) -> Any:
@@ -42,7 +49,8 @@ def field(document: Any, path: str) -> Any:
     [
         {},
         {"levels": WITH_MEANS},
-        {"levels": CLOSED, "loop": "closed"},
+        {"levels": IN_CLOSED_LOOP, "loop": "closed"},
+        {"closed": CLOSED, "series": SERIES},
         {"target": "gateway gw-1", "replicas": 3},
         {"target": "n-1", "replicas": 2, "workload": {"prompts": "own.jsonl", "turns": 3}},
         {"subject": replace(SUBJECT, gpus={}, driver=None, release="", revision="")},
@@ -53,7 +61,7 @@ def field(document: Any, path: str) -> Any:
 def test_every_report_has_the_fields_kinds_and_units_of_the_format(changes: dict[str, Any]) -> None:
     found = measurement(**changes)
     written = json.loads(json.dumps(reports(found), allow_nan=False))
-    assert len(written) == len(found.levels)
+    assert len(written) == len(found.levels) + len(found.closed.levels if found.closed else ())
     for each in written:
         FORMAT.validate(each)
 
@@ -157,7 +165,8 @@ def test_lengths_are_named_as_drawn_only_where_they_are_the_whole_prompt() -> No
 def test_a_level_is_of_a_rate_or_of_a_concurrency() -> None:
     opened = field(report_of(measurement(), 1), "scenario.load.standardized")
     closed = field(
-        report_of(measurement(levels=CLOSED, loop="closed"), 1), "scenario.load.standardized"
+        report_of(measurement(levels=IN_CLOSED_LOOP, loop="closed"), 1),
+        "scenario.load.standardized",
     )
     assert (opened["rate_qps"], "concurrency" in opened) == (4.0, False)
     assert (closed["concurrency"], "rate_qps" in closed) == (4, False)

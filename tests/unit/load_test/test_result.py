@@ -20,13 +20,23 @@ from gpufleet.load_test.result import (
     MeasuredRate,
     Measurement,
     RateBracket,
+    alert_remarks,
     measured_rate,
     read,
     read_measurements,
     write,
 )
 from tests.support.rows import each_row
-from tests.unit.load_test.sample_results import CONTRACT, SUBJECT, WHEN, level, measurement
+from tests.unit.load_test.sample_results import (
+    CLOSED,
+    CONTRACT,
+    LEVELS,
+    SERIES,
+    SUBJECT,
+    WHEN,
+    level,
+    measurement,
+)
 
 NOW = WHEN + dt.timedelta(days=3)
 
@@ -50,6 +60,8 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert read(write(found, tmp_path)) == found
     nothing = measurement(levels=(), found=RateBracket(None, None, "cut off"))
     assert read(write(nothing, tmp_path)) == nothing
+    whole = measurement(closed=CLOSED, series=SERIES)
+    assert read(write(whole, tmp_path)) == whole
 
 
 def test_the_file_is_named_by_model_target_and_time_and_is_readable_by_all(tmp_path: Path) -> None:
@@ -218,6 +230,25 @@ def test_keys_in_arguments_are_in_no_file_and_no_fingerprint(tmp_path: Path) -> 
     text = write(measurement(subject=one), tmp_path).read_text()
     assert "sesame" not in text
     assert "--speculative-config" in text
+
+
+# -- alerts
+
+
+def test_alerts_that_the_best_level_would_fire_are_named_with_what_they_count() -> None:
+    """A contract for 95 of 100 is kept where the p99 that an alert compares is above it."""
+    kept = replace(
+        LEVELS[1], ttft={"p95": 0.4, "p99": 0.9}, itl={"p95": 0.03, "p99": 0.08}, e2e={"p99": 99}
+    )
+
+    assert alert_remarks(kept, CONTRACT) == (
+        "at 4 p99 of TTFT is 0.9 s, above the objective of 0.5 s: VllmTtftAboveObjective may fire "
+        "there",
+        "at 4 p99 of pauses between tokens is 0.08 s, above the objective of 0.05 s: "
+        "VllmItlAboveObjective may fire there",
+    )
+    assert alert_remarks(LEVELS[0], CONTRACT) == ()
+    assert alert_remarks(None, CONTRACT) == ()
 
 
 # -- what a replica carries

@@ -17,11 +17,18 @@ from gpufleet.load_test.outcomes import Contract
 from gpufleet.load_test.result import Client, RateBracket
 from gpufleet.load_test.result_page import result_page
 from tests.support.rows import each_row
-from tests.unit.load_test.sample_results import LEVELS, SUBJECT, WORKLOAD, measurement
+from tests.unit.load_test.sample_results import (
+    CLOSED,
+    LEVELS,
+    SERIES,
+    SUBJECT,
+    WORKLOAD,
+    measurement,
+)
 
 HOSTILE = "<script>alert(1)</script>\x1b[2J\u202e\x00&\"'"
 VOID = {"meta"}
-CLOSED = {
+IN_CLOSED_LOOP = {
     "loop": "closed",
     "levels": tuple(
         replace(each, rate=None, concurrency=4 * n) for n, each in enumerate(LEVELS, 1)
@@ -78,7 +85,8 @@ def found(**changes: Any) -> str:
     "changes",
     [
         {},
-        CLOSED,
+        {"closed": CLOSED, "series": SERIES},
+        IN_CLOSED_LOOP,
         {"levels": (), "found": RateBracket(None, None, "cut off")},
         {"levels": LEVELS[:1], "found": RateBracket(2.0, None, "most")},
         {"levels": (replace(LEVELS[0], requests=0, kept=0, ttft={}, itl={}, e2e={}),)},
@@ -206,7 +214,7 @@ def test_what_is_not_known_is_listed() -> None:
         assert any(words in each for each in unknown), words
     slow = items(found(client=Client(1, 7.0, None, 0.1, "x")), "What is not known")
     assert any("its ceiling is lower" in each for each in slow)
-    closed = items(found(**CLOSED), "What is not known")
+    closed = items(found(**IN_CLOSED_LOOP), "What is not known")
     assert any("closed loop" in each for each in closed)
 
 
@@ -254,6 +262,65 @@ def test_latencies_shares_and_tokens_are_drawn_against_the_load() -> None:
     assert {each.text for each in ttft.findall("text")} >= {"p50", "p95", "p99", "contract: 500 ms"}
     assert len(ttft.findall(".//circle")) == 3 * len(LEVELS)
     assert len(share.findall(".//circle")) == len(LEVELS)
+
+
+def test_the_run_is_drawn_over_its_time_with_gaps_where_nothing_is_known() -> None:
+    before = len(charts(found()))
+    text = found(series=SERIES)
+    due, servers, cache, ttft, itl = charts(text)[before:]
+    assert [each.findtext("title") for each in (due, servers, cache, ttft, itl)] == [
+        "Requests due per second, over time",
+        "Requests in the servers, over time",
+        "KV cache in use, over time",
+        "TTFT of each step's requests, over time",
+        "ITL of each step's requests, over time",
+    ]
+    lines = [[path.get("d", "").count("M") for path in each.findall(".//path")]
+             for each in (due, servers, cache, ttft, itl)]  # fmt: skip
+    assert lines == [[1, 1], [2, 2], [2], [2, 2], [2, 2]], "a second piece after each gap"
+    assert not due.findall(".//circle")
+    marks = [each.findtext("title") for each in ttft.findall("line[@class='mark']")]
+    assert marks == ["2 requests/s", "4 requests/s"], "where levels begin"
+    assert [len(each.findall("line[@class='limit']")) for each in (servers, ttft, itl)] == [0, 1, 1]
+    assert {each.text for each in due.findall("text")} >= {"due", "failed", "s"}
+
+
+def test_a_long_run_has_minutes_on_its_axis() -> None:
+    minutes = charts(found(series=replace(SERIES, step_seconds=300.0)))[-1]
+    assert {each.text for each in minutes.findall("text")} >= {"min", "10", "30"}
+
+
+def test_a_chart_fits_a_telephone_of_400_pixels() -> None:
+    """Nothing is scaled down there, and no chart has a width that makes the page wider."""
+    for each in charts(found(series=SERIES)):
+        _, _, width, _ = map(float, each.get("viewBox", "").split())
+        assert width <= 400 - 2 * 14, "the page's own margin"
+        assert each.get("width") is None
+        for text in each.findall("text"):
+            long = 6.5 * len(text.text or "")
+            at, anchor = float(text.get("x", "")), text.get("text-anchor")
+            start = at - {"start": 0, "middle": long / 2, "end": long}[anchor or "start"]
+            assert start >= -2, text.text
+            assert start + long <= width + 2, text.text
+
+
+def test_equal_results_are_equal_pages() -> None:
+    one, other = (found(series=SERIES, closed=CLOSED) for _ in range(2))
+    assert one == other
+
+
+def test_the_open_loop_stands_beside_the_closed_one() -> None:
+    text = found(closed=CLOSED)
+    part = text[text.index("<h2>Open loop beside closed loop</h2>") :]
+    rows = [
+        Page(f"<table><tr>{row.partition('</tr>')[0]}</tr></table>").of("td")
+        for row in part.split("<tr>")[2:4]
+    ]
+    assert rows[0][:4] == ["open loop", "4 requests/s", "8 requests/s", "4"]
+    assert rows[1][:4] == ["closed loop", "8 concurrent requests", "12 concurrent requests", "8"]
+    assert "size by the open loop" in part
+    assert "<h2>Levels of the closed loop</h2>" in text
+    assert "closed loop" not in found()
 
 
 def test_each_share_has_its_interval_and_its_verdict() -> None:
@@ -342,7 +409,7 @@ def test_the_workload_is_a_table_also_of_nested_values() -> None:
 
 
 def test_a_closed_loop_is_drawn_by_concurrency() -> None:
-    page = charts(found(**CLOSED))[1]
+    page = charts(found(**IN_CLOSED_LOOP))[1]
     assert "concurrent requests" in {each.text for each in page.findall("text")}
     said = [each.findtext("title") or "" for each in page.findall(".//circle")]
     assert said[0].startswith("4 concurrent requests: ")

@@ -1,0 +1,137 @@
+"""Look at a target's servers while a load test runs: for its time series, and as a guest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import gevent
+
+from gpufleet.errors import FleetError
+from gpufleet.load_test import guest, other_clients
+from gpufleet.load_test.client_process import Beat, LevelRun
+from gpufleet.load_test.guest import ServerLoad
+from gpufleet.load_test.level_runs import LevelObserver
+from gpufleet.load_test.other_clients import Counts, OtherClients
+from gpufleet.load_test.outcomes import Contract, Outcome
+
+GUEST_LOOK_SECONDS, LOOK_SECONDS = 3.0, 10.0
+STALE_SECONDS = 60.0
+"""A node has 30 s to answer, and a connection to it 40 s."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """The servers of a target at a moment."""
+
+    loads: list[ServerLoad | str]
+    """Of each replica, or why it is unknown."""
+    pages: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """/metrics of each server, by `NODE:PORT`."""
+
+
+class LoadWatch:
+    """Looks again and again until it is killed."""
+
+    def __init__(
+        self, look: Callable[[], Look], record: Callable[[list[ServerLoad | str]], None]
+    ) -> None:
+        self._look, self._record = look, record
+
+    def run(self) -> None:
+        """Look, and hand on what is seen; a look without an answer leaves a gap."""
+        while True:
+            try:
+                self._record(self._look().loads)
+            except FleetError as error:
+                self._record([error.problems[0]])
+            gevent.sleep(LOOK_SECONDS)
+
+
+class GuestWatch(LevelObserver):
+    """Looks while a guest is active, and says when it has to stop."""
+
+    def __init__(
+        self,
+        look: Callable[[], Look],
+        record: Callable[[list[ServerLoad | str]], None],
+        contract: Contract,
+        most: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Take the first look. Raises `FleetError` where others' latencies cannot be watched."""
+        self._look, self._record, self._clock = look, record, clock
+        self._contract, self._most, self._reason = contract, most, ""
+        self._looked = clock()
+        servers = read_servers(look(), contract)
+        bounds = other_clients.shared_bounds(servers.values())
+        self.remarks = other_clients.bound_remarks(contract, bounds)
+        """What a reader has to know of how others are watched."""
+        self._others = OtherClients(contract, bounds)
+        self._others.look(clock(), servers)
+
+    def run(self) -> None:
+        """Look until there is a reason to stop."""
+        while not self._reason:
+            gevent.sleep(GUEST_LOOK_SECONDS)
+            self._reason = self.look_once()
+
+    def look_once(self) -> str:
+        """Look; return why the guest has to stop, "": nothing."""
+        try:
+            seen = self._look()
+            self._looked = self._clock()
+            self._record(seen.loads)
+            if why := guest.stop_reason(seen.loads):
+                return why
+            return self._others.look(self._clock(), read_servers(seen, self._contract))
+        except FleetError as error:
+            return error.problems[0]
+
+    def began(self, _load: float, /) -> None:
+        """Begin a level."""
+        self._others.begin_level()
+
+    def outcome(self, outcome: Outcome) -> None:
+        """Take a request of the guest itself."""
+        self._others.add(outcome)
+
+    def beat(self, beat: Beat) -> None:
+        """Take a heartbeat."""
+        self._others.beat(beat.now, beat.in_flight)
+
+    def ended(self, run: LevelRun) -> None:
+        """End a level."""
+        self._others.end_level(len(run.unfinished))
+
+    def reason(self, in_flight: int) -> str:
+        """Return why the load must end; "": it may continue."""
+        why = self._reason or self._others.late_reason()
+        if not why and self._clock() - self._looked > STALE_SECONDS:
+            why = f"the servers' load has not been known for {STALE_SECONDS:.0f} s"
+        if why:
+            return f"stopped as a guest: {why}"
+        if in_flight > self._most:
+            return f"stopped as a guest: {in_flight} requests under way, {self._most} are its share"
+        return ""
+
+
+def read_servers(seen: Look, contract: Contract) -> dict[str, dict[str, Counts]]:
+    """
+    Return the counts of each server's promised latencies.
+
+    Raises `FleetError` for a server whose counts, or whose replica's load, are unknown.
+    """
+    found: dict[str, dict[str, Counts]] = {}
+    problems = [each for each in seen.loads if isinstance(each, str)]
+    for server, page in seen.pages.items():
+        counts = other_clients.read_counts(page, contract)
+        if isinstance(counts, str):
+            problems.append(f"{server}: {counts}")
+        else:
+            found[server] = counts
+    if problems:
+        raise FleetError(*problems)
+    return found

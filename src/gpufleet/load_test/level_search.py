@@ -1,0 +1,116 @@
+"""Run levels of load until the highest one that keeps the contract is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gpufleet.load_test.level import LevelSummary
+from gpufleet.load_test.level_runs import LevelRuns
+from gpufleet.load_test.rate_search import RateSearch
+from gpufleet.load_test.result import RateBracket, Searched
+from gpufleet.load_test.verdicts import fewest_seconds
+
+START_RATE = 0.5
+"""Arrivals per second of the first level; lower ones are tried if it is missed."""
+MOST_CONCURRENCY = 1024.0
+"""Of a closed loop; guidellm's limit of streams."""
+
+
+@dataclass(frozen=True)
+class LevelSearch:
+    """Searches of one target."""
+
+    runs: LevelRuns
+    seconds: float
+    """Time limit of a level, in seconds; longer where a verdict takes longer."""
+    request_seconds: float
+    """The time of the largest request on an idle server."""
+    on_level: Callable[[LevelSummary], None] = lambda _level: None
+
+    def rate(self, most: float) -> Searched:
+        """Find the arrivals per second that keep the contract; `most` is never exceeded."""
+        start = min(START_RATE, most)
+        # At this rate one request of the largest size is in the server on average.
+        alone = 1 / self.request_seconds if self.request_seconds else start
+        return self._search(RateSearch(start, most, least=alone))
+
+    def concurrency(self, start: float, most_rate: float) -> Searched:
+        """
+        Find the concurrency at which a closed loop keeps the contract.
+
+        Ends above `most_rate` answers per second, the most that the clients can send.
+        """
+        first = min(MOST_CONCURRENCY, max(1.0, round(start)))
+        search = RateSearch(first, MOST_CONCURRENCY, whole=True, least=1.0)
+        return self._search(search, closed=True, most_rate=most_rate)
+
+    def single(self, load: float, *, closed: bool = False) -> Searched:
+        """Run one level."""
+        level = self.runs.run(load, self.seconds, closed=closed)
+        self.on_level(level)
+        return Searched((level,), single_level(level))
+
+    def _search(
+        self, search: RateSearch, *, closed: bool = False, most_rate: float | None = None
+    ) -> Searched:
+        levels: list[LevelSummary] = []
+        while (load := search.next()) is not None:
+            seconds = self._least_seconds(load, closed=closed) * search.budget_factor
+            level = self.runs.run(load, seconds, closed=closed)
+            levels.append(level)
+            self.on_level(level)
+            if self.runs.stopped:
+                return Searched(tuple(levels), interrupted_search(levels, self.runs.stopped))
+            search.add(level)
+            if most_rate is not None and level.answered_per_second > most_rate:
+                return Searched(tuple(levels), interrupted_search(levels, _client_full(level)))
+        found = search.result()
+        kept, missed = found.kept, found.missed
+        return Searched(
+            tuple(levels),
+            RateBracket(
+                kept.load if kept else None,
+                missed.load if missed else None,
+                found.status,
+                found.why,
+                kept.mean_concurrency if kept else None,
+            ),
+        )
+
+    def _least_seconds(self, load: float, *, closed: bool) -> float:
+        """Return a level's time limit: at least twice the time for a verdict."""
+        rate = load / self.request_seconds if closed and self.request_seconds else load
+        least = fewest_seconds(self.runs.contract, rate, self.request_seconds)
+        return max(self.seconds, 2 * least)
+
+
+def single_level(level: LevelSummary) -> RateBracket:
+    """Return the result of a single level."""
+    kept = level.load if level.verdict == "kept" else None
+    missed = level.load if level.verdict == "missed" else None
+    status = {"kept": "ceiling", "missed": "missed", "not known": "not known"}[level.verdict]
+    if missed is not None and level.concurrency == 1:
+        status = "not even one"
+    return RateBracket(kept, missed, status, level.why, level.mean_concurrency)
+
+
+def interrupted_search(levels: Sequence[LevelSummary], why: str) -> RateBracket:
+    """Return the levels' result after an interrupted search."""
+    kept = max(
+        (each for each in levels if each.verdict == "kept"), key=lambda e: e.load, default=None
+    )
+    return RateBracket(
+        kept.load if kept else None,
+        None,
+        "ceiling" if kept else "not known",
+        why,
+        kept.mean_concurrency if kept else None,
+    )
+
+
+def _client_full(level: LevelSummary) -> str:
+    return (
+        f"{level.load:g} concurrent requests were answered at {level.answered_per_second:.3g} a "
+        "second, the most that the client can send: use more --processes"
+    )

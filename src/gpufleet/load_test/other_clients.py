@@ -1,0 +1,232 @@
+"""Judge whether the other clients of the measured servers still get what they were promised.  Pure.
+
+vLLM's histograms count the requests of all clients. What a load test has put on itself is taken
+out: of each latency the client's own view from the sending, which includes the way, so that at
+least as many of its requests are late there as at the server. Two signs of harm:
+
+- of the requests of others more than one in a hundred were late, as objectives are for 99;
+- of all requests together more than one in a hundred were late: others share queue and steps with
+  the load test, and it would raise the operator's alert.
+
+A latency counts as late above the first bound of the histogram that is not below the objective.
+Pauses between tokens are counted one by one, as the alert does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gpufleet.load_test.outcomes import Contract, Outcome
+
+WINDOW_SECONDS = 300.0
+"""Over the last five minutes: a user who asks once a minute counts, and a burst of harm does not
+disappear in the hour before it."""
+SETTLE_SECONDS = 3.0
+"""Until what a load client has seen before a look is known here: it reports once a second."""
+LATE_SHARE = 0.01
+"""Objectives are for 99 of 100 requests."""
+
+
+class _Promise(NamedTuple):
+    """An objective, and the histogram that shows it."""
+
+    family: str
+    limit: str
+    """The field of a contract."""
+    alert: str
+    fewest: int
+    """Observations of which a hundredth may be late, however few there are: the alert's."""
+    said: str
+
+
+PROMISES: Mapping[str, _Promise] = {
+    "ttft": _Promise(
+        "vllm:time_to_first_token_seconds", "ttft_seconds", "VllmTtftAboveObjective", 100,
+        "requests waited longer than {bound:g} s for their first token",
+    ),
+    "itl": _Promise(
+        "vllm:inter_token_latency_seconds", "itl_seconds", "VllmItlAboveObjective", 1000,
+        "pauses between tokens were longer than {bound:g} s",
+    ),
+    "e2e": _Promise(
+        "vllm:e2e_request_latency_seconds", "e2e_seconds", "VllmE2eAboveObjective", 100,
+        "requests took longer than {bound:g} s",
+    ),
+}  # fmt: skip
+FAMILIES = tuple(f"{each.family}_bucket{{" for each in PROMISES.values())
+"""Beginnings of the lines of a page that are needed."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Observations of a latency since a server's start."""
+
+    total: float
+    late: float
+    bound: float
+    """Above it they are late, in seconds."""
+
+
+def read_counts(page: str, contract: Contract) -> dict[str, Counts] | str:
+    """Return the counts of each promised latency in a page of /metrics, or why they are unknown."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    buckets: dict[str, dict[float, float]] = {}
+    try:
+        for family in text_string_to_metric_families(page):
+            for sample in family.samples:
+                if sample.name.endswith("_bucket") and "le" in sample.labels:
+                    of = buckets.setdefault(sample.name.removesuffix("_bucket"), {})
+                    bound = float(sample.labels["le"])
+                    of[bound] = of.get(bound, 0.0) + sample.value
+    except ValueError as error:
+        return f"its metrics cannot be read: {error}"
+    found = {}
+    for name, limit in promised(contract):
+        histogram = PROMISES[name].family
+        counts = buckets.get(histogram, {})
+        bound = min((each for each in counts if each >= limit), default=math.inf)
+        if math.inf not in counts or not all(map(math.isfinite, counts.values())):
+            return f"its metrics have no {histogram}, by which others' requests are watched"
+        if math.isinf(bound):
+            return f"{histogram} has no bound of {limit:g} s or more, so late requests do not show"
+        found[name] = Counts(counts[math.inf], counts[math.inf] - counts[bound], bound)
+    return found
+
+
+def promised(contract: Contract) -> Iterator[tuple[str, float]]:
+    """Yield each promised latency with its limit in seconds."""
+    for name, each in PROMISES.items():
+        if (limit := getattr(contract, each.limit)) is not None:
+            yield name, limit
+
+
+class _Look(NamedTuple):
+    """The counts of all servers at a moment, and of the load test's own requests until then."""
+
+    at: float
+    level_seconds: float
+    """Of the level that ran, when it was last heard of."""
+    level: int
+    servers: Mapping[str, Mapping[str, Counts]]
+    own: Mapping[str, tuple[int, int]]
+
+
+class OtherClients:
+    """Counts of servers, and of the load test's own requests, over the last minutes."""
+
+    def __init__(self, contract: Contract, bounds: Mapping[str, float]) -> None:
+        """Set what is promised; `bounds` are those of `Counts`."""
+        self._contract, self._bounds = contract, bounds
+        self._looks: deque[_Look] = deque()
+        self._own = dict.fromkeys(bounds, (0, 0))
+        """Observations of the load test itself, and how many of them may have been late."""
+        self._level, self._level_seconds = 0, 0.0
+        self._late_in_flight = 0
+
+    def begin_level(self) -> None:
+        """Begin a level of load: its times start at 0."""
+        self._level, self._level_seconds, self._late_in_flight = self._level + 1, 0.0, 0
+
+    def end_level(self, unfinished: int) -> None:
+        """Take the requests that were dropped at a level's end: they may all have been late."""
+        for name in self._own:
+            if name != "itl":
+                self._add(name, unfinished, unfinished)
+        self._late_in_flight = 0
+
+    def add(self, outcome: Outcome) -> None:
+        """Take a request of the load test itself."""
+        for name, bound in self._bounds.items():
+            if name == "itl":
+                self._add(name, len(outcome.gaps), sum(each > bound for each in outcome.gaps))
+                continue
+            end = outcome.first if name == "ttft" else outcome.done
+            # Of one that failed it is not known what the server has counted.
+            self._add(name, 1, end is None or end - outcome.sent > bound)
+
+    def beat(self, now: float, in_flight: Sequence[float]) -> None:
+        """Take a heartbeat: what is in flight, by due times of the level."""
+        self._level_seconds = now
+        bound = self._bounds.get("ttft", math.inf)
+        self._late_in_flight = sum(now - due > bound for due in in_flight)
+
+    def look(self, at: float, servers: Mapping[str, Mapping[str, Counts]]) -> str:
+        """
+        Take the servers' counts, by server, at a moment; return why they show nothing, "": they do.
+        """
+        if self._looks:
+            last = self._looks[-1].servers
+            if last.keys() != servers.keys():
+                return "the servers behind the target have changed"
+            for server, counts in servers.items():
+                if any(counts[name].total < each.total for name, each in last[server].items()):
+                    return f"{server} was restarted, and its counts began again"
+        self._looks.append(_Look(at, self._level_seconds, self._level, servers, dict(self._own)))
+        while len(self._looks) > 2 and self._looks[1].at <= at - WINDOW_SECONDS:
+            self._looks.popleft()
+        return ""
+
+    def late_reason(self) -> str:
+        """Return why others are harmed, as a sentence; "": nothing shows that they are."""
+        settled = [each for each in self._looks if self._is_settled(each)]
+        if len(settled) < 2:
+            return ""
+        first, last = settled[0], settled[-1]
+        for name, bound in self._bounds.items():
+            of = PROMISES[name]
+            total, late = (
+                _sum(last.servers, name, each) - _sum(first.servers, name, each)
+                for each in ("total", "late")
+            )
+            own, own_late = (a - b for a, b in zip(self._own[name], first.own[name], strict=True))
+            own_late += self._late_in_flight if name == "ttft" else 0
+            others, others_late = max(0.0, total - own), late - own_late
+            said = of.said.format(bound=bound)
+            when = f"in {last.at - first.at:.0f} s"
+            if others_late > _allowed(others, of.fewest):
+                return f"{others_late:.0f} of some {others:.0f} others' {said} {when}"
+            if late > _allowed(total, of.fewest):
+                fires = f": {of.alert} would fire" if total >= of.fewest else ""
+                return f"{late:.0f} of {total:.0f} {said} {when}, its own among them{fires}"
+        return ""
+
+    def _is_settled(self, look: _Look) -> bool:
+        since = self._level_seconds - look.level_seconds
+        return look.level < self._level or since >= SETTLE_SECONDS
+
+    def _add(self, name: str, count: int, late: int) -> None:
+        total, before = self._own[name]
+        self._own[name] = total + count, before + late
+
+
+def bound_remarks(contract: Contract, bounds: Mapping[str, float]) -> tuple[str, ...]:
+    """Return remarks about objectives that are no bound of the servers' histograms."""
+    return tuple(
+        f"others' {name.upper() if name != 'e2e' else 'requests'} count as late above "
+        f"{bounds[name]:g} s, the first bound of vLLM's histogram from the objective of "
+        f"{limit:g} s on"
+        for name, limit in promised(contract)
+        if name in bounds and bounds[name] > limit
+    )
+
+
+def shared_bounds(servers: Iterable[Mapping[str, Counts]]) -> dict[str, float]:
+    """Return the highest bound of each latency over all servers."""
+    found: dict[str, float] = {}
+    for each in servers:
+        for name, counts in each.items():
+            found[name] = max(counts.bound, found.get(name, 0.0))
+    return found
+
+
+def _allowed(count: float, fewest: int) -> float:
+    return max(count, fewest) * LATE_SHARE
+
+
+def _sum(servers: Mapping[str, Mapping[str, Counts]], name: str, of: str) -> float:
+    return sum(float(getattr(each[name], of)) for each in servers.values())

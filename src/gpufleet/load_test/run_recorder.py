@@ -1,0 +1,69 @@
+"""Record the requests of a load test and the load of its servers, in the time of the whole run."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+
+from gpufleet.load_test.client_process import Beat, LevelRun
+from gpufleet.load_test.guest import ServerLoad
+from gpufleet.load_test.level_runs import LevelObserver
+from gpufleet.load_test.outcomes import Outcome
+from gpufleet.load_test.time_series import Load, Requests, TimeSeries, time_series
+
+
+class Recorder(LevelObserver):
+    """Collects what a `TimeSeries` is made of."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin now."""
+        self._clock, self._zero = clock, clock()
+        self._requests = Requests()
+        self._loads: list[Load] = []
+        self._levels: list[float] = []
+        self._level: list[Outcome] = []
+        self._begin = math.inf
+
+    @property
+    def _now(self) -> float:
+        return self._clock() - self._zero
+
+    def began(self, _load: float, /) -> None:
+        """Begin a level."""
+        self._level, self._begin = [], math.inf
+
+    def outcome(self, outcome: Outcome) -> None:
+        """Keep a request of this level."""
+        self._level.append(outcome)
+
+    def beat(self, beat: Beat) -> None:
+        """Learn when the level began: a heartbeat never comes before its own time."""
+        self._begin = min(self._begin, self._now - beat.now)
+
+    def ended(self, run: LevelRun) -> None:
+        """Place the level's requests in the time of the whole run."""
+        begin = self._begin if math.isfinite(self._begin) else self._now - run.seconds
+        begin = max(0.0, begin)
+        self._levels.append(begin)
+        for each in self._level:
+            failed = bool(each.error) or each.done is None
+            self._requests.add(begin + each.due, each.ttft, each.itl, failed=failed)
+        for due in run.unfinished:
+            self._requests.add(begin + due, None, None, failed=False)
+        self._level = []
+
+    def load(self, loads: Iterable[ServerLoad | str]) -> None:
+        """Keep a reading of the servers' load; none where one of them is unknown."""
+        loads = [*loads]
+        known = [each for each in loads if not isinstance(each, str)]
+        if known and len(known) == len(loads):
+            running, waiting, kv_usage = (
+                sum(getattr(each, name) for each in known)
+                for name in ("running", "waiting", "kv_usage")
+            )
+            self._loads.append(Load(self._now, running, waiting, kv_usage / len(known)))
+
+    def series(self) -> TimeSeries | None:
+        """Return the series so far; None without a request."""
+        return time_series(self._requests, self._loads, self._levels)
