@@ -114,7 +114,7 @@ class GuestWatch(LevelObserver):
         if why:
             return f"stopped as a guest: {why}"
         if in_flight > self._most:
-            return f"stopped as a guest: {in_flight} requests under way, {self._most} are its share"
+            return f"stopped as a guest: {in_flight} requests are due, {self._most} are its share"
         return ""
 
 

@@ -13,6 +13,7 @@ from gpufleet.load_test.client_process import Beat
 from gpufleet.load_test.level import LevelSummary
 from gpufleet.load_test.level_runs import LevelObserver
 from gpufleet.load_test.load_target import Target
+from gpufleet.load_test.rate_search import bend_sentences
 from gpufleet.load_test.result import Measurement, Searched
 from gpufleet.load_test.tuning import Tuning, data_of
 from gpufleet.paths import write_whole
@@ -41,10 +42,29 @@ def say(text: str) -> None:
     click.echo(printable(text), err=True)
 
 
-def say_level(level: LevelSummary) -> None:
-    """Print the results of a level."""
-    unit = "requests/s" if level.rate is not None else "concurrent requests"
-    say(f"{level.load:.3g} {unit}: {level.verdict}: {level.why}")
+class LevelLines:
+    """A table on stderr that grows by a row with each level."""
+
+    _FORM = "{:>12} {:>10} {:>9} {:>8} {:>9} {:>9} {:>9} {:>8}"
+
+    def __init__(self) -> None:
+        self._unit = ""
+
+    def __call__(self, level: LevelSummary) -> None:
+        """Print a level's row, below a head where the unit of load is another one."""
+        if level.unit != self._unit:
+            self._unit = level.unit
+            unit = "requests/s" if level.rate is not None else "concurrent"
+            head = ("verdict", "requests", "kept", "TTFT p99", "ITL p99", "e2e p99", "seconds")
+            say(self._FORM.format(unit, *head))
+        times = (f"{v['p99']:.3f} s" if v else "" for v in (level.ttft, level.itl, level.e2e))
+        kept = f"{level.kept / level.requests:.1%}" if level.requests else ""
+        load = f"{level.load:.3g}"
+        say(self._FORM.format(
+            load, level.verdict, level.requests, kept, *times, f"{level.seconds:.0f}"
+        ))  # fmt: skip
+        if level.verdict == "not known" or level.ended == "over-saturated":
+            say(f"{'':>12} {level.why}")
 
 
 def served_by(target: Target) -> str:
@@ -75,6 +95,8 @@ def print_result(found: Measurement, files: tuple[Path, ...]) -> None:
     click.echo(printable(answer(found)))
     if found.closed is not None:
         click.echo(printable(closed_answer(found.closed)))
+    for each in bend_sentences(found.levels):
+        click.echo(printable(each))
     for each in found.notes:
         click.echo(printable(f"note: {each}"))
     click.echo(printable(f"written: {files[0]} and {files[1].name}"))

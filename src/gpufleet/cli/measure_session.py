@@ -16,7 +16,7 @@ from typing import Any
 import gevent
 
 from gpufleet.cli.load_watch import GuestWatch, LoadWatch, Look, read_servers
-from gpufleet.cli.measure_output import Progress, say, say_level, served_by
+from gpufleet.cli.measure_output import LevelLines, Progress, say, served_by
 from gpufleet.cli.measure_wanted import MeasureOptions, trace_work, work_json
 from gpufleet.cli.served_fleet import NodeAnswers, ServedFleet
 from gpufleet.errors import FleetError
@@ -112,13 +112,13 @@ class Session:
             runs = LevelRuns(
                 target, contract, work, ids, wanted.seed, client.processes, trace, place
             )
-            search = LevelSearch(runs, float(wanted.seconds), runs.try_largest(), say_level)
+            search = LevelSearch(runs, float(wanted.seconds), runs.try_largest(), LevelLines())
             began, recorder = dt.datetime.now(dt.UTC), Recorder()
             runs.observers = [Progress(), recorder]
             watch: GuestWatch | LoadWatch = LoadWatch(look, recorder.load)
             if most_in_flight is not None:
                 watch = GuestWatch(look, recorder.load, contract, most_in_flight)
-                runs.stop_reason = watch.reason
+                runs.stop_reason, runs.most_in_flight = watch.reason, most_in_flight
                 runs.observers.append(watch)
                 notes += watch.remarks
             watching = gevent.spawn(watch.run)

@@ -94,6 +94,8 @@ class Trace:
     """Requests at the times of a recorded trace."""
 
     entries: tuple[TraceEntry, ...]
+    concurrency: int | None = None
+    """As `Poisson` has it."""
 
     @property
     def seconds(self) -> float:
@@ -108,21 +110,26 @@ class Trace:
     def at_rate(self, rate: float) -> Trace:
         """Return the same requests with all times scaled to another mean rate."""
         factor = self.rate / Poisson(rate).rate
-        return Trace(tuple(replace(each, due=each.due * factor) for each in self.entries))
+        return replace(
+            self, entries=tuple(replace(each, due=each.due * factor) for each in self.entries)
+        )
 
     def part(self, process: int, processes: int) -> dict[str, Any]:
         """Return one client's part."""
         mine = self.entries[process::processes]
-        return {
+        found: dict[str, Any] = {
             "schedule": [
                 [round(each.due, 6), each.prompt_tokens, each.tokens, list(each.blocks)]
                 for each in mine
             ]
         }
+        if self.concurrency is not None:
+            found["concurrency"] = _share(self.concurrency, process, processes)
+        return found
 
     def most_processes(self) -> int | None:
         """Return how many clients it can be divided among."""
-        return len(self.entries)
+        return min(len(self.entries), self.concurrency or len(self.entries))
 
     def check_context(self, max_model_len: int) -> None:
         """Refuse, with `FleetError`, requests that the model's context cannot hold."""

@@ -90,6 +90,11 @@ class LevelSummary:
         return self.rate if self.rate is not None else float(self.concurrency or 0)
 
     @property
+    def unit(self) -> str:
+        """Return the unit of `load`."""
+        return "requests/s" if self.rate is not None else "concurrent requests"
+
+    @property
     def answered_per_second(self) -> float:
         """Return the requests per second that counted and had a whole answer."""
         return _ratio(self.requests - sum(self.errors.values()), self.seconds)

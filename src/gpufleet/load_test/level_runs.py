@@ -71,6 +71,8 @@ class LevelRuns:
     """Requests at the times of others', in place of random arrivals."""
     place: ClientPlace = field(default_factory=this_machine)
     """Where the clients run."""
+    most_in_flight: int | None = None
+    """Of an open loop: what is due beyond them waits in the clients. None: no limit."""
     stop_reason: Callable[[int], str] = lambda _in_flight: ""
     """Takes the requests under way; a sentence ends the level, and the search."""
     observers: Sequence[LevelObserver] = ()
@@ -150,7 +152,9 @@ class LevelRuns:
         return self._checked(level.summary(), run)
 
     def _arrivals(self, rate: float) -> Arrivals:
-        return self.trace.at_rate(rate) if self.trace else Poisson(rate)
+        if self.trace:
+            return replace(self.trace.at_rate(rate), concurrency=self.most_in_flight)
+        return Poisson(rate, self.most_in_flight)
 
     def _checked(self, found: LevelSummary, run: LevelRun) -> LevelSummary:
         """Return a summary; *not known* if the client was too slow."""

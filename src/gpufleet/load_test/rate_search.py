@@ -265,6 +265,17 @@ def find_knee(levels: Sequence[LevelSummary]) -> LevelSummary | None:
     return ordered[at] if short and second <= KNEE_SLOPE * first else None
 
 
+def bend_sentences(levels: Sequence[LevelSummary]) -> tuple[str, ...]:
+    """Return the knee and the level at which ITL runs away, as sentences; none without them."""
+    knee, runaway = find_knee(levels), itl_runaway(levels)
+    return (
+        *([f"The knee: above {knee.load:.4g} {knee.unit}, tokens per second rise by less."]
+          if knee else []),
+        *([f"At {runaway.load:.4g} {runaway.unit}, p99 ITL has grown by a larger factor than the "
+           "load."] if runaway else []),
+    )  # fmt: skip
+
+
 def _misfit(points: Sequence[tuple[float, float]], at: int) -> tuple[float, float, float]:
     """Return squared error and slopes of a line from zero to a level and one from there on."""
     first = _steepness(points[: at + 1])

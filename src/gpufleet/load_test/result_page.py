@@ -16,7 +16,7 @@ from gpufleet.formatting import node_ranges
 from gpufleet.load_test.level import LevelSummary
 from gpufleet.load_test.level_charts import STYLE, Chart, Point, Series, draw, value_text
 from gpufleet.load_test.outcomes import Contract
-from gpufleet.load_test.rate_search import find_knee, itl_runaway
+from gpufleet.load_test.rate_search import bend_sentences
 from gpufleet.load_test.result import Measurement, Searched
 from gpufleet.load_test.time_series import TimeSeries
 from gpufleet.sanitize import html_page, html_text
@@ -80,7 +80,11 @@ def result_page(found: Measurement) -> str:
         f"<h1>{html_text(title)}</h1>",
         f'<p class="pale">{html_text(how)}</p>',
         f"<p><strong>{html_text(_answer(found))}</strong></p>",
-        *(f"<p>{html_text(each)}</p>" for each in (found.found.why, *_bends(found)) if each),
+        *(
+            f"<p>{html_text(each)}</p>"
+            for each in (found.found.why, *bend_sentences(found.levels))
+            if each
+        ),
         "<h2>Contract</h2>",
         _list(_promises(found.contract)),
         *(_both_loops(found, found.closed) if found.closed else ()),
@@ -119,14 +123,6 @@ def _answer(found: Measurement) -> str:
     if missed is None:
         return f"It keeps the contract at {kept:.4g} {unit}{about}; no load was seen to miss it."
     return f"It keeps the contract at {kept:.4g} {unit}{about}, and misses it at {missed:.4g}."
-
-
-def _bends(found: Measurement) -> Iterator[str]:
-    unit = _unit(found)
-    if (bend := find_knee(found.levels)) is not None:
-        yield f"The knee: above {bend.load:.4g} {unit}, tokens per second rise by less."
-    if (bend := itl_runaway(found.levels)) is not None:
-        yield f"At {bend.load:.4g} {unit}, p99 ITL has grown by a larger factor than the load."
 
 
 def _promises(contract: Contract) -> Iterator[str]:
@@ -208,7 +204,7 @@ def _time_drawings(found: Measurement, of: TimeSeries) -> Iterator[tuple[str, Ch
     unit, scale = ("s", 1.0) if last <= _MOST_SECONDS else ("min", 1 / 60)
     levels = [*found.levels, *(found.closed.levels if found.closed else ())]
     marks = [
-        (at * scale, f"{level.load:.4g} {_level_unit(level)}")
+        (at * scale, f"{level.load:.4g} {level.unit}")
         for at, level in zip(of.levels, levels, strict=False)
     ]
 
@@ -389,10 +385,6 @@ def _unknown(found: Measurement) -> Iterator[str]:
 
 def _highest_rate(found: Measurement) -> float | None:
     return max((each.rate for each in found.levels if each.rate is not None), default=None)
-
-
-def _level_unit(level: LevelSummary) -> str:
-    return "requests/s" if level.rate is not None else "concurrent requests"
 
 
 def _unit(found: Measurement) -> str:

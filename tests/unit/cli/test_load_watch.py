@@ -50,7 +50,7 @@ def test_it_goes_on_while_others_get_what_they_were_promised() -> None:
         assert look(watch, servers) == ""
     assert len(servers.recorded) == 4
     assert watch.reason(4) == ""
-    assert watch.reason(5) == "stopped as a guest: 5 requests under way, 4 are its share"
+    assert watch.reason(5) == "stopped as a guest: 5 requests are due, 4 are its share"
 
 
 def test_it_stops_when_others_requests_are_late_though_none_waits() -> None:

@@ -11,13 +11,19 @@ import pytest
 from click.testing import CliRunner
 
 from gpufleet.cli.measure_command import measure
-from gpufleet.cli.measure_output import answer, closed_answer, print_result, write_result
+from gpufleet.cli.measure_output import (
+    LevelLines,
+    answer,
+    closed_answer,
+    print_result,
+    write_result,
+)
 from gpufleet.cli.measure_wanted import MeasureOptions
 from gpufleet.errors import FleetError
 from gpufleet.load_test import result
 from gpufleet.load_test.result import RateBracket
 from tests.support import warm_command
-from tests.unit.load_test.sample_results import CLOSED, measurement
+from tests.unit.load_test.sample_results import CLOSED, LEVELS, measurement
 
 TYPED = {
     "model": None,
@@ -149,6 +155,33 @@ def test_a_closed_loop_stands_beside_the_open_one_in_the_terminal_and_in_the_fil
     assert len(files) == 2 + len(found.levels) + len(CLOSED.levels)
     missed = replace(CLOSED, found=replace(CLOSED.found, kept=None, why="not even one"))
     assert closed_answer(missed) == "closed loop: not even one"
+
+
+def test_a_table_grows_while_levels_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    grow = LevelLines()
+    for each in (LEVELS[0], LEVELS[2], LEVELS[3], *CLOSED.levels):
+        grow(each)
+
+    rows = [line.split() for line in capsys.readouterr().err.splitlines()]
+
+    assert [row[0] for row in rows] == [
+        "requests/s", "2", "8", "6", LEVELS[3].why.split()[0], "concurrent", "8", "12",
+    ]  # fmt: skip
+    assert rows[1][1:4] == ["kept", "400", "100.0%"]
+    assert " ".join(rows[4]) == LEVELS[3].why, "what is not known, and why"
+
+
+def test_the_knee_and_where_itl_runs_away_are_named_in_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    itl = {1.0: 0.01, 2.0: 0.015, 4.0: 0.02, 8.0: 0.2}
+    levels = tuple(replace(LEVELS[0], rate=rate, itl={"p99": p99}) for rate, p99 in itl.items())
+    found = measurement(levels=levels)
+
+    print_result(found, write_result(found, tmp_path))
+
+    said = capsys.readouterr().out
+    assert "At 8 requests/s, p99 ITL has grown by a larger factor than the load." in said
 
 
 def test_what_a_search_in_a_closed_loop_has_not_is_refused_beside_it() -> None:

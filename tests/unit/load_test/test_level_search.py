@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 
 from benchmarks.measure_accuracy.virtual_time import VirtualClients, virtual_clients
+from gpufleet.load_test.arrivals import Trace, TraceEntry
 from gpufleet.load_test.client_places import CONTROLLER, ClientPlace
 from gpufleet.load_test.level import LevelSummary
 from gpufleet.load_test.level_runs import LevelObserver, LevelRuns
@@ -119,3 +121,20 @@ def test_an_interrupted_search_keeps_what_it_knows() -> None:
 
     assert interrupted_search([kept, MISSED], "users wait").kept == 4.0
     assert interrupted_search([MISSED], "users wait").status == "not known"
+
+
+@each_row("trace", [None, Trace(tuple(TraceEntry(n / 50, 32, 4) for n in range(60)))], ids=str)
+def test_no_more_requests_than_a_guests_share_are_ever_at_the_server(trace: Trace | None) -> None:
+    server = QueueServer(slots=SLOTS, first_seconds=0.05, token_seconds=0.05)
+    with virtual_clients(server) as clients:
+        runs = search(clients).runs
+        runs.most_in_flight, runs.trace = 2, trace
+        level = runs.run(30.0, 20.0)
+
+    ends = [(each.arrived, 1) for each in server.record]
+    ends += [(each.ended, -1) for each in server.record if each.ended is not None]
+    under_way = list(accumulate(change for _, change in sorted(ends)))
+    assert max(under_way) == 2
+    # What waited in the client counts from when it was due.
+    assert level.verdict != "kept"
+    assert level.ttft["p99"] > 0.5
