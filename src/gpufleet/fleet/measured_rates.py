@@ -135,6 +135,23 @@ def replica_rates(
     return found
 
 
+def stored_rates(
+    inventory_file: str,
+    stages: Sequence[Running],
+    nodes: Mapping[str, Node],
+    settings: Mapping[str, NodeSettings],
+) -> dict[str, RateOrReason]:
+    """
+    Return each replica's rate by the results beside an inventory, or why none holds, by id.
+
+    A model that was never measured has no entry.
+    """
+    known = stored_results(inventory_file).measurements
+    measured = {each.model for each in known}
+    mine = [each for each in stages if each.model in measured]
+    return replica_rates(known, mine, nodes, settings, dt.datetime.now(dt.UTC))
+
+
 def measured_replicas(
     known: Sequence[Measurement],
     running: Iterable[Running],

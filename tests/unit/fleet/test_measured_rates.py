@@ -14,10 +14,17 @@ from click.testing import CliRunner
 from gpufleet.artifacts.operator_files import release_of
 from gpufleet.catalog import recorded_nodes
 from gpufleet.cli.plan_command import plan
+from gpufleet.errors import FleetError
 from gpufleet.fleet.assessment import plan_fleet
 from gpufleet.fleet.declared_hardware import with_identity
 from gpufleet.fleet.fleet_plan import running_stages
-from gpufleet.fleet.measured_rates import ModelRate, as_units, rates_for_rules, stored_results
+from gpufleet.fleet.measured_rates import (
+    ModelRate,
+    as_units,
+    rates_for_rules,
+    stored_rates,
+    stored_results,
+)
 from gpufleet.inventory.loader import Fleet, read
 from gpufleet.load_test import result
 from gpufleet.load_test.outcomes import Contract
@@ -29,9 +36,14 @@ from gpufleet.serving import unit
 from gpufleet.settings.monitoring_settings import Monitoring
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Vllm
+from gpufleet.settings.upgrade_settings import Upgrade
+from gpufleet.upgrade.plan import replica_load
+from gpufleet.upgrade.plan.wave_plan import WavePlan, plan_waves
 from tests.support.checkout import ROOT
 from tests.support.fleet_folder import VLLM, FleetFolder
 from tests.unit.load_test.sample_results import measurement
+from tests.unit.upgrade.fleets import group
+from tests.unit.upgrade.plan.test_replica_load import finished
 
 QWEN = "/srv/Qwen3-32B"
 RELEASE = "0.32.0-1a2b3c4d5e"
@@ -276,3 +288,48 @@ def test_an_objective_that_was_tightened_since_takes_the_rate_out(fleet: Measure
     assert "VllmNearMeasuredCapacity" not in fleet.rules()
     assert "for another contract: ttft_seconds none, now 0.1" in fleet.plan()[0]
     assert len(stored_results(fleet.inventory).measurements) == 1
+
+
+# -- waves
+
+
+def wave_plan(fleet: MeasuredFleet, waves: int) -> WavePlan:
+    """Return the plan for a change of both replicas of `qwen`, which finish 4 requests a second."""
+    running = [each for each in running_stages(fleet.nodes) if each.model == "qwen"]
+    nodes = {name: node_from_probe(name, each) for name, each in fleet.nodes.items()}
+    settings = {name: each.settings for name, each in read(fleet.inventory).gpu_nodes.items()}
+    pages = {(each.node, port): finished(100, 116) for each in running for port in each.servers}
+    loads = replica_load.loads(
+        running, pages, nodes, settings, seconds=4.0,
+        carries=stored_rates(fleet.inventory, running, nodes, settings),
+    )  # fmt: skip
+    groups = [group(each.id, each.node) for each in running]
+    return plan_waves(groups, loads, Upgrade(canary=1, waves=(waves,)))
+
+
+def test_a_stored_result_changes_what_a_wave_may_take(fleet: MeasuredFleet) -> None:
+    """Both replicas have one of 64 slots in use; at 4 requests a second they are nearly full."""
+    assert wave_plan(fleet, 1).needs["qwen"].needed == 1
+    fleet.measure(10)
+    assert wave_plan(fleet, 1).needs["qwen"].needed == 1, "0.8 of one replica"
+
+    fleet.measure(4.5, WHEN + dt.timedelta(days=1))
+
+    with pytest.raises(FleetError, match=r"needs 3 .* by what its replicas were measured to carry"):
+        wave_plan(fleet, 1)
+
+
+def test_a_stored_result_of_other_flags_changes_no_wave_and_the_plan_says_so(
+    fleet: MeasuredFleet,
+) -> None:
+    before = wave_plan(fleet, 1)
+    fleet.measure(4.5)
+    fleet.set(**{"max-num-seqs": 128})
+    fleet.start()
+
+    after = wave_plan(fleet, 1)
+
+    assert after.needs["qwen"].needed == before.needs["qwen"].needed == 1
+    (said,) = (each for each in after.remarks if "measured" in each)
+    assert said.startswith("qwen-0, qwen-1: no measured rate is counted: qwen was measured on")
+    assert said.endswith("arguments --max-num-seqs 64, now --max-num-seqs 128")

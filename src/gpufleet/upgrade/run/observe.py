@@ -5,7 +5,6 @@ Border: it queries the nodes; `change_groups`, `replica_load` and `assessment` e
 
 from __future__ import annotations
 
-import datetime as dt
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from gpufleet.artifacts.operator_files import read, release_of
 from gpufleet.errors import FleetError
 from gpufleet.fleet import assessment
 from gpufleet.fleet.fleet_plan import Assessment
-from gpufleet.fleet.measured_rates import replica_rates, stored_results
+from gpufleet.fleet.measured_rates import stored_rates
 from gpufleet.fleet.model_configs import model_directories
 from gpufleet.inventory.loader import Fleet
 from gpufleet.network import haproxy
@@ -214,21 +213,13 @@ def loads(
     """
     running = tuple(running)
     pages, seconds = read_metrics(nodes, running, samples=samples)
-    known_results = stored_results(inventory).measurements
-    now = dt.datetime.now(dt.UTC)
-    rates = replica_rates(known_results, running, known, settings, now)
     return replica_load.loads(
         running,
         pages,
         known,
         settings,
         out=without_requests(running, looks),
-        # Of a model that was never measured nothing is missed.
-        carries={
-            each.id: rates[each.id]
-            for each in running
-            if each.id in rates and each.model in {e.model for e in known_results}
-        },
+        carries=stored_rates(inventory, running, known, settings),
         seconds=seconds,
     )
 
