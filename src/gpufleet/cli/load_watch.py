@@ -58,13 +58,22 @@ class GuestWatch(LevelObserver):
         record: Callable[[list[ServerLoad | str]], None],
         contract: Contract,
         most: int,
+        share: float,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take the first look. Raises `FleetError` where others' latencies cannot be watched."""
+        """
+        Take the first look. Raises `FleetError` where others' latencies cannot be watched.
+
+        `most` requests in flight are the `share` of what was idle before; each look computes it
+        again.
+        """
         self._look, self._record, self._clock = look, record, clock
         self._contract, self._most, self._reason = contract, most, ""
         self._looked = clock()
+        self._share, self._own = share, 0
+        # Of the last two looks: what is in flight is known to a second or two.
+        self._allowed = (most, most)
         servers = read_servers(look(), contract)
         bounds = other_clients.shared_bounds(servers.values())
         self.remarks = other_clients.bound_remarks(contract, bounds)
@@ -86,6 +95,8 @@ class GuestWatch(LevelObserver):
             self._record(seen.loads)
             if why := guest.stop_reason(seen.loads):
                 return why
+            most = guest.allowance(seen.loads, self._own, self._share).most
+            self._allowed, self._own = (self._allowed[1], most), 0
             return self._others.look(self._clock(), read_servers(seen, self._contract))
         except FleetError as error:
             return error.problems[0]
@@ -101,6 +112,8 @@ class GuestWatch(LevelObserver):
     def beat(self, beat: Beat) -> None:
         """Take a heartbeat."""
         self._others.beat(beat.now, beat.in_flight)
+        # What is due beyond its share waits in the client.
+        self._own = max(self._own, min(len(beat.in_flight), self._most))
 
     def ended(self, run: LevelRun) -> None:
         """End a level."""
@@ -113,8 +126,9 @@ class GuestWatch(LevelObserver):
             why = f"the servers' load has not been known for {STALE_SECONDS:.0f} s"
         if why:
             return f"stopped as a guest: {why}"
-        if in_flight > self._most:
-            return f"stopped as a guest: {in_flight} requests are due, {self._most} are its share"
+        most = min(self._most, max(self._allowed))
+        if in_flight > most:
+            return f"stopped as a guest: {in_flight} requests are due, {most} are its share"
         return ""
 
 

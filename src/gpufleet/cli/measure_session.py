@@ -117,7 +117,9 @@ class Session:
             runs.observers = [Progress(), recorder]
             watch: GuestWatch | LoadWatch = LoadWatch(look, recorder.load)
             if most_in_flight is not None:
-                watch = GuestWatch(look, recorder.load, contract, most_in_flight)
+                watch = GuestWatch(
+                    look, recorder.load, contract, most_in_flight, self.wanted.guest or 0.0
+                )
                 runs.stop_reason, runs.most_in_flight = watch.reason, most_in_flight
                 runs.observers.append(watch)
                 notes += watch.remarks

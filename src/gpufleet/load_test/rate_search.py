@@ -21,11 +21,12 @@ from gpufleet.load_test.level import LevelSummary
 
 Status = Literal["found", "not known", "not even one", "ceiling", "budget"]
 
-MOST_LEVELS = 20
+MOST_LEVELS = 24
 """
 Of a search. Doubling from 0.5 to 2,048 and bisecting to a tenth takes 16, and a level without a
-verdict is tried twice: of 40 simulated searches with 900 s a level 39 ended within a tenth of the
-true rate on both sides, of 40 with at most 15 levels 34.
+verdict is tried twice: of 40 simulated searches with 900 s a level and at most 20 levels 39 ended
+within a tenth of the true rate on both sides, with at most 15 levels 34; over HTTP of 20 with at
+most 20 levels 19, and the other one after its 21st.
 """
 MOST_UNKNOWN = 5
 """Unresolved levels between kept and missed after which the search ends: each takes three times a

@@ -28,7 +28,7 @@ class Servers:
         return Look(self.loads, {"gpu-01:8000": self.page})
 
     def watch(self, contract: Contract = CONTRACT) -> GuestWatch:
-        found = GuestWatch(self, self.recorded.append, contract, 4, clock=lambda: self.now)
+        found = GuestWatch(self, self.recorded.append, contract, 4, 0.8, clock=lambda: self.now)
         found.began(1.0)
         return found
 
@@ -51,6 +51,22 @@ def test_it_goes_on_while_others_get_what_they_were_promised() -> None:
     assert len(servers.recorded) == 4
     assert watch.reason(4) == ""
     assert watch.reason(5) == "stopped as a guest: 5 requests are due, 4 are its share"
+
+
+def test_its_share_is_of_what_is_idle_now_and_its_own_requests_take_nothing_away() -> None:
+    servers = Servers()
+    servers.loads = [ServerLoad("tiny-0", 7, 0, 0.1, 8)]
+    watch = servers.watch()
+    watch.beat(Beat(1.0, (0.1, 0.2, 0.3, 0.4), 0.0, 0.0))
+    assert watch.look_once() == ""
+    watch.beat(Beat(3.0, (2.1, 2.2, 2.3), 0.0, 0.0))
+    assert watch.look_once() == "", "3 of others, so 0.8 of 5 are its share; then 4 of others"
+    assert watch.reason(4) == ""
+
+    servers.loads = [ServerLoad("tiny-0", 7, 0, 0.1, 8)]
+    watch.beat(Beat(6.0, (5.5,), 0.0, 0.0))
+    assert watch.look_once() == ""
+    assert watch.reason(4) == "stopped as a guest: 4 requests are due, 3 are its share"
 
 
 def test_it_stops_when_others_requests_are_late_though_none_waits() -> None:
