@@ -15,6 +15,7 @@ from gpufleet.load_test.guest import ServerLoad
 from gpufleet.load_test.level_runs import LevelObserver
 from gpufleet.load_test.other_clients import Counts, OtherClients
 from gpufleet.load_test.outcomes import Contract, Outcome
+from gpufleet.upgrade.plan import replica_load
 
 GUEST_LOOK_SECONDS, LOOK_SECONDS = 3.0, 10.0
 STALE_SECONDS = 60.0
@@ -32,21 +33,41 @@ class Look:
 
 
 class LoadWatch:
-    """Looks again and again until it is killed."""
+    """Looks while a load test has its servers alone."""
 
     def __init__(
         self, look: Callable[[], Look], record: Callable[[list[ServerLoad | str]], None]
     ) -> None:
         self._look, self._record = look, record
+        self._finished: dict[str, float] = {}
+        self._reason = ""
 
     def run(self) -> None:
-        """Look, and hand on what is seen; a look without an answer leaves a gap."""
-        while True:
-            try:
-                self._record(self._look().loads)
-            except FleetError as error:
-                self._record([error.problems[0]])
+        """Look until there is a reason to stop."""
+        while not self._reason:
+            self.look_once()
             gevent.sleep(LOOK_SECONDS)
+
+    def look_once(self) -> None:
+        """Look, and hand on what is seen; a look without an answer leaves a gap."""
+        try:
+            seen = self._look()
+        except FleetError as error:
+            self._record([error.problems[0]])
+            return
+        self._record(seen.loads)
+        for server, page in seen.pages.items():
+            sample = replica_load.read(page)
+            if isinstance(sample, str) or sample.finished is None:
+                continue
+            if sample.finished < self._finished.get(server, 0.0):
+                # Requests that it lost, or that found it starting, tell nothing of its capacity.
+                self._reason = f"{server} was restarted while it was measured: measure again"
+            self._finished[server] = sample.finished
+
+    def reason(self, _in_flight: int) -> str:
+        """Return why the load must end; "": it may continue."""
+        return self._reason
 
 
 class GuestWatch(LevelObserver):
@@ -78,7 +99,7 @@ class GuestWatch(LevelObserver):
         bounds = other_clients.shared_bounds(servers.values())
         self.remarks = other_clients.bound_remarks(contract, bounds)
         """What a reader has to know of how others are watched."""
-        self._others = OtherClients(contract, bounds)
+        self._others = OtherClients(bounds)
         self._others.look(clock(), servers)
 
     def run(self) -> None:

@@ -120,9 +120,10 @@ class Session:
                 watch = GuestWatch(
                     look, recorder.load, contract, most_in_flight, self.wanted.guest or 0.0
                 )
-                runs.stop_reason, runs.most_in_flight = watch.reason, most_in_flight
+                runs.most_in_flight = most_in_flight
                 runs.observers.append(watch)
                 notes += watch.remarks
+            runs.stop_reason = watch.reason
             watching = gevent.spawn(watch.run)
             try:
                 found, closed = self._find(search, most)

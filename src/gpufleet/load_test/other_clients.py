@@ -119,9 +119,9 @@ class _Look(NamedTuple):
 class OtherClients:
     """Counts of servers, and of the load test's own requests, over the last minutes."""
 
-    def __init__(self, contract: Contract, bounds: Mapping[str, float]) -> None:
-        """Set what is promised; `bounds` are those of `Counts`."""
-        self._contract, self._bounds = contract, bounds
+    def __init__(self, bounds: Mapping[str, float]) -> None:
+        """Set the bounds of `Counts` of each promised latency."""
+        self._bounds = bounds
         self._looks: deque[_Look] = deque()
         self._own = dict.fromkeys(bounds, (0, 0))
         """Observations of the load test itself, and how many of them may have been late."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from gpufleet.cli.load_watch import STALE_SECONDS, GuestWatch, Look
+from gpufleet.cli.load_watch import STALE_SECONDS, GuestWatch, LoadWatch, Look
 from gpufleet.errors import FleetError
 from gpufleet.load_test.client_process import Beat, LevelRun
 from gpufleet.load_test.guest import ServerLoad
 from gpufleet.load_test.outcomes import Contract
 from tests.unit.load_test.test_other_clients import PAGE, own, page
+from tests.unit.upgrade.plan.test_replica_load import finished
 
 CONTRACT = Contract(ttft_seconds=2.5)
 IDLE = ServerLoad("tiny-0", 3, 0, 0.1, 8)
@@ -117,6 +118,21 @@ def test_a_look_that_never_ends_stops_it_too() -> None:
     assert watch.reason(0) == ""
     servers.now = STALE_SECONDS + 1
     assert "has not been known for 60 s" in watch.reason(0)
+
+
+def test_a_server_that_was_restarted_ends_a_load_test_that_has_it_alone() -> None:
+    servers = Servers()
+    watch = LoadWatch(servers, servers.recorded.append)
+    for text, said in (
+        (finished(100, 0)[0], ""),
+        (finished(120, 0)[0], ""),
+        ("no page of vLLM's", ""),
+        (finished(3, 0)[0], "gpu-01:8000 was restarted while it was measured: measure again"),
+    ):
+        servers.page = text
+        watch.look_once()
+        assert watch.reason(9) == said
+    assert len(servers.recorded) == 4
 
 
 def test_servers_whose_latencies_cannot_be_watched_are_refused_before_any_load() -> None:

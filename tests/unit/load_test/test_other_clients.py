@@ -55,7 +55,7 @@ class Guest:
     def __init__(self, contract: Contract = CONTRACT) -> None:
         self.contract, self.now = contract, 0.0
         first = self.counts(page())
-        self.others = OtherClients(contract, shared_bounds(first.values()))
+        self.others = OtherClients(shared_bounds(first.values()))
         assert self.others.look(0.0, first) == ""
         self.others.begin_level()
 
