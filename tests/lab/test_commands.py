@@ -160,6 +160,10 @@ def test_measure_asks_through_the_gateway_and_leaves_nothing_but_its_files(
     assert level["errors"] == {}
     assert finished(fleet) - answered >= level["requests"] == level["kept"] >= 20
     assert fleet.pids() == before
+    # The servers were looked at meanwhile, and every request stands in the run's time.
+    series = found["series"]
+    assert [each for each in series["running"] if each is not None]
+    assert sum(series["rate"]) * series["step_seconds"] >= level["requests"]
     files = sorted((fleet.project / "measurements").iterdir())
     assert len(files) == 3
     assert not [each for each in files if fleet.key_of_clients in each.read_text()]
