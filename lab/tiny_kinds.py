@@ -1,4 +1,5 @@
 """Tiny models with random weights that do not complete text: an embedder and two classifiers.
+The reranker ranks: a few weights let texts with the letters of `RANKED` score higher.
 
 Contract: as `tiny_model`, whose tokenizer and drawn weights they have. BERT with two layers, which
 vLLM runs without any code of the model's own. The embedder is as sentence-transformers write
@@ -24,6 +25,8 @@ LABELS: dict[Kind, tuple[str, ...]] = {
     "rerank": ("LABEL_0",),
     "classify": ("refund", "delivery", "other"),
 }
+RANKED = "FP"
+"""Of `on_node/serving/questions.DOCUMENTS`, the one that answers has both, the other neither."""
 MODULES = (
     ("", "sentence_transformers.models.Transformer"),
     ("1_Pooling", "sentence_transformers.models.Pooling"),
@@ -107,10 +110,39 @@ def tokenizer() -> dict[str, object]:
 def tensors(kind: Kind) -> Iterator[tiny_model.Tensor]:
     """Yield the model's tensors."""
     prefix = "bert." if kind in LABELS else ""
-    yield from tiny_model.drawn((prefix + name, shape) for name, shape in _shapes())
+    shapes = [(prefix + name, shape) for name, shape in _shapes()]
     if kind in LABELS:
-        head = tiny_model.linear("classifier", len(LABELS[kind]), HIDDEN)
-        yield from tiny_model.drawn(head)
+        shapes += tiny_model.linear("classifier", len(LABELS[kind]), HIDDEN)
+    found = tiny_model.drawn(shapes)
+    yield from map(_ranking, found) if kind == "rerank" else found
+
+
+def _ranking(tensor: tiny_model.Tensor) -> tiny_model.Tensor:
+    """
+    Return a tensor of the reranker: the first number of a state is how many letters are `RANKED`.
+
+    Embeddings have it for these letters alone, the first layer takes its mean over all tokens, and
+    pooler and classifier score that: 0.1 and 0.8 for `questions.DOCUMENTS`.
+    """
+    name, shape, values = tensor
+    _, columns = (*shape, 1)[:2]
+    cells = [values[at : at + 2] for at in range(0, len(values), 2)]
+    zero, one = tiny_model.bfloat16(0.0), tiny_model.bfloat16(1.0)
+    if name.startswith("bert.embeddings.") and "Norm" not in name:
+        cells[::columns] = [zero] * (len(cells) // columns)
+        for letter in RANKED if "word" in name else "":
+            cells[tiny_model.token(letter) * columns] = tiny_model.bfloat16(0.5)
+    for ending, first in (
+        ("layer.0.attention.self.value.weight", one),
+        ("layer.0.attention.output.dense.weight", tiny_model.bfloat16(4.0)),
+        ("pooler.dense.weight", one),
+        ("classifier.weight", tiny_model.bfloat16(4.0)),
+    ):
+        if name.endswith(ending):
+            cells[:columns] = [first, *[zero] * (columns - 1)]
+    if name.endswith("pooler.dense.bias"):
+        cells[0] = tiny_model.bfloat16(-1.125)
+    return name, shape, b"".join(cells)
 
 
 def _shapes() -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -267,6 +267,11 @@ def _alphabet() -> list[str]:
     return [chr(byte) for byte in ordered[:188]] + [chr(0x100 + n) for n in range(invisible)]
 
 
+def token(letter: str) -> int:
+    """Return the number of a visible letter's token."""
+    return len(SPECIALS) + _alphabet().index(letter)
+
+
 def put(path: Path, content: bytes) -> None:
     """Write a file that all can read, below folders that may be missing."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,7 @@ from typing import Any
 from gpufleet.errors import FleetError
 from gpufleet.failures.diagnosis import explain
 from gpufleet.failures.log_reader import LogLine
+from gpufleet.on_node.serving import questions
 
 _OK, _UNAUTHORIZED, _NOT_FOUND = 200, 401, 404
 _ASKED = {
@@ -209,6 +210,12 @@ def _progress(seen: Mapping[str, Any]) -> str:
 def _other_kind(seen: Mapping[str, Any]) -> str:
     """Return the setting to write if a server is asked for a task that its model does not have."""
     kind = seen.get("kind", "generate")
+    if questions.UNRANKED in str(seen["completion_error"].get("error", "")):
+        return (
+            "; if its model scores something else, declare `kind: reward` or `kind: classify` for "
+            "its entry in `serving`; a reranker may lack the `flags.hf-overrides` that its "
+            "publisher says (docs/configure/model-kinds.md)"
+        )
     if kind == "picture":
         return (
             "; if clients send it no pictures, set `flags.limit-mm-per-prompt: {image: 0}` of its "

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gpufleet.on_node.serving import questions
 from gpufleet.serving.readiness import (
     State,
     likely_cause,
@@ -141,6 +142,17 @@ def test_what_failed_is_named_by_the_models_kind(kind: str, says: str) -> None:
     state, text = judge({**ANSWERS, **wrong})
     assert state is State.WRONG
     assert says in text
+
+
+def test_a_reranker_that_does_not_rank_is_told_which_kinds_it_may_be() -> None:
+    """Its server's answer is judged as on a node: one label may be a reward or a rating."""
+    put = questions.question("rerank", "tiny")
+    rows = [{"index": at, "relevance_score": score} for at, score in enumerate((0.9, 0.1))]
+    wrong = questions.judge("rerank", put, {"results": rows}, questions.Expected()).problem
+    state, text = judge({**ANSWERS, "kind": "rerank", "completion_error": {"error": wrong}})
+    assert state is State.WRONG
+    assert "a ranking fails: for " in text
+    assert "does not rank by relevance; if its model scores something else, declare `kind:" in text
 
 
 def test_a_server_without_the_path_is_of_another_kind_and_the_text_says_what_to_set() -> None:

@@ -5,15 +5,16 @@
                                                  /v1/chat/completions
     embed        POST /v1/embeddings             finite numbers, as many as the model's files say,
                                                  of length 1 if they normalise it
-    rerank       POST /rerank                    a finite score for each document
+    rerank       POST /rerank                    a finite score for each document, and the one
+                                                 that answers the query above the other
     classify     POST /classify                  finite probabilities, and a label of config.json
     reward       POST /pooling                   finite numbers
     transcribe   POST /v1/audio/transcriptions   a text, for a second of tone
 
 The kind is from the unit's file, so that a running server gets the right request; the default is
 `generate`. Answers are compared with the model's files on the node; what these do not state is not
-judged. A reranker's order is not judged here but by golden prompts, because weights may be random.
-Python 3.8, standard library.
+judged. A reranker's order is judged for the query and the documents of this file; that of others is
+compared by golden prompts. Python 3.8, standard library.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ PIXELS = 64
 """Of each side of the picture: some processors refuse a few pixels, or take them for a channel."""
 BOUNDARY = "gpufleet-5e1f8c0b7a3d4926"
 TEXT = "Hello"
-QUERY, DOCUMENTS = "What is the capital of France?", ("Paris.", "A bicycle has two wheels.")
+QUERY = "What is the capital of France?"
+DOCUMENTS = ("A bicycle has two wheels.", "The capital of France is Paris.")
+"""The last one answers `QUERY`, in its own words: rerankers of any field rank it first."""
+UNRANKED = "it does not rank by relevance"
 
 
 class Expected(NamedTuple):
@@ -289,7 +293,7 @@ def judge(kind: str, put: Question, document: Any, known: Expected) -> Judged:
         if kind == "embed":
             return embedding(document, known)
         if kind == "rerank":
-            return judge_scores(document, len(put.body["documents"]))
+            return judge_order(put.body, judge_scores(document, len(put.body["documents"])))
         if kind == "classify":
             return judge_label(document, known)
         if kind == "reward":
@@ -359,6 +363,20 @@ def judge_scores(document: Any, count: int) -> Judged:
     if sorted(rows) != list(range(count)):
         return Judged(problem="it was given %d documents, and scored %s" % (count, sorted(rows)))
     return numbers("its scores", [rows[at] for at in range(count)])
+
+
+def judge_order(asked: "dict[str, Any]", found: Judged) -> Judged:
+    """Return scores; a problem if the document that answers `QUERY` does not have the highest."""
+    scores = found.numbers
+    if scores is None or (asked["query"], tuple(asked["documents"])) != (QUERY, DOCUMENTS):
+        return found
+    other, answer = scores
+    if answer > other:
+        return found
+    return Judged(
+        problem='for "%s" it scores "%s" %.4g and "%s" %.4g: %s'
+        % (QUERY, DOCUMENTS[0], other, DOCUMENTS[1], answer, UNRANKED)
+    )
 
 
 def judge_label(document: Any, known: Expected) -> Judged:

@@ -77,6 +77,8 @@ def test_a_good_answer_is_read(
         ("embed", embedding([0.6, 0.9]), Expected(2, True), "the length 1.0817"),
         ("embed", embedding([10**400, 1.0]), Expected(), "another form (OverflowError"),
         ("embed", {"data": []}, Expected(), "another form (IndexError"),
+        ("rerank", ranking(0.9, 0.1), Expected(), '"The capital of France is Paris." 0.1: it does'),
+        ("rerank", ranking(0.5, 0.5), Expected(), "it does not rank by relevance"),
         ("rerank", ranking(0.5), Expected(), "given 2 documents, and scored [0]"),
         ("rerank", ranking(0.5, math.inf), Expected(), "1 of the 2 numbers of its scores"),
         ("classify", label("other", 0.7, 0.3), LABELS, 'its label is "other" of 2'),
@@ -97,6 +99,16 @@ def test_an_answer_that_is_none_says_why(
     found = judged(kind, document, known)
     assert says in found.problem
     assert found.numbers is None
+
+
+def test_the_order_of_other_documents_and_of_another_query_is_not_judged() -> None:
+    """Golden prompts compare it with before, and load tests send random words."""
+    for query, documents in (
+        (questions.TEXT, ["Paris", "London"]),
+        ("Which vehicle has two wheels?", [*questions.DOCUMENTS]),
+    ):
+        put = questions.question("rerank", "m", query, documents)
+        assert not questions.judge("rerank", put, ranking(0.9, 0.1), Expected()).problem
 
 
 def test_speech_is_asked_with_a_form_that_others_read() -> None:
