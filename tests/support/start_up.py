@@ -129,7 +129,9 @@ class Log:
 
     @property
     def family(self) -> str:
-        """Return what kind of cache the model has."""
+        """Return what kind of cache the model has; "encoders": none."""
+        if not any(layer.caches for layer in self.description.architecture.layers):
+            return "encoders"
         kinds = {
             page.kind.value
             for stage in layout(self).stages
