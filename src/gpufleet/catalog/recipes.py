@@ -1,8 +1,8 @@
 """
 Published recipes: which arguments and variables others serve a model with, on which GPUs.
 
-`data/recipes.json` has facts of vLLM's recipes, `data/pooling_recipes.json` of its documentation,
-each with its file there. Pure, but for reading its own data.
+`data/recipes.json` has facts of vLLM's recipes, `data/documented_recipes.json` of its
+documentation, each with its file there. Pure, but for reading its own data.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from gpufleet.errors import FleetError
 from gpufleet.formatting import join_names
 
 DATA = Path(__file__).parent / "data" / "recipes.json"
-POOLING = DATA.with_name("pooling_recipes.json")
-"""Models that make no text, of which vLLM's recipes have few."""
+DOCUMENTED = DATA.with_name("documented_recipes.json")
+"""Models that do not complete text, of which vLLM's recipes have few; these here win."""
 
 
 class _Entry(BaseModel):
@@ -54,6 +54,8 @@ class Recipe(Addition):
     """GPUs, by the catalogue's names."""
     kind: str | None = None
     """What the model is asked for, as `serving.<model>.kind`; None: its files say it."""
+    extra: str | None = None
+    """vLLM's extra, as `audio`, with packages that it needs; None: it needs none."""
     installs_more: bool = False
     """It needs packages that no release of vLLM brings."""
     features: dict[str, tuple[str, ...]] = Field(default_factory=dict)
@@ -72,7 +74,7 @@ class _Table(_Entry):
 
 @cache
 def _tables() -> tuple[_Table, ...]:
-    return tuple(_Table.model_validate_json(file.read_bytes()) for file in (DATA, POOLING))
+    return tuple(_Table.model_validate_json(file.read_bytes()) for file in (DATA, DOCUMENTED))
 
 
 def recipe_origins() -> tuple[str, ...]:
@@ -87,8 +89,8 @@ def describe_source(recipe: Recipe) -> str:
 
 def all_recipes() -> tuple[Recipe, ...]:
     """Return all recipes, by the names of their models."""
-    found = [recipe for table in _tables() for recipe in table.recipes]
-    return tuple(sorted(found, key=lambda one: one.model.lower()))
+    found = {recipe.model: recipe for table in _tables() for recipe in table.recipes}
+    return tuple(sorted(found.values(), key=lambda one: one.model.lower()))
 
 
 def find(model: str) -> Recipe:

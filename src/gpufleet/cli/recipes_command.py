@@ -75,10 +75,11 @@ def recipes(
 
 def recipes_table(found: Iterable[Recipe]) -> Table:
     """Return one line a recipe."""
-    table = new_table("model", "vLLM since", "checkpoints", "verified on")
+    table = new_table("model", "kind", "vLLM since", "checkpoints", "verified on")
     for each in found:
         precisions = ", ".join(dict.fromkeys(one.precision for one in each.variants))
-        add_row(table, each.model, each.since, precisions, ", ".join(each.verified_on))
+        verified = ", ".join(each.verified_on)
+        add_row(table, each.model, each.kind or "", each.since, precisions, verified)
     return table
 
 
@@ -135,7 +136,7 @@ def _print(
     click.echo(yaml.safe_dump(settings, sort_keys=False, width=100), nl=False)
     for note in imported.notes:
         click.echo(f"{'to decide: ' if note.decide else ''}{note}", err=True)
-    for sentence in _remarks(recipe, variant, card.name if card else None):
+    for sentence in _remarks(recipe, variant, release, card.name if card else None):
         click.echo(sentence, err=True)
     too_old = numbers(release) < numbers(since)
     if too_old:
@@ -146,11 +147,18 @@ def _print(
         )
     else:
         click.echo(f"flags are written for vLLM {release}", err=True)
-    return int(too_old or not imported.decided)
+    return int(too_old or recipe.extra is not None or not imported.decided)
 
 
-def _remarks(recipe: Recipe, variant: Variant, gpu: str | None) -> Iterable[str]:
+def _remarks(recipe: Recipe, variant: Variant, release: str, gpu: str | None) -> Iterable[str]:
     """Yield the parts of a recipe that settings cannot express."""
+    if recipe.extra:
+        yield (
+            f"to decide: it needs packages of vLLM's extra `{recipe.extra}`: write the lock with "
+            f"`gpufleet packages lock vllm {release} --also 'vllm[{recipe.extra}]=={release}'`"
+        )
+    if recipe.kind == "transcribe":
+        yield "keep `tensor_parallel`: the plan refuses a class without an estimate that has none"
     others = [one for one in recipe.variants if one is not variant]
     if others:
         named = ", ".join(f"{one.model} ({one.precision})" for one in others)

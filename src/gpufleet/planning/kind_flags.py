@@ -13,8 +13,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from gpufleet.catalog import presets
 from gpufleet.errors import FleetError
 from gpufleet.flags import served_classes
+from gpufleet.flags.normalize import human_readable
 from gpufleet.flags.schema import sort_key
 from gpufleet.planning.flag_layers import KIND, LayeredFlag
 from gpufleet.planning.stage import Running
@@ -152,17 +154,30 @@ def _too_few_tokens(model: str, served: Served) -> Iterable[str]:
     Without the flag a step has as many tokens as all requests of full length together
     (0.32.0: "Chunked MM input disabled but max_tokens_per_mm_item (1500) is larger").
     """
-    tokens = served.flags.get("max-num-batched-tokens")
-    requests = served.flags.get("max-num-seqs")
-    length = served.context or served.flags.get("max-model-len") or _TEXT
-    if tokens is None and isinstance(requests, int) and isinstance(length, int):
+    tokens = _said(served, "max-num-batched-tokens")
+    requests = _said(served, "max-num-seqs")
+    length = served.context or _said(served, "max-model-len") or _TEXT
+    if tokens is None and requests is not None:
         tokens = requests * length
-    if isinstance(tokens, int) and tokens < _SECONDS_30:
+    if tokens is not None and tokens < _SECONDS_30:
         yield (
             f"serving.{model}.flags: a step of {tokens:,} tokens does not take the "
             f"{_SECONDS_30:,} of 30 seconds of sound, and vLLM ends at its start: write "
             f"`max-num-batched-tokens: {_SECONDS_30}` or more"
         )
+
+
+def _said(served: Served, flag: str) -> int | None:
+    """Return a number by the operator's flags, else by the last preset that has it, else None."""
+    found = [
+        *([served.flags[flag]] if flag in served.flags else ()),
+        *(
+            choice.value
+            for name in reversed(served.presets)
+            for choice in presets.load(name).flags.get(flag, ())
+        ),
+    ]
+    return human_readable(str(found[0])) if found else None
 
 
 def objective_problems(model: str, kind: ModelKind, objectives: Objectives) -> tuple[str, ...]:

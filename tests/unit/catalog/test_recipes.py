@@ -20,7 +20,7 @@ from gpufleet.settings.serving_settings import Served
 from gpufleet.sizing.architectures.description import ModelFiles, describe
 from gpufleet.sizing.architectures.overrides import with_overrides
 from gpufleet.sizing.fit import size
-from gpufleet.sizing.model_kinds import POOLS, read_kind
+from gpufleet.sizing.model_kinds import ALL, POOLS, read_kind
 from tests.support.models import MODELS, described
 
 NEWEST = schema.versions()[-1]
@@ -137,19 +137,35 @@ def test_a_recipe_of_a_model_without_text_has_the_kind_that_its_class_can_be(nam
 
 
 def test_every_recipe_of_a_model_without_text_is_held_to_that() -> None:
-    assert {each.model for each in recipes.all_recipes() if each.kind} == {*POOLED}
+    assert {each.model for each in recipes.all_recipes() if each.kind in POOLS} == {*POOLED}
 
 
-def test_every_kind_has_a_recipe() -> None:
-    """Speech and images are in vLLM's own recipes, which name no kind: the files say it."""
-    assert {each.kind for each in recipes.all_recipes()} - {None} == POOLS
-    assert recipes.find("openai/whisper-large-v3")
+def test_a_whisper_by_its_recipe_is_planned_though_it_has_no_estimate() -> None:
+    recipe = recipes.find("openai/whisper-large-v3-turbo")
+    [settings] = imported(recipe, recipe.variants[1], "L4", ()).settings["serving"].values()
+    served = Served.model_validate({**settings, "kind": recipe.kind, "revision": "0" * 40})
+    name = "WhisperForConditionalGeneration"
+    assert resolve_kind("m", served, read_kind({"architectures": [name]})).kind == "transcribe"
+    with pytest.raises(FleetError, match="its size cannot be estimated") as refused:
+        describe(ModelFiles({"architectures": [name], "model_type": "whisper"}))
+    unsized = str(refused.value)
+
+    assert evaluate_divisions("model", served, unsized, L4, 1, sizer=size).chosen
+    without = served.model_copy(update={"tensor_parallel": None})
+    assert not evaluate_divisions("model", without, unsized, L4, 1, sizer=size).chosen
+
+
+def test_every_kind_has_one_recipe_of_each_model() -> None:
+    """Pictures are in vLLM's own recipes, which name no kind: the files say it."""
+    found = recipes.all_recipes()
+    assert {each.kind for each in found} - {None} == ALL - {"generate"}
+    assert len({each.model for each in found}) == len(found)
     assert recipes.find("Qwen/Qwen2.5-VL-7B-Instruct")
 
 
 def test_a_recipe_names_what_its_source_is_a_file_of() -> None:
     assert recipes.describe_source(recipes.find("BAAI/bge-m3")) == "vLLM's documentation"
-    assert recipes.describe_source(recipes.find("openai/whisper-large-v3")) == "vLLM's recipes"
+    assert recipes.describe_source(recipes.find("Qwen/Qwen3-32B")) == "vLLM's recipes"
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-32B-FP8", "qwen/qwen3-32b", "Qwen/Qwen3-32B-AWQ"])

@@ -207,6 +207,9 @@ def test_a_class_that_the_release_has_no_code_for_is_named(
         ({"flags": {"max-num-seqs": 3, "max-num-batched-tokens": 1500}}, False),
         ({"flags": {"max-num-batched-tokens": 1499}}, True),
         ({"flags": {"max-num-batched-tokens": "2k"}}, False),
+        ({"flags": {"max-num-batched-tokens": "1k"}}, True),
+        ({"flags": {"max-num-seqs": 3}, "presets": ["speech"]}, False),
+        ({"presets": ["speech"]}, False),
     ],
 )
 def test_a_step_has_to_take_what_a_whisper_hears(more: dict[str, Any], refused: bool) -> None:
