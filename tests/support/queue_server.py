@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import email
 import heapq
 import json
 import random
@@ -65,8 +66,9 @@ class Seen:
 
     @property
     def tokens(self) -> int:
-        """Return the tokens that it asked for; 1 of a model that makes no text."""
-        return int(self.body.get("max_tokens", 1 if self.body.keys() & {"input", "query"} else 16))
+        """Return the tokens that it asked for; 1 of a model that answers with a document."""
+        whole = {"input", "query", "file"}
+        return int(self.body.get("max_tokens", 1 if self.body.keys() & whole else 16))
 
 
 class QueueServer:
@@ -196,7 +198,9 @@ class QueueServer:
         if self._key is not None and headers.get("authorization") != f"Bearer {self._key}":
             await self._status(writer, "401 Unauthorized")
             return True
-        seen = Seen(self._loop.time(), path, headers, json.loads(data), connection=connection)
+        form = headers.get("content-type", "").startswith("multipart/form-data")
+        body = read_form(headers["content-type"], data) if form else json.loads(data)
+        seen = Seen(self._loop.time(), path, headers, body, connection=connection)
         self.record.append(seen)
         if self._faults:
             seen.fault = self._faults[(len(self.record) - 1) % len(self._faults)]
@@ -231,7 +235,8 @@ class QueueServer:
     async def _answer(
         self, seen: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
-        if not seen.body.keys() & {"prompt", "messages", "input", "query"} or seen.tokens < 1:
+        known = {"prompt", "messages", "input", "query", "file"}
+        if not seen.body.keys() & known or seen.tokens < 1:
             await self._status(writer, "400 Bad Request")
             return True
         if seen.fault in ("500", "503", "429"):
@@ -377,6 +382,9 @@ def pooled(seen: Seen) -> dict[str, Any] | None:
         words = " ".join([body["query"], *body["documents"]]).split()
         rows = [{"index": at, "relevance_score": score} for at in range(len(body["documents"]))]
         return {"results": rows, "usage": {"total_tokens": len(words)}}
+    if "file" in body:
+        said = None if seen.fault == "not a number" else SECRET_TEXT
+        return {"text": said, "usage": {"type": "duration", "seconds": 1}}
     if "input" not in body:
         return None
     row = {
@@ -387,6 +395,20 @@ def pooled(seen: Seen) -> dict[str, Any] | None:
         "data": [0.5],
     }
     return {"data": [row], "usage": {"prompt_tokens": len(body["input"])}}
+
+
+def read_form(kind: str, data: bytes) -> dict[str, Any]:
+    """Return a form's fields: texts, and bytes of files."""
+    read = email.message_from_bytes(b"Content-Type: " + kind.encode() + b"\r\n\r\n" + data)
+    found: dict[str, Any] = {}
+    for part in read.walk():
+        if part.is_multipart():
+            continue
+        name = str(part.get_param("name", header="Content-Disposition"))
+        content = part.get_payload(decode=True)
+        assert isinstance(content, bytes)
+        found[name] = content if part.get_filename() else content.decode()
+    return found
 
 
 def chunk(document: Any) -> bytes:

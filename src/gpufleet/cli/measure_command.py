@@ -24,8 +24,11 @@ if TYPE_CHECKING:
     from gpufleet.cli.measure_session import Session
     from gpufleet.cli.measure_wanted import MeasureOptions
 
-PRESETS = ("chat", "rag", "code", "batch", "documents", "queries", "candidates")
-"""Of `load_test.workloads` and `load_test.pooled_work`."""
+PRESETS = (
+    "chat", "rag", "code", "batch", "pictures",
+    "documents", "queries", "candidates", "recordings",
+)  # fmt: skip
+"""Of `load_test.workloads`, `load_test.pooled_work` and `load_test.media_work`."""
 
 
 class MeasureCommand(FleetCommand):
@@ -59,7 +62,8 @@ class MeasureCommand(FleetCommand):
 @click.option(
     "--lengths",
     metavar="IN,OUT",
-    help="Instead of a preset: 1000,200 tokens; 256 for an embedder; QUERY,DOCUMENT,COUNT.",
+    help="Instead of a preset: 1000,200 tokens; WORDS,TOKENS,PIXELS with a picture; 256 for an "
+    "embedder; QUERY,DOCUMENT,COUNT; seconds of sound.",
 )
 @click.option(
     "--prompts",

@@ -37,6 +37,7 @@ from gpufleet.load_test.level_runs import (
 )
 from gpufleet.load_test.level_search import LevelSearch
 from gpufleet.load_test.load_target import Target, TargetDeclaration
+from gpufleet.load_test.media_work import SHORT_ANSWERS, SoundWork
 from gpufleet.load_test.outcomes import Contract
 from gpufleet.load_test.result import Measurement, RateBracket, Searched
 from gpufleet.load_test.run_recorder import Recorder
@@ -100,6 +101,8 @@ class Session:
         most_in_flight = self._admit(first, contract)
         if wanted.from_node is not None:
             notes += load_target.place_remarks(wanted.from_node, target, fleet.declared)
+        if isinstance(work, SoundWork):
+            notes += (SHORT_ANSWERS,)
         say(f"{target.name}, {served_by(target)}, {describe_work(work)}")
         for each in notes:
             say(f"note: {each}")

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from gpufleet.errors import FleetError
-from gpufleet.load_test import pooled_work, workloads
+from gpufleet.load_test import media_work, pooled_work, workloads
 from gpufleet.load_test.arrivals import Trace
 from gpufleet.load_test.level_runs import Work
+from gpufleet.load_test.media_work import PICTURES, RECORDINGS, PictureWork, SoundWork
 from gpufleet.load_test.pooled_work import PooledWork, parse_work
 from gpufleet.load_test.written_prompts import WrittenPrompts, from_jsonl
 from gpufleet.settings.serving_settings import ModelKind
@@ -86,16 +87,25 @@ class MeasureOptions:
 
     def work(self, kind: ModelKind) -> Work:
         """Return the requests that are wanted, to a model of this kind."""
+        if self.prompts and kind == "transcribe":
+            raise FleetError(
+                "--prompts: sounds are not read from files: use --preset, or --lengths SECONDS"
+            )
         if self.prompts:
             return from_jsonl(Path(self.prompts), kind)
         if not self.lengths:
             return self._preset(kind)
         if kind in POOLS:
             return parse_work(kind, self.lengths)
+        if kind == "transcribe":
+            return media_work.parse_sound_work(self.lengths)
+        if self.lengths.count(",") == 2:
+            return media_work.parse_picture_work(self.lengths)
         before, comma, after = self.lengths.partition(",")
         if not comma:
             raise FleetError(
-                f"--lengths {self.lengths}: write tokens of prompts and answers, as 1000,200"
+                f"--lengths {self.lengths}: write tokens of prompts and answers, as 1000,200; with "
+                "a picture words, tokens and pixels, as 32,100,512"
             )
         return workloads.Workload(
             "lengths",
@@ -105,9 +115,11 @@ class MeasureOptions:
         )
 
     def _preset(self, kind: ModelKind) -> Work:
-        known: Mapping[str, Work] = workloads.PRESETS
+        known: Mapping[str, Work] = {**workloads.PRESETS, PICTURES.name: PICTURES}
         if kind in POOLS:
             known = {each.name: each for each in pooled_work.PRESETS[kind]}
+        elif kind == "transcribe":
+            known = {RECORDINGS.name: RECORDINGS}
         found = known.get(self.preset or next(iter(known)))
         if found is None:
             raise FleetError(
@@ -118,10 +130,10 @@ class MeasureOptions:
 
 def trace_work(name: str, trace: Trace, kind: ModelKind) -> workloads.Workload:
     """Return a trace's largest request, for the first request and the client's own limit."""
-    if kind in POOLS:
+    if kind != "generate":
         raise FleetError(
-            f"--trace {name}: a trace has lengths of answers, and a model of `kind: {kind}` makes "
-            "no text: use --preset, --lengths or --prompts"
+            f"--trace {name}: a trace has lengths of prompts and answers, which a model of "
+            f"`kind: {kind}` does not take: use --preset, --lengths or --prompts"
         )
     largest = max(trace.entries, key=lambda each: each.prompt_tokens + each.tokens)
     return workloads.Workload(
@@ -138,6 +150,8 @@ def work_json(work: Work, seed: int, trace: str | None) -> dict[str, Any]:
         return {"trace": Path(trace).name, "seed": seed}
     if isinstance(work, WrittenPrompts):
         return {"prompts": work.name, "count": len(work), "seed": seed}
+    if isinstance(work, PictureWork | SoundWork):
+        return {**work.as_json(), "seed": seed}
     if isinstance(work, PooledWork):
         documents = {"documents": work.documents, "document": str(work.document)}
         return {

@@ -12,6 +12,7 @@ from gpufleet.load_test.arrivals import ClosedLoop
 from gpufleet.load_test.client_lines import Client, ClientError
 from gpufleet.load_test.client_process import LevelLoop, LoadSpec, wait_for
 from gpufleet.load_test.client_transport import Link, Transport, local_client
+from gpufleet.load_test.media_work import PictureWork, SoundWork
 from gpufleet.load_test.outcomes import Outcome
 from gpufleet.load_test.pooled_work import PooledWork
 from gpufleet.load_test.workloads import TokenRange, Workload
@@ -56,7 +57,7 @@ class Ceiling:
 
 def measure_ceiling(
     processes: int,
-    work: Workload | PooledWork,
+    work: Workload | PooledWork | PictureWork | SoundWork,
     *,
     seconds: float = 3.0,
     cores: int | None = None,
@@ -70,7 +71,7 @@ def measure_ceiling(
     Raises `FleetError` when one of them ends early.
     """
     tokens = round(work.mean_tokens)
-    answer = work.example_answer() if isinstance(work, PooledWork) else None
+    answer = None if isinstance(work, Workload) else work.example_answer()
     servers: list[Link] = []
     try:
         program = payload.program("load/ceiling_server", tokens=tokens, answer=answer)
@@ -93,7 +94,7 @@ def measure_ceiling(
 def _run(
     places: int,
     ports: Sequence[int],
-    work: Workload | PooledWork,
+    work: Workload | PooledWork | PictureWork | SoundWork,
     seconds: float,
     transport: Transport,
 ) -> tuple[float, float]:

@@ -20,13 +20,16 @@ from gpufleet.load_test.client_places import ClientPlace, this_machine
 from gpufleet.load_test.client_process import Beat, LevelRun, LoadSpec, run_level
 from gpufleet.load_test.level import Level, LevelSummary
 from gpufleet.load_test.load_target import Target
+from gpufleet.load_test.media_work import PictureWork, SoundWork
 from gpufleet.load_test.outcomes import Contract, Outcome
 from gpufleet.load_test.pooled_work import PRESETS, PooledWork
 from gpufleet.load_test.workloads import TokenRange, Workload, fixed_length, text_work
 from gpufleet.load_test.written_prompts import WrittenPrompts
 from gpufleet.on_node.load.failure_reasons import WRONG
 
-Work: TypeAlias = Workload | PooledWork | WrittenPrompts
+Made: TypeAlias = PooledWork | PictureWork | SoundWork
+"""Requests that are no prompts of token ids."""
+Work: TypeAlias = Workload | Made | WrittenPrompts
 
 FEWEST_GIVE_UP_SECONDS = 30.0
 GIVE_UP_TIMES = 10
@@ -103,7 +106,7 @@ class LevelRuns:
             work = replace(
                 work, input=fixed_length(whole), output=fixed_length(work.output.most), turns=1
             )
-        elif isinstance(work, PooledWork):
+        elif not isinstance(work, WrittenPrompts):
             work = work.largest()
         found: list[Outcome] = []
         spec = self._spec(work, ClosedLoop(1), _TRY_SECONDS, _TRY_SECONDS)
@@ -172,10 +175,10 @@ class LevelRuns:
             header = self.target.session_header
             salt = secrets.token_hex(8)
             requests = work.requests(name, self.ids, salt, session_header=header)
-        elif isinstance(work, PooledWork):
-            requests = work.requests(name, self.ids, secrets.token_hex(8))
-        else:
+        elif isinstance(work, WrittenPrompts):
             requests = work.requests(name)
+        else:
+            requests = work.requests(name, self.ids, secrets.token_hex(8))
         return LoadSpec(
             self.target.url,
             work.path,
@@ -217,7 +220,7 @@ def give_up_seconds(contract: Contract) -> float:
 
 def measure_client(work: Work, processes: int | None, place: ClientPlace) -> Ceiling:
     """Measure the rate that clients reach at a place with a workload's requests."""
-    like: Workload | PooledWork
+    like: Workload | Made
     if isinstance(work, Workload):
         prompt, tokens = round(work.mean_prompt_tokens), round(work.mean_tokens)
         like = text_work(max(1, prompt), max(1, tokens))
@@ -239,11 +242,15 @@ _NO_WAY = "the clients' machine may not reach it: see `firewall.clients`"
 def _explain(error: str, work: Work) -> str:
     """Explain a failed first request."""
     size = ""
-    if not isinstance(work, WrittenPrompts):
+    if isinstance(work, PictureWork | SoundWork):
+        size = f" ({work.largest()})"
+    elif not isinstance(work, WrittenPrompts):
         what = "prompt and answer" if isinstance(work, Workload) else "its longest text"
         size = f" of {work.most_tokens} tokens, {what},"
     hints = {
-        "400": "it may be longer than the model's context: write shorter --lengths",
+        "400": "the model may see no pictures, or the request is longer than its context"
+        if isinstance(work, PictureWork)
+        else "it may be longer than the model's context: write shorter --lengths",
         "401": "the key is not the server's: see --key-file, or `vllm.api_key_file`",
         WRONG: "it is not a valid answer of its kind of model, such as infinite numbers: see "
         "`gpufleet status --completion`",
@@ -287,6 +294,6 @@ def describe_work(work: Work) -> str:
         return f"{work.name}: {work.input} tokens in, {work.output} out" + (
             f", {work.turns} turns" if work.turns > 1 else ""
         )
-    if isinstance(work, PooledWork):
-        return str(work)
-    return f"{work.name}: {count_of(len(work), 'prompt')}"
+    if isinstance(work, WrittenPrompts):
+        return f"{work.name}: {count_of(len(work), 'prompt')}"
+    return str(work)

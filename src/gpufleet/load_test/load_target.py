@@ -81,17 +81,9 @@ def choose_model(declared: TargetDeclaration, wanted: str | None) -> str:
 
 
 def kind_of(model: str, declared: TargetDeclaration) -> ModelKind:
-    """
-    Return the kind of requests to a model. Raises `FleetError` if no load test supports it.
-    """
+    """Return the kind of requests to a model."""
     kinds = (each.kind for each in declared.running if each.model == model)
-    kind: ModelKind = next(kinds, "generate")
-    if kind == "transcribe":
-        raise FleetError(
-            f"{model}: it runs as a model of `kind: transcribe`, and load tests send no sound: "
-            "measure it with a tool of its kind, as `vllm bench serve`"
-        )
-    return kind
+    return next(kinds, "generate")
 
 
 def contract_of(model: str, declared: TargetDeclaration, share: float) -> Contract:
@@ -104,9 +96,15 @@ def contract_of(model: str, declared: TargetDeclaration, share: float) -> Contra
     kind = kind_of(model, declared)
     if problems := objective_problems(model, kind, objectives):
         raise FleetError(*problems)
+    whole = kind in POOLS or kind == "transcribe"
+    if kind == "transcribe" and (objectives.ttft_p99_seconds or objectives.itl_p99_seconds):
+        raise FleetError(
+            f"serving.{model}.objectives: load tests ask for whole transcripts, in which no token "
+            "has a time: measure with `e2e_p99_seconds` alone"
+        )
     found = contract_from(objectives, share)
     if found.ttft_seconds is None and found.itl_seconds is None and found.e2e_seconds is None:
-        text = "" if kind in POOLS else "`ttft_p99_seconds`, `itl_p99_seconds` or "
+        text = "" if whole else "`ttft_p99_seconds`, `itl_p99_seconds` or "
         raise FleetError(
             f"serving.{model}.objectives has no latency, so no load is too much: set {text}"
             "`e2e_p99_seconds`, the time to the whole answer"

@@ -29,6 +29,9 @@ UNFINISHED = "unfinished"
 _PART_VERSION = "0.0.1"
 """The version of the descriptions of components and of load."""
 
+_DRAWN = {"input", "words", "seconds"}
+"""Keys of workloads whose requests the client makes itself."""
+
 # vLLM's options by the format's names of parallelism.
 _PARALLELISM = {
     "tp": "--tensor-parallel-size",
@@ -185,7 +188,7 @@ def _load(found: Measurement, level: LevelSummary, stage: int) -> dict[str, Any]
             "tool_version": found.version,
             "parallelism": max(1, found.client.processes),
             # Only random token ids have lengths that are drawn.
-            "source": "random" if "input" in found.workload else "sampled",
+            "source": "random" if _DRAWN & found.workload.keys() else "sampled",
             "stage": stage,
             "input_seq_len": _length(found, level, "input"),
             "output_seq_len": _length(found, level, "output"),

@@ -13,11 +13,11 @@ import pytest
 from gpufleet.cli.measure_command import PRESETS as NAMES
 from gpufleet.cli.measure_wanted import MeasureOptions, trace_work, work_json
 from gpufleet.errors import FleetError
-from gpufleet.load_test import pooled_work, workloads
+from gpufleet.load_test import media_work, pooled_work, workloads
 from gpufleet.load_test.arrivals import Trace, TraceEntry
 from gpufleet.load_test.client_places import this_machine
 from gpufleet.load_test.level_runs import LevelRuns, Work, measure_client
-from gpufleet.load_test.load_target import Target, contract_of, kind_of
+from gpufleet.load_test.load_target import Target, contract_of
 from gpufleet.load_test.outcomes import Contract
 from gpufleet.load_test.pooled_work import PooledWork, parse_work
 from gpufleet.load_test.workloads import TokenRange
@@ -174,13 +174,14 @@ def test_each_kind_has_workloads_that_small_encoders_can_read(kind: ModelKind) -
 
 def test_the_command_names_every_workload_and_none_that_is_not() -> None:
     pooled = itertools.chain.from_iterable(pooled_work.PRESETS.values())
-    assert set(NAMES) == {*workloads.PRESETS, *(each.name for each in pooled)}
+    media = media_work.PICTURES.name, media_work.RECORDINGS.name
+    assert set(NAMES) == {*workloads.PRESETS, *(each.name for each in pooled), *media}
 
 
 def test_without_a_preset_each_kind_has_its_own_first_one() -> None:
-    kinds: list[ModelKind] = ["generate", "embed", "rerank", "classify", "reward"]
+    kinds: list[ModelKind] = ["generate", "embed", "rerank", "classify", "reward", "transcribe"]
     found = [wanted().work(kind).name for kind in kinds]
-    assert found == ["chat", "documents", "candidates", "documents", "documents"]
+    assert found == ["chat", "documents", "candidates", "documents", "documents", "recordings"]
 
 
 @each_row(
@@ -210,8 +211,9 @@ def test_what_does_not_fit_the_kind_is_refused_with_what_to_write(
 
 def test_a_trace_is_refused_whose_answers_have_lengths() -> None:
     trace = Trace((TraceEntry(0.0, 20, 5),))
-    with pytest.raises(FleetError, match="makes no text: use --preset, --lengths or --prompts"):
-        trace_work("t.jsonl", trace, "rerank")
+    for kind in ("rerank", "transcribe"):
+        with pytest.raises(FleetError, match="does not take: use --preset, --lengths or --prompts"):
+            trace_work("t.jsonl", trace, kind)
     assert trace_work("t.jsonl", trace, "generate").most_tokens == 25
 
 
@@ -278,9 +280,3 @@ def test_objectives_of_what_makes_no_text_are_times_to_the_whole_answer(kind: Mo
     assert "write `e2e_p99_seconds`" in refused.value.problems[0]
     with pytest.raises(FleetError, match="set `e2e_p99_seconds`"):
         contract_of("tiny", of_kind(kind), 0.9)
-
-
-def test_speech_is_not_measured() -> None:
-    assert kind_of("tiny", of_kind("classify")) == "classify"
-    with pytest.raises(FleetError, match="load tests send no sound"):
-        kind_of("tiny", of_kind("transcribe"))

@@ -11,7 +11,8 @@ Takes (`PARAMETERS`):
                 places that begin within that time; one of the first two with a concurrency: what is
                 due waits until one of n places is free
   seed          of arrivals and lengths
-  requests      {"kind": "tokens", "pooled" or "written", ...}: the form that request_draws takes
+  requests      {"kind": "written", or one of `DRAWN`, ...}: the form that request_draws or
+                media_requests takes
   process, processes  the number of this client, and how many there are
   seconds       after so long none is sent
   give_up_seconds  a request that is not done so long after it was due has failed
@@ -46,6 +47,7 @@ from gpufleet.on_node.load.connection_pool import Address, Pool
 from gpufleet.on_node.load.controller_pipe import CommandReader, LineWriter
 from gpufleet.on_node.load.failure_reasons import STOPPED, TIMEOUT
 from gpufleet.on_node.load.http_stream import Exchange
+from gpufleet.on_node.load.media_requests import PictureRequests, SoundRequests
 from gpufleet.on_node.load.request_draws import (
     RESTING_SECONDS,
     PooledRequests,
@@ -56,6 +58,12 @@ from gpufleet.on_node.load.request_draws import (
 
 PARAMETERS: "dict[str, Any]" = globals().get("PARAMETERS") or {}
 
+DRAWN: "dict[str, Any]" = {
+    "tokens": TokenRequests,
+    "pooled": PooledRequests,
+    "pictures": PictureRequests,
+    "sounds": SoundRequests,
+}
 TICK_SECONDS = 0.05
 BEAT_SECONDS = 1.0
 AFTER_FAILURE_SECONDS = 1.0
@@ -82,11 +90,10 @@ class Load:
         self.over: "asyncio.Future[None]" = self.loop.create_future()
         self.pool = Pool(Address(given), given["connections"], self.now, self._finished)
         form = given["requests"]
-        drawn = PooledRequests if form["kind"] == "pooled" else TokenRequests
         self._requests: Any = (
             WrittenRequests(form)
             if form["kind"] == "written"
-            else drawn(form, given["seed"], given["process"], given["processes"])
+            else DRAWN[form["kind"]](form, given["seed"], given["process"], given["processes"])
         )
         self._arrivals = arrivals_of(given)
         self._places: Optional[int] = given["arrivals"].get("concurrency")

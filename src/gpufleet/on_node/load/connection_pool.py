@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from gpufleet.on_node.load.failure_reasons import CLIENT_LIMIT, reason_of
 from gpufleet.on_node.load.http_stream import Connection, Exchange
 from gpufleet.on_node.load.request_draws import Prepared
+from gpufleet.on_node.serving import questions
 
 IDLE_SECONDS = 4.0
 """A connection that was idle for longer is not used again: uvicorn, which vLLM runs under, closes
@@ -35,7 +36,8 @@ class Address:
         path = parts.path.rstrip("/") + given["path"]
         self.chat = given["path"].endswith("/chat/completions")
         lines = ["POST %s HTTP/1.1" % path, "Host: %s" % parts.netloc.rpartition("@")[2]]
-        lines += ["Content-Type: application/json", "Accept: text/event-stream"]
+        kind = questions.FORM if given["path"] == questions.SPEECH else "application/json"
+        lines += ["Content-Type: " + kind, "Accept: text/event-stream"]
         lines += ["%s: %s" % item for item in given["headers"].items()]
         self._head = "\r\n".join([*lines, ""]).encode("latin-1")
 

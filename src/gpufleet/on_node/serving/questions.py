@@ -54,6 +54,8 @@ RATE, TONE_HZ = 16000, 440  # of the second of sound
 PIXELS = 64
 """Of each side of the picture: some processors refuse a few pixels, or take them for a channel."""
 BOUNDARY = "gpufleet-5e1f8c0b7a3d4926"
+FORM = "multipart/form-data; boundary=" + BOUNDARY
+SPEECH = "/v1/audio/transcriptions"
 TEXT = "Hello"
 QUERY = "What is the capital of France?"
 DOCUMENTS = ("A bicycle has two wheels.", "The capital of France is Paris.")
@@ -225,39 +227,45 @@ def question(
     if kind == "reward":
         return Question("/pooling", {"model": name, "input": text})
     if kind == "transcribe":
-        # Without a language vLLM first asks the model which one it hears, of a tone.
-        fields = {"model": name, "language": "en", "temperature": "0", "response_format": "json"}
-        if text != TEXT:
-            fields["prompt"] = text
-        return Question(
-            "/v1/audio/transcriptions",
-            multipart_body(fields, "tone.wav", tone()),
-            (("Content-Type", "multipart/form-data; boundary=" + BOUNDARY),),
-        )
+        more = {} if text == TEXT else {"prompt": text}
+        return Question(SPEECH, speech_form(name, tone_samples(), more), (("Content-Type", FORM),))
     if kind == PICTURE:
-        address = "data:image/png;base64," + base64.b64encode(picture()).decode()
-        parts = [
-            {"type": "image_url", "image_url": {"url": address}},
-            {"type": "text", "text": "Which colour is this?"},
-        ]
-        chat = {"model": name, "messages": [{"role": "user", "content": parts}]}
+        chat = picture_chat(name, picture(), "Which colour is this?")
         return Question("/v1/chat/completions", {**chat, "max_tokens": 1, "temperature": 0})
     body = {"model": name, "prompt": text, "max_tokens": 1, "temperature": 0}
     return Question("/v1/completions", body)
 
 
+def picture_chat(name: str, png: bytes, text: str) -> "dict[str, Any]":
+    """Return a chat about a picture, without how long the answer may be."""
+    address = "data:image/png;base64," + base64.b64encode(png).decode()
+    parts = [
+        {"type": "image_url", "image_url": {"url": address}},
+        {"type": "text", "text": text},
+    ]
+    return {"model": name, "messages": [{"role": "user", "content": parts}]}
+
+
 def picture() -> bytes:
     """Return a red square as a PNG file: 8 bits of red, green and blue."""
     row = b"\0" + b"\xff\0\0" * PIXELS
-    chunks = (
-        (b"IHDR", struct.pack(">IIBBBBB", PIXELS, PIXELS, 8, 2, 0, 0, 0)),
-        (b"IDAT", zlib.compress(row * PIXELS)),
-        (b"IEND", b""),
-    )
+    return png_file(PIXELS, 8, 2, (b"IDAT", zlib.compress(row * PIXELS)))
+
+
+def png_file(pixels: int, bits: int, colours: int, *chunks: "tuple[bytes, bytes]") -> bytes:
+    """Return a square PNG file with `bits` a sample and a type of colours, from its chunks."""
+    head = struct.pack(">IIBBBBB", pixels, pixels, bits, colours, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-        for name, data in chunks
+        for name, data in ((b"IHDR", head), *chunks, (b"IEND", b""))
     )
+
+
+def speech_form(name: str, samples: bytes, more: "Optional[dict[str, str]]" = None) -> bytes:
+    """Return the body of a request to write down a sound, as `tone_samples` has it."""
+    # Without a language vLLM first asks the model which one it hears, of a tone.
+    fields = {"model": name, "language": "en", "temperature": "0", "response_format": "json"}
+    return multipart_body({**fields, **(more or {})}, "tone.wav", wav_file(samples))
 
 
 def multipart_body(fields: "dict[str, str]", file_name: str, content: bytes) -> bytes:
@@ -273,12 +281,16 @@ def multipart_body(fields: "dict[str, str]", file_name: str, content: bytes) -> 
     return "".join([*parts, head]).encode() + content + ("\r\n--%s--\r\n" % BOUNDARY).encode()
 
 
-def tone() -> bytes:
-    """Return a second of tone as a WAV file: one channel, 16 bits."""
-    samples = struct.pack(
+def tone_samples() -> bytes:
+    """Return a second of tone: one channel, 16 bits, `RATE` a second."""
+    return struct.pack(
         "<%dh" % RATE,
         *(int(8000 * math.sin(2 * math.pi * TONE_HZ * at / RATE)) for at in range(RATE)),
     )
+
+
+def wav_file(samples: bytes) -> bytes:
+    """Return samples as a WAV file."""
     head = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, RATE, 2 * RATE, 2, 16)
     chunks = head + struct.pack("<4sI", b"data", len(samples)) + samples
     return struct.pack("<4sI4s", b"RIFF", 4 + len(chunks), b"WAVE") + chunks

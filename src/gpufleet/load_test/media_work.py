@@ -1,0 +1,202 @@
+"""Requests with a picture or a sound, which the client makes itself.  Pure.
+
+A picture has one colour, a sound is a tone: what a server computes depends on their size. An answer
+about a picture has the length that is asked for; a tone has few words, so a rate of sounds is one
+of the encoder, and of transcripts that are shorter than those of speech.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from gpufleet.errors import FleetError
+from gpufleet.load_test.workloads import (
+    Lengths,
+    TokenRange,
+    fixed_length,
+    lognormal,
+    parse_lengths,
+    uniform_lengths,
+)
+from gpufleet.load_test.written_prompts import CHAT
+from gpufleet.on_node.serving import questions
+from gpufleet.settings.serving_settings import ModelKind
+
+MOST_PIXELS: Final = 4096
+MOST_SECONDS: Final = 600
+"""Some 19 MB: vLLM refuses files above 25 MB (VLLM_MAX_AUDIO_CLIP_FILESIZE_MB)."""
+SHORT_ANSWERS: Final = (
+    "the sounds are tones, whose transcripts are shorter than those of speech: speech takes longer"
+)
+
+
+@dataclass(frozen=True)
+class PictureWork:
+    """Chats about a picture of one colour."""
+
+    name: str
+    input: Lengths
+    """Words of the question."""
+    output: Lengths
+    pixels: int
+    """Of each side."""
+    reason: str
+    """Why it has these sizes."""
+
+    kind: ModelKind = "generate"
+    path = CHAT
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.pixels <= MOST_PIXELS:
+            raise FleetError(
+                f"a picture of {self.pixels} pixels a side: write 1 to {MOST_PIXELS}, as "
+                "`--lengths 32,100,512`: words, tokens of the answer, pixels"
+            )
+
+    @property
+    def most_tokens(self) -> int:
+        """Return the tokens of the largest request that are known: the server counts pictures."""
+        return self.input.most + self.output.most
+
+    @property
+    def mean_tokens(self) -> float:
+        """Return an answer's mean number of tokens."""
+        return self.output.mean
+
+    @property
+    def mean_prompt_tokens(self) -> float:
+        """Return a prompt's mean number of tokens, without its picture."""
+        return self.input.mean
+
+    def largest(self) -> PictureWork:
+        """Return a workload of only this one's largest request."""
+        most = fixed_length(self.input.most), fixed_length(self.output.most)
+        return replace(self, input=most[0], output=most[1])
+
+    def check_context(self, max_model_len: int) -> None:
+        """Refuse, with `FleetError`, requests that the model's context certainly cannot hold."""
+        if self.most_tokens >= max_model_len:
+            raise FleetError(
+                f"workload {self.name}: its largest request has {self.most_tokens} tokens beside "
+                f"its picture, and the context has {max_model_len} (`max_model_len`): write "
+                "shorter --lengths"
+            )
+
+    def requests(
+        self, model: str, _ids: TokenRange, salt: str
+    ) -> Callable[[int, int], dict[str, Any]]:
+        """Return a client's input for requests; see `workloads.Workload.requests`."""
+        form = {
+            "kind": "pictures",
+            "model": model,
+            "salt": salt,
+            "pixels": self.pixels,
+            "input": self.input.form(),
+            "output": self.output.form(),
+        }
+        return lambda _process, _processes: form
+
+    def example_answer(self) -> None:
+        """Return None: answers are streams of tokens."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as results store it."""
+        return {"preset": self.name, "kind": self.kind, "words": str(self.input),
+                "output": str(self.output), "pixels": self.pixels}  # fmt: skip
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: {self.input} words about a picture of {self.pixels} x {self.pixels} "
+            f"pixels, {self.output} tokens out"
+        )
+
+
+@dataclass(frozen=True)
+class SoundWork:
+    """Tones to write down; an answer comes as a whole."""
+
+    name: str
+    input: Lengths
+    """Seconds."""
+    reason: str
+    """Why it has these lengths."""
+
+    kind: ModelKind = "transcribe"
+    path = questions.SPEECH
+    mean_tokens = 0.0
+    """Of an answer: the model decides."""
+    mean_prompt_tokens = 1.0
+    """Of a sound: only the server counts them."""
+    most_tokens = 0
+    """None is known."""
+
+    def __post_init__(self) -> None:
+        if self.input.most > MOST_SECONDS:
+            raise FleetError(
+                f"sounds of {self.input.most} seconds: write {MOST_SECONDS} at most, as "
+                "`--lengths 5-30`"
+            )
+
+    def largest(self) -> SoundWork:
+        """Return a workload of only this one's largest request."""
+        return replace(self, input=fixed_length(self.input.most))
+
+    def check_context(self, max_model_len: int) -> None:
+        """Do nothing: a sound of any length is cut into pieces."""
+
+    def requests(
+        self, model: str, _ids: TokenRange, salt: str
+    ) -> Callable[[int, int], dict[str, Any]]:
+        """Return a client's input for requests; see `workloads.Workload.requests`."""
+        form = {"kind": "sounds", "model": model, "salt": salt, "input": self.input.form()}
+        return lambda _process, _processes: form
+
+    def example_answer(self) -> dict[str, Any]:
+        """Return an answer, to measure the client's limit."""
+        return {"text": "a few words", "usage": {"type": "duration", "seconds": 30}}
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as results store it."""
+        return {"preset": self.name, "kind": self.kind, "seconds": str(self.input)}
+
+    def __str__(self) -> str:
+        return f"{self.name}: sounds of {self.input} seconds"
+
+
+PICTURES: Final = PictureWork(
+    "pictures",
+    uniform_lengths(16, 48),
+    lognormal(100, 400, 0.86),
+    512,
+    "a question about one picture, and a caption or a short description as its answer",
+)
+RECORDINGS: Final = SoundWork(
+    "recordings",
+    uniform_lengths(5, 30),
+    "messages and parts of calls; encoders of Whisper read pieces of 30 seconds",
+)
+
+
+def parse_picture_work(text: str) -> PictureWork:
+    """
+    Return the work that an operator typed: words of a question, tokens of an answer, pixels.
+
+    >>> str(parse_picture_work("32,100,512"))
+    'lengths: 32 words about a picture of 512 x 512 pixels, 100 tokens out'
+    """
+    words, tokens, pixels = text.split(",")
+    side = int(pixels[:6]) if pixels.isascii() and pixels.isdigit() else 0
+    lengths = parse_lengths(words), parse_lengths(tokens)
+    return PictureWork("lengths", *lengths, side, "as it was typed")
+
+
+def parse_sound_work(text: str) -> SoundWork:
+    """
+    Return the work that an operator typed: seconds of a sound.
+
+    >>> str(parse_sound_work("5-30"))
+    'lengths: sounds of 5-30 seconds'
+    """
+    return SoundWork("lengths", parse_lengths(text), "as it was typed")

@@ -1,0 +1,111 @@
+"""RUNS ON THE NODE: draw requests with a picture or a sound, none of which is equal to another.
+
+A server keeps what it has computed of a picture or a sound and finds it by its content. So each
+picture has a colour of its own, and each sound a number in its first samples. All else is made
+once: a request costs a few copies.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import zlib
+from typing import Any, Dict
+
+from gpufleet.on_node.load.request_draws import (
+    NUMBER_TOKENS,
+    POOL_TOKENS,
+    WORDS,
+    Prepared,
+    TokenPool,
+    judge_of,
+    lengths,
+    word_unit,
+)
+from gpufleet.on_node.serving import questions
+
+PALETTE = 3
+"""The type of PNG files whose pixels are numbers of a palette's colours."""
+NUMBER_BYTES = 8
+"""At the begin of a sound: 4 samples, which nothing hears."""
+
+
+class PictureRequests:
+    """
+    Chats about a picture of one colour, one after the other.
+
+    `form` has model, salt, pixels of a side, input and output (as `request_draws.lengths` has
+    them): words of the question, and tokens of the answer.
+    """
+
+    def __init__(self, form: Dict[str, Any], seed: object, process: int, processes: int) -> None:
+        source = random.Random(form["salt"])
+        self._first = source.getrandbits(24)
+        self._numbers = itertools.count(process, processes)
+        self._model, self._pixels = form["model"], int(form["pixels"])
+        row = bytes(1 + (self._pixels + 7) // 8)
+        self._image = zlib.compress(row * self._pixels)
+        self._words = TokenPool(0, len(WORDS), form["salt"], word_unit)
+        self._draw = random.Random("%s/choice" % (seed,)).random
+        self._inputs = lengths(form["input"], "%s/input" % (seed,))
+        self._outputs = lengths(form["output"], "%s/output" % (seed,))
+
+    def rest(self, count: int) -> None:
+        """Do nothing: requests are independent of each other."""
+
+    def next(self) -> Prepared:
+        """Return the next request."""
+        number, count, output = next(self._numbers), next(self._inputs), next(self._outputs)
+        digits = min(count, NUMBER_TOKENS)
+        text = self._words.number(number, digits)
+        text += self._words.piece(int(self._draw() * POOL_TOKENS), count - digits)
+        chat = questions.picture_chat(self._model, self._picture(number), text[:-1].decode())
+        body = {
+            **chat,
+            "max_tokens": output,
+            "min_tokens": output,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        return Prepared(json.dumps(body, separators=(",", ":")).encode(), 0, output)
+
+    def replayed(self, *_: object) -> Prepared:
+        """Return the next request; a trace only sets its time."""
+        return self.next()
+
+    def _picture(self, number: int) -> bytes:
+        colour = (self._first + number) % (1 << 24)
+        chunks = ((b"PLTE", colour.to_bytes(3, "big")), (b"IDAT", self._image))
+        return questions.png_file(self._pixels, 1, PALETTE, *chunks)
+
+
+class SoundRequests:
+    """
+    Tones to write down, one after the other.
+
+    `form` has model, salt and input (as `request_draws.lengths` has them): seconds.
+    """
+
+    def __init__(self, form: Dict[str, Any], seed: object, process: int, processes: int) -> None:
+        self._first = random.Random(form["salt"]).getrandbits(48)
+        self._numbers = itertools.count(process, processes)
+        self._model = form["model"]
+        self._second = questions.tone_samples()
+        self._inputs = lengths(form["input"], "%s/input" % (seed,))
+        self._judge = judge_of("transcribe", questions.Question(questions.SPEECH, b""))
+
+    def rest(self, count: int) -> None:
+        """Do nothing: requests are independent of each other."""
+
+    def next(self) -> Prepared:
+        """Return the next request."""
+        own = (self._first + next(self._numbers)).to_bytes(NUMBER_BYTES, "little")
+        samples = own + (self._second * next(self._inputs))[NUMBER_BYTES:]
+        # How many tokens a sound takes, only the server knows.
+        return Prepared(questions.speech_form(self._model, samples), 0, 0, judge=self._judge)
+
+    def replayed(self, *_: object) -> Prepared:
+        """Return the next request; a trace only sets its time."""
+        return self.next()
