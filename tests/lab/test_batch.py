@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ from tests.support.measured import note
 
 LAB_ID = own_lab("gfba")
 LINES = 200
+MANY, KILLS = 2000, 5
+"""Lines of the batch that is killed, of `FEW_TOKENS` each, and how often it is."""
+FEW_TOKENS = 2
 RATE = 1.0
 PAGE = "measured/batch.md"
 
@@ -42,14 +46,14 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsFleet]:
 class Batch:
     """A file of requests, its output, and the command over them."""
 
-    def __init__(self, fleet: TlsFleet, name: str, tokens: int = 16) -> None:
-        self.fleet = fleet
+    def __init__(self, fleet: TlsFleet, name: str, tokens: int = 16, count: int = LINES) -> None:
+        self.fleet, self.count = fleet, count
         self.input, self.output = (fleet.project / f"{name}-{end}.jsonl" for end in ("in", "out"))
         self.key = fleet.project / "batch-key"
         self.key.write_text(fleet.key_of_clients)
         self.output.unlink(missing_ok=True)
         with self.input.open("w") as file:
-            for number in range(LINES):
+            for number in range(count):
                 file.write(json.dumps(line(number, tokens)) + "\n")
 
     def start(self, *options: str) -> subprocess.Popen[str]:
@@ -64,13 +68,25 @@ class Batch:
     def answered(self) -> int:
         return self.output.read_bytes().count(b"\n") if self.output.exists() else 0
 
+    def has(self, answers: int, process: subprocess.Popen[str]) -> bool:
+        """Return whether there are so many answers, or the process is over."""
+        return self.answered() >= answers or process.poll() is not None
+
     def lines(self) -> list[dict[str, Any]]:
         return [json.loads(each) for each in self.output.read_text().splitlines()]
+
+    def answers(self) -> dict[str, str]:
+        """Return the number that each line's answer has been given, of whole lines of the output.
+
+        A line that was asked once more would have another one.
+        """
+        whole, _, _ = self.output.read_text().rpartition("\n")
+        return {each["custom_id"]: each["id"] for each in map(json.loads, whole.splitlines())}
 
     def all_once(self) -> None:
         found = self.lines()
         ids = sorted(each["custom_id"] for each in found)
-        assert ids == sorted(f"id {number}" for number in range(LINES))
+        assert ids == sorted(f"id {number}" for number in range(self.count))
         assert {each["response"]["status_code"] for each in found} == {200}
         assert all(each["response"]["body"]["choices"] for each in found)
 
@@ -128,7 +144,7 @@ def test_users_beside_a_batch_lose_nothing_and_wait_for_nothing(fleet: TlsFleet)
     assert counted(fleet, "vllm:request_success_total") - done >= LINES + beside.requests
     assert beside.failed == 0, beside.failures
     slow = (queued(fleet, r"\+Inf") - queue[r"\+Inf"]) - (queued(fleet, "1.0") - queue["1.0"])
-    note_row("beside users", seconds, alone, beside, slow)
+    note_row("beside users", LINES, seconds, slow, (beside, alone))
     assert slow == 0, "a request waited in a server for more than a second"
 
 
@@ -137,31 +153,56 @@ def queued(fleet: TlsFleet, edge: str) -> float:
     return counted(fleet, "vllm:request_queue_time_seconds_bucket", f'le="{edge}"')
 
 
-def note_row(what: str, seconds: float, alone: Summary, beside: Summary, slow: float) -> None:
+def note_row(
+    what: str, lines: int, seconds: float, slow: float, users: tuple[Summary, Summary | None]
+) -> None:
+    """Write a measured row; `users` are what clients saw beside the batch, and without it."""
+    beside, alone = users
     row = [
-        what, f"{seconds:.0f} s", f"{LINES / seconds:.1f}", f"{beside.requests}",
-        f"{beside.failed}", f"{slow:.0f}", f"{alone.ttft_p50:.3f} s", f"{beside.ttft_p50:.3f} s",
+        what, f"{lines}", f"{seconds:.0f} s", f"{lines / seconds:.1f}",
+        f"{beside.requests}", f"{beside.failed}", f"{slow:.0f}",
+        f"{alone.ttft_p50:.3f} s" if alone else "-", f"{beside.ttft_p50:.3f} s",
     ]  # fmt: skip
     print(" | ".join(row), flush=True)
     note(PAGE, *row)
 
 
-def test_a_batch_that_is_killed_goes_on_and_asks_no_answered_line_again(fleet: TlsFleet) -> None:
-    batch = Batch(fleet, "killed")
+def test_after_five_kills_each_line_is_answered_once_and_users_lose_nothing(
+    fleet: TlsFleet,
+) -> None:
+    """It is killed when a sixth of the lines is answered, then another one, and so on."""
+    batch = Batch(fleet, "killed", FEW_TOKENS, MANY)
     done = counted(fleet, "vllm:request_success_total")
-    process = batch.start()
-    until(lambda: batch.answered() >= 60, "sixty answers", 300)
-    process.kill()
-    process.communicate()
-    before = batch.answered()
-    assert before < LINES, "it was over when it was killed"
-    found = finish(batch.start())
+    waited = {edge: queued(fleet, edge) for edge in ("1.0", r"\+Inf")}
+    kept: dict[str, str] = {}
+    with fleet.load("beside-kills", rate=RATE) as users:
+        began = time.monotonic()
+        for kill in range(1, KILLS + 1):
+            process = batch.start()
+            least = MANY * kill // (KILLS + 1)
+            until(partial(batch.has, least, process), f"{least} answers", 300)
+            over = process.poll()
+            process.kill()
+            said, errors = process.communicate(timeout=60)
+            assert over is None, f"it was over before it was killed: {said}{errors}"
+            assert kept.items() <= batch.answers().items(), "an answer is gone"
+            kept = batch.answers()
+            print(f"kill {kill}: {len(kept)} of {MANY} lines are answered", flush=True)
+        assert len(kept) < MANY
+        found = finish(batch.start())
+        seconds = time.monotonic() - began
+    beside = summary(users.requests())
 
     batch.all_once()
-    assert found["answered"] == LINES
-    # What the servers finished is the other route: those under way at the kill twice, at most.
-    most = 2 * int(UNI_FLAGS["max-num-seqs"])
-    assert LINES <= counted(fleet, "vllm:request_success_total") - done <= LINES + most
+    assert kept.items() <= batch.answers().items()
+    assert (found["answered"], found["failed"], found["left"]) == (MANY, {}, 0)
+    # What the servers finished is the other route: twice are at most those under way at a kill.
+    most = KILLS * len(NODES) * int(UNI_FLAGS["max-num-seqs"])
+    least = MANY + beside.requests
+    assert least <= counted(fleet, "vllm:request_success_total") - done <= least + most
+    assert beside.failed == 0, beside.failures
+    slow = (queued(fleet, r"\+Inf") - waited[r"\+Inf"]) - (queued(fleet, "1.0") - waited["1.0"])
+    note_row("killed five times", MANY, seconds, slow, (beside, None))
 
 
 def test_a_signal_ends_it_with_what_to_type(fleet: TlsFleet) -> None:
