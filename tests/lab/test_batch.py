@@ -112,10 +112,10 @@ def finish(process: subprocess.Popen[str], seconds: float = 900) -> dict[str, An
     return found
 
 
-def counted(fleet: TlsFleet, name: str, labels: str = "") -> float:
-    """Return the sum of a metric over both nodes' servers, asked on the nodes."""
+def counted(fleet: TlsFleet, name: str, labels: str = "", nodes: tuple[str, ...] = NODES) -> float:
+    """Return the sum of a metric over nodes' servers, asked on the nodes."""
     total = 0.0
-    for node in NODES:
+    for node in nodes:
         page = fleet.ssh(node, "curl -sf http://127.0.0.1:8000/metrics")
         found = re.findall(rf"^{name}\{{[^}}]*{labels}[^}}]*\}} (\S+)$", page, re.MULTILINE)
         assert found, f"{node} has no {name}"
@@ -203,6 +203,24 @@ def test_after_five_kills_each_line_is_answered_once_and_users_lose_nothing(
     assert beside.failed == 0, beside.failures
     slow = (queued(fleet, r"\+Inf") - waited[r"\+Inf"]) - (queued(fleet, "1.0") - waited["1.0"])
     note_row("killed five times", MANY, seconds, slow, (beside, None))
+
+
+def test_a_drained_replica_works_on_a_batch_alone(fleet: TlsFleet) -> None:
+    other, node = NODES
+    [unit] = (name.split()[1] for name in fleet.pids() if name.startswith(f"{node} "))
+    replica = unit.removeprefix("vllm-").removesuffix(".service")
+    done = fleet.gpufleet("drain", fleet.inventory, node, "--why", "a batch", seconds=300)
+    assert done.status == 0, done.output
+    try:
+        before = counted(fleet, "vllm:request_success_total", nodes=(other,))
+        batch = Batch(fleet, "drained")
+        found = finish(batch.start("--replica", replica, "--guest", "1"))
+        after = counted(fleet, "vllm:request_success_total", nodes=(other,))
+    finally:
+        done = fleet.gpufleet("undrain", fleet.inventory, node, seconds=300)
+    assert done.status == 0, done.output
+    batch.all_once()
+    assert (found["answered"], after - before) == (LINES, 0)
 
 
 def test_a_signal_ends_it_with_what_to_type(fleet: TlsFleet) -> None:

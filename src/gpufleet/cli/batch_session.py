@@ -253,6 +253,8 @@ class GuestLook:
         target, notes = self._target()
         for each in notes:
             say(f"note: {each}")
+        if why := self.answers.declared.out.get(self._drained or ""):
+            say(f"note: {self._drained} gets no requests of users ({why}), and those of this batch")
         guest.idle_slots(self._loads(target))
         return target
 
@@ -275,10 +277,15 @@ class GuestLook:
         self.answers: NodeAnswers = self._fleet.ask_nodes()
         self._asked_at = time.monotonic()
 
+    @property
+    def _drained(self) -> str | None:
+        """The named replica, which may be drained by a person; None while the fleet is changed."""
+        return None if self.answers.changes() else self._wanted.replica
+
     def _target(self) -> tuple[Target, tuple[str, ...]]:
         return self._fleet.target(
             self._model,
-            self.answers.declared,
+            load_target.with_drained(self.answers.declared, self._drained),
             replica=self._wanted.replica,
             gateway=self._wanted.gateway,
             key_file=self._wanted.key_file,
@@ -293,7 +300,7 @@ class GuestLook:
             each
             if isinstance(each, str) or self._per_server is None or each.slots is None
             else replace(each, slots=min(each.slots, self._per_server))
-            for each in self._fleet.loads(target, self.answers)
+            for each in self._fleet.loads(target, self.answers, drained=self._drained)
         ]
 
 
