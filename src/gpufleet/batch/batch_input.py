@@ -20,14 +20,19 @@ from gpufleet.errors import FleetError, file_fault, json_fault
 URLS = {
     "/v1/chat/completions": "/v1/chat/completions",
     "/v1/completions": "/v1/completions",
+    "/v1/responses": "/v1/responses",
     "/v1/embeddings": "/v1/embeddings",
     "/v1/rerank": "/v1/rerank",
     "/v2/rerank": "/v1/rerank",
     "/rerank": "/v1/rerank",
     "/v1/score": "/v1/score",
     "/score": "/v1/score",
+    "/classify": "/classify",
+    "/pooling": "/pooling",
 }
-"""What a line may ask for, and the route below /v1 at which vLLM answers the same."""
+"""What a line may ask for, and the route at which vLLM answers the same: below /v1 if there is one.
+"""
+_NOT_WHOLE = {"stream": "a stream", "background": "an answer that is fetched later"}
 _KEYS = frozenset({"custom_id", "method", "url", "body"})
 _NAMED = 20
 """Problems that a refusal names."""
@@ -60,7 +65,7 @@ class Line:
 
     custom_id: str
     path: str
-    """Below /v1."""
+    """At which it is asked: a value of `URLS`."""
     body: bytes = field(repr=False)
 
 
@@ -202,8 +207,9 @@ def parse_line(raw: bytes | None, rules: InputRules) -> Line:
     if body.get("model") != rules.model:
         what = json.dumps(body.get("model"))[:80]
         raise LineError(f"its `model` is {what}: write {json.dumps(rules.model)}")
-    if body.get("stream"):
-        raise LineError("asks for a stream, and answers are whole lines: remove `stream`")
+    if asked := [key for key in _NOT_WHOLE if body.get(key)]:
+        what = _NOT_WHOLE[asked[0]]
+        raise LineError(f"asks for {what}, and answers are whole lines: remove `{asked[0]}`")
     try:
         text = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         data = text.encode()

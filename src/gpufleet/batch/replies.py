@@ -24,7 +24,8 @@ of all; one that finds no room waits up to a minute each time.
 LONGEST_BACK_OFF_SECONDS = 60.0
 _BUSY = frozenset({408, 425, 429, 503})
 _LOST = frozenset({502, 504})
-_SCORES = ("relevance_score", "score")
+_NUMBERS = ("embedding", "probs", "data", "relevance_score", "score")
+"""Keys of rows whose values are numbers, or lists of them."""
 _REFUSED = frozenset({401, 403})
 """The key is not taken: so for every line."""
 
@@ -121,11 +122,18 @@ def _has_no_number(document: Any) -> bool:
     rows = [document.get(key) for key in ("data", "results")]
     found = [row for part in rows if isinstance(part, list) for row in part]
     return any(
-        isinstance(value, list) and None in value
+        _has_null(row[key])
         for row in found
         if isinstance(row, dict)
-        for value in (row.get("embedding"), *([[row[key]] for key in _SCORES if key in row]))
+        for key in _NUMBERS
+        if key in row
     )
+
+
+def _has_null(value: Any) -> bool:
+    if isinstance(value, list):
+        return None in value or any(_has_null(each) for each in value if isinstance(each, list))
+    return value is None
 
 
 def _parse(body: bytes) -> Any:
@@ -175,10 +183,12 @@ class Totals:
         self.answered += 1
         usage = document["response"]["body"].get("usage")
         if isinstance(usage, dict):
-            completion = _count(usage.get("completion_tokens"))
+            # /v1/responses has names of its own.
+            completion = _count(usage.get("completion_tokens", usage.get("output_tokens")))
             # A reranker of some releases counts all of them only.
             rest = _count(usage.get("total_tokens")) - completion
-            self.prompt_tokens += _count(usage.get("prompt_tokens")) or max(0, rest)
+            prompt = _count(usage.get("prompt_tokens", usage.get("input_tokens")))
+            self.prompt_tokens += prompt or max(0, rest)
             self.completion_tokens += completion
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from gpufleet.batch.batch_input import BatchInput, CheckedInput, InputRules, Line, id_hash
+from gpufleet.batch.batch_input import URLS, BatchInput, CheckedInput, InputRules, Line, id_hash
 from gpufleet.errors import FleetError
+from gpufleet.network.haproxy import PATHS
 
 SECRET = "the-prompt-of-a-user"
 RULES = InputRules("llama", 1 << 20)
@@ -41,6 +42,13 @@ def test_a_sound_input_is_counted_and_has_the_hash_that_sha256sum_gives(tmp_path
     assert found == CheckedInput(3, hashlib.sha256(whole).hexdigest(), paths)
 
 
+def test_a_line_is_asked_where_a_gateway_and_a_server_have_its_route(tmp_path: Path) -> None:
+    """By a model's entry a gateway takes all below /v1, and what `haproxy.PATHS` names."""
+    found = check(tmp_path, *(line(url, url=url) for url in URLS))
+    assert {path for path in found.paths if not path.startswith("/v1/")} < {*PATHS}
+    assert {"/classify", "/pooling", "/v1/responses"} < {*found.paths}
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
@@ -61,6 +69,7 @@ def test_a_sound_input_is_counted_and_has_the_hash_that_sha256sum_gives(tmp_path
         (line(body={"model": None}), 'its `model` is null: write "llama"'),
         ('{"custom_id": "a", "url": "/score", "body": 1}', "its `body` is not an object"),
         (line(body={"stream": True}), "asks for a stream"),
+        (line(body={"background": True}), "remove `background`"),
         (line(body={"prompt": "x" * (1 << 20)}), "its `body` is larger than 1 MiB"),
         (line(body={"prompt": "x" * (9 << 20)}), "is larger than 1 MiB"),
         (line().replace(SECRET, "\\ud800"), "half of a surrogate pair"),

@@ -22,6 +22,10 @@ LINE = Line("r1", "/v1/completions", b"{}")
         (Reply(200, b'{"results": [{"relevance_score": 0.5}]}'), "answer", ""),
         (Reply(200, b'{"results": [{"relevance_score": null}]}'), "broken", "not a number"),
         (Reply(200, b'{"data": [{"score": null}]}'), "broken", "not a number"),
+        (Reply(200, b'{"data": [{"label": null, "probs": [0.5, 1]}]}'), "answer", ""),
+        (Reply(200, b'{"data": [{"probs": [0.5, null]}]}'), "broken", "not a number"),
+        (Reply(200, b'{"data": [{"data": [[0.5], [1]]}]}'), "answer", ""),
+        (Reply(200, b'{"data": [{"data": [[0.5], [null]]}]}'), "broken", "not a number"),
         (Reply(200, b'{"data": [1, null], "results": "x"}'), "answer", ""),
         (Reply(200, b"[" * 200_000), "broken", "not JSON"),
         (Reply(400, b"no JSON"), "answer", "400"),
@@ -89,6 +93,13 @@ def test_totals_count_only_numbers_as_tokens() -> None:
         totals.add(output_line(LINE, judge(Reply(200, document))))
 
     assert (totals.lines, totals.prompt_tokens, totals.completion_tokens) == (4, 3, 4)
+
+
+def test_tokens_of_responses_are_counted_by_their_own_names() -> None:
+    totals = Totals()
+    usage = {"input_tokens": 5, "output_tokens": 7, "total_tokens": 12}
+    totals.add({"error": None, "response": {"body": {"usage": usage}}})
+    assert (totals.prompt_tokens, totals.completion_tokens) == (5, 7)
 
 
 def test_tries_are_apart_by_twice_as_long_each_time_and_a_minute_at_most() -> None:
