@@ -37,6 +37,9 @@ REQUESTS, CLIENTS = 5000, 3
 """That clients of all kinds send in all while a fleet is changed, and how many they are."""
 BETWEEN_SECONDS = 0.2
 """Of a client, after an answer: a server that starts beside them needs some of the two cores."""
+LENGTHS = {"embed": "16", "rerank": "4,8,2", VISION: "4,2,32", SPEECH: "1"}
+"""Of requests that `gpufleet measure` sends: a text, a query with documents, a question about a
+picture of 32 pixels, a second of sound."""
 SEQUENCES = "max-num-seqs"
 
 
@@ -63,6 +66,8 @@ class KindsFleet(UpgradeFleet):
         # The encoder's 1500 positions are taken in one step.
         speech = {**flags, "max-num-batched-tokens": 2048, "max-model-len": 32}
         self.wanted["serving"][SPEECH]["flags"] = speech
+        for served in self.wanted["serving"].values():
+            served["objectives"] = {"e2e_p99_seconds": 60}
         for kind, share in SHARES.items():
             self.wanted["serving"][kind]["gpu_share"] = share
             del self.wanted["serving"][kind]["tensor_parallel"]
@@ -187,6 +192,18 @@ def test_the_plan_foretells_the_tokens_that_each_server_logs(kinds: KindsFleet) 
         said = re.findall(r"KV cache size: ([\d,]+) tokens", log)
         assert [int(each.replace(",", "")) for each in said[-1:]] in ([foretold[model]], [])
         assert bool(said) or foretold[model] == 0, log[-2000:]
+
+
+@pytest.mark.parametrize("model", LENGTHS)
+def test_measure_sends_what_a_model_of_the_kind_takes(kinds: KindsFleet, model: str) -> None:
+    run = kinds.gpufleet(
+        "measure", kinds.inventory, model, "--replica", f"{model}-0", "--lengths", LENGTHS[model],
+        "--concurrency", "1", "--seconds", "10", "--processes", "1", "--json", seconds=300,
+    )  # fmt: skip
+    assert run.status in {0, 1}, run.output  # 1: too few answers for a verdict
+    [level] = json.loads(run.stdout)["levels"]
+    assert level["requests"] > 0, run.output
+    assert level["errors"] == {}, run.output
 
 
 def test_a_model_that_sees_and_refuses_pictures_does_not_serve(kinds: KindsFleet) -> None:
