@@ -228,6 +228,40 @@ def test_a_model_that_sees_and_refuses_pictures_does_not_serve(kinds: KindsFleet
     assert kinds.status_of(VISION, until="serves")["why"] == []
 
 
+def test_a_reranker_that_does_not_rank_does_not_serve(kinds: KindsFleet) -> None:
+    """Its classifier gets the other sign: all scores are finite, and in the other order."""
+    unit = "vllm-rerank-0.service"
+    file = f"/etc/systemd/system/{unit}"
+    [node] = (each for each in NODES if kinds.ssh(each, f"ls {file} 2>/dev/null; :"))
+    folder = kinds.ssh(node, f"sed -n 's/^RequiresMountsFor=//p' {file}").strip()
+    weights = kinds.lab.root(node) / folder.lstrip("/") / "model.safetensors"
+    right = weights.read_bytes()
+
+    def serve(content: bytes) -> None:
+        kinds.ssh(node, f"systemctl stop {unit}")
+        weights.write_bytes(content)
+        kinds.ssh(node, f"systemctl start {unit}")
+
+    try:
+        serve(negated(right, "classifier.weight"))
+        said = kinds.status_of("rerank", until="wrong")
+    finally:
+        serve(right)
+    assert "a ranking fails: for " in said["why"][0]
+    assert f"{questions.UNRANKED}; if its model scores something else" in said["why"][0]
+    assert kinds.status_of("rerank", until="serves")["why"] == []
+
+
+def negated(checkpoint: bytes, name: str) -> bytes:
+    """Return a file of safetensors with the other sign of a tensor of bfloat16."""
+    size = 8 + int.from_bytes(checkpoint[:8], "little")
+    first, end = (size + at for at in json.loads(checkpoint[8:size])[name]["data_offsets"])
+    found = bytearray(checkpoint)
+    for at in range(first + 1, end, 2):  # the sign is the highest bit, and these are little-endian
+        found[at] ^= 0x80
+    return bytes(found)
+
+
 def test_a_vector_that_is_not_the_models_is_refused(kinds: KindsFleet) -> None:
     """What a server answers is compared with what the model's files on its node say."""
     node = NODES[0]
