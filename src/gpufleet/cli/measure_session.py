@@ -20,7 +20,6 @@ from gpufleet.cli.measure_output import LevelLines, Progress, say, served_by
 from gpufleet.cli.measure_wanted import MeasureOptions, trace_work, work_json
 from gpufleet.cli.served_fleet import NodeAnswers, ServedFleet
 from gpufleet.errors import FleetError
-from gpufleet.flags.normalize import human_readable
 from gpufleet.fleet.model_configs import describe_models
 from gpufleet.formatting import join_names, suggestion
 from gpufleet.inventory.loader import read
@@ -41,7 +40,7 @@ from gpufleet.load_test.media_work import SHORT_ANSWERS, SoundWork
 from gpufleet.load_test.outcomes import Contract
 from gpufleet.load_test.result import Measurement, RateBracket, Searched
 from gpufleet.load_test.run_recorder import Recorder
-from gpufleet.load_test.subjects import subject_of
+from gpufleet.load_test.subjects import longest_request, subject_of
 from gpufleet.remote.session import COMMAND
 from gpufleet.sizing.architectures.description import Description
 from gpufleet.upgrade.run.connections import Nodes, open_nodes
@@ -194,10 +193,8 @@ class Session:
         config = (found.config or {}) if isinstance(found, Description) else {}
         size = config.get("vocab_size")
         ids = workloads.ordinary_ids(size if isinstance(size, int) else SMALLEST_VOCABULARY)
-        lines = next((e.arguments for e in fleet.declared.running if e.model == model), ())
-        given = (line.strip().partition(" ") for line in lines)
-        length = next((value for name, _, value in given if name == "--max-model-len"), "")
-        return ids, human_readable(length)
+        stage = next((each for each in fleet.declared.running if each.model == model), None)
+        return ids, longest_request(stage, found or "unknown") if stage else None
 
     def _admit(self, first: Look, contract: Contract) -> int | None:
         """

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from gpufleet.flags.normalize import human_readable
 from gpufleet.load_test.fingerprint import Subject
 from gpufleet.node.topology import Node
 from gpufleet.planning.stage import Running
 from gpufleet.settings.serving_settings import Served
+from gpufleet.sizing.architectures.description import Described
+from gpufleet.versions import numbers
+
+LENGTH, OVERRIDES = "--max-model-len", "--hf-overrides"
 
 FOLDER = "measurements"
 """The folder in a project, beside `inventories/`."""
@@ -26,6 +32,21 @@ def measurements_folder(inventory_file: str) -> Path:
     """
     folder = Path(inventory_file).absolute().parent
     return (folder.parent if folder.name == "inventories" else folder) / FOLDER
+
+
+def longest_request(stage: Running, model: Described) -> int | None:
+    """
+    Return the tokens of prompt and answer that a replica takes; None: unknown.
+
+    Without `--max-model-len` it is the model's own length, unless flags change the model's config.
+    """
+    given = {name: value for name, _, value in (e.strip().partition(" ") for e in stage.arguments)}
+    if LENGTH in given:
+        return human_readable(given[LENGTH])
+    version = stage.release.rpartition("-")[0]
+    if isinstance(model, str) or OVERRIDES in given or not re.match(r"\d+\.\d+", version):
+        return None
+    return model.architecture.default_length(numbers(version))
 
 
 def subject_of(
