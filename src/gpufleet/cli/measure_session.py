@@ -248,7 +248,7 @@ class Session:
         if wanted.rate is not None:
             return search.single(most), None
         found = search.rate(most)
-        if not wanted.closed_loop:
+        if not wanted.closed_loop or runs.stopped:
             return found, None
         say("the same target in a closed loop:")
         return found, search.concurrency(found.found.concurrency or 1.0, most)

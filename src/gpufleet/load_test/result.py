@@ -345,8 +345,8 @@ def alert_remarks(best: LevelSummary | None, contract: Contract) -> tuple[str, .
         p99 = values.get("p99")
         if limit is not None and p99 is not None and p99 > limit:
             found.append(
-                f"at {best.load:.3g} p99 of {what} is {p99:.3g} s, above the objective of "
-                f"{limit:.3g} s: {alert} may fire there"
+                f"at {best.load:.3g} {best.unit} p99 of {what} is {p99:.3g} s, above the objective "
+                f"of {limit:.3g} s: {alert} may fire there"
             )
     return tuple(found)
 

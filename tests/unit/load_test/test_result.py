@@ -242,9 +242,9 @@ def test_alerts_that_the_best_level_would_fire_are_named_with_what_they_count() 
     )
 
     assert alert_remarks(kept, CONTRACT) == (
-        "at 4 p99 of TTFT is 0.9 s, above the objective of 0.5 s: VllmTtftAboveObjective may fire "
-        "there",
-        "at 4 p99 of pauses between tokens is 0.08 s, above the objective of 0.05 s: "
+        "at 4 requests/s p99 of TTFT is 0.9 s, above the objective of 0.5 s: "
+        "VllmTtftAboveObjective may fire there",
+        "at 4 requests/s p99 of pauses between tokens is 0.08 s, above the objective of 0.05 s: "
         "VllmItlAboveObjective may fire there",
     )
     assert alert_remarks(LEVELS[0], CONTRACT) == ()
