@@ -1,6 +1,7 @@
-"""Measure a page in a browser: does it fit a telephone and a desktop, are its pictures seen?
+"""Measure a page in a browser: does it fit a telephone and a desktop, and can everybody read it?
 
     python -m tools.check_page report.html
+    python -m tools.check_page report.html axe.min.js    # of axe-core: also its rules
 
 Needs Chromium (`apt-get install chromium`). Pages forbid scripts, so what is measured is a copy
 without that policy, in frames of each width. Exit status: 0 fits, 1 does not, 2 not measured.
@@ -8,71 +9,116 @@ without that policy, in frames of each width. Exit status: 0 fits, 1 does not, 2
 
 from __future__ import annotations
 
+import base64
 import html
+import json
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 WIDTHS = (400, 1280)
-SECONDS = 60
+SECONDS = 120
+VIRTUAL_MILLISECONDS = 60_000
+"""Of the page's own clock: axe-core works in steps that wait for each other."""
 _POLICY = re.compile(r"<meta http-equiv=\"Content-Security-Policy\"[^>]*>")
 _MEASURE = """
-addEventListener("load", () => {
-  const found = [...document.querySelectorAll("iframe")].map((frame) => {
+addEventListener("load", async () => {
+  const found = [];
+  for (const frame of document.querySelectorAll("iframe")) {
     const page = frame.contentDocument.documentElement;
-    const seen = [...page.querySelectorAll("svg")].filter((each) => {
+    const all = [...page.querySelectorAll("svg")];
+    const seen = all.filter((each) => {
       const box = each.getBoundingClientRect();
-      return box.width > 50 && box.height > 50 && box.left >= 0 && box.right <= frame.width;
+      return box.width > 5 && box.height > 5 && box.left >= 0 && box.right <= frame.width;
     });
-    return `${frame.width} ${page.scrollWidth} ${seen.length} ` +
-      page.querySelectorAll("svg").length;
-  });
-  document.body.setAttribute("data-found", found.join(";"));
+    const row = {width: +frame.width, content: page.scrollWidth, seen: seen.length,
+      pictures: all.length, violations: []};
+    if (AXE) {
+      const script = frame.contentDocument.createElement("script");
+      script.textContent = AXE;
+      frame.contentDocument.head.append(script);
+      const said = await frame.contentWindow.axe.run(frame.contentDocument);
+      row.violations = said.violations.map((each) => `${each.id} (${each.impact}): ${each.help}: ` +
+        each.nodes.map((node) => node.target.join(" ")).slice(0, 5).join(", "));
+    }
+    found.push(row);
+  }
+  const text = new TextEncoder().encode(JSON.stringify(found));
+  document.body.setAttribute("data-found", btoa(String.fromCharCode(...text)));
 });
 """
 
 
-def measure(page: Path, browser: str) -> list[tuple[int, int, int, int]]:
-    """Return (width, width of its content, pictures that are seen, pictures) for each width."""
+@dataclass(frozen=True)
+class Measured:
+    """A page at one width, in CSS pixels."""
+
+    width: int
+    content: int
+    """Width of its content; more than `width`: it scrolls sideways."""
+    seen: int
+    """Pictures that are wholly seen."""
+    pictures: int
+    violations: tuple[str, ...] = ()
+    """Rules of axe-core that it breaks, with the elements."""
+
+    @property
+    def fits(self) -> bool:
+        """Return whether nothing is cut off, and no rule is broken."""
+        return self.content <= self.width and self.seen == self.pictures and not self.violations
+
+
+def browser() -> str | None:
+    """Return Chromium's path; None: it is not installed."""
+    return shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+def measure(page: Path, program: str, axe: str = "") -> list[Measured]:
+    """Return what a browser measures of a page at each width; `axe` is axe-core's script."""
     text = html.escape(_POLICY.sub("", page.read_text(encoding="utf-8")))
     frames = "".join(f'<iframe width="{each}" height="900" srcdoc="{text}"></iframe>'
                      for each in WIDTHS)  # fmt: skip
+    quoted = json.dumps(axe).replace("</", "<\\/")
+    script = f"const AXE = {quoted};\n{_MEASURE}"
     with tempfile.TemporaryDirectory() as folder:
         wrapper = Path(folder, "wrapper.html")
-        wrapper.write_text(f"<!doctype html><script>{_MEASURE}</script><body>{frames}", "utf-8")
+        wrapper.write_text(f"<!doctype html><script>{script}</script><body>{frames}", "utf-8")
         run = subprocess.run(
-            [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}",
-             "--window-size=1400,900", "--dump-dom", wrapper.as_uri()],
+            [program, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}",
+             "--window-size=1400,900", f"--virtual-time-budget={VIRTUAL_MILLISECONDS}",
+             "--dump-dom", wrapper.as_uri()],
             capture_output=True, text=True, timeout=SECONDS, check=True,
         )  # fmt: skip
-    match = re.search(r'<body data-found="([\d ;]+)"', run.stdout)
+    match = re.search(r'<body data-found="([\w+/=]+)"', run.stdout)
     if match is None:
         raise ValueError("the browser measured nothing")
-    rows = [tuple(map(int, row.split())) for row in match[1].split(";")]
-    return [(width, content, seen, there) for width, content, seen, there in rows]
+    rows = json.loads(base64.b64decode(match[1]))
+    return [Measured(**{**row, "violations": tuple(row["violations"])}) for row in rows]
 
 
 def main(words: list[str]) -> int:
-    """Print a line a width; return the exit status."""
-    browser = shutil.which("chromium") or shutil.which("chromium-browser")
-    if len(words) != 1 or browser is None:
+    """Print a line a width, and each rule that is broken; return the exit status."""
+    program = browser()
+    if len(words) not in {1, 2} or program is None:
         print(__doc__)
         return 2
     try:
-        found = measure(Path(words[0]), browser)
+        axe = Path(words[1]).read_text("utf-8") if words[1:] else ""
+        found = measure(Path(words[0]), program, axe)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         print(f"{words[0]}: not measured: {error}")
         return 2
-    good = True
-    for width, content, seen, there in found:
-        fits = content <= width and seen == there
-        good = good and fits
-        print(f"{width} px: content {content} px, {seen} of {there} pictures seen"
-              + ("" if fits else ": DOES NOT FIT"))  # fmt: skip
-    return 0 if good else 1
+    for each in found:
+        print(
+            f"{each.width} px: content {each.content} px, {each.seen} of {each.pictures} pictures "
+            "seen" + ("" if each.fits else ": DOES NOT FIT")
+        )
+        print("".join(f"  {rule}\n" for rule in each.violations), end="")
+    return 0 if all(each.fits for each in found) else 1
 
 
 if __name__ == "__main__":

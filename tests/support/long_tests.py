@@ -31,6 +31,7 @@ SECONDS = 3600
 # Which part a long test belongs to: the first prefix of its id. A new long test needs one.
 PARTS = {
     "tests/unit/checks/": "check-matrix",
+    "tests/unit/report/": "pages",
     "tests/unit/": "programs",
     "tests/lab/test_batch.py": "batch",
     "tests/lab/test_commands.py": "measure",

@@ -36,7 +36,7 @@ p { margin: .3rem 0; } .pale { color: var(--pale); }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { border-bottom: 1px solid var(--line); padding: .25rem .8rem .25rem 0; text-align: left;
   vertical-align: top; } td { overflow-wrap: anywhere; white-space: pre-line; }
-.wide { overflow-x: auto; }
+.wide { overflow-x: auto; } svg { display: block; max-width: 100%; height: auto; }
 ul { padding-left: 1.2rem; } li { white-space: pre-line; overflow-wrap: anywhere; }
 """
 
@@ -98,16 +98,16 @@ def result_page(found: Measurement) -> str:
             else []
         ),
         "<h2>What was measured</h2>",
-        _table(("", ""), _subject(found)),
+        _table(("what", "value"), _subject(found)),
         "<h2>Workload</h2>",
-        _table(("", ""), [("loop", found.loop), *_flat(found.workload)]),
+        _table(("what", "value"), [("loop", found.loop), *_flat(found.workload)]),
         "<h2>Was the client the bottleneck?</h2>",
         _list(_client(found)),
         "<h2>What is not known</h2>",
         _list(_unknown(found)),
         *(["<h2>Notes</h2>", _list(found.notes)] if found.notes else []),
     ]
-    return html_page(title, _STYLE + STYLE, body)
+    return html_page(title, _STYLE + STYLE, ["<main>", *body, "</main>"])
 
 
 def _answer(found: Measurement) -> str:
@@ -396,7 +396,7 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     lines = "".join(
         "<tr>" + "".join(f"<td>{html_text(each)}</td>" for each in row) + "</tr>" for row in rows
     )
-    return f'<div class="wide"><table><tr>{heads}</tr>{lines}</table></div>'
+    return f'<div class="wide" tabindex="0"><table><tr>{heads}</tr>{lines}</table></div>'
 
 
 def _list(items: Iterable[str]) -> str:

@@ -37,7 +37,7 @@ def preflight_page(found: Preflight) -> str:
         "<h2>Signed</h2>",
         "<p>Date, name: ______________________________</p>",
     ]
-    return html_page(title, _STYLE, body)
+    return html_page(title, _STYLE, ["<main>", *body, "</main>"])
 
 
 def _all(found: Preflight) -> Iterator[str]:
@@ -56,5 +56,6 @@ def _table(lines: list[Line]) -> str:
         + "</tr>"
         for line in lines
     )
-    heads = "".join(f"<th>{each}</th>" for each in ("", "about", "found", "proof", "what to do"))
+    columns = ("status", "about", "found", "proof", "what to do")
+    heads = "".join(f"<th>{each}</th>" for each in columns)
     return f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"

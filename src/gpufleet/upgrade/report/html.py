@@ -64,7 +64,8 @@ p { margin: .3rem 0; } .pale { color: var(--pale); }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { border-bottom: 1px solid var(--line); padding: .25rem .8rem .25rem 0; text-align: left;
   vertical-align: top; } td { overflow-wrap: anywhere; white-space: pre-line; }
-.wide { overflow-x: auto; } svg { display: block; } svg text { fill: var(--ink); font-size: 12px; }
+.wide { overflow-x: auto; } svg { display: block; max-width: 100%; height: auto; }
+svg text { fill: var(--ink); font-size: 12px; }
 svg .pale { fill: var(--pale); } svg line { stroke: var(--line); }
 .drain { fill: var(--drain); } .own { fill: var(--own); } .load { fill: var(--load); }
 .judge { fill: var(--judge); } .soak { fill: var(--soak); } .change { fill: var(--change); }
@@ -94,7 +95,7 @@ def report_html(found: Report) -> str:
         *(f"<p>{html_text(each)}</p>" for each in totals(found)),
     ]
     if any(group.spans for group in found.groups):
-        body += ["<h2>Timeline</h2>", _legend(found), f'<div class="wide">{_timeline(found)}</div>']
+        body += ["<h2>Timeline</h2>", _legend(found), _timeline(found)]
     if found.groups:
         body += ["<h2>Groups</h2>", _groups(found), f'<p class="pale">{_COLUMNS}</p>']
         body += ["<h2>Requests and times</h2>", _replicas(found), f'<p class="pale">{_WINDOWS}</p>']
@@ -108,14 +109,14 @@ def report_html(found: Report) -> str:
         if lines:
             items = "".join(f"<li>{html_text(each)}</li>" for each in lines)
             body.append(f"<h2>{heading}</h2><ul>{items}</ul>")
-    return html_page(title, _STYLE, body)
+    return html_page(title, _STYLE, ["<main>", *body, "</main>"])
 
 
 # -- tables
 
 
 def _groups(found: Report) -> str:
-    head = ("wave", "group", "nodes", "", "away", "drain", "load", "judged", "own", "left")
+    head = ("wave", "group", "nodes", "outcome", "away", "drain", "load", "judged", "own", "left")
     rows = [
         (
             f"{group.wave}{' canary' if wave.wave.canary else ''}",
@@ -151,7 +152,7 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     lines = "".join(
         "<tr>" + "".join(f"<td>{html_text(each)}</td>" for each in row) + "</tr>" for row in rows
     )
-    return f'<div class="wide"><table><tr>{heads}</tr>{lines}</table></div>'
+    return f'<div class="wide" tabindex="0"><table><tr>{heads}</tr>{lines}</table></div>'
 
 
 def _judged(found: Report) -> Iterator[str]:
