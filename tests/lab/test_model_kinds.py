@@ -178,14 +178,15 @@ def test_status_and_verify_ask_each_by_its_kind(kinds: KindsFleet) -> None:
 
 
 def test_the_plan_foretells_the_tokens_that_each_server_logs(kinds: KindsFleet) -> None:
-    """Encoders keep none. What a Whisper keeps is not estimated; its entry says its GPUs."""
+    """Encoders keep none; a Whisper keeps its text's, and what it heard."""
     run = kinds.gpufleet("plan", kinds.inventory, "--json", seconds=200)
     assert run.status == 0, run.output
     rows = [each for each in json.loads(run.stdout)["candidates"] if each["chosen"]]
     foretold = {each["model"]: each["kv_cache_tokens"] or 0 for each in rows}
     assert {name: foretold[name] for name in REPLICAS} == dict.fromkeys(REPLICAS, 0)
     assert foretold[VISION] > 0
-    for model in (*REPLICAS, VISION):
+    assert foretold[SPEECH] > 0
+    for model in (*REPLICAS, VISION, SPEECH):
         unit = f"vllm-{model}-0.service"
         journal = f"journalctl -u {unit} -o cat --no-pager 2>/dev/null; :"
         log = "".join(kinds.ssh(node, journal) for node in NODES)

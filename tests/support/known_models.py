@@ -30,6 +30,7 @@ _TITLES = {
     "multimodal": "A text part and a tower, counted weight by weight",
     "estimated": "A text part, and a tower that is estimated from its config",
     "encoders": "An encoder that embeds or scores, without a KV cache",
+    "speech": "An encoder of sound, and a decoder that keeps what it heard",
     "classifiers": "A decoder that classifies or scores",
     "unsized": "Known and refused: without a KV cache, or with one of an encoder's as well",
 }

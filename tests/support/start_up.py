@@ -138,6 +138,8 @@ class Log:
             for page in kv_bytes.pages(layout(self), stage)
         }
         architecture = self.description.architecture
+        if "cross" in kinds:
+            return "encoder and decoder"
         if "state" in kinds:
             return "hybrid with states"
         if kinds & {"window", "chunk"}:

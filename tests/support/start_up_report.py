@@ -58,9 +58,9 @@ _FOOT = """
   weights. They keep no cache, and print nothing of activations, which nothing confirms. On lab
   nodes (CPU) an embedder, a reranker and a classifier keep no cache, as planned, and a model that
   sees keeps the planned tokens (`tests/lab/test_model_kinds.py`).
-- Whisper has no estimate. The one start that was found (whisper-large-v3, 0.15.1, FP16) prints 2.88
-  GiB of weights, and 33,216 tokens in 10.14 GiB: room for two caches of 160 KiB a token, of its
-  decoder and of what its encoder heard.
+- Of Whisper one start was found (whisper-large-v3, 0.15.1): weights and cache are in the tables.
+  Its GPU is not printed, so nothing confirms the whole chain; what its encoder's own run takes is
+  not counted.
 - Starts with LoRA, CPU offloading, or a draft model of its own besides the model's own prediction
   layers are left out of the whole chain.
 """

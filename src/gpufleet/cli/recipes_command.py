@@ -157,8 +157,6 @@ def _remarks(recipe: Recipe, variant: Variant, release: str, gpu: str | None) ->
             f"to decide: it needs packages of vLLM's extra `{recipe.extra}`: write the lock with "
             f"`gpufleet packages lock vllm {release} --also 'vllm[{recipe.extra}]=={release}'`"
         )
-    if recipe.kind == "transcribe":
-        yield "keep `tensor_parallel`: the plan refuses a class without an estimate that has none"
     others = [one for one in recipe.variants if one is not variant]
     if others:
         named = ", ".join(f"{one.model} ({one.precision})" for one in others)

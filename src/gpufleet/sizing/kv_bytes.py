@@ -23,6 +23,7 @@ from gpufleet.sizing.architectures.components import (
     Cache,
     ChunkCache,
     CompressedCache,
+    CrossCache,
     FullCache,
     LatentCache,
     StateCache,
@@ -114,6 +115,7 @@ class Kind(StrEnum):
     WINDOW = "window"
     CHUNK = "chunk"
     STATE = "state"
+    CROSS = "cross"
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ class Page:
     span: int = 0
     """Tokens of the window or the chunk."""
     grows: int = 0
-    """Bytes that one more token takes; 0 for windows, chunks and states."""
+    """Bytes that one more token takes; 0 for windows, chunks, states and what encoders saw."""
 
 
 def caches(architecture: Architecture, layers: Iterable[range]) -> tuple[tuple[Cache, ...], ...]:
@@ -243,7 +245,9 @@ def block_size(layout: Layout) -> int:
     return block
 
 
-def token_bytes(layout: Layout, cache: FullCache | WindowCache | ChunkCache | LatentCache) -> int:
+def token_bytes(
+    layout: Layout, cache: FullCache | WindowCache | ChunkCache | CrossCache | LatentCache
+) -> int:
     """
     Return what one token takes in one layer, on one GPU.
 
@@ -254,8 +258,9 @@ def token_bytes(layout: Layout, cache: FullCache | WindowCache | ChunkCache | La
         return packed or (cache.rank + cache.rope_dim) * _element_bytes(layout)
     heads = max(1, cache.kv_heads // layout.tensor)
     # Values of their own size were counted from 0.14 on (FullAttentionSpec.head_size_v).
-    values = None if isinstance(cache, ChunkCache) or layout.vllm < (0, 14) else cache.v_head_dim
-    keys, values = cache.head_dim, values or cache.head_dim
+    own = cache.v_head_dim if isinstance(cache, FullCache | WindowCache) else None
+    own = None if layout.vllm < (0, 14) else own
+    keys, values = cache.head_dim, own or cache.head_dim
     dtype = layout.kv_dtype
     if dtype in ("int8_per_token_head", "fp8_per_token_head"):
         return heads * (keys + values + 2 * 4)
@@ -355,7 +360,9 @@ def _latent_dtype(layout: Layout) -> str:
 
 
 def _page(
-    layout: Layout, cache: FullCache | WindowCache | ChunkCache | LatentCache, block: int
+    layout: Layout,
+    cache: FullCache | WindowCache | ChunkCache | CrossCache | LatentCache,
+    block: int,
 ) -> Page:
     token = token_bytes(layout, cache)
     if isinstance(cache, LatentCache):
@@ -363,6 +370,10 @@ def _page(
             Kind.FULL, block, block * token, ("latent", cache.rank, cache.rope_dim), 0, token
         )
     shape: tuple[object, ...] = (max(1, cache.kv_heads // layout.tensor), cache.head_dim)
+    if isinstance(cache, CrossCache):
+        if layout.vllm < (0, 11):
+            raise NotKnownError("encoders beside a decoder are known from vLLM 0.11 on")
+        return Page(Kind.CROSS, block, block * token, shape)
     if isinstance(cache, ChunkCache) and layout.vllm >= (0, 10):  # a whole context before
         return Page(Kind.CHUNK, block, block * token, shape, cache.chunk)
     # 0.8.0 to 0.8.2 knew no windows.
@@ -437,6 +448,9 @@ def blocks(layout: Layout, page: Page, length: int) -> int:
         return -(-tokens // page.block) + 1
     if page.kind is Kind.CHUNK:
         return -(-min(page.span + _in_flight(layout), length) // page.block)
+    if page.kind is Kind.CROSS:
+        # max_num_encoder_input_tokens, which is a step's (CrossAttentionSpec, 0.15 to 0.33).
+        return -(-layout.max_num_batched_tokens // page.block)
     tokens = -(-length // layout.decode_context_parallel)
     return -(-tokens // page.block)
 

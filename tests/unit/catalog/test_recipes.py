@@ -117,6 +117,14 @@ POOLED: dict[str, tuple[dict[str, Any], list[Any] | None]] = {
         None,
     ),
 }
+# whisper-large-v3-turbo's sizes.
+WHISPER = {
+    "architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper",
+    "torch_dtype": "float16", "vocab_size": 51866, "num_mel_bins": 128, "d_model": 1280,
+    "encoder_layers": 32, "decoder_layers": 4, "encoder_attention_heads": 20,
+    "decoder_attention_heads": 20, "encoder_ffn_dim": 5120, "decoder_ffn_dim": 5120,
+    "max_source_positions": 1500, "max_target_positions": 448,
+}  # fmt: skip
 L4 = Kind("NVIDIA L4", 23034, (8, 9), (1,), NEWEST)
 
 
@@ -140,19 +148,15 @@ def test_every_recipe_of_a_model_without_text_is_held_to_that() -> None:
     assert {each.model for each in recipes.all_recipes() if each.kind in POOLS} == {*POOLED}
 
 
-def test_a_whisper_by_its_recipe_is_planned_though_it_has_no_estimate() -> None:
+def test_a_whisper_by_its_recipe_is_planned() -> None:
     recipe = recipes.find("openai/whisper-large-v3-turbo")
     [settings] = imported(recipe, recipe.variants[1], "L4", ()).settings["serving"].values()
     served = Served.model_validate({**settings, "kind": recipe.kind, "revision": "0" * 40})
-    name = "WhisperForConditionalGeneration"
-    assert resolve_kind("m", served, read_kind({"architectures": [name]})).kind == "transcribe"
-    with pytest.raises(FleetError, match="its size cannot be estimated") as refused:
-        describe(ModelFiles({"architectures": [name], "model_type": "whisper"}))
-    unsized = str(refused.value)
+    files = ModelFiles(WHISPER)
+    assert resolve_kind("m", served, read_kind(files.config)).kind == "transcribe"
 
-    assert evaluate_divisions("model", served, unsized, L4, 1, sizer=size).chosen
-    without = served.model_copy(update={"tensor_parallel": None})
-    assert not evaluate_divisions("model", without, unsized, L4, 1, sizer=size).chosen
+    planned = evaluate_divisions("model", served, describe(files), L4, 1, sizer=size)
+    assert planned.chosen, [each.reason for each in planned.candidates]
 
 
 def test_every_kind_has_one_recipe_of_each_model() -> None:

@@ -93,6 +93,14 @@ class ChunkCache:
 
 
 @dataclass(frozen=True)
+class CrossCache:
+    """Keys and values of what an encoder has made of an input: of a step's tokens a request."""
+
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
 class LatentCache:
     """MLA: one latent and one rotary key a token, the same on every TP rank."""
 
@@ -138,7 +146,9 @@ class CompressedCache:
     """Sparse attention's own key, made of `ratio` tokens as well; 0: none."""
 
 
-Cache: TypeAlias = FullCache | WindowCache | ChunkCache | LatentCache | StateCache | CompressedCache
+Cache: TypeAlias = (
+    FullCache | WindowCache | ChunkCache | CrossCache | LatentCache | StateCache | CompressedCache
+)
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,6 @@ _REASONS: dict[str, str] = {
     **dict.fromkeys(
         (
             "MllamaForConditionalGeneration",
-            "WhisperForConditionalGeneration",
             "BartForConditionalGeneration",
             "T5ForConditionalGeneration",
             "NemotronParseForConditionalGeneration",
