@@ -39,6 +39,8 @@ from tests.support.measured import RUN, cells_of, of_this_run, with_rows
 REGISTER = ROOT / "docs/measured/mutants.md"
 SOURCE = Path("src/gpufleet")
 TESTS = Path("tests/unit")
+EXAMPLES = TESTS / "test_doctests.py"
+"""The test that runs the examples in docstrings."""
 SURVIVORS = "| room | place | survives | why |"
 SAMPLE = 400
 """How many mutants all rooms have together."""
@@ -249,7 +251,7 @@ def suite(room: str, file: str, root: Path) -> tuple[list[str], list[str]]:
     Return the room's test files: those that name the module of this file, and the others.
 
     The first probably kill a mutant, and then the others need not run. Tests of programs for nodes
-    are also in the rooms that send these programs.
+    are also in the rooms that send these programs; a module's examples are in its docstrings.
     """
     inside = sorted((root / TESTS / room).rglob("test_*.py"))
     stem = re.compile(rf"\b{re.escape(Path(file).stem)}\b")
@@ -262,6 +264,8 @@ def suite(room: str, file: str, root: Path) -> tuple[list[str], list[str]]:
         [str(path.relative_to(root)) for path in inside if (path in named) is wanted]
         for wanted in (True, False)
     )
+    if "\n    >>> " in (root / SOURCE / file).read_text():
+        others.append(str(EXAMPLES))
     return near, others
 
 

@@ -190,6 +190,8 @@ def format_bytes(count: float) -> str:
 
     >>> format_bytes(5.3 * 2**30)
     '5.3 GiB'
+    >>> format_bytes(5.3 * 2**20)
+    '5.3 MiB'
     """
     if count >= 2**30:
         return f"{count / 2**30:.1f} GiB"

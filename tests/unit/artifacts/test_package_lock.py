@@ -71,6 +71,7 @@ def test_the_same_lock_has_the_same_sbom_and_another_one_another_number() -> Non
     assert text == package_lock.sbom_text(iter(FOUND), "vllm", "1")
     other = package_lock.sbom_text(FOUND[:1], "vllm", "1")
     assert json.loads(text)["serialNumber"] != json.loads(other)["serialNumber"]
+    assert json.loads(text)["version"] == 1, "CycloneDX counts from 1"
     # A local version's plus sign is encoded in a package URL.
     assert json.loads(text)["components"][0]["purl"] == "pkg:pypi/alpha@1.0%2Bcu130"
 

@@ -53,6 +53,16 @@ def test_an_output_goes_on_where_it_was_ended_at_each_byte(tmp_path: Path) -> No
         assert ids(path) == ["a", "c"]
 
 
+def test_an_output_of_an_earlier_release_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    write(path, "a")
+    state = f'{{"schema": 1, "input_sha256": "{"0" * 64}", "model": "llama"}}\n'
+    state_file(path).write_text(state)
+
+    with closing(opened(path)) as output:
+        assert output.done == {id_hash("a")}
+
+
 def test_totals_are_those_of_all_runs(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     write(path, "a", "b")

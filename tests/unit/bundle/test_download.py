@@ -155,12 +155,24 @@ def test_an_end_that_never_comes_is_an_error(folder: Folder, origin: Origin):
     assert not (folder.root / "a/b").exists()
 
 
-@pytest.mark.parametrize(("status", "kind"), [(404, MissingFileError), (500, FleetError)])
-def test_an_error_page_is_no_file(folder: Folder, origin: Origin, status: int, kind: type):
+@pytest.mark.parametrize(
+    ("status", "kind", "times"),
+    [
+        (403, FleetError, 1),
+        (404, MissingFileError, 1),
+        (410, MissingFileError, 1),
+        *((status, FleetError, 4) for status in (429, 500, 502, 503, 504)),
+    ],
+)
+def test_an_error_page_is_no_file_and_only_one_that_may_pass_is_asked_for_again(
+    folder: Folder, origin: Origin, status: int, kind: type, times: int
+):
     origin.status = status
 
     with pytest.raises(kind, match=r"/a/b"):
         folder.fetch(remote(origin))
+
+    assert len(origin.asked) == times
 
 
 @pytest.mark.parametrize(
@@ -177,15 +189,6 @@ def test_a_server_that_may_answer_later_is_asked_again_after_each_pause(
 
     assert len(origin.asked) == 4
     assert (folder.root / "a/b").exists() is not bool(problem)
-
-
-def test_what_no_server_has_is_asked_for_once(folder: Folder, origin: Origin):
-    origin.status = 404
-
-    with pytest.raises(MissingFileError):
-        folder.fetch(remote(origin))
-
-    assert len(origin.asked) == 1
 
 
 def test_a_token_stays_with_the_server_it_is_for(folder: Folder, origin: Origin):

@@ -153,6 +153,7 @@ def test_one_check_of_many_gpus_is_one_problem():
     many = [replace(LOST, gpu=replace(GPU, index=index)) for index in range(8)]
     said = found(sights(DOWN, OTHER, findings=many)).problems
     assert len(said) == 2
+    assert said[0].what.startswith("gpu-01 GPU 0: does not answer")
     assert "and 7 more" in said[0].what
 
 

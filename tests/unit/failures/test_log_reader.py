@@ -45,6 +45,7 @@ class Endless(io.RawIOBase):
         (b"\xef\xbb\xbfa\n", [(1, "a")]),
         (b"a\xff\xfeb\n", [(1, "a\ufffd\ufffdb")]),
         ("a\nüb\n".encode("utf-16"), [(1, "a"), (2, "üb")]),
+        ("\na".encode("utf-16"), [(2, "a")]),
         ("\u0a41\u4100\nb".encode("utf-16"), [(1, "\u0a41\u4100"), (2, "b")]),
         (b"\xfe\xff" + "a\nb".encode("utf-16-be"), [(1, "a"), (2, "b")]),
     ],

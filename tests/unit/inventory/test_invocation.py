@@ -49,3 +49,9 @@ def test_a_pyinfra_without_an_option_is_refused_by_name() -> None:
 
 def test_the_series_is_the_one_that_is_installed() -> None:
     assert f'"pyinfra{invocation.SERIES}",' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_an_interruption_names_four_nodes_of_each_operation_that_may_still_run() -> None:
+    four = ["n1", "n2", "n3", "n4"]
+    said = invocation.interruption_message({"server.shell": four, "apt.update": [*four, "n5"]})
+    assert "nodes: n1, n2, n3, n4: server.shell; n1, n2, n3, n4 and more: apt.update. " in said

@@ -1,7 +1,8 @@
 """
 Inventories: whose value wins, what is refused, and that no exit code of pyinfra lies.
 
-The real `pyinfra` command runs in a project of its own, against nodes of its `@fake` connector.
+The real `pyinfra` command runs in a project of its own, against nodes of its `@fake` connector;
+what is only read needs no process.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from gpufleet.inventory import loader
 from gpufleet.settings import node_variables
 from tests.support.checkout import ROOT
 
-# Each test starts programs of its own.
-pytestmark = pytest.mark.slow
+runs_pyinfra = pytest.mark.slow
+"""For a test that starts programs of its own."""
 
 PYINFRA = Path(sys.executable).with_name("pyinfra")
 
@@ -103,6 +104,7 @@ DEPLOY = ("-y", "inventories/fake.py", "deploys/say.py")
 # -- what works ------------------------------------------------------------------------------------
 
 
+@runs_pyinfra
 def test_a_deploy_reaches_every_node(project):
     run = project.pyinfra(*DEPLOY, "--json")
 
@@ -111,6 +113,7 @@ def test_a_deploy_reaches_every_node(project):
     assert sorted(done["success"]) == ["@fake/n1", "@fake/n2", "@fake/n3"]
 
 
+@runs_pyinfra
 def test_the_more_specific_place_wins(project):
     """Each layer says its name for its own key and all those below; pyinfra sees the last word."""
     layers = ["all", "fake", "gpu", "gpu_a"]
@@ -125,6 +128,7 @@ def test_the_more_specific_place_wins(project):
         (project.path / f"group_vars/{layers[count - 1]}.yml").unlink()
 
 
+@runs_pyinfra
 def test_a_node_beats_its_groups_and_the_command_line_beats_all(project):
     project.write("group_vars/gpu_a.yml", "_timeout: 1\nnode_exporter: {port: 9001}\n")
     project.write("host_vars/@fake/n2.yml", "_timeout: 2\nnode_exporter: {port: 9002}\n")
@@ -140,6 +144,7 @@ def test_a_node_beats_its_groups_and_the_command_line_beats_all(project):
     assert {data["node_exporter"]["port"] for data in typed.values()} == {9003}
 
 
+@runs_pyinfra
 def test_the_command_line_sets_one_value_inside_a_setting_where_a_node_has_it(project):
     model = "{model: /srv/a, replicas: 1, flags: {max-num-seqs: 8}}"
     vllm = "{version: 0.32.0, lock: locks/x.txt, api_key_file: secrets/key}"
@@ -161,6 +166,7 @@ def test_the_command_line_sets_one_value_inside_a_setting_where_a_node_has_it(pr
         assert data[name] == before[name]
 
 
+@runs_pyinfra
 def test_groups_of_the_same_depth_are_read_by_name(project):
     """As Ansible does: the last name wins."""
     project.inventory('groups={"b": ["@fake/n1"], "a": ["@fake/n1"]}')
@@ -170,6 +176,7 @@ def test_groups_of_the_same_depth_are_read_by_name(project):
     assert project.data()["@fake/n1"]["_chdir"] == "/b"
 
 
+@runs_pyinfra
 def test_a_further_directory_is_read_behind_ours(project):
     project.write("group_vars/gpu.yml", "_chdir: /ours\n_retries: 1\n")
     project.write("state/group_vars/gpu.yml", "_chdir: /theirs\n")
@@ -179,11 +186,13 @@ def test_a_further_directory_is_read_behind_ours(project):
     assert (data["_chdir"], data["_retries"]) == ("/theirs", 1)
 
 
+@runs_pyinfra
 def test_hosts_by_themselves_are_enough_for_exec(project):
     """Only deploys need variables."""
     assert project.pyinfra("-y", "@fake/a,@fake/b", "exec", "--", "true").returncode == 0
 
 
+@runs_pyinfra
 def test_every_connection_is_tuned_and_every_key_is_checked(project):
     data = project.data()["@fake/n1"]
 
@@ -191,6 +200,7 @@ def test_every_connection_is_tuned_and_every_key_is_checked(project):
     assert "nodelay_transport" in str(data["ssh_paramiko_connect_kwargs"])
 
 
+@runs_pyinfra
 def test_files_of_ours_are_found_from_any_directory(project):
     project.write("group_vars/all.yml", "ssh_key: keys/id\nssh_known_hosts_file: /etc/known\n")
 
@@ -202,6 +212,7 @@ def test_files_of_ours_are_found_from_any_directory(project):
 # -- exit codes that would be 0 --------------------------------------------------------------------
 
 
+@runs_pyinfra
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -261,6 +272,7 @@ def test_a_command_line_that_would_do_nothing_is_refused(project, arguments, say
     assert says in project.refuses(*arguments)
 
 
+@runs_pyinfra
 @pytest.mark.parametrize("limit", ["gpu_a", "gpu", "fake", "@fake/n1", "@fake/*"])
 def test_limits_that_match_are_left_alone(project, limit):
     assert project.pyinfra(*DEPLOY, "--limit", limit).returncode == 0
@@ -304,6 +316,7 @@ def test_an_inventory_that_cannot_be_meant_is_refused(project, arguments, says):
     assert says in str(refused.value)
 
 
+@runs_pyinfra
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -322,6 +335,7 @@ def hang_up(server: socket.socket) -> None:
     connection.close()
 
 
+@runs_pyinfra
 def test_a_node_that_does_not_speak_ssh_is_one_sentence(project):
     """paramiko alone logs a traceback for each such node."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -337,6 +351,7 @@ def test_a_node_that_does_not_speak_ssh_is_one_sentence(project):
     assert "Traceback" not in run.stderr
 
 
+@runs_pyinfra
 def test_an_interrupted_run_does_not_exit_with_0(project):
     """pyinfra's own handler does, and a script would go on as if all nodes were done."""
     run = subprocess.Popen(
@@ -364,6 +379,7 @@ def test_an_interrupted_run_does_not_exit_with_0(project):
 # -- mistakes in variables -------------------------------------------------------------------------
 
 
+@runs_pyinfra
 def test_all_mistakes_of_all_nodes_are_said_at_once_with_their_lines(project):
     """Three nodes inherit them; each is said once, in the order of the file."""
     project.write(
@@ -402,12 +418,14 @@ def test_all_mistakes_of_all_nodes_are_said_at_once_with_their_lines(project):
     assert "inventories/fake.py is refused, 6 problems" in said
 
 
+@runs_pyinfra
 def test_yaml_that_is_none_is_refused_with_file_and_line(project):
     project.write("group_vars/gpu.yml", "vllm:\n  version: [\n")
 
     assert "group_vars/gpu.yml:3: is not YAML" in project.refuses(*DEPLOY)
 
 
+@runs_pyinfra
 def test_what_is_missing_is_placed_where_it_belongs(project):
     project.write("group_vars/all.yml", "# first line\ncuda:\n  repository:\n    url: http://m\n")
 
@@ -416,6 +434,7 @@ def test_what_is_missing_is_placed_where_it_belongs(project):
     assert "group_vars/all.yml:3: cuda.repository.keyring_sha256: is needed and not set" in said
 
 
+@runs_pyinfra
 def test_what_only_some_nodes_lack_names_them(project):
     project.write("group_vars/gpu_a.yml", "serving: {m: {model: /srv/m}}\n")
 
@@ -425,7 +444,8 @@ def test_what_only_some_nodes_lack_names_them(project):
 def test_a_variable_beside_a_name_is_placed_in_the_inventory(project):
     project.inventory('groups={"gpu": [\n  ("@fake/n1", {"ssh_prot": 1}),\n]}')
 
-    assert "inventories/fake.py:4: ssh_prot: no setting" in project.refuses(*DEPLOY)
+    with pytest.raises(FleetError, match=r"inventories/fake\.py:4: ssh_prot: no setting"):
+        loader.read(project.path / "inventories/fake.py")
 
 
 @pytest.mark.parametrize("key", sorted(node_variables.PASSWORDS))
@@ -442,6 +462,7 @@ def test_passwords_are_refused_and_not_repeated(project, key):
 # -- outside pyinfra -------------------------------------------------------------------------------
 
 
+@runs_pyinfra
 def test_reading_gives_what_pyinfra_gets(project):
     """`gpufleet` commands and deploys must not see different values."""
     project.write("group_vars/gpu.yml", "node_exporter: {port: 9999}\n")
@@ -516,6 +537,7 @@ def test_the_explained_example_names_files_that_exist():
     assert [lock for lock in sorted(locks) if not (ROOT / lock).is_file()] == []
 
 
+@runs_pyinfra
 def test_without_a_lab_its_inventory_says_what_to_run(tmp_path):
     run = subprocess.run(
         [PYINFRA, "inventories/lab.py", "debug-inventory"],

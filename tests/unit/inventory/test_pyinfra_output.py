@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufleet.inventory.pyinfra_output import escape_unprintable
+from gpufleet.inventory.pyinfra_output import echo, escape_unprintable
 from tests.support.checkout import ROOT
 
 CLIPBOARD, TITLE, CLEAR = r"\033]52;c;aGk=\007", r"\033]0;owned\007", r"\033[2J"
@@ -83,3 +83,11 @@ def test_pyinfras_own_colours_stay_and_no_others() -> None:
         escape_unprintable("\x1b[8mhidden\x1b[38;5;0m\r\x9b")
         == "\\x1b[8mhidden\\x1b[38;5;0m\\r\\x9b"
     )
+
+
+def test_what_is_printed_keeps_its_words_and_a_line_may_be_empty(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for message in ("red\x1b]0;owned\x07", b"bytes\x07", None):
+        echo(message)
+    assert capsys.readouterr().out == "red\\x1b]0;owned\\x07\nbytes\\x07\n\n"

@@ -315,6 +315,10 @@ def test_the_programs_own_time_on_the_node_is_not_counted_as_a_difference():
     assert (found.low, found.high) == (110.1 - 110.2, 100.1 - 100.0)
 
 
+def test_a_clock_is_told_as_the_middle_of_its_bounds_and_how_far_they_are():
+    assert str(ClockReading(0.2, 0.4)) == "+0.300 s (within 0.100 s)"
+
+
 def sources(page: Any, *, incomplete: bool = False, wanted: bool = True) -> Status:
     looks = {ONE: fleet.look(ONE, pages={"source model qwen": page})}
     urls = {ONE: {"source model qwen": "https://hub.example/api"}} if wanted else {}

@@ -31,10 +31,14 @@ def front(settings: NodeSettings | None = None, **changed: Any) -> Verdict:
 
 def test_a_service_that_does_not_answer_fails_and_is_named():
     assert front().status is OK
-    for page in ({"error": "Connection refused"}, {"missing": "timeout"}, {"status": 503}):
+    for page, why in (
+        ({"error": "Connection refused"}, "Connection refused"),
+        ({"missing": "timeout"}, ""),
+        ({"status": 503}, "answers 503"),
+    ):
         found = front(pages={"monitoring.alertmanager.port": page})
         assert found.status is FAIL
-        assert "monitoring.alertmanager.port" in found.proof
+        assert f"monitoring.alertmanager.port: {why}" in found.proof
 
 
 def test_a_gateway_that_answers_without_a_key_fails():

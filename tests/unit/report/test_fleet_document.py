@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 
 from gpufleet.errors import FleetError
+from gpufleet.fleet.measured_rates import ModelRate
 from gpufleet.redact import HIDDEN
 from gpufleet.report import fleet_parts
 from gpufleet.report.fleet_document import Document, clean_document, form_text, read_form
@@ -119,6 +120,14 @@ def test_the_last_ten_upgrades_are_shown_and_the_newest_first() -> None:
     shown = [each.id for each in fleet_parts.upgrades(every)]
 
     assert shown == [f"u-{number:02}" for number in range(11, 1, -1)]
+
+
+def test_a_model_without_a_measured_rate_has_the_reason_beside_its_capacity() -> None:
+    model = document().models[0]
+    reason = f"{model.name} was measured with other flags"
+    rates = [ModelRate(model.name, (0,), reason, None)]
+    (capacity,) = fleet_parts.capacities([model], None, rates)
+    assert (capacity.source, capacity.why) == ("not known", reason)
 
 
 def test_a_models_adapters_are_in_the_document_and_its_manifest() -> None:

@@ -113,6 +113,12 @@ def test_what_is_not_known_is_said_where_it_would_stand_and_at_the_end() -> None
     assert f"{SILENT}: no answer within 20 s" in last
 
 
+def test_replicas_that_are_not_ready_have_a_table_where_there_are_any() -> None:
+    heading = "Replicas that are not ready"
+    assert heading in parsed().texts("h3")
+    assert heading not in parsed(replicas=()).texts("h3")
+
+
 def test_a_status_is_a_word_and_not_a_colour_alone() -> None:
     for tag, attrs, text in parsed().elements:
         if tag == "strong" and attrs.get("class"):

@@ -117,6 +117,8 @@ def test_each_gpu_of_each_machine_is_drawn_once_and_within_the_picture(path: Any
     for each in picture.iter("rect"):
         assert float(each.get("x", -1)) >= 0
         assert float(each.get("x", 0)) + float(each.get("width", 0)) <= WIDTH
+    for each in picture.iter("text"):
+        assert float(each.get("y", 0)) >= 12, "the letters of a line stand above its y"
     title = picture.find("title")
     assert title is not None
     assert title.text == picture_text(found)
@@ -125,6 +127,12 @@ def test_each_gpu_of_each_machine_is_drawn_once_and_within_the_picture(path: Any
 def test_gpus_without_nvlink_have_the_nearest_class_of_pcie() -> None:
     document = json.loads((ROOT / "src/gpufleet/catalog/data/nodes/l40sx8.json").read_text())
     found = node(with_identity(document, "gpu-01"), NodeSettings())
-    words = [each.text for each in ET.fromstring(node_picture(found)).iter("text")]
+    picture = ET.fromstring(node_picture(found))
+    words = [each.text for each in picture.iter("text")]
     assert "no NVLink" in words
     assert found.tiers[0].name in words
+    boxes = [each for each in picture.iter("rect") if each.get("class") == "gpu"]
+    middles = {float(each.get("x", 0)) + float(each.get("width", 0)) / 2 for each in boxes}
+    assert len(middles) == 4, "a row has four GPUs"
+    for line in (each for each in picture.iter("line") if each.get("class") == "pcie"):
+        assert {float(line.get("x1", 0)), float(line.get("x2", 0))} <= middles

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gpufleet.artifacts.release import Release
@@ -12,6 +14,7 @@ from gpufleet.serving.unit import UnitFile
 from gpufleet.serving.vllm_node import (
     CREDENTIALS,
     endpoints,
+    file_problems,
     required_state,
     restart_files,
     wait_seconds,
@@ -47,6 +50,18 @@ def test_what_units_read_when_they_start_is_placed_with_them() -> None:
     modes = {name: each.mode for name, each in names.items() if not each.secret}
     assert modes.pop("gpufleet_guard.py") == 0o644  # the server imports it
     assert set(modes.values()) == {0o755}
+
+
+def test_a_lock_and_a_secret_that_are_missing_are_named_together(tmp_path: Path) -> None:
+    lock, key = str(tmp_path / "lock.txt"), str(tmp_path / "key")
+    vllm = {"version": "0.32.0", "lock": lock, "api_key_file": key}
+    serving = {"tiny": {"model": "/srv/tiny"}}
+    settings = NodeSettings.model_validate({"vllm": vllm, "serving": serving})
+
+    of_lock, of_key = file_problems(settings)
+    assert of_lock.startswith(lock)
+    assert of_key.startswith(key)
+    assert file_problems(settings, secrets=False) == (of_lock,)
 
 
 def test_a_server_that_may_be_the_last_of_its_gpu_has_the_time_of_all() -> None:

@@ -147,18 +147,20 @@ def test_the_api_key_is_its_owners_alone_and_ignored_by_git(tmp_path: Path) -> N
 def test_given_settings_go_over_the_derived_ones_key_by_key(tmp_path: Path) -> None:
     given = {
         "vllm": {"device": "cpu"},
-        "ssh_key": "keys/id",
+        "ssh_key": "keys/köln",
         "serving": {"own": {"model": "/srv/own"}},
         "offline": False,
     }
 
-    fleet = loaded(tmp_path, made(given=given))
+    files = made(given=given)
+    fleet = loaded(tmp_path, files)
 
+    assert "ssh_key: keys/köln\n" in "".join(files.values())
     node = fleet.nodes["gpu-01"]
     assert node.settings.vllm
     assert (node.settings.vllm.device, node.settings.vllm.version) == ("cpu", "0.32.0")
     assert set(node.settings.serving) == {"own"}
-    assert node.values["ssh_key"] == "keys/id"
+    assert node.values["ssh_key"] == "keys/köln"
 
 
 def test_a_model_without_a_commit_is_a_comment_with_the_line_to_fill_in(tmp_path: Path) -> None:

@@ -52,12 +52,14 @@ def test_every_host_that_shows_no_key_is_named_at_once() -> None:
     hosts = [
         Host("gpu-01", "127.0.0.1", "root", closed),
         Host("gpu-02", "gpu-02", "root", jump=True),
+        Host("gpu-03", "node-3.example", "root", jump=True),
     ]
 
     with pytest.raises(FleetError) as refused:
         fetch_keys(hosts)
 
-    first, second = refused.value.problems
+    first, second, third = refused.value.problems
     assert first.startswith(f"gpu-01 ([127.0.0.1]:{closed}): shows no host key: ")
     assert second.startswith("gpu-02: is reached over another host")
+    assert third.startswith("gpu-03 (node-3.example): is reached over another host")
     assert "--known-hosts" in second
