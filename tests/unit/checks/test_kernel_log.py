@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gpufleet.checks.finding import Action
 from gpufleet.checks.kernel_log import Log
 from gpufleet.checks.xid_table import KINDS
 from tests.support.checkout import ROOT
@@ -186,6 +187,8 @@ def test_no_line_about_an_sxid_is_passed_over(
     assert found.troubles == {("sxid", severity, None)}
     assert words in found.worst("sxid").found
     assert line in found.worst("sxid").found
+    resets = Action.RESET_GPU in {each.action for each in found.worst("sxid").remedy}
+    assert resets is (severity == "block")
 
 
 def test_an_unreadable_sxid_before_the_driver_was_loaded_again_is_history(
@@ -195,6 +198,7 @@ def test_an_unreadable_sxid_before_the_driver_was_loaded_again_is_history(
     found = judged(logged(document("h100x8"), *lines))
     assert found.troubles == set()
     assert found.worst("sxid").severity.word == "info"
+    assert {each.action for each in found.worst("sxid").remedy} == {Action.LOOK}
 
 
 # --- what a number means
@@ -424,16 +428,27 @@ def test_the_newest_recovery_action_counts_and_nvml_more_than_it(
     assert judged(node).worst("xid", 5).severity.word == severity
 
 
-def test_a_reboot_that_the_driver_asks_for_is_in_the_remedy(
-    document: Document, judged: Judge
+@each_row(
+    ("action", "words", "resets"),
+    [
+        (1, "asks for a GPU reset", True),
+        (2, "asks for a reboot", False),
+        (3, "asks for draining P2P", True),
+        (4, "asks for draining and a GPU reset", True),
+        (5, "asks for recovery of the IMEX domain", False),
+        (6, "asks for a bus reset", False),
+    ],
+)
+def test_what_the_driver_asks_for_is_the_remedy(
+    document: Document, judged: Judge, action: int, words: str, resets: bool
 ) -> None:
-    change = "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"
+    change = f"GPU recovery action changed from 0x0 (None) to 0x{action} (Words)"
     node = logged(document("h100x8"), (100.0, xid(154, change)))
-    node["gpus"][5]["recovery_action"] = 2
-    text = judged(node).text("xid", 5)
-    assert "asks for a reboot" in text
-    assert "systemctl reboot" in text
-    assert "--gpu-reset" not in text
+    node["gpus"][5]["recovery_action"] = action
+    actions = {each.action for each in judged(node).worst("xid", 5).remedy}
+    assert words in judged(node).text("xid", 5)
+    assert Action.REBOOT in actions
+    assert (Action.RESET_GPU in actions) is resets
 
 
 # --- a log that is not whole
