@@ -1,4 +1,4 @@
-"""Measure a page in a browser: does it fit a telephone and a desktop, and can everybody read it?
+"""Measure a page in a browser: does it fit a telephone and a desktop, and can all people read it?
 
     python -m tools.check_page report.html
     python -m tools.check_page report.html axe.min.js    # of axe-core: also its rules

@@ -241,18 +241,22 @@ def test_a_batch_goes_on_through_the_waves_of_an_upgrade(fleet: TlsFleet) -> Non
     """Both replicas are drained, restarted and put back, one after the other."""
     before = set(fleet.pids().values())
     fleet.declare_model(flags={**UNI_FLAGS, "max-num-seqs": 12})
-    # One at a time and long ones, so that it lasts longer than the waves.
-    batch = Batch(fleet, "upgrade", tokens=300)
+    # One at a time, and more of them than any upgrade lasts.
+    batch = Batch(fleet, "upgrade", tokens=300, count=5000)
     process = batch.start("--concurrency", "1")
     until(lambda: batch.answered() >= 5, "five answers", 300)
     upgraded = fleet.upgrade()
     at_its_end = batch.answered()
     assert upgraded.returncode == 0, upgraded.stdout[-3000:]
-    assert 5 < at_its_end < LINES, "it has to be under way through all waves"
-    found = finish(process)
+    until(lambda: batch.has(at_its_end + 5, process), "five more answers", 300)
+    process.send_signal(signal.SIGTERM)
+    said, errors = process.communicate(timeout=60)
 
-    batch.all_once()
-    assert (found["answered"], found["failed"]) == (LINES, {})
+    found = json.loads(said)
+    assert process.returncode == 128 + signal.SIGTERM, errors
+    assert (found["failed"], found["left"]) == ({}, 5000 - batch.answered())
+    assert len(batch.answers()) == batch.answered() > at_its_end > 5
+    assert {each["response"]["status_code"] for each in batch.lines()} == {200}
     assert not before & set(fleet.pids().values())
     assert set(fleet.seqs().values()) == {"12"}
     print(f"{at_its_end} lines were answered when the upgrade ended")
