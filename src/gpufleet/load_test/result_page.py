@@ -35,8 +35,8 @@ h3 { font-size: 1rem; margin: 1.2rem 0 .2rem; }
 p { margin: .3rem 0; } .pale { color: var(--pale); }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { border-bottom: 1px solid var(--line); padding: .25rem .8rem .25rem 0; text-align: left;
-  vertical-align: top; } td { overflow-wrap: anywhere; white-space: pre-line; }
-.wide { overflow-x: auto; } svg { display: block; max-width: 100%; height: auto; }
+  vertical-align: top; } td { white-space: pre-line; }
+.wide { overflow-x: auto; }
 ul { padding-left: 1.2rem; } li { white-space: pre-line; overflow-wrap: anywhere; }
 """
 
@@ -243,10 +243,10 @@ def _both_loops(found: Measurement, closed: Searched) -> Iterator[str]:
     """Yield the table of the open loop beside the closed one."""
     yield "<h2>Open loop beside closed loop</h2>"
     yield _table(
-        ("", "keeps", "misses", "answers/s", "in the system", "TTFT p99", "ended"),
+        ("loop", "keeps", "misses", "answers/s", "in the system", "TTFT p99", "ended"),
         [
-            _loop_row("open loop", found.searched, "requests/s"),
-            _loop_row("closed loop", closed, "concurrent requests"),
+            _loop_row("open", found.searched, "requests/s"),
+            _loop_row("closed", closed, "concurrent requests"),
         ],
     )
     yield f'<p class="pale">{html_text(_LOOPS_NOTE)}</p>'

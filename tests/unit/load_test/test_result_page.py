@@ -316,8 +316,8 @@ def test_the_open_loop_stands_beside_the_closed_one() -> None:
         Page(f"<table><tr>{row.partition('</tr>')[0]}</tr></table>").of("td")
         for row in part.split("<tr>")[2:4]
     ]
-    assert rows[0][:4] == ["open loop", "4 requests/s", "8 requests/s", "4"]
-    assert rows[1][:4] == ["closed loop", "8 concurrent requests", "12 concurrent requests", "8"]
+    assert rows[0][:4] == ["open", "4 requests/s", "8 requests/s", "4"]
+    assert rows[1][:4] == ["closed", "8 concurrent requests", "12 concurrent requests", "8"]
     assert "size by the open loop" in part
     assert "<h2>Levels of the closed loop</h2>" in text
     assert "closed loop" not in found()

@@ -19,7 +19,7 @@ from gpufleet.preflight.preflight_page import preflight_page
 from gpufleet.report.fleet_page import fleet_page
 from gpufleet.upgrade.report.html import report_html
 from tests.support.rows import each_row
-from tests.unit.load_test.sample_results import measurement
+from tests.unit.load_test.sample_results import CLOSED, SERIES, measurement
 from tests.unit.preflight.test_preflight_page import BAD, SOUND, found
 from tests.unit.report.sample_fleet import document
 from tests.unit.upgrade.report.test_report import WHOLE, report
@@ -30,7 +30,7 @@ SHA512 = "FHfa+lmNjQZfJz1q8wKqIDwC6DExcHt/pkjNQb09a3NPjCKg2rhu5qb2S4r76ASyFNNtuF
 PAGES: dict[str, Callable[[], str]] = {
     "report": lambda: fleet_page(document()),
     "preflight": lambda: preflight_page(found(*SOUND, BAD)),
-    "measurement": lambda: result_page(measurement()),
+    "measurement": lambda: result_page(measurement(closed=CLOSED, series=SERIES)),
     "upgrade": lambda: report_html(report(WHOLE)),
 }
 
