@@ -63,6 +63,9 @@ _FORMATS = tuple(
         # short-iso-precise; dmesg --time-format iso; logs with a year.
         rf"\[?(?P<year>\d{{4}})-(?P<mon>\d\d)-(?P<day>\d\d)[T ]{_CLOCK}"
         r"(?P<zone>Z|[+-]\d\d:?\d\d)?\]?(?: (?:stdout|stderr) [FP])?(?: |$)",
+        # The journal's short-full.
+        r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (?P<year>\d{4})-(?P<mon>\d\d)-(?P<day>\d\d) "
+        rf"{_CLOCK} (?P<zone>UTC|[A-Z]{{3,5}}|[+-]\d\d) ",
         # The journal's short and short-precise, syslog.
         rf"(?P<month>{_MONTH}) {{1,2}}(?P<day>\d{{1,2}}) {_CLOCK} ",
         # journalctl after its time: host, unit and process number; of the kernel without one.
@@ -95,7 +98,7 @@ _FORMATS = tuple(
         r"[\w./-]{1,160}:\d{1,6}\] ?",
     )
 )
-_NEEDS_TIME = 2
+_NEEDS_TIME = 3
 """The format that only follows a time: `host unit[1]: ` alone could be part of a message."""
 
 _LETTERS = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
@@ -159,11 +162,13 @@ def _stamp(named: Mapping[str, str | None]) -> Stamp | None:
 def _offset(zone: str | None) -> int | None:
     if not zone:
         return None
-    if zone == "Z":
+    if zone in {"Z", "UTC"}:
         return 0
+    if zone.isalpha():  # an abbreviation, of which several zones have the same
+        return None
     sign = -1 if zone[0] == "-" else 1
     digits = zone[1:].replace(":", "")
-    return sign * (int(digits[:2]) * 60 + int(digits[2:4]))
+    return sign * (int(digits[:2]) * 60 + int(digits[2:4] or 0))
 
 
 def _from_json(line: str) -> tuple[Stamp | None, str, str, str] | None:

@@ -16,6 +16,7 @@ _HEAD = 4096
 _FORMS = {
     b"\x1f\x8b": "gzip: write `zcat FILE | gpufleet doctor -`",
     b"\x28\xb5\x2f\xfd": "zstd: write `zstdcat FILE | gpufleet doctor -`",
+    b"BZh": "bzip2: write `bzcat FILE | gpufleet doctor -`",
     b"\xfd7zXZ\x00": "xz: write `xzcat FILE | gpufleet doctor -`",
     b"LPKSHHRH": "a file of the journal: write `journalctl --file FILE -o short-iso | "
     "gpufleet doctor -`",

@@ -36,6 +36,8 @@ FORMS = {
     "short-iso of the kernel": ("2025-11-20T10:00:00+0100 gpu-01 kernel: ", "11-20 10:00:00"),
     "short": ("Nov 20 10:00:00 gpu-01 vllm-serve.sh[77]: ", "11-20 10:00:00"),
     "short-precise": ("Nov 20 10:00:00.123456 gpu-01 vllm[77]: ", "11-20 10:00:00"),
+    "short-full": ("Thu 2025-11-20 10:00:00 UTC gpu-01 vllm[77]: ", "11-20 10:00:00"),
+    "short-full, another zone": ("Thu 2025-11-20 10:00:00 CET gpu-01 v[7]: ", "11-20 10:00:00"),
     "short of vLLM": (f"Nov 20 10:00:00 gpu-01 vllm[77]: {VLLM}", "11-20 10:00:00"),
     "docker logs -t": ("2025-11-20T10:00:00.123456789Z ", "11-20 10:00:00"),
     "docker logs -t of vLLM": (f"2025-11-20T10:00:00.123456789Z {VLLM}", "11-20 10:00:00"),

@@ -83,6 +83,7 @@ def test_a_stream_without_an_end_of_line_is_not_kept() -> None:
         (b"\x28\xb5\x2f\xfdrest", "zstdcat"),
         (b"LPKSHHRH" + bytes(200), "journalctl --file"),
         (b"PK\x03\x04rest", "zip"),
+        (b"BZh91AY&SY" + bytes(50), "bzcat"),
         (b"\x7fELF" + bytes(500), "is not a text"),
     ],
 )
