@@ -11,7 +11,14 @@ from gpufleet.sizing.fit_suggestions import gib
 from gpufleet.sizing.options import Sizing
 
 RULES = frozenset(
-    {"mem-no-kv", "mem-kv-one-request", "mem-torch-oom", "mem-graph-capture", "mem-cpu-node"}
+    {
+        "mem-no-kv",
+        "mem-kv-negative",
+        "mem-kv-one-request",
+        "mem-torch-oom",
+        "mem-graph-capture",
+        "mem-cpu-node",
+    }
     | {"mem-sampler-warmup", "mem-free-below-util", "mem-external-weights"}
 )
 """Rules about memory that a plan counts."""

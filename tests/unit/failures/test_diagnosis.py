@@ -283,6 +283,14 @@ def test_an_error_that_does_not_keep_a_server_from_starting_is_none() -> None:
     assert failed.unknown, "that server did not start, the next one did"
 
 
+def test_a_negative_kv_cache_is_the_cause_unless_the_server_starts() -> None:
+    negative = "(Worker pid=2) INFO 11-20 10:00:00 [w.py:1] Available KV cache memory: -2.67 GiB"
+    refused = "(EngineCore pid=2) ERROR 11-20 10:00:01 [c.py:1] ValueError: No available memory "
+    found = explain(log(negative, refused + "for the cache blocks."))
+    assert (causes(found), consequences(found)) == (["mem-kv-negative"], ["mem-no-kv"])
+    assert explain(log(negative, SERVES)).healthy
+
+
 def test_a_drivers_library_that_is_not_there_is_no_failure_by_itself() -> None:
     line = (
         "(APIServer pid=9) WARNING 11-20 10:00:00 [i.py:2] Failed to import from vllm._C: "
