@@ -31,7 +31,8 @@ _TITLES = {
     "estimated": "A text part, and a tower that is estimated from its config",
     "encoders": "An encoder that embeds or scores, without a KV cache",
     "speech": "An encoder of sound, and a decoder that keeps what it heard",
-    "classifiers": "A decoder that classifies or scores",
+    "poolers": "A decoder that embeds, classifies or scores",
+    "image_embedders": "An encoder of texts beside one of images",
     "unsized": "Known and refused: without a KV cache, or with one of an encoder's as well",
 }
 

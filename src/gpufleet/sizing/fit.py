@@ -459,6 +459,28 @@ def _loading_faults(description: Description, options: Options) -> list[str]:
     ]
 
 
+_NATIVE = {"fp8": ("FP8", (8, 9)), "nvfp4": ("FP4", (10, 0))}
+"""Kinds of quantization, and the compute capability from which GPUs multiply such numbers. Below,
+vLLM's Marlin kernels turn the weights into 16 bits as they read them (marlin_utils_fp8.py and
+kernels/linear/nvfp4/marlin.py in model_executor of 0.32.0)."""
+
+
+def _weight_only(description: Description, options: Options) -> Iterator[str]:
+    """Yield a note where a quantization saves memory, and no time of the GPU's arithmetic."""
+    quantization = resolve_quantization(description, options)
+    capability = options.compute_capability
+    if quantization is None or capability is None or options.device == "cpu":
+        return
+    for name, since in (_NATIVE[kind] for kind in sorted(_NATIVE.keys() & quantization.kinds)):
+        if capability >= since:
+            continue
+        yield (
+            f"{name} weights save memory here, and no time to compute: the GPU's compute "
+            f"capability is {capability[0]}.{capability[1]}, and {name} arithmetic comes with "
+            f"{since[0]}.{since[1]}; vLLM's Marlin kernels compute in 16 bits"
+        )
+
+
 def _notes(description: Description, options: Options) -> Iterator[str]:
     """Yield the parts that were estimated."""
     yield from description.architecture.notes
@@ -480,6 +502,7 @@ def _notes(description: Description, options: Options) -> Iterator[str]:
             "more tokens than --max-num-batched-tokens, and how many it has is not known here: "
             "write a number above them, as the model's card says, or leave the flag out"
         )
+    yield from _weight_only(description, options)
     if options.cpu_offload_gib:
         yield (
             f"--cpu-offload-gb {options.cpu_offload_gib:g}: each GPU's process needs as many GiB "

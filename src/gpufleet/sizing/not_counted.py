@@ -75,7 +75,7 @@ def _not_counted_draft(description: Description, options: Options) -> Iterator[s
             f"--speculative-config: the weights and the cache of the draft model "
             f"{options.draft_model} are not counted{because}"
         )
-    elif options.speculative_tokens and not own:
+    elif (options.speculative_tokens or (method or "").endswith("mtp")) and not own:
         yield (
             "--speculative-config: a draft model's own weights and cache are not counted, and "
             f"{description.architecture.name} has no own layers that guess tokens"

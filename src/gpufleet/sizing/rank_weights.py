@@ -129,6 +129,8 @@ class Rank:
                 tensor *= self.sharding.data
         elif "shared_expert" in weight.name and self.sharding.replicates_shared_experts:
             tensor = 1
+        if weight.divided_since and self.vllm < weight.divided_since:
+            tensor = 1
         # KimiMoE of vllm/models/kimi_k3 pads experts that TP makes smaller, since 0.27.
         least = weight.least if tensor > 1 and self.vllm >= (0, 27) else 0
         match weight.split:

@@ -462,3 +462,20 @@ def test_fewer_sequences_are_proposed_only_where_there_are_more():
     assert "--max-num-seqs 256" in remedy(max_num_seqs=4096)
     assert "--max-num-seqs" not in remedy(max_num_seqs=256, max_model_len=120_000)
     assert "--max-num-seqs" not in remedy(max_num_seqs=16, gpu_memory_gib=17.0)
+
+
+@each_row(
+    ("name", "capability", "said"),
+    [
+        ("Qwen--Qwen3-32B-FP8", (8, 0), ["FP8"]),
+        ("Qwen--Qwen3-32B-FP8", (8, 9), []),
+        ("nvidia--Gemma-4-31B-IT-NVFP4", (9, 0), ["FP4"]),
+        ("nvidia--Gemma-4-31B-IT-NVFP4", (10, 0), []),
+        ("Qwen--Qwen3-32B", (8, 0), []),
+    ],
+)
+def test_a_quantization_that_the_gpu_cannot_multiply_by_is_remarked_on(name, capability, said):
+    """It saves memory alone, and an operator may have wanted it for speed."""
+    found = size(model(name), options(vllm=(0, 32, 0), compute_capability=capability))
+
+    assert [each.split()[0] for each in found.notes if "Marlin" in each] == said

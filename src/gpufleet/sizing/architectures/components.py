@@ -57,6 +57,9 @@ class Weight:
     until: tuple[int, ...] | None = None
     """The release from which on vLLM does without it; None: it is there in all."""
 
+    divided_since: tuple[int, ...] | None = None
+    """The release from which TP divides it by `split`; None: all do."""
+
     @property
     def parameters(self) -> int:
         """Return how many numbers it has in the checkpoint."""

@@ -2,13 +2,15 @@
 Encoders that embed or score: weights, and no KV cache.  Pure.
 
 Every token sees all others at once, or those of a window, so nothing is kept. Source: bert.py and
-roberta.py in vLLM's model_executor/models of 0.31.0; bert_with_rope.py, modernbert.py and config.py
-there of 0.23.0. Other encoders are refused by name in `unsized.py`.
+roberta.py in vLLM's model_executor/models of 0.31.0, their other heads and colbert.py of 0.32.0;
+bert_with_rope.py, modernbert.py and config.py of 0.23.0. Other encoders are refused by name in
+`unsized.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,14 +33,19 @@ from gpufleet.sizing.architectures.components import (
 )
 from gpufleet.sizing.architectures.config_fields import Fields
 from gpufleet.sizing.architectures.max_length import max_model_len
+from gpufleet.sizing.architectures.poolers import dense, label_rows, token_vectors
+
+_Head = Callable[[Fields, int], tuple[Weight, ...]]
+"""What an encoder has after its layers, by its hidden size."""
 
 
-def _bert(config: Mapping[str, Any], name: str, *, scores: bool, offset: bool) -> Architecture:
+def _bert(
+    config: Mapping[str, Any], name: str, *, offset: bool, head: _Head | None = None
+) -> Architecture:
     """
     Return BERT or RoBERTa.
 
-    `scores`: with a dense layer and a row for each label. `offset`: the first positions, up to the
-    padding's, are of no token.
+    `offset`: the first positions, up to the padding's, are of no token.
     """
     fields = Fields(config, name)
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
@@ -60,8 +67,8 @@ def _bert(config: Mapping[str, Any], name: str, *, scores: bool, offset: bool) -
     )
     normed = norm("embeddings.LayerNorm", hidden, bias=True)
     parts = [Part("embedding", (*tables, *normed), StagePlacement.FIRST)]
-    if scores:
-        parts.append(Part("score", _score(fields, hidden), StagePlacement.LAST))
+    if head:
+        parts.append(Part("score", head(fields, hidden), StagePlacement.LAST))
     length = max_model_len(config)
     if offset:
         length -= fields.whole("pad_token_id", default=1) + 1
@@ -82,13 +89,14 @@ def _encoder(
     longest: int = 0,
 ) -> Architecture:
     """Return an encoder of these layers. `longest`: more than `length` may be asked for."""
+    alike = {layer: Layer(layer) for layer in layers}
     return Architecture(
         name=fields.name,
         hidden_size=hidden,
         vocab_size=fields.whole("vocab_size"),
         heads=heads,
         kv_heads=heads,
-        layers=tuple(map(Layer, layers)),
+        layers=tuple(alike[layer] for layer in layers),
         parts=tuple(parts),
         max_model_len=length,
         dtype=default_dtype(fields),
@@ -175,6 +183,11 @@ def _nomic_bert(config: Mapping[str, Any], name: str) -> Architecture:
     )  # fmt: skip
 
 
+_WI_DIVIDED = (0, 32)
+"""A MergedColumnParallelLinear in modernbert.py of 0.32.0, an nn.Linear in that of 0.23.0; those
+between were not read, and are counted as the older one, which takes more."""
+
+
 def _modern_bert(config: Mapping[str, Any], name: str, *, scores: bool) -> Architecture:
     """Return ModernBERT: no biases by default, no norm before the first layer's attention."""
     fields = Fields(config, name)
@@ -182,8 +195,7 @@ def _modern_bert(config: Mapping[str, Any], name: str, *, scores: bool) -> Archi
     inner, head_dim = fields.whole("intermediate_size"), hidden // max(heads, 1)
     fields.texts("layer_types")  # which layers have a window changes no weight
     biased, normed = fields.flag("attention_bias"), fields.flag("norm_bias")
-    # The first matrix is on every rank whole (nn.Linear).
-    first = Weight("mlp.Wi", 2 * inner, hidden)
+    first = Weight("mlp.Wi", 2 * inner, hidden, Split.ROWS, divided_since=_WI_DIVIDED)
     weights: tuple[Weight, ...] = (
         *attention(hidden, heads, heads, head_dim, bias=biased, out_bias=biased),
         first,
@@ -191,7 +203,8 @@ def _modern_bert(config: Mapping[str, Any], name: str, *, scores: bool) -> Archi
         *norm("mlp_norm", hidden, bias=normed),
     )
     if fields.flag("mlp_bias"):
-        weights += (vector("mlp.Wi.bias", 2 * inner), vector("mlp.Wo.bias", hidden))
+        bias = vector("mlp.Wi.bias", 2 * inner, Split.ROWS)
+        weights += (replace(bias, divided_since=_WI_DIVIDED), vector("mlp.Wo.bias", hidden))
     following = (*weights, *norm("attn_norm", hidden, bias=normed))
     words = Weight("tok_embeddings", fields.whole("vocab_size"), hidden, Split.VOCABULARY,
                    linear=False)  # fmt: skip
@@ -202,44 +215,62 @@ def _modern_bert(config: Mapping[str, Any], name: str, *, scores: bool) -> Archi
         rotary(length, head_dim, tables=2),  # of all tokens, and of a window's
     ]
     if scores:
-        labels = _labels(fields)
         head = (
             Weight("head.dense", hidden, hidden, linear=False),
             *norm("head.norm", hidden, bias=normed),
             *((vector("head.dense.bias", hidden),) if fields.flag("classifier_bias") else ()),
-            Weight("classifier", labels, hidden, linear=False),
-            vector("classifier.bias", labels),
+            *dense("classifier", label_rows(fields), hidden),
         )
         parts.append(Part("score", head, StagePlacement.LAST))
     layers = (weights, *(following,) * (fields.whole("num_hidden_layers") - 1))
     return _encoder(fields, layers, parts, hidden=hidden, heads=heads, inner=inner, length=length)
 
 
-def _labels(fields: Fields) -> int:
-    names = fields.value("id2label")
-    return len(names) if isinstance(names, Mapping) else fields.whole("num_labels", default=2)
-
-
 def _score(fields: Fields, hidden: int) -> tuple[Weight, ...]:
-    labels = _labels(fields)
+    """Return a dense layer, and a row for each label."""
+    return (*dense("pooler.dense", hidden, hidden), *_labels(fields, hidden))
+
+
+def _labels(fields: Fields, hidden: int) -> tuple[Weight, ...]:
+    """Return a row for each label, by which each token is classified."""
+    return dense("classifier", label_rows(fields), hidden)
+
+
+def _words(fields: Fields, hidden: int) -> tuple[Weight, ...]:
+    """Return BERT's head of a masked language model: SPLADE's vectors are as wide as its words."""
     return (
-        Weight("pooler.dense", hidden, hidden, linear=False),
-        vector("pooler.dense.bias", hidden),
-        Weight("classifier", labels, hidden, linear=False),
-        vector("classifier.bias", labels),
+        *dense("mlm_head.dense", hidden, hidden, dtype=None),
+        *norm("mlm_head.layer_norm", hidden, bias=True),
+        *dense("mlm_head.decoder", fields.whole("vocab_size"), hidden, dtype=None),
+    )
+
+
+def _m3(fields: Fields, hidden: int) -> tuple[Weight, ...]:  # noqa: ARG001  # a head's form
+    """Return BGE-M3's layers of its sparse vector and of each token's."""
+    return (
+        *dense("sparse_linear", 1, hidden),
+        *dense("colbert_linear", hidden, hidden),
     )
 
 
 BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     **{
-        name: partial(_bert, name=name, scores=scores, offset=offset)
-        for name, scores, offset in (
-            ("BertModel", False, False),
-            ("BertForSequenceClassification", True, False),
-            ("RobertaModel", False, True),
-            ("RobertaForSequenceClassification", True, True),
-            ("XLMRobertaModel", False, True),
-            ("XLMRobertaForSequenceClassification", True, True),
+        name: partial(_bert, name=name, head=head, offset=offset)
+        for name, head, offset in (
+            ("BertModel", None, False),
+            ("BertForSequenceClassification", _score, False),
+            ("BertForTokenClassification", _labels, False),
+            ("BertForMaskedLM", _words, False),
+            ("BertSpladeSparseEmbeddingModel", _words, False),
+            ("HF_ColBERT", token_vectors, False),
+            ("RobertaModel", None, True),
+            ("RobertaForMaskedLM", None, True),
+            ("RobertaForSequenceClassification", _score, True),
+            ("RobertaForTokenClassification", _labels, True),
+            ("XLMRobertaModel", None, True),
+            ("XLMRobertaForSequenceClassification", _score, True),
+            ("XLMRobertaForTokenClassification", _labels, True),
+            ("BgeM3EmbeddingModel", _m3, True),
         )
     },
     **{
@@ -255,6 +286,7 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
         for name, scores in (
             ("ModernBertModel", False),
             ("ModernBertForSequenceClassification", True),
+            ("ModernBertForTokenClassification", True),
         )
     },
     "NomicBertModel": partial(_nomic_bert, name="NomicBertModel"),

@@ -494,7 +494,8 @@ def jamba(config: Mapping[str, Any]) -> Architecture:
     mlp = gated_mlp(hidden, inner, prefix="feed_forward.")
     layers = []
     for index in range(fields.whole("num_hidden_layers")):
-        routes = experts > 1 and _is_each(fields, "expert_layer", index, period=2, offset=1)
+        routed = _is_each(fields, "expert_layer", index, period=2, offset=1)
+        routes = routed and experts > 1  # Jamba Reasoning has one, and says where it would be
         rest = norms + (mixture if routes else mlp)
         if _is_each(fields, "attn_layer", index, period=8, offset=4):
             layers.append(Layer(own + rest, FullCache(kv_heads, head_dim)))

@@ -34,6 +34,7 @@ from gpufleet.sizing.architectures.towers import (
     minicpm_v,
     mistral3,
     moonvit,
+    nemotron_vl,
     paligemma,
     phi3_v,
     qwen2_5_vl,
@@ -250,6 +251,7 @@ _WRAPPERS: dict[str, _Wrapper] = {
     "PaddleOCRVLForConditionalGeneration": _Wrapper(
         estimated_tower, "Ernie4_5ForCausalLM", top=True
     ),
+    "LlamaNemotronVLModel": _Wrapper(nemotron_vl, "LlamaBidirectionalModel"),
     "NemotronH_Nano_VL_V2": _Wrapper(estimated_tower, "NemotronHForCausalLM"),
     "Llama_Nemotron_Nano_VL": _Wrapper(estimated_tower, "LlamaForCausalLM"),
 }

@@ -27,8 +27,17 @@ from gpufleet.sizing.architectures.unread_keys import ReadConfig, refuse_unread
 Builder = Callable[[Mapping[str, Any]], Architecture]
 
 FAMILIES = (
-    "dense", "moe", "mla", "hybrid", "multimodal", "unsized", "classifiers", "encoders", "speech",
-)  # fmt: skip
+    "dense",
+    "moe",
+    "mla",
+    "hybrid",
+    "multimodal",
+    "unsized",
+    "poolers",
+    "encoders",
+    "image_embedders",
+    "speech",
+)
 """Modules of this package, each with BUILDERS; imported when first asked for: they are many."""
 
 

@@ -434,6 +434,18 @@ def paligemma(fields: Fields, text: Fields) -> tuple[Weights, str]:
     ), ""
 
 
+def nemotron_vl(fields: Fields, text: Fields) -> tuple[Weights, str]:
+    """Nemotron's embedder: SigLIP, its patches joined, and two layers (LlamaNemotronVLModel)."""
+    width, out = vision_fields(fields).whole("hidden_size"), text.whole("hidden_size")
+    joined = width * int(1 / (fields.number("downsample_ratio", default=0.5) or 0.5)) ** 2
+    projector = (
+        *layer_norm("mlp1.0", joined),
+        *replicated_linear("mlp1.1", out, joined),
+        *replicated_linear("mlp1.3", out, out),
+    )
+    return (*siglip(fields), *plain_torch(projector)), ""
+
+
 def idefics3(fields: Fields, text: Fields) -> tuple[Weights, str]:
     """Idefics 3 and SmolVLM: SigLIP and one linear layer over merged patches."""
     width = vision_fields(fields).whole("hidden_size", default=1152)

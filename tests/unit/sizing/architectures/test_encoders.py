@@ -7,6 +7,8 @@ from gpufleet.sizing.architectures.description import ModelFiles, describe
 from gpufleet.sizing.architectures.registry import architecture
 from gpufleet.sizing.fit import size
 from gpufleet.sizing.options import Options
+from gpufleet.sizing.rank_weights import SIZES, Sharding
+from gpufleet.sizing.weights import weight_bytes
 from tests.support.rows import each_row
 
 LARGE = {
@@ -155,3 +157,22 @@ def test_a_plan_names_no_cache_that_an_encoder_does_not_keep(objective):
 
     assert "the model keeps no KV cache, and " in found.reason
     assert "remains unused" in found.reason
+
+
+def test_colbert_is_an_encoder_and_a_layer_to_a_tokens_vector():
+    found = architecture({**LARGE, "architectures": ["HF_ColBERT"], "dim": 128})
+
+    assert found.parameters - architecture(LARGE).parameters == 128 * 1024
+
+
+def test_the_first_matrix_of_a_modern_bert_is_divided_since_0_32():
+    """Before, each rank had all of it."""
+    model = architecture(MODERN)
+    before, since = (
+        [weight_bytes(model, None, Sharding(tensor=n), vllm=vllm)[0].bytes for n in (1, 2)]
+        for vllm in ((0, 31, 0), (0, 32, 0))
+    )
+    first = 22 * 2 * 1152 * 768 * SIZES[model.dtype]
+
+    assert before[0] == since[0]
+    assert before[1] - since[1] == first // 2

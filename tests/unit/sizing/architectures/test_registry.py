@@ -150,7 +150,7 @@ def test_a_config_without_architectures_is_refused():
         architecture({"model_type": "llama"})
 
 
-@pytest.mark.parametrize("name", ["BgeM3EmbeddingModel", "MllamaForConditionalGeneration"])
+@pytest.mark.parametrize("name", ["Terratorch", "MllamaForConditionalGeneration"])
 def test_what_has_no_size_in_tokens_is_refused_by_name(name):
     with pytest.raises(FleetError, match=name):
         architecture({**LLAMA, "architectures": [name]})
