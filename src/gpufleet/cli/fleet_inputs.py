@@ -49,13 +49,13 @@ def probe_live(
     """Probe the nodes of an inventory; return their answers and the declaration."""
     use_gevent()
     from gpufleet.fleet import live
-    from gpufleet.fleet.model_configs import model_directories
+    from gpufleet.fleet.model_configs import probe_paths
     from gpufleet.inventory.loader import read
 
     declared = read(inventory_file)
     wanted = select_limit(declared, limit)
-    models = model_directories(declared.gpu_nodes)
-    return live.probe(inventory_file, wanted, seconds, models), declared.gpu_nodes
+    paths = probe_paths(declared.gpu_nodes)
+    return live.probe(inventory_file, wanted, seconds, paths), declared.gpu_nodes
 
 
 def read_saved(

@@ -33,7 +33,7 @@ from gpufleet.planning.multinode.rank_groups import join_ranks, network_sentence
 from gpufleet.planning.planner import FleetPlan
 from gpufleet.planning.quantization_advice import advice
 from gpufleet.planning.stage import Running
-from gpufleet.serving import flag_check
+from gpufleet.serving import flag_check, flag_files
 from gpufleet.serving.declared_flags import declared_problems, refused_flags
 from gpufleet.serving.restarts import find_restarts
 from gpufleet.settings.node_settings import NodeSettings
@@ -273,6 +273,7 @@ def _placed(there: PlanInputs, *, judged: bool) -> Assessment:
             lambda: suspect_settings.remarks(plan.stages, effective, there.nodes, documents),
             lambda: consistency.check_consistency(plan.stages, settings, there.nodes, locks),
             lambda: flag_check.check_plan(plan.stages, settings, there.origins),
+            lambda: flag_files.check_files(plan.stages, settings, documents, there.origins),
             lambda: require_guarded_ports(plan.stages, settings, there.origins),
         )
     restarts = find_restarts(plan.stages, runs, settings)

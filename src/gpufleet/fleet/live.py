@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
@@ -14,6 +14,7 @@ from pyinfra.context import ctx_state
 
 from gpufleet.errors import FleetError
 from gpufleet.inventory import loader
+from gpufleet.remote.probe_paths import ProbePaths
 from gpufleet.remote.query import SECONDS, Answer, probe_all, query
 
 Answers: TypeAlias = dict[str, Answer]
@@ -25,12 +26,12 @@ def probe(
     path: str,
     limit: tuple[str, ...] = (),
     seconds: float = SECONDS,
-    models: Mapping[str, Collection[str]] | None = None,
+    paths: Mapping[str, ProbePaths] | None = None,
 ) -> dict[str, Answer]:
     """
     Probe the GPU nodes of an inventory file, outside a deploy; return what each of them answers.
 
-    `models` are the directories whose models' files each node has to read.
+    `paths` has for each node what is looked for on its disks.
 
     Takes at most `seconds` and a few more to close connections. The process must have gevent's
     monkey patches in place, as the pyinfra command has. Raises FleetError for problems that the
@@ -38,7 +39,7 @@ def probe(
     """
     state = State()
     with open_run(state, path, limit) as wanted:
-        return probe_all(state, gpu_hosts(wanted), seconds, models)
+        return probe_all(state, gpu_hosts(wanted), seconds, paths)
 
 
 @contextmanager

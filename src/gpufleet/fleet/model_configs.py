@@ -16,15 +16,18 @@ from typing import Any
 
 import click
 
+from gpufleet.artifacts.model_files import checkpoints
 from gpufleet.errors import FleetError
 from gpufleet.formatting import format_duration
 from gpufleet.node.topology import value_or
 from gpufleet.planning.serving_options import config_overrides, draft_model
 from gpufleet.progress import Pace, wait_text
 from gpufleet.remote.daemon_pool import DaemonPool
+from gpufleet.remote.probe_paths import ProbePaths
 from gpufleet.sanitize import printable
 from gpufleet.settings.adapter_settings import Adapter
 from gpufleet.settings.node_variables import NodeVars
+from gpufleet.settings.server_sandbox import absolute_paths
 from gpufleet.settings.serving_settings import Served, Vllm
 from gpufleet.sizing import adapter_config
 from gpufleet.sizing.adapter_config import AdapterConfig, parse_adapter
@@ -44,22 +47,34 @@ SECONDS = 60.0
 _LOOK_SECONDS = 1
 
 
-def model_directories(declared: Mapping[str, NodeVars]) -> dict[str, tuple[str, ...]]:
-    """Return for each node the model directories that its probe must read."""
+def probe_paths(declared: Mapping[str, NodeVars]) -> dict[str, ProbePaths]:
+    """Return for each node the model directories that its probe reads, and the files it seeks."""
     return {
-        name: tuple(
-            sorted(
-                {
-                    path
-                    for each in node.settings.serving.values()
-                    for path in (
-                        each.model,
-                        draft_model(each) or "",
-                        *(adapter.source for adapter in each.adapters.values()),
-                    )
-                    if path.startswith("/")
-                }
-            )
+        name: ProbePaths(
+            tuple(
+                sorted(
+                    {
+                        path
+                        for each in node.settings.serving.values()
+                        for path in (
+                            each.model,
+                            draft_model(each) or "",
+                            *(adapter.source for adapter in each.adapters.values()),
+                            *(found.directory for found in checkpoints(each)),
+                        )
+                        if path.startswith("/")
+                    }
+                )
+            ),
+            tuple(
+                sorted(
+                    {
+                        path
+                        for each in node.settings.serving.values()
+                        for _, path in absolute_paths(each.flags)
+                    }
+                )
+            ),
         )
         for name, node in declared.items()
     }

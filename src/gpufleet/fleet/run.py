@@ -26,7 +26,7 @@ from gpufleet.fleet import assessment, deploy_lock, fleet_plan, inventory_check
 from gpufleet.fleet.fleet_plan import Assessment
 from gpufleet.fleet.live import gpu_hosts
 from gpufleet.fleet.measured_rates import rates_for_rules
-from gpufleet.fleet.model_configs import model_directories
+from gpufleet.fleet.model_configs import probe_paths
 from gpufleet.fleet.undeclared import removal_problem
 from gpufleet.fleet.upgrade_lock import VARIABLE, lock_problems
 from gpufleet.gpu_software import lock_check
@@ -477,8 +477,8 @@ def _plan_dry_run(state: State) -> Assessment:
 
 
 def _probe_all(state: State) -> dict[str, Answer]:
-    models = model_directories(loader.current().gpu_nodes)
-    return probe_all(state, gpu_hosts(state.inventory), models=models)
+    paths = probe_paths(loader.current().gpu_nodes)
+    return probe_all(state, gpu_hosts(state.inventory), paths=paths)
 
 
 def refuse_unstartable(plan: FleetPlan, settings: Mapping[str, NodeSettings]) -> None:

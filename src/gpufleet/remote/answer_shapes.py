@@ -541,6 +541,7 @@ class Probe(TypedDict):
     """`node.probe_document` and `checks` judge all else."""
 
     stages: NotRequired[list[StageUnit | ForeignUnit | Missing] | Missing]
+    files: NotRequired[dict[str, str | Missing]]
     upgrade: NotRequired[Lock | Missing | None]
     cordon: NotRequired[Mark | Missing | None]
 

@@ -13,7 +13,7 @@ neither by SSH nor locally (pyinfra's container connectors) are still read by it
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,9 +39,7 @@ from pyinfra.connectors.util import (
 )
 from pyinfra.context import ctx_host, ctx_state
 
-from gpufleet import node_paths
 from gpufleet.progress import Pace, wait_text
-from gpufleet.remote import payload
 from gpufleet.remote.channel import (
     Streams,
     accepts_more,
@@ -51,6 +49,7 @@ from gpufleet.remote.channel import (
     start_command,
 )
 from gpufleet.remote.facts import PYTHON, document
+from gpufleet.remote.probe_paths import ProbePaths, probe_program
 from gpufleet.remote.session import COMMAND, BrokenError, Session
 from gpufleet.sanitize import LINES, last_lines, printable
 
@@ -73,30 +72,24 @@ MOST_MIB = 8
 MOST_BESIDE = 1 << 16
 _CHUNK = 1 << 16
 
-DISKS = ("/", node_paths.RELEASES, node_paths.UV_CACHE, node_paths.MODELS)
-"""Directories whose free space matters: the system's, the releases', their wheels', the models'."""
-
 
 def probe_all(
     state: State,
     hosts: Iterable[Host],
     seconds: float = SECONDS,
-    models: Mapping[str, Collection[str]] | None = None,
+    paths: Mapping[str, ProbePaths] | None = None,
 ) -> dict[str, Answer]:
     """
     Probe `hosts` and return {name: document or sentence}, in the order of names.
 
-    `models` has for each node the directories of models whose descriptions are read there.
+    `paths` has for each node what is looked for on its disks.
 
     Takes at most `seconds` and one more. Connects to those that are not connected yet.
     """
     hosts = list(hosts)
     # One round trip: the program travels on stdin, and nothing is asked before it.
-    asked = {each.name: tuple(sorted((models or {}).get(each.name, ()))) for each in hosts}
-    programs = {
-        paths: payload.program("probe/probe", nvml=True, disks=DISKS, models=paths)
-        for paths in set(asked.values())
-    }
+    asked = {each.name: (paths or {}).get(each.name, ProbePaths()) for each in hosts}
+    programs = {found: probe_program(found) for found in set(asked.values())}
     return query(state, hosts, lambda name: programs[asked[name]], seconds, short=True)
 
 

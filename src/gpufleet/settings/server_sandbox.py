@@ -16,7 +16,7 @@ from gpufleet.settings.base import KeyPath
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Served
 
-_FIRST_FREE_PORT = 1024
+FIRST_FREE_PORT = 1024
 # capabilities(7): below 1024 CAP_NET_BIND_SERVICE is needed. HAProxy's unit alone has it.
 _PORTS_WITH_RIGHTS = frozenset({"gateway.port", "gateway.metrics_port"})
 
@@ -31,11 +31,12 @@ _HIDDEN = {
 }
 """Places below which servers see nothing, each with why."""
 
+TEMPLATE = "chat-template"
 # Flags of `vllm serve` that name files which it reads.
 _READ = frozenset(
     {
         "allowed-local-media-path",
-        "chat-template",
+        TEMPLATE,
         "default-mm-loras",
         "generation-config",
         "hf-config-path",
@@ -47,14 +48,9 @@ _READ = frozenset(
     }
 )
 # Of these a relative path can be nothing else: a tokenizer or an adapter may be a Hub's name.
-_FILES = frozenset(
-    {
-        "allowed-local-media-path",
-        "chat-template",
-        "reasoning-parser-plugin",
-        "tool-parser-plugin",
-    }
-)
+# They are read by the rank that answers requests alone.
+ONE_FILE = frozenset({TEMPLATE, "reasoning-parser-plugin", "tool-parser-plugin"})
+OF_THE_SERVER = ONE_FILE | {"allowed-local-media-path"}
 # Of these vLLM would also take a Hub's name, which servers cannot ask: `offline_variables`.
 _OF_THE_HUB = frozenset(
     {
@@ -119,11 +115,11 @@ def _ports(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
         ports["serving", name, "port"] = served.port
         ports["serving", name, "cluster_port"] = served.cluster_port
     for at, port in ports.items():
-        if port < _FIRST_FREE_PORT:
+        if port < FIRST_FREE_PORT:
             yield (
                 at,
-                f"is {port}, and only root can listen below {_FIRST_FREE_PORT}: this program is "
-                f"not root; write {_FIRST_FREE_PORT} or more (a gateway may have 443)",
+                f"is {port}, and only root can listen below {FIRST_FREE_PORT}: this program is "
+                f"not root; write {FIRST_FREE_PORT} or more (a gateway may have 443)",
             )
 
 
@@ -153,6 +149,14 @@ def flag_mistakes(
                 yield flag, _relative(flag, name)
 
 
+def absolute_paths(flags: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield each flag that names a file or a directory of the node, with its path."""
+    for flag, value in flags.items():
+        for name in _names(flag, value) if flag in _READ else ():
+            if name.startswith("/") and not (flag == TEMPLATE and _IS_TEMPLATE.search(name)):
+                yield flag, name
+
+
 def _path_mistake(flag: str, path: str, *, homes: bool) -> str | None:
     """Return why a server cannot open a path; None: it can, or the path is no path."""
     if place := _hidden(path, homes=homes):
@@ -160,7 +164,7 @@ def _path_mistake(flag: str, path: str, *, homes: bool) -> str | None:
             f"{path} is under {place}, which servers cannot see: {_why(place)}; move it, as to "
             "/srv/models, on every node that serves this"
         )
-    if not path or path.startswith("/") or (flag == "chat-template" and _IS_TEMPLATE.search(path)):
+    if not path or path.startswith("/") or (flag == TEMPLATE and _IS_TEMPLATE.search(path)):
         return None
     if flag in _OF_THE_HUB and (_HUB_NAME.fullmatch(path) or _HUB_WORD.fullmatch(path)):
         return None
@@ -169,7 +173,7 @@ def _path_mistake(flag: str, path: str, *, homes: bool) -> str | None:
 
 def _relative(flag: str, path: str) -> str:
     """Return the mistake of a path that is not absolute."""
-    files = "file" if flag in _FILES else "files"
+    files = "file" if flag in OF_THE_SERVER else "files"
     return (
         f"{path!r} is not an absolute path, and servers start in their own directory: copy the "
         f"{files} to every node that serves this and write the absolute path, as "

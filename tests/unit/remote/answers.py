@@ -498,6 +498,7 @@ PROBE["models"] = {
         **dict.fromkeys(("hf_quant_config", "adapter_config", "bytes"), ABSENT),
     }
 }
+PROBE["files"] = {"/srv/chat.jinja": "file", "/srv/gone": ABSENT}
 PROBE["stages"] = [
     {
         "unit": "vllm-q-0.service",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Iterable, Iterator, Tuple
+from typing import BinaryIO, Iterable, Iterator, List, Tuple
 
 MARK = ".complete"
 """The file that marks a model as complete, written after all others."""
+LONGEST_HEADER = 100_000_000
+"""Bytes, as safetensors' own reader refuses more."""
 NOTES = ".cache/"
 """What the Hub's client notes of a download; older releases of gpufleet left it there."""
 
@@ -31,6 +33,43 @@ def shards(directory: str) -> Iterator[str]:
             yield from {str(each) for each in json.load(file)["weight_map"].values()}
     except FileNotFoundError:
         return
+
+
+def lost_weights(directory: str) -> List[str]:
+    """
+    Return which files of a checkpoint's tensors cannot be loaded: `name: why` each.
+
+    Those of its index, or the only one. A file is cut off if it ends before the last tensor that
+    its header names (format of safetensors: 8 bytes of the header's length, the header, data).
+    """
+    try:
+        path = os.path.join(directory, "model.safetensors.index.json")
+        with open(path, encoding="utf-8") as file:
+            names = sorted({str(each) for each in json.load(file)["weight_map"].values()})
+    except FileNotFoundError:
+        names = ["model.safetensors"]
+        if not os.path.exists(os.path.join(directory, names[0])):
+            return []
+    found = []
+    for name in names:
+        try:
+            with open(os.path.join(directory, name), "rb") as opened:
+                if not _is_whole(opened):
+                    found.append("%s: cut off, or no safetensors file" % name)
+        except FileNotFoundError:
+            found.append("%s: missing" % name)
+    return found
+
+
+def _is_whole(file: BinaryIO) -> bool:
+    """Return whether a safetensors file has all that its header names."""
+    size = os.fstat(file.fileno()).st_size
+    header = int.from_bytes(file.read(8), "little")
+    if not 2 <= header <= min(size - 8, LONGEST_HEADER):
+        return False
+    tensors = json.loads(file.read(header))
+    ends = [each["data_offsets"][1] for name, each in tensors.items() if name != "__metadata__"]
+    return size >= 8 + header + max(ends, default=0)
 
 
 def changed_files(directory: str, names: Iterable[str]) -> Iterator[str]:

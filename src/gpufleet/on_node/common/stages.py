@@ -10,9 +10,10 @@ import configparser
 import json
 import os
 import re
+import stat
 from typing import Any, Iterator
 
-from gpufleet.on_node.common import linux_facts
+from gpufleet.on_node.common import linux_facts, model_folder
 from gpufleet.on_node.common.answers import CannotRead, read
 
 UNITS = "/etc/systemd/system"
@@ -92,10 +93,11 @@ def model(path: str) -> dict[str, Any]:
     Return the data of a model's files at `path`: `config`, `hf_quant_config`, `bytes`.
 
     `bytes` are those of its tensors; missing where there are no safetensors. `modules` are
-    sentence-transformers' modules of an embedder. `adapter_config` is of a LoRA adapter.
+    sentence-transformers' modules of an embedder. `adapter_config` is of a LoRA adapter. `lost` are
+    files of tensors that cannot be loaded; `marked`: a deploy has marked it as complete.
     """
     folder = linux_facts.ROOT + path
-    if not os.path.isdir(folder):
+    if named_file(path) != "folder":
         raise CannotRead("absent")
     return {
         "config": read(parse_json_file, folder + "/config.json"),
@@ -103,7 +105,14 @@ def model(path: str) -> dict[str, Any]:
         "adapter_config": read(parse_json_file, folder + "/adapter_config.json"),
         "bytes": read(stored_bytes, folder),
         "modules": read(parse_json_file, folder + "/modules.json"),
+        "marked": os.path.exists(os.path.join(folder, model_folder.MARK)),
+        "lost": read(model_folder.lost_weights, folder),
     }
+
+
+def named_file(path: str) -> str:
+    """Return "file" or "folder": what is at a path. Raises OSError where nothing can be seen."""
+    return "folder" if stat.S_ISDIR(os.stat(linux_facts.ROOT + path).st_mode) else "file"
 
 
 def parse_json_file(path: str) -> Any:

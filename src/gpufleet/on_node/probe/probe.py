@@ -6,6 +6,7 @@ Takes (global `PARAMETERS`, all optional):
   seconds  {"init": 20, "gpu": 15, "pairs": 15, "turn": 8, "beside": 20}: deadlines,
   docs/reference/probe.md disks    paths whose free space is asked: ["/"]
   models   directories of models whose descriptions are read: []
+  files    paths that are looked for, as flags of servers name them: []
   answers  of another machine: what system calls would say there (tests and recordings)
 Prints one JSON document, described in docs/reference/probe.md. Every value that could not be read
 is {"missing": reason, ...}; none is left out.
@@ -57,6 +58,7 @@ SECONDS = {
 }
 DISKS = tuple(PARAMETERS.get("disks", ["/"]))
 MODELS = tuple(PARAMETERS.get("models", []))
+NAMED = tuple(PARAMETERS.get("files", []))
 
 # Asked beside the GPUs. What the machine is comes first; the others are facts for checks.
 # Files, which take a millisecond each:
@@ -70,6 +72,7 @@ FILES: dict[str, Callable[[], Any]] = {
     "upgrade": cordon_mark.upgrade,
     **{"disk %s" % path: functools.partial(system.disk, path) for path in DISKS},
     **{"model %s" % path: functools.partial(stages.model, path) for path in MODELS},
+    **{"file %s" % path: functools.partial(stages.named_file, path) for path in NAMED},
 }
 # Programs that answer at once:
 PROGRAMS: dict[str, Callable[[], Any]] = {
@@ -121,6 +124,7 @@ def document() -> dict[str, Any]:
         "cordon": beside["cordon"],
         "upgrade": beside["upgrade"],
         "models": {path: beside["model %s" % path] for path in MODELS},
+        "files": {path: beside["file %s" % path] for path in NAMED},
         "driver": driver_section(driver, sections["module"], beside),
         **{
             section: [gpu_section(alone[i], section, i) for i in range(count)]

@@ -17,13 +17,14 @@ from gpufleet.errors import FleetError
 from gpufleet.fleet import assessment
 from gpufleet.fleet.fleet_plan import Assessment
 from gpufleet.fleet.measured_rates import stored_rates
-from gpufleet.fleet.model_configs import model_directories
+from gpufleet.fleet.model_configs import probe_paths
 from gpufleet.inventory.loader import Fleet
 from gpufleet.network import haproxy
 from gpufleet.node.topology import Node
 from gpufleet.planning.stage import Running, Stage
 from gpufleet.remote import payload
-from gpufleet.remote.query import DISKS, SECONDS, Answer
+from gpufleet.remote.probe_paths import probe_program
+from gpufleet.remote.query import SECONDS, Answer
 from gpufleet.serving import credentials, servers
 from gpufleet.serving.servers import Server
 from gpufleet.serving.unit import render_unit
@@ -145,15 +146,11 @@ def survey(nodes: Nodes, declared: Fleet) -> dict[str, Answer]:
 
 
 def survey_questions(declared: Fleet, seconds: float = SECONDS) -> dict[str, NodeQuestion]:
-    """Return the probe of each GPU node, which reads the models that are declared there."""
-    models = model_directories(declared.gpu_nodes)
-    programs = {
-        name: payload.program(
-            "probe/probe", nvml=True, disks=DISKS, models=tuple(sorted(models.get(name, ())))
-        )
-        for name in declared.gpu_nodes
+    """Return the probe of each GPU node, which looks for what is declared there."""
+    return {
+        name: NodeQuestion(probe_program(paths), seconds, "the probe")
+        for name, paths in probe_paths(declared.gpu_nodes).items()
     }
-    return {name: NodeQuestion(text, seconds, "the probe") for name, text in programs.items()}
 
 
 def look(nodes: Nodes, names: Collection[str], seconds: float = 0) -> dict[str, NodeLook]:

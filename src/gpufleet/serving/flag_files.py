@@ -1,0 +1,111 @@
+"""Whether the files that settings name are on the nodes whose servers read them.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from gpufleet.artifacts.model_files import adapter_directory, model_directory
+from gpufleet.errors import FleetError
+from gpufleet.formatting import join_names
+from gpufleet.on_node.common.model_folder import MARK
+from gpufleet.planning.stage import Stage
+from gpufleet.sanitize import printable
+from gpufleet.serving.flag_check import Origins
+from gpufleet.settings.base import KeyPath
+from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.server_sandbox import OF_THE_SERVER, ONE_FILE, absolute_paths
+from gpufleet.settings.serving_settings import Served
+
+
+def check_files(
+    stages: Iterable[Stage],
+    settings: Mapping[str, NodeSettings],
+    documents: Mapping[str, Mapping[str, Any]],
+    origins: Mapping[str, Origins],
+) -> tuple[str, ...]:
+    """
+    Return remarks on paths of planned servers whose nodes could not look for them.
+
+    `documents` are the nodes' probes; one that was not asked for a path says nothing of it. Raises
+    `FleetError` with every path that is not on a node whose server reads it.
+    """
+    found: dict[tuple[str, str], list[str]] = {}
+    for stage in stages:
+        served = settings[stage.node].serving[stage.model]
+        for key, path, said in _looked_for(stage, served, documents[stage.node]):
+            why, remedy = _problem(key, said, served)
+            if not why:
+                continue
+            place = ".".join(map(str, key))
+            if origin := origins.get(stage.node, {}).get(str(key[0])):
+                place = f"{origin.place_of(*key[1:])}: {place}"
+            found.setdefault((f"{place}: {path} {why}", remedy), []).append(stage.node)
+    refused: list[str] = []
+    remarks: list[str] = []
+    for (sentence, remedy), nodes in found.items():
+        where = (
+            f"{sentence} on {join_names(sorted(set(nodes)))}, whose server reads it at its start"
+        )
+        if remedy:
+            refused.append(f"{where}: {remedy}")
+        else:
+            remarks.append(where)
+    if refused:
+        raise FleetError(*refused)
+    return tuple(remarks)
+
+
+def _looked_for(
+    stage: Stage, served: Served, document: Mapping[str, Any]
+) -> Iterator[tuple[KeyPath, str, Any]]:
+    """Yield each path that a stage reads, the setting that names it, and what the probe found."""
+    here: KeyPath = ("serving", stage.model)
+    models, files = document.get("models"), document.get("files")
+    if isinstance(models, Mapping):
+        model = model_directory(served)
+        if served.is_path or _is_marked(models.get(model)):
+            yield (*here, "model"), model, models.get(model)
+        for name, adapter in served.adapters.items():
+            if adapter.is_path and adapter_directory(adapter) == adapter.source:
+                key = (*here, "adapters", name, "source")
+                yield key, adapter.source, models.get(adapter.source)
+    if isinstance(files, Mapping):
+        for flag, path in absolute_paths(served.flags):
+            if stage.node_rank == 0 or flag not in OF_THE_SERVER:
+                yield (*here, "flags", flag), path, files.get(path)
+
+
+def _is_marked(said: Any) -> bool:
+    """Return whether a download is marked as complete, so that no deploy loads it again."""
+    return isinstance(said, Mapping) and said.get("marked") is True
+
+
+_PUT_IT_THERE = "put it there, or write a path that every node that serves this has"
+
+
+def _problem(key: KeyPath, said: Any, served: Served) -> tuple[str, str]:
+    """Return what is wrong with a path, and the remedy: "" for none that is known to be needed."""
+    if said == "folder" and key[-1] in ONE_FILE:
+        return "is a directory and no file", _PUT_IT_THERE
+    if not isinstance(said, Mapping):
+        return "", ""
+    lost = said.get("lost")
+    if key[-1] == "model" and isinstance(lost, list) and lost and _reads_safetensors(served):
+        names = ", ".join(printable(str(each)) for each in lost[:3])
+        why = f"has weights that cannot be loaded ({names}{', ...' if len(lost) > 3 else ''})"
+        if served.is_path:
+            return why, "put them there again"
+        return why, f"remove {model_directory(served)}/{MARK} there: a deploy then downloads them"
+    if "missing" not in said:
+        return "", ""
+    if said["missing"] == "absent":
+        return "is not there", _PUT_IT_THERE
+    return f"could not be looked for ({printable(str(said['missing']))})", ""
+
+
+def _reads_safetensors(served: Served) -> bool:
+    """Return whether vLLM loads the tensors of the index: not by a loader of another format."""
+    return served.flags.get("load-format", "auto") in {"auto", "hf", "safetensors"} and not (
+        {"config-format", "model-loader-extra-config"} & served.flags.keys()
+    )
