@@ -45,6 +45,14 @@ class Card:
 _COUNTED = re.compile(r"(?:(?P<first>\d+)\s*[x*]\s*)?(?P<name>.+?)(?:\s*[x*:]\s*(?P<last>\d+))?")
 
 
+_OTHER_MAKER = re.compile(
+    r"(?:amd|intel|google|aws|ascend|instinct|radeon|mi\d|rx[ -]?\d|gaudi|arc[ -]|max[ -]?1|tpu"
+    r"|inferentia|trainium)",
+    re.IGNORECASE,
+)
+"""Names of accelerators that are not NVIDIA's."""
+
+
 def card(name: str) -> Card:
     """
     Return the GPU of this name: the catalogue's or NVML's, in any case and with any separators.
@@ -64,6 +72,11 @@ def card(name: str) -> Card:
         raise FleetError(
             f"--gpu {name}: is a number of GPUs and a name: write --gpu {one.name} --gpus "
             f"{counted['first'] or counted['last']}"
+        )
+    if _OTHER_MAKER.match(name):
+        raise FleetError(
+            f"--gpu {name}: is not one of NVIDIA's GPUs, and gpufleet plans and runs no others: "
+            "its numbers would not hold (`gpufleet size --gpu list` has those that are known)"
         )
     cards = _cards()
     keys = {_key(one): one for one in cards}

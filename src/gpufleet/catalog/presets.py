@@ -83,6 +83,8 @@ class Family(BaseModel):
     model: str
     tool_call_parser: str | None = Field(None, alias="tool-call-parser")
     reasoning_parser: str | None = Field(None, alias="reasoning-parser")
+    also: tuple[str, ...] = ()
+    """Further parsers whose syntax a prompt can ask its models for."""
     since: str = "0.18.0"
 
 

@@ -214,6 +214,10 @@ class LazyGroup(click.Group):
                     formatter.write_dl(found)
 
 
+# What click calls a type in "'95%' is not a valid ...".
+click.FloatRange.name, click.IntRange.name = "number (as 0.95)", "whole number"
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="gpufleet")
 def gpufleet() -> None:

@@ -477,8 +477,9 @@ def _refuse_flags(given: Mapping[str, Any], release: str) -> None:
 
 
 def _sentence(problem: Problem, release: str) -> str:
-    written = " ".join(problem.rewritten or ()) or problem.replacement
-    instead = f"; write {written}" if written else ""
+    instead = f"; instead: {problem.replacement}" if problem.replacement else ""
+    if written := " ".join(problem.rewritten or ()):
+        instead = f"; write {written}"
     return f"{problem.argument}: {problem.found} (vLLM {release}){instead}"
 
 

@@ -143,6 +143,7 @@ def _is_no_path(text: str) -> bool:
 
 _KV = "--kv-transfer-config"
 _CAPTURE = "--max-cudagraph-capture-size"
+_OPTIMIZATION = "--optimization-level"
 _METRICS = "--show-hidden-metrics-for-version"
 _CONNECTORS = frozenset(
     {
@@ -642,5 +643,14 @@ OPTIONS: tuple[Conflict, ...] = (
         "`--worker-cls` names a class with its module, as module.name.Class: without a dot the "
         "start cannot import it",
         "v1/worker/worker_base.py WorkerWrapperBase.init_worker",
+    ),
+    Conflict(
+        (_OPTIMIZATION,),
+        "0.32.0",
+        lambda s: s.has(_OPTIMIZATION) and str(s.value(_OPTIMIZATION)) not in {*"0123"},
+        "`--optimization-level` is a whole number from 0 to 3, as -O3: the start takes no other, "
+        "nor a name as O3",
+        "config/vllm.py OptimizationLevel",
+        until="0.33.0",
     ),
 )

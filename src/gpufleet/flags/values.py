@@ -149,7 +149,7 @@ def _integer(text: str) -> int:
         return int(text)
     except ValueError:
         number = human_readable(text)
-        found = f"`{text}` is no whole number"
+        found = f"`{text}` is no whole number" if text else "its value is empty"
         if number is not None:
             raise InvalidValue(
                 Kind.VALUE, f"{found}: this flag reads no suffix", str(number)

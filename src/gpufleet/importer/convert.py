@@ -30,7 +30,7 @@ from gpufleet.importer.proxy_names import proxy_settings
 from gpufleet.importer.secret_arguments import without_secrets
 from gpufleet.importer.server import Launch, Note, ProxyName
 from gpufleet.settings.adapter_settings import Adapter, AdapterName
-from gpufleet.settings.server_sandbox import flag_mistakes
+from gpufleet.settings.server_sandbox import FIRST_FREE_PORT, flag_mistakes
 
 _MODEL = re.compile(r"/\S+|[\w.-]+/[\w.-]+")
 _SERVED = re.compile(r"[\w.:/-]+")
@@ -88,7 +88,7 @@ def convert(
     settings: dict[str, Any] = {"vllm": shared} if shared else {}
     if serving:
         settings["serving"] = serving
-    known = {key: str(served.get("served_name", key)) for key, served in serving.items()}
+    known = {key: str(served.get("served_name") or key) for key, served in serving.items()}
     proxy, told = proxy_settings(asked, known)
     if proxy:
         settings["litellm"] = proxy
@@ -157,6 +157,14 @@ def _server(launch: Launch, schema: Schema, key: str) -> Findings:
     if launch.port not in {None, FIRST_PORT}:
         found.served["port"] = launch.port
         found.say(f"port {launch.port} is the first replica's; others take the next", at=LAST)
+    port = found.served.get("port")
+    if isinstance(port, int) and port < FIRST_FREE_PORT:
+        found.say(
+            f"`port: {port}`: only root can listen below {FIRST_FREE_PORT}, and servers are not "
+            f"root: write {FIRST_FREE_PORT} or more here, and {port} as `gateway.port`",
+            decide=True,
+            at=LAST,
+        )
     return found
 
 
@@ -301,6 +309,8 @@ def _model(found: Findings, model: str | None, written: str | None) -> None:
     elif model.startswith("/") and served.pop("revision", None):
         found.say("`--revision` is dropped: it has no effect for a path", at=LAST)
     name = served.get("served_name", written)
+    if name is None:
+        return  # the line has one that only its shell knows: said where it was read
     if name == found.key:
         served.pop("served_name", None)
     elif _SERVED.fullmatch(str(name)):

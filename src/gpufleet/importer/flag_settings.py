@@ -179,6 +179,8 @@ class FlagSettings:
             self._found.say(
                 f"`{written}` is not known here: set `{name}` yourself", decide=True, at=at
             )
+            if name == "served_name":
+                self._found.served[name] = None
             return True
         if faults:
             return False

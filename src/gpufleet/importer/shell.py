@@ -221,11 +221,20 @@ def _front(words: Sequence[str]) -> Iterator[Note]:
 
 def _within(words: Sequence[str], script: _Script, name: str) -> tuple[Launch, ...]:
     """Return the servers of a command line within a command: `bash -c "..."`, `ssh node "..."`."""
-    remote = words[0].rpartition("/")[2] in {"ssh", "tmux", "screen", "su"}
+    program = words[0].rpartition("/")[2]
+    remote = program in {"ssh", "tmux", "screen", "su"}
     for at, word in enumerate(words):
         quoted = words[at - 1] in _INNER if at else False
         if (quoted or (remote and " " in word)) and container.is_named(word):
-            return _launches(word, name, script)
+            found = _launches(word, name, script)
+            if program != "ssh" or at < 2:
+                return found
+            host = Note(
+                f"`ssh {words[at - 1]}` in front is dropped: declare the entry in a group that "
+                "this node is in, and in no other",
+                decide=True,
+            )
+            return tuple(replace(each, notes=(host, *each.notes)) for each in found)
     return ()
 
 

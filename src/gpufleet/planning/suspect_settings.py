@@ -81,7 +81,8 @@ def _parsers(model: str, served: Served) -> Iterator[str]:
         )
     for flag, field in _PARSERS.items():
         own = getattr(family, field, None)
-        if own and isinstance(flags.get(flag), str) and flags[flag] != own:
+        known = (own, *family.also) if family else ()
+        if own and isinstance(flags.get(flag), str) and flags[flag] not in known:
             yield (
                 f"serving.{model}.flags.{flag}: {flags[flag]!r} is not the parser for models "
                 f"named like {name}, which is {own!r}: with another parser, tool calls and "

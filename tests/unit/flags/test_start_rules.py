@@ -114,6 +114,7 @@ M --show-hidden-metrics-for-version abc
 M --compilation-config {"cudagraph_capture_sizes":[]}
 M --max-cudagraph-capture-size -1
 M --worker-cls nope
+M --optimization-level 4
 """.replace("{SPEC}", '{"model":"m","num_speculative_tokens":1}')
     .replace("{KV}", '{"kv_connector":"NixlConnector","kv_role":"kv_both"}')
     .strip()

@@ -695,6 +695,35 @@ def test_operators_end_a_command_without_spaces_around_them(text: str) -> None:
     assert [launch.argv[0] for launch in launches] == ["m/x", "m/y"]
 
 
+def test_the_node_of_a_server_that_ssh_starts_is_told() -> None:
+    """A model that ran on one node would else be planned for all."""
+    found = imported('ssh -p 2222 gpu-02 "vllm serve /data/m2 --port 8001"\n')
+
+    (note,) = (each for each in found.notes if "ssh" in str(each))
+    assert note.decide
+    assert "`ssh gpu-02` in front is dropped" in str(note)
+
+
+@each_row(("port", "words"), [(80, "--port 80"), (443, "--port 443")])
+def test_a_port_that_servers_cannot_open_is_left_to_decide(port: int, words: str) -> None:
+    found = imported(f"vllm serve /data/m {words}\n")
+
+    assert [each.decide for each in found.notes if "only root can listen" in str(each)] == [True]
+    assert f"{port} as `gateway.port`" in told(found)
+
+
+@each_row("word", ["$(hostname)", "`hostname`", "$NAME"])
+def test_a_name_that_only_a_shell_knows_is_said_once_and_left_to_decide(word: str) -> None:
+    """It is not the model's: clients do not use that one."""
+    found = imported(f"vllm serve Qwen/Qwen3-8B --served-model-name {word} --port 9000\n")
+    (served,) = found.settings["serving"].values()
+
+    assert served["served_name"] is None
+    (note,) = (each for each in found.notes if "served" in str(each))
+    assert note.decide
+    assert word in note.text
+
+
 @each_row("word", ["'a;b'", "a\\;b", '"(a)&"', "$(hostname)", "`hostname`"])
 def test_operators_that_are_quoted_or_computed_end_nothing(word: str) -> None:
     (launch,) = shell.launches(f"vllm serve m/x --served-model-name {word}", "model")

@@ -9,6 +9,7 @@ import pytest
 from gpufleet.planning import suspect_settings
 from gpufleet.planning.planner import plan
 from gpufleet.settings.node_settings import NodeSettings
+from tests.support.rows import each_row
 from tests.unit.planning.test_planner import VLLM, machine, model
 
 CALLS = {"enable-auto-tool-choice": True}
@@ -43,6 +44,13 @@ def test_an_entrys_own_name_counts_as_its_served_name() -> None:
     [
         ("/srv/Llama-3.1-8B", {"tool-call-parser": "hermes"}, "tool-call-parser", "llama3_json"),
         ("/srv/qwen3-8b", {"reasoning-parser": "deepseek_r1"}, "reasoning-parser", "qwen3"),
+        ("/srv/Llama-3.2-3B", {"tool-call-parser": "hermes"}, "tool-call-parser", "llama3_json"),
+        (
+            "/srv/Llama-xLAM-2-8b-fc-r",
+            {"tool-call-parser": "llama3_json"},
+            "tool-call-parser",
+            "xlam",
+        ),
     ],
 )
 def test_a_parser_of_another_family_is_said(
@@ -52,6 +60,21 @@ def test_a_parser_of_another_family_is_said(
     assert said.startswith(f"serving.m.flags.{key}")
     assert f"write `{key}: {right}`" in said
     assert reasons({"m": model(model=path, flags={**CALLS, key: right})}) == []
+
+
+@each_row(
+    ("name", "parser"),
+    [
+        ("/srv/Llama-3.2-3B-Instruct", "pythonic"),
+        ("/srv/Llama-4-Scout", "pythonic"),
+        ("/srv/ToolACE-8B", "pythonic"),
+        ("/srv/Llama-xLAM-2-8b-fc-r", "xlam"),
+        ("/srv/granite-20b-functioncalling", "granite-20b-fc"),
+    ],
+)
+def test_a_parser_that_the_family_can_write_for_is_not_remarked_on(name: str, parser: str) -> None:
+    own = model(model=name, flags={**CALLS, "tool-call-parser": parser})
+    assert not about(reasons({"m": own}), "serving.m.flags.tool-call-parser")
 
 
 def test_of_a_family_that_is_not_known_no_parser_is_judged() -> None:
