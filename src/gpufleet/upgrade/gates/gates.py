@@ -11,7 +11,7 @@ import datetime as dt
 import math
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations, takewhile
 
 from gpufleet.formatting import count_of
@@ -479,6 +479,43 @@ def never_passed(before: Alerts, rules: Gates) -> tuple[str, ...]:
         *before.problems,
         "no wave could pass the alert gate, and each would be rolled back: nothing was changed; "
         "make the Alertmanager reachable, or write `alerts: false` under `upgrade.gates`",
+    )
+
+
+def cannot_pass(
+    answers: Answers, traffic_before: Traffic, rules: Gates, *, same: float, cosine: float
+) -> tuple[str, ...]:
+    """
+    Return why a replica's gates cannot pass whatever its change does; (): they may.
+
+    Its baseline is compared with itself, as if the change had changed nothing.
+    """
+    case = _Case()
+    loose = [
+        f"{_quoted(prompt)} cannot be compared: {why}"
+        for prompt, was in answers.items()
+        if (needed := cosine if was and was[0].kind in _VECTORS else same)
+        and (why := _unfit(was, needed))
+    ]
+    if len(loose) == len(answers):
+        case.unknown += loose
+    # Its later readings are those of before: of what was unread, one sentence is enough.
+    again = replace(traffic_before, restarted=(), unread=())
+    verdict = traffic(traffic_before, again, rules)
+    return (*case.unknown, *(() if verdict.passed else verdict.reasons))
+
+
+WITHOUT_BASELINE = "so the gates of its wave will not pass, and the wave is changed and rolled back"
+"""What follows where `cannot_pass` returns something."""
+
+
+def silent_replicas(silent: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a remark for each changed replica that does not answer before, by its reason."""
+    return tuple(
+        f"{replica}: {why}: it has no answers and no counters of before to compare with, "
+        f"{WITHOUT_BASELINE}: repair it first with deploys/vllm.py and the settings that it runs "
+        "with, or change it by that deploy instead"
+        for replica, why in sorted(silent.items())
     )
 
 

@@ -144,8 +144,39 @@ class FleetActions:
             findings=Findings.unaccepted(report).as_json(),
             alerts=last.alerts.as_json(),
         )
-        if not self.back_to and (lost := gates.never_passed(last.alerts, self.rules.gates)):
+        if self.back_to:
+            return
+        if lost := gates.never_passed(last.alerts, self.rules.gates):
             raise FleetError(*lost)
+        self._warn_of_gates()
+
+    def _warn_of_gates(self) -> None:
+        """Note which groups cannot pass their gates, before the first of them is drained."""
+        for group in (each.group for each in self.journal.state.groups.values()):
+            reasons = [
+                f"{replica}: {why}"
+                for replica in group.replicas
+                if replica not in {*group.comes, *group.goes}
+                for why in self._cannot_pass(replica)
+            ]
+            checked = set(self.journal.state.baseline["findings"]["nodes"])
+            if self.rules.gates.findings and not checked & set(group.nodes):
+                names = ", ".join(group.nodes)
+                reasons.append(f"{names}: nothing was checked, so no finding is known to be old")
+            if reasons:
+                text = f"warning: {'; '.join(reasons)}: {gates.WITHOUT_BASELINE}"
+                self.journal.append("noted", text=text)
+
+    def _cannot_pass(self, replica: str) -> tuple[str, ...]:
+        state, golden = self.journal.state.baseline, self._golden(replica)
+        answers, did = state["answers"].get(replica), state["traffic"].get(replica)
+        return gates.cannot_pass(
+            baseline.answers_from_json(answers) if answers else {},
+            Traffic.from_json(did) if did else Traffic(0.0, finished={}, answered={}),
+            self.rules.gates,
+            same=golden.same,
+            cosine=golden.cosine,
+        )
 
     def check_load(self, wave: Wave) -> tuple[tuple[str, ...], Mapping[str, Any]]:
         """Wait for a load that this wave's absence can be carried with; then begin it."""

@@ -10,6 +10,7 @@ from gpufleet.fleet.drift import NODE
 from gpufleet.formatting import join_names
 from gpufleet.inventory.loader import Fleet
 from gpufleet.settings.upgrade_settings import Upgrade
+from gpufleet.upgrade.gates import gates
 from gpufleet.upgrade.plan import handover_partners, spare_replica
 from gpufleet.upgrade.plan.declare_version import Edit
 from gpufleet.upgrade.plan.replica_load import ReplicaLoad
@@ -81,6 +82,14 @@ def plan_now(
     except FleetError as error:
         raise FleetError(*error.problems, *alone) from None
     plan = replace(plan, remarks=(*plan.remarks, *alone))
+    drained = {replica for look in found.looks.values() for replica in look.drained}
+    judged = {r for each in differs for r in each.replicas if r not in {*each.comes, *each.goes}}
+    silent = {
+        each.replica: each.unknown
+        for each in loads
+        if each.unknown and each.replica in judged - drained
+    }
+    plan = replace(plan, remarks=(*plan.remarks, *gates.silent_replicas(silent)))
     come = {replica for each in differs for replica in each.comes}
     if come and front.is_declared() and not front.gateways:
         said = (

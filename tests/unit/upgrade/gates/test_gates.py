@@ -593,6 +593,49 @@ def test_a_gate_whose_source_is_silent_before_the_change_is_said_before_it() -> 
     assert gates.never_passed(Alerts(), Gates()) == ()
 
 
+DEAD = Answer(error="gpu-01: nothing answers on port 8000")
+UNREAD = Traffic(30, unread=("gpu-01: its counters are unknown: nothing answers on port 8000",))
+
+
+@each_row(
+    ("answers", "traffic", "same", "sentence"),
+    [
+        ({PROMPT: (says(1, 2), says(1, 2))}, "did", 1.0, ""),
+        ({}, "did", 1.0, ""),
+        ({}, "new", 1.0, ""),
+        ({PROMPT: (DEAD, DEAD)}, "did", 1.0, "cannot be compared: it had no answer before either"),
+        ({PROMPT: (DEAD, DEAD)}, "did", 0.0, ""),
+        ({PROMPT: (says(1), says(2))}, "did", 1.0, "had 0 % in common, and 100 % is required"),
+        ({PROMPT: (says(1), says(2)), OTHER: (says(1), says(1))}, "did", 1.0, ""),
+        ({PROMPT: (says(1, 2), says(1, 2))}, "unread", 1.0, "its counters are unknown: nothing"),
+    ],
+)
+def test_a_gate_that_cannot_pass_is_known_from_the_baseline(
+    answers: dict[str, tuple[Answer, ...]], traffic: str, same: float, sentence: str
+) -> None:
+    """What it says is what the gate itself says later, of the best that can come after."""
+    before = {"did": did(), "unread": UNREAD, "new": Traffic(0, {}, {}, {})}[traffic]
+    said = gates.cannot_pass(answers, before, WANTED, same=same, cosine=0.999)
+
+    assert (sentence in " ".join(said)) if sentence else said == ()
+    after = {
+        prompt: tuple(says(7) if each.error else each for each in was)
+        for prompt, was in answers.items()
+    }
+    later = gates.combine(
+        (gates.golden(answers, after, same), gates.traffic(before, did(), WANTED))
+    )
+    assert (later.passed is True) == (not sentence), later.reasons
+
+
+def test_a_replica_that_does_not_answer_is_named_before_the_first_drain() -> None:
+    (said,) = gates.silent_replicas({"llama-0": "its unit is failed on gpu-01"})
+
+    assert said.startswith("llama-0: its unit is failed on gpu-01: ")
+    assert "the wave is changed and rolled back" in said
+    assert "repair it first with deploys/vllm.py" in said
+
+
 @each_row(
     ("since", "holds", "passed"),
     [
