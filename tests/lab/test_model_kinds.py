@@ -37,7 +37,7 @@ REQUESTS, CLIENTS = 5000, 3
 """That clients of all kinds send in all while a fleet is changed, and how many they are."""
 BETWEEN_SECONDS = 0.2
 """Of a client, after an answer: a server that starts beside them needs some of the two cores."""
-LENGTHS = {"embed": "16", "rerank": "4,8,2", VISION: "4,2,32", SPEECH: "1"}
+LENGTHS = {"embed": "16", "rerank": "4,8,2", VISION: "4,16,32", SPEECH: "1"}
 """Of requests that `gpufleet measure` sends: a text, a query with documents, a question about a
 picture of 32 pixels, a second of sound."""
 SEQUENCES = "max-num-seqs"
